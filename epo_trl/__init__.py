@@ -1,0 +1,24 @@
+"""EPO (arXiv 2509.22576) for multi-turn LLM agents, as TRL trainers.
+
+The heavy parts load on first use, so ``import epo_trl`` costs nothing and needs no game and no torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from epo_trl.trainers.config import EPOConfig
+    from epo_trl.trainers.epo_trainer import EPOTrainer
+
+__all__ = ["EPOConfig", "EPOTrainer", "__version__"]
+
+_LAZY = {"EPOConfig": "epo_trl.trainers.config", "EPOTrainer": "epo_trl.trainers.epo_trainer"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

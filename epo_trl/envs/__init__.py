@@ -1,0 +1,5 @@
+"""Environments. Importing this package loads neither torch nor a game."""
+
+from epo_trl.envs.base import EnvError, Expert, TaskSuite, TextEnv
+
+__all__ = ["EnvError", "Expert", "TaskSuite", "TextEnv"]

@@ -1,0 +1,80 @@
+"""What an environment is here: Gymnasium's `reset` and `step`, with text for observations and actions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+Info = dict[str, Any]
+
+
+class EnvError(RuntimeError):
+    """An environment, a game file or a setting of it is unusable. The message says which and how to mend it."""
+
+
+class TextEnv(ABC):
+    """A text game that can play any task of its suite.
+
+    `info`, from `reset` and from `step`, holds at least
+
+    - `admissible_actions` (`tuple[str, ...]`): the actions that the engine accepts now,
+    - `won` (`bool`): whether the task is solved, by the strict rule,
+    - `task` (`str`): the task in words,
+    - `task_type` (`str`): its kind,
+
+    and whatever else a prompt template may want to show, under the name of the template's field.
+    """
+
+    @abstractmethod
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Returns the first observation and the info of the task `options["task_id"]`.
+
+        The same task id and seed give the same start, in every process.
+        """
+
+    @abstractmethod
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Returns `(observation, reward, terminated, truncated, info)`. Any text is allowed as action."""
+
+    def close(self) -> None:  # noqa: B027 - most games hold nothing
+        """Frees what the environment holds. May be called twice."""
+
+
+class Expert(Protocol):
+    """A scripted player that knows only what the agent is shown."""
+
+    def reset(self, observation: str, info: Info) -> None:
+        """Starts an episode."""
+
+    def act(self, observation: str, info: Info) -> tuple[str, str]:
+        """Returns `(thought, action)` for what is seen now."""
+
+
+class TaskSuite(ABC):
+    """Fixed lists of tasks, and the environments that play them.
+
+    Attributes:
+        name: Carried by every reported number, for example `"alfworld-generated"`.
+        splits: Names of the lists. `"train"` comes first; `"iid"` and `"ood"` are the test lists.
+    """
+
+    name: str
+    splits: tuple[str, ...] = ("train", "iid", "ood")
+
+    @abstractmethod
+    def task_ids(self, split: str) -> Sequence[str]:
+        """Returns the task ids of a split, in a fixed order, the same in every process."""
+
+    @abstractmethod
+    def make_env(self) -> TextEnv:
+        """Returns a fresh environment that can play every task of the suite."""
+
+    def make_expert(self) -> Expert:
+        """Returns a player for demonstrations, or raises `EnvError` if the suite has none."""
+        raise EnvError(f"the task suite {self.name!r} has no expert, so it cannot make demonstrations")
+
+    def check_split(self, split: str) -> None:
+        """Raises `EnvError` if there is no such split."""
+        if split not in self.splits:
+            raise EnvError(f"split: got {split!r}, {self.name!r} has {', '.join(self.splits)}")

@@ -1,0 +1,89 @@
+"""The words of this project as data: an episode has turns, a turn has tokens. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    WON = "won"  # the environment terminated and the task is solved
+    LOST = "lost"  # the environment terminated and the task is not solved
+    TRUNCATED = "truncated"  # the environment itself cut the episode
+    TURN_LIMIT = "turn_limit"  # our turn budget ran out
+    CONTEXT_FULL = "context_full"  # the next prompt does not fit, even without history
+    ABORTED = "aborted"  # the environment failed; the episode carries no learning signal
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One prompt, the response to it, and what the environment made of it.
+
+    Args:
+        prompt_ids: Token ids put before the response. Windowed context: the whole prompt. Concatenated context: the
+            tokens that were appended since the previous response.
+        response_ids: Token ids as they were sampled, end-of-turn token included. Never empty.
+        response: The decoded response.
+        observation: The text that the agent saw before it responded.
+        action: The text handed to the environment.
+        is_valid: Whether the response was well-formed and the action admissible.
+        reward: Reward of this turn, invalid-action penalty included.
+        logprobs: Log-probabilities of `response_ids` at sampling time, in nats, or `None` where the generator does
+            not return them.
+        dropped_turns: History turns that were left out of the prompt because it was too long.
+        error: Why the action is not valid (`""` if it is).
+    """
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    response: str
+    observation: str
+    action: str
+    is_valid: bool
+    reward: float = 0.0
+    logprobs: tuple[float, ...] | None = None
+    dropped_turns: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One play of one task.
+
+    Args:
+        task_id: Id within the task suite, for example `"train/17"`.
+        task: The task in words.
+        task_type: Kind of task, for averages per type.
+        turns: The turns in order. An aborted episode may have none.
+        stop: Why it ended.
+        won: Whether the task was solved, by the environment's strict rule.
+        final_observation: What the environment answered to the last action.
+        error: The exception text of an aborted episode.
+    """
+
+    task_id: str
+    task: str
+    task_type: str
+    turns: tuple[Turn, ...]
+    stop: StopReason
+    won: bool = False
+    final_observation: str = ""
+    error: str = ""
+    seed: int = field(default=0)
+
+    @property
+    def total_reward(self) -> float:
+        """Undiscounted sum of the turns' rewards."""
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def invalid_actions(self) -> int:
+        """Number of turns whose action was not valid."""
+        return sum(not turn.is_valid for turn in self.turns)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the episode may enter the gradient and the group baseline."""
+        return self.stop is not StopReason.ABORTED and bool(self.turns)
