@@ -1,0 +1,7 @@
+"""The objective as pure functions on tensors: one equation each."""
+
+from epo_trl.objectives.aggregation import turn_mean_weights
+from epo_trl.objectives.history import EntropyHistory
+from epo_trl.objectives.smoothing import band_shares, beta_schedule, smoothing_penalty
+
+__all__ = ["EntropyHistory", "band_shares", "beta_schedule", "smoothing_penalty", "turn_mean_weights"]

@@ -1,0 +1,41 @@
+"""Means over tokens, turns and trajectories as one weight per token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def turn_mean_weights(turn_ids: Tensor, response_mask: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Returns weights with which a sum over tokens is the mean over trajectories, turns and response tokens.
+
+    `(weights * H).sum()` is L_H of EPO (arXiv 2509.22576, Eq. 4): the mean over trajectories of the mean over each
+    trajectory's own turns of the mean over that turn's response tokens. A trajectory without a response token counts
+    neither in the sum nor in the mean. Weights carry no gradient.
+
+    Args:
+        turn_ids: (B, T) integers, the turn of each token; -1 on padding. Environment tokens may carry a turn id.
+        response_mask: (B, T), 1 on the tokens that the policy sampled.
+        dtype: Floating type of the weights.
+
+    Raises:
+        ValueError: If the shapes differ, or a response token has no turn.
+    """
+    if turn_ids.shape != response_mask.shape or turn_ids.dim() != 2:
+        raise ValueError(
+            f"turn_ids and response_mask: got {tuple(turn_ids.shape)} and {tuple(response_mask.shape)}, "
+            "both take the same (B, T)"
+        )
+    mask = response_mask.bool()
+    if bool((mask & (turn_ids < 0)).any()):
+        raise ValueError("turn_ids: a response token has turn id -1; every response token belongs to a turn >= 0")
+    if turn_ids.numel() == 0:
+        return torch.zeros(turn_ids.shape, dtype=dtype, device=turn_ids.device)
+
+    turns = turn_ids.clamp(min=0).long()
+    tokens_per_turn = torch.zeros(turn_ids.shape[0], int(turns.max()) + 1, dtype=dtype, device=turn_ids.device)
+    tokens_per_turn.scatter_add_(1, turns, mask.to(dtype))  # n_{j,t}
+    turns_per_row = (tokens_per_turn > 0).sum(1, keepdim=True)  # T_j
+    rows = (turns_per_row > 0).sum()  # B
+    per_token = tokens_per_turn.gather(1, turns) * turns_per_row * rows
+    return mask / per_token.clamp(min=1)

@@ -1,0 +1,100 @@
+"""The window of past entropies that the smoothing term refers to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+GRANULARITIES = ("step", "turn")
+
+
+class EntropyHistory:
+    """W_k of EPO (arXiv 2509.22576, Algorithm 1): one entry per RL step, its mean is the reference.
+
+    Args:
+        per: `"step"` keeps one number per RL step, the token-level mean entropy of the batch (the paper).
+            `"turn"` keeps one number per RL step and turn index (the authors' release).
+        window: Number of RL steps to look back; `None` looks back to the start (the paper).
+
+    Raises:
+        ValueError: If `per` is unknown or `window` is not positive.
+    """
+
+    def __init__(self, per: str = "step", window: int | None = None):
+        if per not in GRANULARITIES:
+            raise ValueError(f"per: got {per!r}, takes one of {GRANULARITIES}")
+        if window is not None and window < 1:
+            raise ValueError(f"window: got {window}, takes an integer >= 1 or None")
+        self.per = per
+        self.window = window
+        self._entries: deque[dict[int, float]] = deque(maxlen=window)
+        self.total_appended = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def append(self, entropy: float | Mapping[int, float]) -> None:
+        """Adds the mean entropy of one RL step, in nats.
+
+        Args:
+            entropy: A number for `per="step"`, a mapping from turn index to number for `per="turn"`.
+
+        Raises:
+            TypeError: If the kind of value does not fit `per`.
+            ValueError: If a value is negative or not finite.
+        """
+        if isinstance(entropy, Mapping) != (self.per == "turn"):
+            takes = "a mapping from turn index to entropy" if self.per == "turn" else "a number"
+            raise TypeError(f"entropy: got {entropy!r}, a history per {self.per} takes {takes}")
+        entry = {int(k): float(v) for k, v in entropy.items()} if isinstance(entropy, Mapping) else {0: float(entropy)}
+        for value in entry.values():
+            if not 0.0 <= value < float("inf"):
+                raise ValueError(f"entropy: got {value}, takes a finite number >= 0 (nats)")
+        self._entries.append(entry)
+        self.total_appended += 1
+
+    def reference(self, turn_ids: Tensor | None = None) -> Tensor | float | None:
+        """Returns the mean over the window, in nats.
+
+        Args:
+            turn_ids: Integers of any shape; needed for `per="turn"`, ignored otherwise.
+
+        Returns:
+            `per="step"`: a float, or `None` while the window is empty. `per="turn"`: a float32 tensor shaped like
+            `turn_ids`, NaN where that turn index has no history.
+        """
+        if self.per == "step":
+            return sum(e[0] for e in self._entries) / len(self._entries) if self._entries else None
+        if turn_ids is None:
+            raise ValueError("turn_ids: got None, a history per turn needs the turn index of each token")
+        values: dict[int, list[float]] = {}
+        for entry in self._entries:
+            for turn, value in entry.items():
+                values.setdefault(turn, []).append(value)
+        table = torch.full((max(values, default=0) + 2,), float("nan"), device=turn_ids.device)
+        for turn, entropies in values.items():
+            table[turn] = sum(entropies) / len(entropies)
+        last = table.numel() - 1  # stays NaN: padding and turns never seen
+        return table[torch.where(turn_ids < 0, last, turn_ids.clamp(max=last)).long()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what `load_state_dict` needs, as plain JSON types."""
+        entries = [{str(turn): value for turn, value in entry.items()} for entry in self._entries]
+        return {"per": self.per, "window": self.window, "entries": entries, "total_appended": self.total_appended}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replaces the content by a saved one.
+
+        Raises:
+            ValueError: If the state was saved from a history of another kind.
+        """
+        for name in ("per", "window"):
+            if state[name] != getattr(self, name):
+                raise ValueError(f"entropy history: {name} is {getattr(self, name)!r}, the saved one has {state[name]!r}")
+        entries = [{int(turn): float(value) for turn, value in entry.items()} for entry in state["entries"]]
+        self._entries = deque(entries, maxlen=self.window)
+        self.total_appended = int(state["total_appended"])
