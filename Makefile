@@ -1,0 +1,44 @@
+# Every target makes its own virtual environment when it is missing or older than setup.cfg and constraints.txt.
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= alfworld,deepspeed,notebooks,dev
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+export HF_HUB_DISABLE_TELEMETRY = 1
+export TOKENIZERS_PARALLELISM = false
+unexport DS_ACCELERATOR
+
+.PHONY: train test test-fast lint bench notebooks clean
+.DELETE_ON_ERROR:
+
+$(STAMP): setup.cfg constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q -c constraints.txt $(TORCH)
+	$(PY) -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ALGO=grpo_epo] [SEED=0]
+	$(PY) recipes/make_train.py $(if $(ALGO),--algo $(ALGO)) $(if $(SEED),--seed $(SEED))
+
+test: $(STAMP)  ## the whole suite
+	$(PY) -m pytest -n 2
+
+test-fast: $(STAMP)  ## what one runs while writing
+	$(PY) -m pytest -n 2 -m "not slow and not games"
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+bench: $(STAMP)  ## every benchmarks/bench_*.py in turn
+	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(PY) $$script; done
+
+notebooks: $(STAMP)  ## runs the notebooks and stores their outputs
+	$(VENV)/bin/jupyter-execute --inplace notebooks/*.ipynb
+
+clean:  ## removes what can be made again; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,112 @@
+"""Imports point one way only, and the light packages stay light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "epo_trl"
+
+# What each part may import of ours. A part may always import itself. The order is the picture in ARCHITECTURE.md.
+LAYERS = {
+    "types": set(),
+    "objectives": set(),
+    "envs": {"types"},
+    "evaluation": {"types"},
+    "rollout": {"types", "envs"},
+    "models": {"types", "envs", "rollout"},
+    "advantages": {"types", "objectives"},
+    "trainers": {"types", "objectives", "envs", "evaluation", "rollout", "models", "advantages"},
+    "plots": {"types", "evaluation"},
+}
+LAYERS["cli"] = set(LAYERS)
+# Third-party modules that a part must not import, not even inside a function.
+HEAVY = {"torch", "trl", "transformers", "accelerate", "datasets", "peft", "deepspeed"}
+GAMES = {"alfworld", "textworld", "scienceworld", "py4j"}
+FORBIDDEN = {
+    "types": HEAVY | GAMES,
+    "objectives": (HEAVY - {"torch"}) | GAMES,
+    "envs": HEAVY,
+    "evaluation": HEAVY | GAMES,
+}
+
+
+def part_of(path: Path) -> str:
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0].removesuffix(".py")
+
+
+def imported_modules(tree: ast.AST, package: str) -> list[str]:
+    """Returns the absolute names of all modules imported anywhere in `tree`, functions included."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names += [f"{module}.{alias.name}" for alias in node.names] if module in ("", "epo_trl") else [module]
+    return names
+
+
+def violations(path: Path, source: str) -> list[str]:
+    part = part_of(path)
+    if part == "__init__":
+        return []
+    if part not in LAYERS:
+        return [f"{path.name}: the part {part!r} has no place in tests/test_layers.py and ARCHITECTURE.md; give it one"]
+    package = ".".join(["epo_trl", *path.relative_to(PACKAGE).parts[:-1]])
+    wrong = []
+    for name in imported_modules(ast.parse(source), package):
+        words = name.split(".")
+        if words[0] == "epo_trl" and len(words) > 1 and not words[1].startswith("__"):
+            if words[1] != part and words[1] not in LAYERS[part]:
+                wrong.append(f"{path.relative_to(PACKAGE)} imports {name}; {part} may import {sorted(LAYERS[part])}")
+        elif words[0] in FORBIDDEN.get(part, set()):
+            wrong.append(f"{path.relative_to(PACKAGE)} imports {name}, which {part} must not need")
+    return wrong
+
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_the_tree_was_found():
+    assert {"types.py", "__init__.py"} <= {path.name for path in SOURCES}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_from_the_layers_below(path):
+    assert violations(path, path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from epo_trl.trainers.config import EPOConfig",
+        "def f():\n    import epo_trl.trainers",
+        "from epo_trl import rollout",
+        "from ..trainers import config",
+        "import torch",
+    ],
+)
+def test_an_import_upwards_is_found(source):
+    assert len(violations(PACKAGE / "envs" / "new_game.py", source)) == 1
+
+
+def test_a_part_without_a_place_is_found():
+    assert "give it one" in violations(PACKAGE / "helpers" / "misc.py", "")[0]
+
+
+@pytest.mark.parametrize(
+    "part", [part for part in LAYERS if (PACKAGE / part).exists() or (PACKAGE / f"{part}.py").exists()]
+)
+def test_the_layers_have_no_cycle(part):
+    assert all(part not in LAYERS[below] for below in LAYERS[part] - {part})
+
+
+def test_importing_the_environments_loads_no_torch_and_no_game():
+    script = "import sys, epo_trl, epo_trl.envs, epo_trl.types; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (HEAVY | GAMES) & set(done.stdout.split()) == set()
