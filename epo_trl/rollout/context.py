@@ -1,0 +1,175 @@
+"""What the policy is shown at each turn, as token ids.
+
+Windowed context (the paper's): every turn is a fresh prompt built from the last `history_length` turns.
+Concatenated context: the episode is one growing sequence; a turn appends the closing of the previous response and
+the new observation. Either way the sampled ids are kept as they are: nothing is decoded and tokenised again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from epo_trl.envs.base import Info
+from epo_trl.rollout.templates import PromptTemplate, render
+
+CONTEXTS = ("windowed", "concatenated")
+_USER, _ANSWER, _NEXT = "userstart", "answerhere", "usernext"
+
+
+class ChatTemplateError(ValueError):
+    """The tokenizer's chat template cannot carry a multi-turn episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFrame:
+    """The text that a chat template puts around messages.
+
+    Args:
+        opening: Before the first user message.
+        closing: After a user message, up to where the assistant's answer begins.
+        between: After an answer, up to where the next user message begins. It starts with the end-of-turn token.
+    """
+
+    opening: str
+    closing: str
+    between: str
+
+    @classmethod
+    def of(cls, tokenizer: Any, **chat_template_kwargs: Any) -> ChatFrame:
+        """Returns the frame of the tokenizer's chat template.
+
+        Raises:
+            ChatTemplateError: If there is no template, or it does not show each message exactly once and verbatim.
+        """
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise ChatTemplateError(
+                "processing_class: the tokenizer has no chat template; load an instruct model's tokenizer or set "
+                "`tokenizer.chat_template`"
+            )
+
+        def apply(messages: list[dict[str, str]]) -> str:
+            return tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **chat_template_kwargs
+            )
+
+        first = [{"role": "user", "content": _USER}]
+        whole = [*first, {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _NEXT}]
+        single, multi = apply(first), apply(whole)
+        for text, marks in ((single, (_USER,)), (multi, (_USER, _ANSWER, _NEXT))):
+            counts = {mark: text.count(mark) for mark in marks}
+            if set(counts.values()) != {1}:
+                raise ChatTemplateError(
+                    "processing_class: the chat template must show every message exactly once and verbatim, for "
+                    f"user, assistant, user in turn; it showed {counts} times"
+                )
+        opening, closing = single.split(_USER)
+        between = multi.split(_ANSWER)[1].split(_NEXT)[0]
+        return cls(opening, closing, between)
+
+
+@dataclass(slots=True)
+class TurnView:
+    """What is known when a prompt is to be built.
+
+    Args:
+        observation: The current observation.
+        info: The environment's info.
+        history: The past turns as `(observation, action)`, oldest first.
+        last_response_ids: The previous response, for the concatenated context.
+        context_tokens: Length of the concatenated sequence so far.
+    """
+
+    observation: str
+    info: Info
+    history: Sequence[tuple[str, str]]
+    last_response_ids: Sequence[int] = ()
+    context_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Prompt:
+    """Token ids to append before the response (`ids`), and how many history turns did not fit."""
+
+    ids: list[int]
+    dropped_turns: int = 0
+
+
+@dataclass
+class ContextBuilder:
+    """Builds prompts for many episodes at once.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer with a chat template.
+        template: The wording.
+        mode: `"windowed"` or `"concatenated"`.
+        history_length: Past turns shown in a windowed prompt.
+        max_prompt_tokens: Longest prompt of one turn, chat template included.
+        max_context_tokens: Concatenated: longest sequence, responses included. `None` for no limit.
+        max_response_tokens: Room kept for the next response in that sequence.
+        chat_template_kwargs: Passed to the chat template.
+    """
+
+    tokenizer: Any
+    template: PromptTemplate
+    mode: str = "windowed"
+    history_length: int = 2
+    max_prompt_tokens: int = 2048
+    max_context_tokens: int | None = None
+    max_response_tokens: int = 0
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.mode not in CONTEXTS:
+            raise ValueError(f"context: got {self.mode!r}, takes one of {CONTEXTS}")
+        if self.history_length < 0:
+            raise ValueError(f"history_length: got {self.history_length}, takes an integer >= 0")
+        self.frame = ChatFrame.of(self.tokenizer, **self.chat_template_kwargs)
+        self._between_start = self._tokenize([self.frame.between])[0][:1]
+
+    def build(self, views: Sequence[TurnView]) -> list[Prompt | None]:
+        """Returns one prompt per view, or `None` where it does not fit even without history.
+
+        A prompt that is too long loses its oldest history turns first; the task, the observation and the actions are
+        never shortened.
+        """
+        kept = [min(self.history_length, len(view.history)) for view in views]
+        ids = self._tokenize([self._text(view, n) for view, n in zip(views, kept, strict=True)])
+        return [
+            self._fit(view, view_ids, n) for view, view_ids, n in zip(views, ids, kept, strict=True)
+        ]
+
+    def _fit(self, view: TurnView, ids: list[int], kept: int) -> Prompt | None:
+        if self.mode == "concatenated" and view.history:
+            # The end-of-turn token opens the appended text unless the policy has sampled it already.
+            if view.last_response_ids and list(view.last_response_ids[-1:]) == self._between_start:
+                ids = ids[1:]
+            total = view.context_tokens + len(ids) + self.max_response_tokens
+            fits = self.max_context_tokens is None or total <= self.max_context_tokens
+            return Prompt(ids) if fits and len(ids) <= self.max_prompt_tokens else None
+        wanted = kept
+        while len(ids) > self.max_prompt_tokens:
+            if kept == 0:
+                return None
+            kept -= 1
+            ids = self._tokenize([self._text(view, kept)])[0]
+        return Prompt(ids, dropped_turns=wanted - kept)
+
+    def _text(self, view: TurnView, kept: int) -> str:
+        taken = len(view.history)
+        fields = {**view.info, "observation": view.observation, "turn": taken + 1, "turns_taken": taken}
+        frame = self.frame
+        if not taken:
+            return frame.opening + render(self.template.first, fields) + frame.closing
+        if self.mode == "concatenated":
+            return frame.between + render(self.template.followup, fields) + frame.closing
+        past = [
+            render(self.template.history, {"turn": taken - kept + i + 1, "observation": observation, "action": action})
+            for i, (observation, action) in enumerate(view.history[taken - kept :])
+        ]
+        fields |= {"history": "\n".join(past), "history_length": kept}
+        return frame.opening + render(self.template.next, fields) + frame.closing
+
+    def _tokenize(self, texts: list[str]) -> list[list[int]]:
+        return self.tokenizer(texts, add_special_tokens=False)["input_ids"]

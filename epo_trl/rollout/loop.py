@@ -1,0 +1,227 @@
+"""The rollout: many episodes in step with each other, one generation call per turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from epo_trl.envs.base import Info, TextEnv
+from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
+from epo_trl.rollout.parsing import parse_response
+from epo_trl.types import Episode, StopReason, Turn
+
+# Token ids of prompts -> token ids of responses, and their log-probabilities if the generator knows them.
+Generate = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
+
+INVALID_ACTIONS = ("pass", "skip")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """The rules of a rollout.
+
+    Args:
+        max_turns: Turn budget of an episode.
+        success_reward: Paid on the turn that solves the task.
+        invalid_action_penalty: Subtracted on every turn whose action is not valid.
+        env_reward_weight: Factor on the environment's own reward, added on every turn.
+        invalid_action: What becomes of an action that is not valid: `"pass"` hands it to the environment, which
+            answers in its own words; `"skip"` leaves the environment alone and repeats the observation.
+        require_think: Whether a response without reasoning is invalid.
+    """
+
+    max_turns: int = 50
+    success_reward: float = 10.0
+    invalid_action_penalty: float = 0.1
+    env_reward_weight: float = 0.0
+    invalid_action: str = "pass"
+    require_think: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns: got {self.max_turns}, takes an integer >= 1")
+        if self.invalid_action not in INVALID_ACTIONS:
+            raise ValueError(f"invalid_action: got {self.invalid_action!r}, takes one of {INVALID_ACTIONS}")
+        if self.invalid_action_penalty < 0:
+            raise ValueError(f"invalid_action_penalty: got {self.invalid_action_penalty}, takes a number >= 0")
+
+
+@dataclass(slots=True)
+class RolloutTimes:
+    """Seconds that a rollout spent in generation, in environments, and in building prompts and parsing."""
+
+    generate: float = 0.0
+    env: float = 0.0
+    text: float = 0.0
+
+
+@dataclass(slots=True)
+class _Play:
+    """One running episode."""
+
+    task_id: str
+    seed: int
+    env: TextEnv
+    observation: str = ""
+    info: Info = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+    history: list[tuple[str, str]] = field(default_factory=list)
+    context_ids: list[int] = field(default_factory=list)  # concatenated context: the sequence so far
+    stop: StopReason | None = None
+    error: str = ""
+
+    def abort(self, error: Exception) -> None:
+        self.stop, self.error = StopReason.ABORTED, f"{type(error).__name__}: {error}"
+
+    def to_episode(self) -> Episode:
+        assert self.stop is not None
+        return Episode(
+            task_id=self.task_id,
+            task=str(self.info.get("task", "")),
+            task_type=str(self.info.get("task_type", "")),
+            turns=tuple(self.turns),
+            stop=self.stop,
+            won=self.stop is StopReason.WON,
+            final_observation=self.observation,
+            error=self.error,
+            seed=self.seed,
+        )
+
+
+def play_episodes(
+    envs: Sequence[TextEnv],
+    tasks: Sequence[tuple[str, int]],
+    generate: Generate,
+    context: ContextBuilder,
+    settings: RolloutSettings,
+    *,
+    prompts_needed: Callable[[int], int] = lambda active: active,
+    on_finished: Callable[[int], None] = lambda count: None,
+    times: RolloutTimes | None = None,
+) -> list[Episode]:
+    """Returns one episode per task, in order.
+
+    All episodes advance together: each turn is one generation call with the prompts of the episodes that still run.
+    An exception in an environment aborts that episode alone.
+
+    Args:
+        envs: At least as many environments as tasks.
+        tasks: `(task_id, seed)` pairs. Equal pairs start from the identical state.
+        generate: The policy.
+        context: Builds the prompts.
+        settings: The rules.
+        prompts_needed: Called once a turn with the number of running episodes; returns how many prompts this process
+            must generate for, 0 to stop. A distributed caller makes all ranks stop together; the difference is filled
+            up with dummy prompts whose responses are thrown away.
+        on_finished: Called with the number of episodes that ended in a turn, for a progress bar.
+        times: Filled with what was spent where.
+    """
+    times = times if times is not None else RolloutTimes()
+    if len(envs) < len(tasks):
+        raise ValueError(f"envs: got {len(envs)} for {len(tasks)} tasks, takes at least one each")
+    plays = [_Play(task_id, seed, env) for (task_id, seed), env in zip(tasks, envs, strict=False)]
+    start = time.perf_counter()
+    for play in plays:
+        try:
+            play.observation, play.info = play.env.reset(seed=play.seed, options={"task_id": play.task_id})
+        except Exception as error:
+            play.abort(error)
+    times.env += time.perf_counter() - start
+
+    finished = 0
+    while True:
+        start = time.perf_counter()
+        running = _with_prompts([play for play in plays if play.stop is None], context)
+        times.text += time.perf_counter() - start
+        done = sum(play.stop is not None for play in plays)
+        on_finished(done - finished)
+        finished = done
+
+        needed = prompts_needed(len(running))
+        if needed == 0:
+            return [play.to_episode() for play in plays]
+        prompt_ids = [play.context_ids + prompt.ids for play, prompt in running]
+        prompt_ids += [[context.tokenizer.eos_token_id]] * (needed - len(running))
+        start = time.perf_counter()
+        response_ids, logprobs = generate(prompt_ids)
+        times.generate += time.perf_counter() - start
+
+        start = time.perf_counter()
+        responses = context.tokenizer.batch_decode(response_ids[: len(running)], skip_special_tokens=True)
+        times.text += time.perf_counter() - start
+        start = time.perf_counter()
+        for i, (play, prompt) in enumerate(running):
+            sampled = tuple(response_ids[i])
+            try:
+                _take_turn(play, prompt, sampled, responses[i], logprobs[i] if logprobs else None, settings)
+            except Exception as error:
+                play.abort(error)
+            if context.mode == "concatenated":
+                play.context_ids += [*prompt.ids, *sampled]
+        times.env += time.perf_counter() - start
+
+
+def _with_prompts(plays: list[_Play], context: ContextBuilder) -> list[tuple[_Play, Prompt]]:
+    views = [
+        TurnView(
+            observation=play.observation,
+            info=play.info,
+            history=play.history,
+            last_response_ids=play.turns[-1].response_ids if play.turns else (),
+            context_tokens=len(play.context_ids),
+        )
+        for play in plays
+    ]
+    running = []
+    for play, prompt in zip(plays, context.build(views) if views else [], strict=True):
+        if prompt is None:
+            play.stop = StopReason.CONTEXT_FULL
+        else:
+            running.append((play, prompt))
+    return running
+
+
+def _take_turn(
+    play: _Play,
+    prompt: Prompt,
+    response_ids: tuple[int, ...],
+    response: str,
+    logprobs: Sequence[float] | None,
+    settings: RolloutSettings,
+) -> None:
+    parsed = parse_response(response, play.info["admissible_actions"], require_think=settings.require_think)
+    observation, env_reward, terminated, truncated, info = _step(play, parsed.action, parsed.is_valid, settings)
+    won = bool(info["won"])
+    reward = settings.env_reward_weight * float(env_reward) + settings.success_reward * (won and terminated)
+    if not parsed.is_valid:
+        reward -= settings.invalid_action_penalty
+    play.turns.append(
+        Turn(
+            prompt_ids=tuple(prompt.ids),
+            response_ids=response_ids,
+            response=response,
+            observation=play.observation,
+            action=parsed.action,
+            is_valid=parsed.is_valid,
+            reward=reward,
+            logprobs=tuple(logprobs) if logprobs is not None else None,
+            dropped_turns=prompt.dropped_turns,
+            error=parsed.error,
+        )
+    )
+    play.history.append((play.observation, parsed.action))
+    play.observation, play.info = observation, info
+    if terminated:
+        play.stop = StopReason.WON if won else StopReason.LOST
+    elif truncated:
+        play.stop = StopReason.TRUNCATED
+    elif len(play.turns) >= settings.max_turns:
+        play.stop = StopReason.TURN_LIMIT
+
+
+def _step(play: _Play, action: str, is_valid: bool, settings: RolloutSettings) -> tuple[str, float, bool, bool, Any]:
+    if not is_valid and settings.invalid_action == "skip":
+        return play.observation, 0.0, False, False, play.info
+    return play.env.step(action)

@@ -1,0 +1,62 @@
+"""From a response to an action."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+_SPACES = re.compile(r"\s+")
+MAX_PASSED_CHARS = 200  # of an unparsable response that is handed to the environment
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedResponse:
+    """The action in a response.
+
+    Args:
+        action: Text to hand to the environment. Of an unparsable response, its end.
+        thought: The reasoning, `""` if there is none.
+        error: Why the action is not valid, `""` if it is.
+    """
+
+    action: str
+    thought: str = ""
+    error: str = ""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the response was well-formed and the action admissible."""
+        return not self.error
+
+
+def parse_response(text: str, admissible: Iterable[str], *, require_think: bool = True) -> ParsedResponse:
+    """Returns the action between `<action>` and `</action>`, checked against the admissible ones.
+
+    Case and white space do not matter; the environment gets its own spelling. A response is well-formed if it has
+    exactly one action and, with `require_think`, one `<think>` block that ends before the action begins.
+
+    Args:
+        text: The decoded response.
+        admissible: The actions that the environment accepts now.
+        require_think: Whether a response without reasoning is invalid.
+    """
+    actions = list(_ACTION.finditer(text))
+    thoughts = list(_THINK.finditer(text))
+    thought = _squeeze(thoughts[0].group(1)) if thoughts else ""
+    if len(actions) != 1:
+        error = "no <action> block" if not actions else f"{len(actions)} <action> blocks"
+        return ParsedResponse(_squeeze(text)[-MAX_PASSED_CHARS:], thought, error)
+    action = _squeeze(actions[0].group(1))
+    spelling = {_squeeze(a).lower(): a for a in admissible}.get(action.lower())
+    if require_think and not (thoughts and thoughts[0].end() <= actions[0].start()):
+        return ParsedResponse(spelling or action, thought, "no <think> block before the action")
+    if spelling is None:
+        return ParsedResponse(action[-MAX_PASSED_CHARS:], thought, "not an admissible action")
+    return ParsedResponse(spelling, thought)
+
+
+def _squeeze(text: str) -> str:
+    return _SPACES.sub(" ", text).strip()

@@ -1,0 +1,89 @@
+"""Prompt templates: four plain text files with `{field}` placeholders, which a user can replace."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TEMPLATES = Path(__file__).parent.parent / "templates"
+PARTS = ("first", "next", "history", "followup")
+# Fields that the rollout fills; every key of the environment's `info` is a field as well.
+FIELDS = frozenset({"task", "observation", "turn", "turns_taken", "history", "history_length", "admissible_actions"})
+HISTORY_FIELDS = frozenset({"turn", "observation", "action"})
+
+
+class TemplateError(ValueError):
+    """A template file is missing, names a field that does not exist, or leaves out one that it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTemplate:
+    """The wording of the prompts of one environment.
+
+    Args:
+        name: Where it came from, for messages.
+        first: The prompt of the first turn.
+        next: Windowed context: the prompt of every later turn.
+        history: Windowed context: how one past turn is shown inside `{history}`.
+        followup: Concatenated context: the message of every later turn; the history is in the context already.
+    """
+
+    name: str
+    first: str
+    next: str
+    history: str
+    followup: str
+
+    @classmethod
+    def load(cls, name_or_path: str | Path) -> PromptTemplate:
+        """Returns the template of that name (a folder of `epo_trl/templates`) or in that folder.
+
+        Raises:
+            TemplateError: If the folder or one of its files is missing, or the task is in none of the first prompts.
+        """
+        folder = Path(name_or_path)
+        if not folder.is_dir():
+            folder = TEMPLATES / name_or_path
+        if not folder.is_dir():
+            known = ", ".join(sorted(p.name for p in TEMPLATES.iterdir() if p.is_dir()))
+            raise TemplateError(
+                f"prompt_template: got {str(name_or_path)!r}, takes one of {known}, or a folder that holds "
+                + ", ".join(f"{part}.txt" for part in PARTS)
+            )
+        texts = {}
+        for part in PARTS:
+            path = folder / f"{part}.txt"
+            if not path.is_file():
+                raise TemplateError(f"prompt_template: {path} is missing")
+            texts[part] = path.read_text(encoding="utf-8").rstrip("\n")
+        for part in ("first", "next"):
+            if "task" not in _fields(texts[part], folder / f"{part}.txt"):
+                raise TemplateError(f"prompt_template: {folder / part}.txt never shows {{task}}")
+        return cls(str(name_or_path), **texts)
+
+    def check(self, info_fields: Iterable[str]) -> None:
+        """Raises `TemplateError` if a file names a field that neither the rollout nor the environment provides."""
+        available = FIELDS | set(info_fields)
+        for part in PARTS:
+            allowed = HISTORY_FIELDS if part == "history" else available
+            unknown = _fields(getattr(self, part), f"{part}.txt") - allowed
+            if unknown:
+                raise TemplateError(
+                    f"prompt_template {self.name!r}, {part}.txt: unknown field {sorted(unknown)}; "
+                    f"takes {', '.join(sorted(allowed))}"
+                )
+
+
+def render(text: str, fields: Mapping[str, Any]) -> str:
+    """Returns the text with its fields filled; a list or tuple is joined by commas."""
+    return text.format_map({k: ", ".join(v) if isinstance(v, tuple | list) else v for k, v in fields.items()})
+
+
+def _fields(text: str, where: str | Path) -> set[str]:
+    try:
+        return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+    except ValueError as error:
+        raise TemplateError(f"prompt_template: {where}: {error}; write {{{{ and }}}} for literal braces") from error
