@@ -1,0 +1,207 @@
+"""The tiny model and its tokenizer: round trips by eye, save and load, one family like the other."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from epo_trl.models import FAMILIES, build_model, build_tokenizer
+
+TEXTS = [
+    "You are in the middle of a room. You see a drawer 4, a cabinet 2, and a mug 12.",
+    "<think> I look for the mug 12. </think> <action> go to drawer 1 </action>",
+    "put mug 1 in/on drawer 2\nmove mug 3 to cabinet 1",
+]
+CHAT = [
+    {"role": "user", "content": "go to drawer 3"},
+    {"role": "assistant", "content": "<think> mug 12 </think> <action> put mug 1 in/on drawer 2 </action>"},
+    {"role": "user", "content": "You see a mug 3"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer(TEXTS)
+
+
+def tokens_of(tokenizer: PreTrainedTokenizerFast, text: str) -> list[str]:
+    return tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])
+
+
+def test_an_entity_is_one_token(tokenizer):
+    assert tokens_of(tokenizer, "go to drawer 3, mug 12.") == ["go", "to", "drawer 3", ",", "mug 12", "."]
+
+
+def test_vocabulary_is_closed_over_numbers_and_parts(tokenizer):
+    vocabulary = tokenizer.get_vocab()
+    assert {f"drawer {n}" for n in range(1, 5)} <= set(vocabulary)  # "drawer 3" is in no text
+    assert {"drawer", "mug", "cabinet", *map(str, range(13))} <= set(vocabulary)
+    assert "drawer 5" not in vocabulary and "mug 13" not in vocabulary
+    assert "cabinet 0" not in vocabulary
+
+
+def test_an_unseen_number_falls_apart_into_known_words(tokenizer):
+    assert tokens_of(tokenizer, "drawer 5 drawer 12 drawer 44") == ["drawer", "5", "drawer", "12", "drawer", "<unk>"]
+
+
+def test_a_large_number_is_no_entity():
+    tokenizer = build_tokenizer(["in the year 2024 at desk 2"])
+    assert tokens_of(tokenizer, "the year 2024 at desk 1") == ["the", "year", "2024", "at", "desk 1"]
+    assert len(tokenizer) < 30
+
+
+def test_named_entities_take_the_place_of_found_ones():
+    tokenizer = build_tokenizer(["step 3: open the side table 1"], entities=["Side Table 3", "drawer 2"])
+    assert tokens_of(tokenizer, "step 3 : side table 2 drawer 1 side") == [
+        "step", "3", ":", "side table 2", "drawer 1", "side",
+    ]  # fmt: skip
+
+
+def test_an_entity_without_a_number_is_an_error():
+    with pytest.raises(ValueError, match="got 'drawer', expected a name and its largest number"):
+        build_tokenizer(TEXTS, entities=["drawer"])
+
+
+@pytest.mark.parametrize("text", ["go to drawer 3", "put mug 1 in/on drawer 2", CHAT[1]["content"]])
+def test_actions_round_trip_exactly(tokenizer, text):
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_case_and_white_space_are_folded(tokenizer):
+    ids = tokenizer(" Go  to\n\nDrawer 3\t<THINK>")["input_ids"]
+    assert tokenizer.decode(ids) == "go to drawer 3 <think>"
+
+
+def test_only_pad_and_turn_marks_are_special(tokenizer):
+    text = "<pad> <|im_start|> <unk> <think> </think> <action> </action> mug 1 <|im_end|>"
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == 9
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<unk> <think> </think> <action> </action> mug 1"
+
+
+def test_unknown_words_become_unk(tokenizer):
+    assert tokens_of(tokenizer, "go to xylophone") == ["go", "to", "<unk>"]
+
+
+def test_ids_do_not_depend_on_the_order_of_the_texts(tokenizer):
+    assert build_tokenizer(reversed(TEXTS)).get_vocab() == tokenizer.get_vocab()
+
+
+def test_pad_eos_and_padding_side(tokenizer):
+    assert (tokenizer.pad_token, tokenizer.eos_token, tokenizer.padding_side) == ("<pad>", "<|im_end|>", "left")
+    batch = tokenizer(["go to drawer 3", "go"], padding=True)
+    assert set(batch) == {"input_ids", "attention_mask"}
+    assert batch["attention_mask"] == [[1, 1, 1], [0, 0, 1]]
+    assert batch["input_ids"][1][:2] == [tokenizer.pad_token_id] * 2
+
+
+def test_chat_template_by_eye(tokenizer):
+    text = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert text == (
+        "<|im_start|>user go to drawer 3<|im_end|>"
+        "<|im_start|>assistant <think> mug 12 </think> <action> put mug 1 in/on drawer 2 </action><|im_end|>"
+        "<|im_start|>user You see a mug 3<|im_end|>"
+        "<|im_start|>assistant "
+    )
+    ids = tokenizer.apply_chat_template(CHAT[:1], add_generation_prompt=True, return_dict=False)
+    assert tokenizer.convert_ids_to_tokens(ids) == [
+        "<|im_start|>", "user", "go", "to", "drawer 3", "<|im_end|>", "<|im_start|>", "assistant",
+    ]  # fmt: skip
+
+
+def test_a_chat_grows_by_appending_tokens(tokenizer):
+    """Prompt + sampled response ids must be what the next prompt begins with (TRL, concatenated context)."""
+    prompt = tokenizer.apply_chat_template(CHAT[:1], add_generation_prompt=True, return_dict=False)
+    response = tokenizer(CHAT[1]["content"] + "<|im_end|>")["input_ids"]
+    whole = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
+    assert whole[: len(prompt) + len(response)] == prompt + response
+
+
+def test_assistant_tokens_can_be_told_apart(tokenizer):
+    out = tokenizer.apply_chat_template(CHAT, return_dict=True, return_assistant_tokens_mask=True)
+    marked = [i for i, m in zip(out["input_ids"], out["assistant_masks"], strict=True) if m]
+    assert tokenizer.decode(marked) == CHAT[1]["content"] + " <|im_end|>"
+
+
+def test_default_model_is_a_float32_llama_with_tied_embeddings(tokenizer):
+    model = build_model(tokenizer)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.lm_head.weight.shape == (len(tokenizer), 128)
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert model.generation_config.pad_token_id == tokenizer.pad_token_id
+    # 2 layers x (attention 4 x 128^2 + MLP 3 x 128 x 384 + two norms) + last norm
+    assert sum(p.numel() for p in model.parameters()) - len(tokenizer) * 128 == 2 * (65536 + 147456 + 256) + 128
+
+
+def test_entity_embeddings_are_composed_of_their_parts(tokenizer):
+    weight = build_model(tokenizer).get_input_embeddings().weight
+    drawer, three, both = (weight[i] for i in tokenizer.convert_tokens_to_ids(["drawer", "3", "drawer 3"]))
+    torch.testing.assert_close(both, (drawer + three) / 2**0.5)
+    assert 0.7 < both.norm() / weight[tokenizer.convert_tokens_to_ids("to")].norm() < 1.4
+
+
+def test_seed_decides_the_weights_and_nothing_else(tokenizer):
+    before = torch.get_rng_state()
+    one, same, other = (build_model(tokenizer, seed=seed).lm_head.weight for seed in (1, 1, 2))
+    assert torch.equal(one, same) and not torch.equal(one, other)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_save_and_load_with_plain_auto_classes(tokenizer, family, tmp_path):
+    model = build_model(tokenizer, family=family, hidden_size=32, heads=2)
+    # the initial logits are nearly flat; make differences visible
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokens = (PreTrainedTokenizerFast if family == "qwen2" else AutoTokenizer).from_pretrained(tmp_path)
+
+    assert tokens.get_vocab() == tokenizer.get_vocab()
+    assert (tokens.pad_token, tokens.eos_token, tokens.padding_side) == ("<pad>", "<|im_end|>", "left")
+    text = "<|im_start|> " + CHAT[1]["content"]
+    assert tokens.decode(tokens(text)["input_ids"], skip_special_tokens=True) == CHAT[1]["content"]
+    render = {"tokenize": False, "add_generation_prompt": True}
+    assert tokens.apply_chat_template(CHAT, **render) == tokenizer.apply_chat_template(CHAT, **render)
+
+    assert type(again) is type(model)
+    ids = tokens.apply_chat_template(CHAT, return_tensors="pt", return_dict=False)
+    with torch.no_grad():
+        want, got = model(ids).logits, again(ids).logits
+    assert want.std() > 0.05
+    torch.testing.assert_close(got, want)
+    assert again.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_why_qwen2_is_not_the_default(tokenizer, tmp_path):
+    build_model(tokenizer, family="qwen2", hidden_size=32).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    lost = AutoTokenizer.from_pretrained(tmp_path)
+    assert lost("go to drawer 3")["input_ids"] != tokenizer("go to drawer 3")["input_ids"], (
+        "AutoTokenizer now keeps our tokenizer beside a Qwen2 model: drop the warning in epo_trl/models/tiny.py and "
+        "the exception in test_save_and_load_with_plain_auto_classes"
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generation_stops_at_the_end_of_turn(tokenizer, family):
+    model = build_model(tokenizer, family=family, hidden_size=32, heads=2)
+    batch = tokenizer(["go to drawer 3", "go"], padding=True, return_tensors="pt")
+    torch.manual_seed(0)
+    out = model.generate(**batch, do_sample=True, max_new_tokens=400)[:, 3:].tolist()
+    for row in out:
+        end = row.index(tokenizer.eos_token_id)  # about 70 tokens of nearly equal probability: certain within 400
+        assert set(row[end + 1 :]) <= {tokenizer.pad_token_id}
+
+
+def test_bad_sizes_and_families_are_errors(tokenizer):
+    with pytest.raises(ValueError, match="family: got 'bert', expected one of llama, qwen2"):
+        build_model(tokenizer, family="bert")
+    with pytest.raises(ValueError, match="hidden_size: got 36, expected a multiple of 2 \\* heads = 8"):
+        build_model(tokenizer, hidden_size=36)
