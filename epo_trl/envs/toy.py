@@ -1,0 +1,206 @@
+"""TreasureHunt: a text game small enough for tests and notebooks, with the shape of ALFWorld. Standard library only.
+
+A hall has a chest and two to five coloured boxes. One box holds the thing to be brought into the chest, some hold
+another thing. In tasks of the type `hidden` the boxes are shut and have to be searched (3 to 7 turns for the expert); in
+`visible` they are open from the start (2 turns).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
+
+THINGS = ("coin", "ring", "key", "pearl", "ticket")
+COLOURS = ("red", "blue", "green", "white", "black")
+_SPLIT_SIZES = {"train": 200, "iid": 40, "ood": 40}
+
+
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """One task: which boxes there are, what lies in them, and what is wanted."""
+
+    wanted: str
+    contents: dict[str, str | None]
+    visible: bool
+
+    @property
+    def task(self) -> str:
+        """The task in words."""
+        return f"put the {self.wanted} into the chest"
+
+    @property
+    def task_type(self) -> str:
+        """`"visible"` or `"hidden"`."""
+        return "visible" if self.visible else "hidden"
+
+
+def build_hunt(task_id: str) -> Hunt:
+    """Returns the task of an id `"<split>/<number>"`; the same in every process.
+
+    `train` and `iid` share their (thing, colour of its box) pairs and differ in everything else; the pairs of `ood`
+    occur in neither.
+    """
+    split, _, number = task_id.partition("/")
+    if split not in _SPLIT_SIZES or not number.isdecimal() or int(number) >= _SPLIT_SIZES[split]:
+        sizes = ", ".join(f"{name}/0 to {name}/{size - 1}" for name, size in _SPLIT_SIZES.items())
+        raise EnvError(f"task_id: got {task_id!r}, TreasureHunt has {sizes}")
+    rng = random.Random(f"treasure hunt {task_id}")
+    pairs = [(t, c) for t in range(len(THINGS)) for c in range(len(COLOURS)) if ((t + c) % 5 == 0) == (split == "ood")]
+    thing, colour = rng.choice(pairs)
+    others = [name for name in COLOURS if name != COLOURS[colour]]
+    boxes = [f"{name} box" for name in [COLOURS[colour], *rng.sample(others, rng.randint(1, 4))]]
+    decoys = [name for name in THINGS if name != THINGS[thing]]
+    contents: dict[str, str | None] = {box: rng.choice([None, *decoys]) for box in boxes}
+    contents[boxes[0]] = THINGS[thing]
+    rng.shuffle(boxes)
+    return Hunt(THINGS[thing], {box: contents[box] for box in boxes}, visible=rng.random() < 0.25)
+
+
+@dataclass(slots=True)
+class _State:
+    hunt: Hunt
+    contents: dict[str, str | None]
+    opened: list[str] = field(default_factory=list)
+    here: str = ""
+    holding: str = ""
+    in_chest: list[str] = field(default_factory=list)
+    moves: int = 0
+    over: bool = False
+
+
+class TreasureHunt(TextEnv):
+    """Plays any task of `ToySuite`.
+
+    Beside the fields of the contract, `info` has `visited` and `unvisited` (tuples of boxes), `holding` and `here`
+    (texts, `""` for nothing and nowhere) and `actions_here` (the admissible actions that need no other box).
+
+    Args:
+        move_limit: The game truncates the episode after so many steps.
+        reward: Paid with the step that solves the task.
+    """
+
+    def __init__(self, *, move_limit: int = 30, reward: float = 1.0) -> None:
+        self.move_limit = move_limit
+        self.reward = reward
+        self._state: _State | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Returns the first observation and info; the task id alone decides both."""
+        task_id = (options or {}).get("task_id")
+        if not isinstance(task_id, str):
+            raise EnvError(f'options["task_id"]: got {task_id!r}, takes an id of ToySuite, for example "train/0"')
+        hunt = build_hunt(task_id)
+        self._state = state = _State(hunt, dict(hunt.contents), opened=list(hunt.contents) if hunt.visible else [])
+        return f"You are in a hall with a chest. {_look(state)} Your task is to: {hunt.task}.", self._info(state)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Returns what the action does; a text that is no admissible action changes nothing."""
+        state = self._state
+        if state is None or state.over:
+            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
+        state.moves += 1
+        observation = _act(state, action) if action in _admissible(state) else "Nothing happens."
+        won = state.hunt.wanted in state.in_chest
+        truncated = not won and state.moves >= self.move_limit
+        state.over = won or truncated
+        return observation, self.reward if won else 0.0, won, truncated, self._info(state)
+
+    def _info(self, state: _State) -> Info:
+        return {
+            "admissible_actions": _admissible(state),
+            "won": state.hunt.wanted in state.in_chest,
+            "task": state.hunt.task,
+            "task_type": state.hunt.task_type,
+            "visited": tuple(state.opened),
+            "unvisited": tuple(box for box in state.contents if box not in state.opened),
+            "holding": state.holding,
+            "here": state.here,
+            "actions_here": tuple(action for action in _admissible(state) if not action.startswith("open ")),
+        }
+
+
+def _admissible(state: _State) -> tuple[str, ...]:
+    actions = [f"open {box}" for box in state.contents if box not in state.opened]
+    if state.holding:
+        actions.append(f"put {state.holding} into chest")
+    else:
+        actions += [
+            f"take {thing} from {box}" for box, thing in state.contents.items() if thing and box in state.opened
+        ]
+    return (*actions, "look")
+
+
+def _act(state: _State, action: str) -> str:
+    verb, _, rest = action.partition(" ")
+    if verb == "open":
+        state.opened.append(rest)
+        state.here = rest
+        return f"You open the {rest}. {_inside(state, rest)}"
+    if verb == "take":
+        thing, _, box = rest.partition(" from ")
+        state.contents[box], state.holding, state.here = None, thing, box
+        return f"You take the {thing} from the {box}."
+    if verb == "put":
+        thing, state.holding, state.here = state.holding, "", "chest"
+        state.in_chest.append(thing)
+        return f"You put the {thing} into the chest."
+    return _look(state)
+
+
+def _inside(state: _State, box: str) -> str:
+    thing = state.contents[box]
+    return f"In it you see a {thing}." if thing else "It is empty."
+
+
+def _look(state: _State) -> str:
+    seen = [
+        f"The {box} is open. {_inside(state, box)}" if box in state.opened else f"The {box} is shut."
+        for box in state.contents
+    ]
+    return " ".join(seen)
+
+
+class ToyExpert:
+    """Opens the boxes in the order of the list until it sees the wanted thing."""
+
+    def reset(self, observation: str, info: Info) -> None:
+        """Nothing to remember: the admissible actions say what is seen."""
+
+    def act(self, observation: str, info: Info) -> tuple[str, str]:
+        """Returns `(thought, action)`."""
+        wanted = info["task"].removeprefix("put the ").removesuffix(" into the chest")
+        for action in info["admissible_actions"]:
+            if action.startswith(f"put {wanted} "):
+                return f"I hold the {wanted}.", action
+            if action.startswith(f"take {wanted} "):
+                return f"I see the {wanted}.", action
+        if info["holding"]:
+            return f"The {info['holding']} is not wanted.", f"put {info['holding']} into chest"
+        box = info["unvisited"][0]
+        return f"The {wanted} may be in the {box}.", f"open {box}"
+
+
+class ToySuite(TaskSuite):
+    """The fixed task lists of `TreasureHunt`: 200 to train, 40 `iid`, 40 `ood`."""
+
+    name = "treasure-hunt"
+
+    def __init__(self, *, move_limit: int = 30) -> None:
+        self.move_limit = move_limit
+
+    def task_ids(self, split: str) -> Sequence[str]:
+        """Returns the task ids of a split."""
+        self.check_split(split)
+        return tuple(f"{split}/{number}" for number in range(_SPLIT_SIZES[split]))
+
+    def make_env(self) -> TreasureHunt:
+        """Returns a fresh game."""
+        return TreasureHunt(move_limit=self.move_limit)
+
+    def make_expert(self) -> ToyExpert:
+        """Returns a player that wins every task within 7 turns."""
+        return ToyExpert()

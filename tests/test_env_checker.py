@@ -1,0 +1,247 @@
+"""Each check of the checker is proven by an environment that breaks exactly that."""
+
+import itertools
+
+import pytest
+
+from epo_trl.envs import EnvError
+from epo_trl.envs.checker import EnvCheckError, check_task_suite, check_text_env
+from epo_trl.envs.toy import ToySuite, TreasureHunt
+
+TASKS = ("train/0", "iid/1")
+COUNTER = itertools.count()
+
+
+class Broken(TreasureHunt):
+    """A TreasureHunt whose results pass through `spoil_reset` and `spoil_step`."""
+
+    def spoil_reset(self, observation, info):
+        return observation, info
+
+    def spoil_step(self, action, observation, reward, terminated, truncated, info):
+        return observation, reward, terminated, truncated, info
+
+    def reset(self, *, seed=None, options=None):
+        return self.spoil_reset(*super().reset(seed=seed, options=options))
+
+    def step(self, action):
+        return self.spoil_step(action, *super().step(action))
+
+
+def on_reset(spoil):
+    return type("BrokenReset", (Broken,), {"spoil_reset": lambda self, observation, info: spoil(observation, info)})
+
+
+def on_step(spoil):
+    return type("BrokenStep", (Broken,), {"spoil_step": lambda self, action, *result: spoil(action, *result)})
+
+
+def on_info(spoil):
+    """Spoils the info of reset and step alike."""
+    return type(
+        "BrokenInfo",
+        (Broken,),
+        {
+            "spoil_reset": lambda self, observation, info: (observation, spoil(info)),
+            "spoil_step": lambda self, action, *result: (*result[:4], spoil(result[4])),
+        },
+    )
+
+
+def without(info, key):
+    return {name: value for name, value in info.items() if name != key}
+
+
+class StepsBeforeReset(Broken):
+    def step(self, action):
+        return ("", 0.0, False, False, {}) if self._state is None else super().step(action)
+
+
+class CrashesBeforeReset(Broken):
+    def step(self, action):
+        return self._state.hunt and super().step(action)
+
+
+class TakesAnyTask(Broken):
+    def reset(self, *, seed=None, options=None):
+        options = options or {"task_id": "train/0"}
+        known = options["task_id"] in TASKS
+        return super().reset(seed=seed, options=options if known else {"task_id": "train/0"})
+
+
+class NeedsNoTask(Broken):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options=options or {"task_id": "train/0"})
+
+
+class CrashesOnUnknownText(Broken):
+    def step(self, action):
+        if self._state and action not in self._info(self._state)["admissible_actions"]:
+            raise KeyError(action)
+        return super().step(action)
+
+
+class SharesItsInfo(Broken):
+    def _info(self, state):
+        self.info = getattr(self, "info", {})
+        self.info.update(super()._info(state))
+        return self.info
+
+
+class SharesItsState(Broken):
+    shared = None
+
+    @property
+    def _state(self):
+        return SharesItsState.shared
+
+    @_state.setter
+    def _state(self, state):
+        if state is not None or SharesItsState.shared is None:
+            SharesItsState.shared = state
+
+
+class RemembersEpisodes(Broken):
+    episodes = 0
+
+    def spoil_reset(self, observation, info):
+        self.episodes += 1
+        return f"{observation} (episode {self.episodes})", info
+
+
+class ClosesOnce(Broken):
+    closed = False
+
+    def close(self):
+        if self.closed:
+            raise RuntimeError("already closed")
+        self.closed = True
+
+
+class NoisySteps(Broken):
+    def spoil_step(self, action, observation, *rest):
+        return f"{observation} {next(COUNTER)}", *rest
+
+
+class StrangeInstances(Broken):
+    def __init__(self):
+        super().__init__()
+        self.number = next(COUNTER)
+
+    def spoil_reset(self, observation, info):
+        return f"{observation} {self.number}", info
+
+
+class NotATextEnv:
+    pass
+
+
+BROKEN = {
+    "is no TextEnv": NotATextEnv,
+    "step before reset was accepted": StepsBeforeReset,
+    "step before reset raised AttributeError": CrashesBeforeReset,
+    "unknown task id was accepted": TakesAnyTask,
+    "reset without a task id was accepted": NeedsNoTask,
+    "reset of 'train/0' returned a str": on_reset(lambda observation, info: observation),
+    "reset of 'train/0' returned a tuple of 3": on_reset(lambda observation, info: (observation, 0.0, info)),
+    "the observation is None": on_reset(lambda observation, info: (None, info)),
+    "info['won'] is True before the first action": on_reset(
+        lambda observation, info: (observation, {**info, "won": True})
+    ),
+    "info is a list": on_info(list),
+    "info has no 'task_type'": on_info(lambda info: without(info, "task_type")),
+    "info['won'] is a int": on_info(lambda info: {**info, "won": 0}),
+    "info['task'] is empty": on_info(lambda info: {**info, "task": ""}),
+    "info['admissible_actions'] is a list": on_info(
+        lambda info: {**info, "admissible_actions": list(info["admissible_actions"])}
+    ),
+    "admissible_actions holds [' look']": on_info(lambda info: {**info, "admissible_actions": ("open", " look")}),
+    "admissible_actions holds [7]": on_info(lambda info: {**info, "admissible_actions": (7,)}),
+    "lists ['look'] more than once": on_info(lambda info: {**info, "admissible_actions": ("look", "look")}),
+    "admissible_actions is empty": on_info(lambda info: {**info, "admissible_actions": ()}),
+    "returned a tuple of 4": on_step(lambda action, *result: result[:4]),
+    "the observation is ''": on_step(lambda action, observation, *rest: ("", *rest)),
+    "the reward is nan": on_step(lambda action, observation, reward, *rest: (observation, float("nan"), *rest)),
+    "the reward is True": on_step(lambda action, observation, reward, *rest: (observation, True, *rest)),
+    "terminated is 0": on_step(lambda action, observation, reward, terminated, *rest: (observation, reward, 0, *rest)),
+    "truncated is None": on_step(lambda action, *result: (*result[:3], None, result[4])),
+    "info['won'] is True, but terminated is False": on_step(
+        lambda action, *result: (*result[:2], False, False, {**result[4], "won": True})
+    ),
+    "info lacks holding, which reset gave": on_step(
+        lambda action, *result: (*result[:4], without(result[4], "holding"))
+    ),
+    "info['task'] changed": on_step(lambda action, *result: (*result[:4], {**result[4], "task": "another"})),
+    "raised KeyError": CrashesOnUnknownText,
+    "won the game": on_step(
+        lambda action, *result: (
+            (result[0], 1.0, True, False, {**result[4], "won": True}) if action.startswith("fly") else result
+        )
+    ),
+    "changed the info that an earlier call had returned": SharesItsInfo,
+    "differs when another environment plays": SharesItsState,
+    "differs in the same environment, after an episode": RemembersEpisodes,
+    "differs in another environment": StrangeInstances,
+    "after the same actions: observation was": NoisySteps,
+    "the second close() raised RuntimeError": ClosesOnce,
+}
+
+
+@pytest.mark.parametrize(("message", "env_class"), BROKEN.items(), ids=BROKEN.keys())
+def test_a_broken_environment_is_told_what_is_wrong_and_how_to_mend_it(message, env_class):
+    SharesItsState.shared = None
+    with pytest.raises(EnvCheckError) as caught:
+        check_text_env(env_class(), TASKS, make_env=env_class)
+    assert message in str(caught.value)
+    assert "To mend it:" in str(caught.value)
+
+
+def test_a_noisy_engine_may_say_so():
+    check_text_env(NoisySteps(), TASKS, make_env=NoisySteps, deterministic=False)
+
+
+def test_make_env_must_make_a_new_environment():
+    env = TreasureHunt()
+    with pytest.raises(EnvCheckError, match="returned before"):
+        check_text_env(env, TASKS, make_env=lambda: env)
+
+
+def test_a_check_without_tasks_is_refused():
+    with pytest.raises(ValueError, match="task_ids"):
+        check_text_env(TreasureHunt(), [])
+
+
+class BrokenSuite(ToySuite):
+    def task_ids(self, split):
+        return self.spoil(split, super().task_ids(split))
+
+
+SUITES = {
+    "has no name": {"name": ""},
+    "begins with": {"splits": ("iid", "train")},
+    "has no task in the split 'train'": {"spoil": lambda self, split, ids: ()},
+    "two different lists": {"spoil": lambda self, split, ids: (*ids, f"train/{next(COUNTER)}")},
+    "occurs twice": {"spoil": lambda self, split, ids: [task_id.split("/")[1] for task_id in ids]},
+}
+
+
+@pytest.mark.parametrize(("message", "members"), SUITES.items(), ids=SUITES.keys())
+def test_a_broken_suite_is_told_what_is_wrong_and_how_to_mend_it(message, members):
+    suite = type("Spoilt", (BrokenSuite,), {"spoil": lambda self, split, ids: ids, **members})()
+    with pytest.raises(EnvCheckError) as caught:
+        check_task_suite(suite)
+    assert message in str(caught.value)
+    assert "To mend it:" in str(caught.value)
+
+
+def test_a_suite_that_takes_any_split_is_refused():
+    class TakesAnySplit(ToySuite):
+        def task_ids(self, split):
+            return super().task_ids(split) if split in self.splits else ()
+
+    with pytest.raises(EnvCheckError, match="check_split"):
+        check_task_suite(TakesAnySplit())
+
+
+def test_a_failed_check_is_an_environment_error():
+    assert issubclass(EnvCheckError, EnvError)
