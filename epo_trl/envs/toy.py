@@ -1,8 +1,8 @@
 """TreasureHunt: a text game small enough for tests and notebooks, with the shape of ALFWorld. Standard library only.
 
 A hall has a chest and two to five coloured boxes. One box holds the thing to be brought into the chest, some hold
-another thing. In tasks of the type `hidden` the boxes are shut and have to be searched (3 to 7 turns for the expert); in
-`visible` they are open from the start (2 turns).
+another thing. In tasks of the type `hidden` the boxes are shut and have to be searched (3 to 7 turns for the
+expert); in `visible` they are open from the start (2 turns).
 """
 
 from __future__ import annotations
