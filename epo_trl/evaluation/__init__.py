@@ -1,0 +1,16 @@
+"""What a success rate means here: protocols, intervals, reports. Standard library and rich only."""
+
+from epo_trl.evaluation.protocol import Protocol, get_protocol, protocol_names, register_protocol
+from epo_trl.evaluation.report import EvalReport, TypeCount, format_table
+from epo_trl.evaluation.wilson import wilson_interval
+
+__all__ = [
+    "EvalReport",
+    "Protocol",
+    "TypeCount",
+    "format_table",
+    "get_protocol",
+    "protocol_names",
+    "register_protocol",
+    "wilson_interval",
+]

@@ -1,0 +1,118 @@
+"""Named, fixed settings of an evaluation. A success rate says nothing without them, so every report carries one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SUCCESS_RULES = {"won": "the engine's own `won`: the task is solved, whatever the reward"}
+INVALID_ACTIONS = ("pass", "skip")
+CONTEXTS = ("windowed", "concatenated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """How a number was measured.
+
+    Args:
+        name: Carried by every number.
+        max_turns: Turn budget of an episode; an episode that runs out of it is a failure.
+        history_length: Past turns shown in a windowed prompt.
+        temperature: Of sampling; 0.0 is greedy decoding.
+        success_rule: A key of `SUCCESS_RULES`.
+        invalid_action: `"pass"` hands an action that is not valid to the engine, `"skip"` does not.
+        context: `"windowed"` or `"concatenated"`.
+        description: What it is for and what it can be compared with.
+    """
+
+    name: str
+    max_turns: int
+    history_length: int
+    temperature: float
+    success_rule: str = "won"
+    invalid_action: str = "pass"
+    context: str = "windowed"
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        self._need("name", isinstance(self.name, str) and bool(self.name.strip()), "a text that is not empty")
+        self._need("max_turns", _is_int(self.max_turns) and self.max_turns >= 1, "an integer >= 1")
+        self._need("history_length", _is_int(self.history_length) and self.history_length >= 0, "an integer >= 0")
+        number = isinstance(self.temperature, int | float) and not isinstance(self.temperature, bool)
+        self._need("temperature", number and 0.0 <= self.temperature < float("inf"), "a finite number >= 0")
+        for field, choices in (
+            ("success_rule", tuple(SUCCESS_RULES)),
+            ("invalid_action", INVALID_ACTIONS),
+            ("context", CONTEXTS),
+        ):
+            self._need(field, getattr(self, field) in choices, "one of " + ", ".join(map(repr, choices)))
+
+    def _need(self, field: str, holds: bool, takes: str) -> None:
+        if not holds:
+            raise ValueError(f"{field}: got {getattr(self, field)!r}, takes {takes} (protocol {self.name!r})")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Protocol:
+        """Returns the protocol of `to_dict`."""
+        unknown = sorted(data.keys() - set(cls.__dataclass_fields__))
+        if unknown:
+            raise ValueError(
+                f"protocol: got the unknown field {unknown[0]!r}, takes {', '.join(cls.__dataclass_fields__)}"
+            )
+        return cls(**data)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_PROTOCOLS: dict[str, Protocol] = {}
+
+
+def register_protocol(protocol: Protocol) -> Protocol:
+    """Returns the protocol after it was made known by its name.
+
+    Raises:
+        ValueError: If the name stands for other settings already.
+    """
+    if _PROTOCOLS.setdefault(protocol.name, protocol) != protocol:
+        raise ValueError(f"name: got {protocol.name!r}, which has other settings already; takes a name that is free")
+    return protocol
+
+
+def get_protocol(name: str) -> Protocol:
+    """Returns the protocol of that name."""
+    if name not in _PROTOCOLS:
+        raise ValueError(f"protocol: got {name!r}, takes one of {', '.join(map(repr, protocol_names()))}")
+    return _PROTOCOLS[name]
+
+
+def protocol_names() -> tuple[str, ...]:
+    """Returns the known names in alphabetical order."""
+    return tuple(sorted(_PROTOCOLS))
+
+
+register_protocol(
+    Protocol(
+        name="alfworld50",
+        max_turns=50,
+        history_length=2,
+        temperature=0.4,
+        description="ALFWorld, whole fixed test lists (140 valid_seen, 134 valid_unseen), 50 turns. The EPO release "
+        "has the same turns, history and temperature, but plays 16 random games of a split.",
+    )
+)
+register_protocol(
+    Protocol(
+        name="alfworld-tiny20",
+        max_turns=20,
+        history_length=2,
+        temperature=0.4,
+        description="ALFWorld-style, generated games for a tiny model, 20 turns. Not comparable with any published "
+        "ALFWorld number.",
+    )
+)

@@ -1,0 +1,209 @@
+"""What a set of episodes showed, as counts: everything else is computed from them."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from epo_trl.evaluation.protocol import Protocol, get_protocol
+from epo_trl.evaluation.wilson import wilson_interval
+from epo_trl.types import Episode, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class TypeCount:
+    """Episodes and wins of one kind of task."""
+
+    episodes: int
+    wins: int
+
+    @property
+    def success_rate(self) -> float:
+        """Wins over episodes."""
+        return self.wins / self.episodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalReport:
+    """The result of one evaluation. Aborted episodes count as failures and are shown among the stop reasons.
+
+    Args:
+        protocol: How it was measured.
+        suite: Name of the task suite.
+        split: Name of the task list.
+        types: Counts per kind of task, by its name.
+        turns: Turns of all episodes together.
+        invalid_turns: Those whose action was not valid.
+        stop_reasons: Number of episodes per `StopReason`, by its value.
+        seconds: Wall time of the evaluation.
+    """
+
+    protocol: Protocol
+    suite: str
+    split: str
+    types: dict[str, TypeCount]
+    turns: int
+    invalid_turns: int
+    stop_reasons: dict[str, int]
+    seconds: float
+
+    @classmethod
+    def from_episodes(
+        cls, episodes: Sequence[Episode], *, protocol: Protocol | str, suite: str, split: str, seconds: float
+    ) -> EvalReport:
+        """Returns the report of the episodes; `protocol` may be the name of a known one."""
+        if not episodes:
+            raise ValueError(f"episodes: got none for {suite} {split}, takes at least one")
+        total = Counter(episode.task_type for episode in episodes)
+        wins = Counter(episode.task_type for episode in episodes if episode.won)
+        stops = Counter(episode.stop for episode in episodes)
+        return cls(
+            protocol=get_protocol(protocol) if isinstance(protocol, str) else protocol,
+            suite=suite,
+            split=split,
+            types={name: TypeCount(total[name], wins[name]) for name in sorted(total)},
+            turns=sum(len(episode.turns) for episode in episodes),
+            invalid_turns=sum(episode.invalid_actions for episode in episodes),
+            stop_reasons={reason.value: stops[reason] for reason in StopReason if stops[reason]},
+            seconds=seconds,
+        )
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes."""
+        return sum(count.episodes for count in self.types.values())
+
+    @property
+    def wins(self) -> int:
+        """Number of episodes that were won."""
+        return sum(count.wins for count in self.types.values())
+
+    @property
+    def success_rate(self) -> float:
+        """Wins over episodes."""
+        return self.wins / self.episodes
+
+    @property
+    def success_interval(self) -> tuple[float, float]:
+        """95 % Wilson interval of `success_rate`."""
+        return wilson_interval(self.wins, self.episodes)
+
+    @property
+    def macro_success_rate(self) -> float:
+        """Mean of the success rates of the kinds of task, each with equal weight."""
+        return sum(count.success_rate for count in self.types.values()) / len(self.types)
+
+    @property
+    def mean_turns(self) -> float:
+        """Turns per episode, won or not."""
+        return self.turns / self.episodes
+
+    @property
+    def invalid_action_rate(self) -> float:
+        """Share of the turns whose action was not valid; 0.0 if there was no turn."""
+        return self.invalid_turns / self.turns if self.turns else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON object: the counts, and for readers what follows from them."""
+        low, high = self.success_interval
+        return {
+            "protocol": self.protocol.to_dict(),
+            "suite": self.suite,
+            "split": self.split,
+            "episodes": self.episodes,
+            "wins": self.wins,
+            "success_rate": self.success_rate,
+            "success_interval": [low, high],
+            "macro_success_rate": self.macro_success_rate,
+            "mean_turns": self.mean_turns,
+            "invalid_action_rate": self.invalid_action_rate,
+            "types": {
+                name: {**asdict(count), "success_rate": count.success_rate} for name, count in self.types.items()
+            },
+            "turns": self.turns,
+            "invalid_turns": self.invalid_turns,
+            "stop_reasons": dict(self.stop_reasons),
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> EvalReport:
+        """Returns the report of `to_dict`; what follows from the counts is computed again."""
+        missing = [field for field in cls.__dataclass_fields__ if field not in data]
+        if missing:
+            raise ValueError(f"evaluation report: got no {', '.join(missing)}; takes what EvalReport.to_dict returns")
+        return cls(
+            protocol=Protocol.from_dict(data["protocol"]),
+            suite=data["suite"],
+            split=data["split"],
+            types={name: TypeCount(count["episodes"], count["wins"]) for name, count in data["types"].items()},
+            turns=data["turns"],
+            invalid_turns=data["invalid_turns"],
+            stop_reasons=dict(data["stop_reasons"]),
+            seconds=data["seconds"],
+        )
+
+
+def format_table(reports: Sequence[EvalReport] | dict[str, EvalReport], *, width: int = 120) -> str:
+    """Returns a plain-text table, one row per report and below each its kinds of task.
+
+    Args:
+        reports: The reports, or a dict whose keys are shown in the first column, such as `"before RL"`.
+        width: Columns of the text.
+    """
+    labelled = reports.items() if isinstance(reports, dict) else [("", report) for report in reports]
+    rows = [(label, report) for label, report in labelled]
+    heads = {
+        "what": [label for label, _ in rows],
+        "protocol": [report.protocol.name for _, report in rows],
+        "suite": [report.suite for _, report in rows],
+    }
+    # what is the same in all rows goes into the title
+    shared = [f"{name} {values[0]}" for name, values in heads.items() if name != "what" and len(set(values)) == 1]
+    columns = [name for name, values in heads.items() if len(set(values)) > 1 or (name == "what" and any(values))]
+    table = Table(title=", ".join(shared) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in (*columns, "split", "task type"):
+        table.add_column(heading)
+    for heading in ("n", "success %", "95 % interval", "macro %", "turns", "invalid %"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("stopped by")
+    for index, (_, report) in enumerate(rows):
+        _add_rows(table, [heads[name][index] for name in columns], report)
+    text = io.StringIO()
+    Console(file=text, width=width, color_system=None, force_terminal=False).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _add_rows(table: Table, head: list[str], report: EvalReport) -> None:
+    several = len(report.types) > 1
+    table.add_row(
+        *head,
+        report.split,
+        "all" if several else next(iter(report.types)),
+        str(report.episodes),
+        f"{100 * report.success_rate:.1f}",
+        _percent_interval(*report.success_interval),
+        f"{100 * report.macro_success_rate:.1f}",
+        f"{report.mean_turns:.1f}",
+        f"{100 * report.invalid_action_rate:.1f}",
+        ", ".join(f"{reason} {count}" for reason, count in report.stop_reasons.items()),
+    )
+    for name, count in report.types.items() if several else ():
+        table.add_row(
+            *[""] * (len(head) + 1),
+            f"  {name}",
+            str(count.episodes),
+            f"{100 * count.success_rate:.1f}",
+            _percent_interval(*wilson_interval(count.wins, count.episodes)),
+        )
+
+
+def _percent_interval(low: float, high: float) -> str:
+    return f"{100 * low:.1f} to {100 * high:.1f}"

@@ -1,0 +1,200 @@
+"""Intervals against hand numbers, reports against counted episodes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from epo_trl.evaluation import EvalReport, Protocol, format_table, get_protocol, register_protocol, wilson_interval
+from epo_trl.evaluation.protocol import protocol_names
+from epo_trl.types import Episode, StopReason, Turn
+
+GOOD = {"name": "mine", "max_turns": 3, "history_length": 2, "temperature": 0.4}
+
+
+# Wilson. The numbers were worked out by hand with z = 1.959964, z^2 = 3.841459. For 8 of 10:
+# centre = (0.8 + 0.192073) / 1.384146 = 0.716740, half-width = 1.959964 / 1.384146 * sqrt(0.016 + 0.009604) = 0.226577.
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [(8, 10, 0.490163, 0.943317), (5, 10, 0.236593, 0.763407), (0, 10, 0.0, 0.277533), (10, 10, 0.722467, 1.0)],
+)
+def test_the_wilson_interval_equals_hand_numbers(successes, n, low, high):
+    assert wilson_interval(successes, n) == pytest.approx((low, high), abs=2e-6)
+
+
+def test_the_wilson_ends_solve_the_equation_they_come_from():
+    z = 2.5758293  # 99 %
+    for end in wilson_interval(37, 140, confidence=0.99):
+        assert abs(37 / 140 - end) == pytest.approx(z * (end * (1 - end) / 140) ** 0.5, abs=1e-7)
+
+
+def test_the_wilson_interval_mirrors_with_failures_for_successes():
+    low, high = wilson_interval(13, 50)
+    assert wilson_interval(37, 50) == pytest.approx((1 - high, 1 - low))
+
+
+def test_without_trials_nothing_is_known():
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("successes", "n"), [(3, 2), (-1, 2)])
+def test_impossible_counts_are_refused(successes, n):
+    with pytest.raises(ValueError, match="successes"):
+        wilson_interval(successes, n)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95])
+def test_an_impossible_confidence_is_refused(confidence):
+    with pytest.raises(ValueError, match="confidence"):
+        wilson_interval(1, 2, confidence)
+
+
+# Protocols
+
+
+def test_the_alfworld_protocol_is_that_of_the_paper():
+    protocol = get_protocol("alfworld50")
+    assert (protocol.max_turns, protocol.history_length, protocol.temperature) == (50, 2, 0.4)
+    assert (protocol.success_rule, protocol.context) == ("won", "windowed")
+    assert get_protocol("alfworld-tiny20").max_turns == 20
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "takes"),
+    [
+        ("name", " ", "not empty"),
+        ("max_turns", 0, ">= 1"),
+        ("max_turns", 2.5, "integer"),
+        ("max_turns", True, "integer"),
+        ("history_length", -1, ">= 0"),
+        ("temperature", -0.1, ">= 0"),
+        ("temperature", float("nan"), ">= 0"),
+        ("temperature", "hot", ">= 0"),
+        ("success_rule", "score > 0", "'won'"),
+        ("invalid_action", "ignore", "'pass', 'skip'"),
+        ("context", "whole", "'windowed', 'concatenated'"),
+    ],
+)
+def test_a_protocol_names_the_wrong_field_its_value_and_what_it_takes(field, value, takes):
+    with pytest.raises(ValueError) as caught:
+        Protocol(**{**GOOD, field: value})
+    assert str(caught.value).startswith(f"{field}: got {value!r}, takes ")
+    assert takes in str(caught.value)
+
+
+def test_an_unknown_protocol_is_answered_with_the_known_names():
+    with pytest.raises(ValueError, match="'alfworld50'"):
+        get_protocol("alfworld51")
+
+
+def test_a_name_cannot_stand_for_two_settings():
+    known = get_protocol("alfworld50")
+    assert register_protocol(known) is known
+    with pytest.raises(ValueError, match="other settings already"):
+        register_protocol(replace(known, max_turns=51))
+    assert get_protocol("alfworld50").max_turns == 50
+
+
+def test_an_unknown_field_of_a_stored_protocol_is_named():
+    with pytest.raises(ValueError, match="'turns'"):
+        Protocol.from_dict({**GOOD, "turns": 3})
+
+
+@pytest.mark.parametrize("name", protocol_names())
+def test_every_protocol_is_described_and_survives_json(name):
+    protocol = get_protocol(name)
+    assert protocol.description
+    assert Protocol.from_dict(json.loads(json.dumps(protocol.to_dict()))) == protocol
+
+
+# Reports
+
+
+def episode(task_type, stop, valid=(True,)):
+    turns = tuple(Turn((1,), (2,), "look", "a room", "look", is_valid=is_valid) for is_valid in valid)
+    return Episode("iid/0", "tidy up", task_type, turns, stop, won=stop is StopReason.WON)
+
+
+# pick: 2 of 3 won; heat: 0 of 1. 4 + 2 + 0 + 2 = 8 turns, 3 of them invalid.
+EPISODES = [
+    episode("pick", StopReason.WON, (True, True, False, True)),
+    episode("pick", StopReason.WON, (True, True)),
+    episode("pick", StopReason.ABORTED, ()),
+    episode("heat", StopReason.TURN_LIMIT, (False, False)),
+]
+
+
+@pytest.fixture
+def report():
+    return EvalReport.from_episodes(EPISODES, protocol="alfworld-tiny20", suite="toy", split="iid", seconds=1.5)
+
+
+def test_a_report_equals_what_one_counts_by_hand(report):
+    assert (report.episodes, report.wins, report.success_rate) == (4, 2, 0.5)
+    assert report.success_interval == pytest.approx((0.150036, 0.849964), abs=1e-5)
+    assert report.macro_success_rate == pytest.approx((2 / 3 + 0) / 2)
+    assert report.mean_turns == 2.0
+    assert report.invalid_action_rate == 3 / 8
+    assert report.stop_reasons == {"won": 2, "turn_limit": 1, "aborted": 1}
+    assert {name: (count.episodes, count.wins) for name, count in report.types.items()} == {
+        "heat": (1, 0),
+        "pick": (3, 2),
+    }
+
+
+def test_an_aborted_episode_lowers_the_success_rate(report):
+    without = EvalReport.from_episodes(
+        [e for e in EPISODES if e.stop is not StopReason.ABORTED],
+        protocol="alfworld-tiny20",
+        suite="toy",
+        split="iid",
+        seconds=1.5,
+    )
+    assert without.success_rate == pytest.approx(2 / 3)
+    assert report.success_rate < without.success_rate
+
+
+def test_a_report_without_a_turn_has_no_invalid_actions():
+    aborted = EvalReport.from_episodes([EPISODES[2]], protocol=Protocol(**GOOD), suite="toy", split="iid", seconds=0.0)
+    assert aborted.invalid_action_rate == 0.0
+
+
+def test_the_order_of_the_episodes_does_not_matter(report):
+    back = EvalReport.from_episodes(EPISODES[::-1], protocol="alfworld-tiny20", suite="toy", split="iid", seconds=1.5)
+    assert json.dumps(back.to_dict()) == json.dumps(report.to_dict())
+
+
+def test_a_report_survives_json_and_carries_the_whole_protocol(report):
+    data = json.loads(json.dumps(report.to_dict()))
+    assert EvalReport.from_dict(data) == report
+    assert data["success_rate"] == 0.5
+    assert data["protocol"]["max_turns"] == 20
+
+
+def test_a_file_that_is_no_report_is_told_what_it_lacks(report):
+    data = report.to_dict()
+    del data["stop_reasons"]
+    with pytest.raises(ValueError, match="stop_reasons"):
+        EvalReport.from_dict(data)
+
+
+def test_a_report_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="toy iid"):
+        EvalReport.from_episodes([], protocol="alfworld50", suite="toy", split="iid", seconds=0.0)
+
+
+def test_the_table_shows_the_protocol_the_rates_and_the_kinds_of_task(report):
+    text = format_table([report])
+    assert text.splitlines()[0] == "protocol alfworld-tiny20, suite toy"
+    row = next(line for line in text.splitlines() if " all " in line)
+    assert row.split()[:8] == ["iid", "all", "4", "50.0", "15.0", "to", "85.0", "33.3"]
+    assert any("pick" in line and "66.7" in line for line in text.splitlines())
+    assert any("heat" in line and "0.0" in line for line in text.splitlines())
+    assert max(len(line) for line in text.splitlines()) <= 120
+
+
+def test_the_table_keeps_protocols_and_labels_apart(report):
+    other = replace(report, protocol=get_protocol("alfworld50"))
+    text = format_table({"before RL": report, "after RL": other}, width=160)
+    assert any("before RL" in line and "alfworld-tiny20" in line for line in text.splitlines())
+    assert any("after RL" in line and "alfworld50" in line for line in text.splitlines())
