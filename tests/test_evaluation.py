@@ -89,8 +89,8 @@ def test_an_unknown_protocol_is_answered_with_the_known_names():
 
 def test_a_name_cannot_stand_for_two_settings():
     known = get_protocol("alfworld50")
-    assert register_protocol(known) is known
-    with pytest.raises(ValueError, match="other settings already"):
+    assert register_protocol(replace(known, description="")) is known
+    with pytest.raises(ValueError, match="max_turns 51 instead of 50"):
         register_protocol(replace(known, max_turns=51))
     assert get_protocol("alfworld50").max_turns == 50
 
@@ -169,6 +169,15 @@ def test_a_report_survives_json_and_carries_the_whole_protocol(report):
     assert EvalReport.from_dict(data) == report
     assert data["success_rate"] == 0.5
     assert data["protocol"]["max_turns"] == 20
+
+
+def test_the_scalars_of_a_report_are_its_rates(report):
+    scalars = report.scalars()
+    assert scalars["success_rate"] == 0.5
+    assert (scalars["success_rate_low"], scalars["success_rate_high"]) == report.success_interval
+    assert scalars["success_rate_heat"] == 0.0
+    assert scalars["aborted"] == 0.25
+    assert all(isinstance(value, float) for value in scalars.values())
 
 
 def test_a_file_that_is_no_report_is_told_what_it_lacks(report):

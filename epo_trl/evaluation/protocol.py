@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SUCCESS_RULES = {"won": "the engine's own `won`: the task is solved, whatever the reward"}
@@ -22,7 +22,7 @@ class Protocol:
         success_rule: A key of `SUCCESS_RULES`.
         invalid_action: `"pass"` hands an action that is not valid to the engine, `"skip"` does not.
         context: `"windowed"` or `"concatenated"`.
-        description: What it is for and what it can be compared with.
+        description: What it is for and what it can be compared with. Not part of the settings.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Protocol:
     success_rule: str = "won"
     invalid_action: str = "pass"
     context: str = "windowed"
-    description: str = ""
+    description: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         self._need("name", isinstance(self.name, str) and bool(self.name.strip()), "a text that is not empty")
@@ -40,16 +40,16 @@ class Protocol:
         self._need("history_length", _is_int(self.history_length) and self.history_length >= 0, "an integer >= 0")
         number = isinstance(self.temperature, int | float) and not isinstance(self.temperature, bool)
         self._need("temperature", number and 0.0 <= self.temperature < float("inf"), "a finite number >= 0")
-        for field, choices in (
+        for choice, choices in (
             ("success_rule", tuple(SUCCESS_RULES)),
             ("invalid_action", INVALID_ACTIONS),
             ("context", CONTEXTS),
         ):
-            self._need(field, getattr(self, field) in choices, "one of " + ", ".join(map(repr, choices)))
+            self._need(choice, getattr(self, choice) in choices, "one of " + ", ".join(map(repr, choices)))
 
-    def _need(self, field: str, holds: bool, takes: str) -> None:
+    def _need(self, name: str, holds: bool, takes: str) -> None:
         if not holds:
-            raise ValueError(f"{field}: got {getattr(self, field)!r}, takes {takes} (protocol {self.name!r})")
+            raise ValueError(f"{name}: got {getattr(self, name)!r}, takes {takes} (protocol {self.name!r})")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields, ready for JSON."""
@@ -74,14 +74,24 @@ _PROTOCOLS: dict[str, Protocol] = {}
 
 
 def register_protocol(protocol: Protocol) -> Protocol:
-    """Returns the protocol after it was made known by its name.
+    """Returns the protocol of that name and those settings, made known if the name is new.
 
     Raises:
-        ValueError: If the name stands for other settings already.
+        ValueError: If the name stands for other settings already; it says which.
     """
-    if _PROTOCOLS.setdefault(protocol.name, protocol) != protocol:
-        raise ValueError(f"name: got {protocol.name!r}, which has other settings already; takes a name that is free")
-    return protocol
+    known = _PROTOCOLS.setdefault(protocol.name, protocol)
+    if known != protocol:
+        new, old = protocol.to_dict(), known.to_dict()
+        differ = [
+            f"{key} {new[key]!r} instead of {old[key]!r}"
+            for key in old
+            if key != "description" and new[key] != old[key]
+        ]
+        raise ValueError(
+            f"protocol: got {protocol.name!r} with {', '.join(differ)}; a name stands for one setting, "
+            "so use its own or choose another name"
+        )
+    return known
 
 
 def get_protocol(name: str) -> Protocol:

@@ -110,6 +110,21 @@ class EvalReport:
         """Share of the turns whose action was not valid; 0.0 if there was no turn."""
         return self.invalid_turns / self.turns if self.turns else 0.0
 
+    def scalars(self) -> dict[str, float]:
+        """Returns what a training run logs of an evaluation, by metric name."""
+        low, high = self.success_interval
+        return {
+            "success_rate": self.success_rate,
+            "success_rate_low": low,
+            "success_rate_high": high,
+            "macro_success_rate": self.macro_success_rate,
+            "turns": self.mean_turns,
+            "invalid_actions": self.invalid_action_rate,
+            "aborted": self.stop_reasons.get(StopReason.ABORTED.value, 0) / self.episodes,
+            "seconds": self.seconds,
+            **{f"success_rate_{name}": count.success_rate for name, count in self.types.items() if len(self.types) > 1},
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON object: the counts, and for readers what follows from them."""
         low, high = self.success_interval
