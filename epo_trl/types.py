@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -87,3 +87,8 @@ class Episode:
     def is_usable(self) -> bool:
         """Whether the episode may enter the gradient and the group baseline."""
         return self.stop is not StopReason.ABORTED and bool(self.turns)
+
+    def without_tokens(self) -> Episode:
+        """Returns the episode without its token ids, small enough to send between ranks."""
+        bare = tuple(replace(turn, prompt_ids=(), response_ids=(), logprobs=None) for turn in self.turns)
+        return replace(self, turns=bare)

@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 
-def turn_mean_weights(turn_ids: Tensor, response_mask: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+def turn_mean_weights(
+    turn_ids: Tensor,
+    response_mask: Tensor,
+    *,
+    num_trajectories: Tensor | float | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
     """Returns weights with which a sum over tokens is the mean over trajectories, turns and response tokens.
 
     `(weights * H).sum()` is L_H of EPO (arXiv 2509.22576, Eq. 4): the mean over trajectories of the mean over each
@@ -16,6 +22,9 @@ def turn_mean_weights(turn_ids: Tensor, response_mask: Tensor, *, dtype: torch.d
     Args:
         turn_ids: (B, T) integers, the turn of each token; -1 on padding. Environment tokens may carry a turn id.
         response_mask: (B, T), 1 on the tokens that the policy sampled.
+        num_trajectories: Number of trajectories to average over. By default those of this batch that have a response
+            token. For a part of a batch pass the number in the whole batch: the sums over the parts then add up to
+            the mean over the whole, however it was cut.
         dtype: Floating type of the weights.
 
     Raises:
@@ -36,6 +45,6 @@ def turn_mean_weights(turn_ids: Tensor, response_mask: Tensor, *, dtype: torch.d
     tokens_per_turn = torch.zeros(turn_ids.shape[0], int(turns.max()) + 1, dtype=dtype, device=turn_ids.device)
     tokens_per_turn.scatter_add_(1, turns, mask.to(dtype))  # n_{j,t}
     turns_per_row = (tokens_per_turn > 0).sum(1, keepdim=True)  # T_j
-    rows = (turns_per_row > 0).sum()  # B
-    per_token = tokens_per_turn.gather(1, turns) * turns_per_row * rows
-    return mask / per_token.clamp(min=1)
+    per_token = (tokens_per_turn.gather(1, turns) * turns_per_row).clamp(min=1)
+    rows = (turns_per_row > 0).sum().clamp(min=1) if num_trajectories is None else num_trajectories  # B
+    return mask / per_token / rows

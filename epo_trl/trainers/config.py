@@ -1,0 +1,163 @@
+"""The configuration of EPO on top of TRL's GRPOConfig."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trl import GRPOConfig
+
+from epo_trl.objectives.history import GRANULARITIES
+from epo_trl.objectives.smoothing import PENALTIES
+from epo_trl.rollout.context import CONTEXTS
+from epo_trl.rollout.loop import INVALID_ACTIONS
+
+
+@dataclass
+class EPOConfig(GRPOConfig):
+    """GRPOConfig plus the terms of EPO (arXiv 2509.22576) and the settings of a multi-turn rollout.
+
+    Greek letters keep the paper's names. TRL's `beta` is the KL coefficient; the paper's beta_k is `smoothing_beta_*`.
+    `max_completion_length` is the longest response of one turn. `max_steps` counts optimizer steps, as everywhere in
+    Hugging Face trainers; one RL step is one batch of collected episodes (`generation_batch_size` of them).
+    """
+
+    # Objective
+    epo_lambda: float = field(
+        default=0.001, metadata={"help": "lambda: weight of the entropy terms. 0 gives plain GRPO."}
+    )
+    smoothing_alpha: float = field(
+        default=0.1, metadata={"help": "alpha of Eq. 5: scale of the smoothing penalty. 0 leaves the entropy bonus only."}
+    )
+    smoothing_beta_start: float = field(
+        default=2.0, metadata={"help": "beta_start of Eq. 7: weight of the smoothing term at the first RL step."}
+    )
+    smoothing_beta_end: float = field(
+        default=1.0, metadata={"help": "beta_end of Eq. 7: its weight at the last RL step; it passes 1 at half time."}
+    )
+    smoothing_decay: float = field(default=3.0, metadata={"help": "lambda_d of Eq. 7: rate of the schedule."})
+    kappa_low: float = field(
+        default=0.0, metadata={"help": "kappa_l of Eq. 5: lower edge of the band, times the historical entropy."}
+    )
+    kappa_high: float = field(
+        default=2.0, metadata={"help": "kappa_r of Eq. 5: upper edge of the band, times the historical entropy."}
+    )
+    smoothing_penalty: str = field(
+        default="hinge",
+        metadata={"help": "'hinge' (Eq. 5) or 'indicator' (Definition 9; built from constants, carries no gradient)."},
+    )
+    entropy_history: str = field(
+        default="step",
+        metadata={"help": "What the history keeps: 'step', one mean per RL step, or 'turn', one per turn index too."},
+    )
+    entropy_history_window: int | None = field(
+        default=None, metadata={"help": "RL steps to look back; None looks back to the start, as the paper does."}
+    )
+
+    # Rollout
+    context: str = field(
+        default="windowed",
+        metadata={"help": "'windowed': each turn is a fresh prompt; 'concatenated': the episode is one sequence."},
+    )
+    history_length: int = field(default=2, metadata={"help": "Past turns shown in a windowed prompt."})
+    max_turns: int = field(default=50, metadata={"help": "Turn budget of an episode."})
+    max_prompt_length: int = field(
+        default=2048, metadata={"help": "Longest prompt of one turn, in tokens; oldest history is dropped first."}
+    )
+    max_completion_length: int | None = field(
+        default=512, metadata={"help": "Longest response of one turn, in tokens."}
+    )
+    prompt_template: str = field(
+        default="alfworld", metadata={"help": "Name of a template of epo_trl, or a folder with your own text files."}
+    )
+    require_think: bool = field(
+        default=True, metadata={"help": "Whether a response without <think> </think> counts as invalid."}
+    )
+    invalid_action: str = field(
+        default="pass",
+        metadata={"help": "'pass' hands an invalid action to the environment; 'skip' only costs the turn."},
+    )
+    invalid_action_penalty: float = field(
+        default=0.1, metadata={"help": "Subtracted from the reward for every turn without a valid action."}
+    )
+    success_reward: float = field(default=10.0, metadata={"help": "Reward for solving the task."})
+    env_reward_weight: float = field(
+        default=0.0, metadata={"help": "Factor on the environment's own reward, added to every turn's reward."}
+    )
+
+    # Evaluation
+    eval_temperature: float = field(default=0.4, metadata={"help": "Sampling temperature of evaluation, if no protocol is named."}
+    )
+    eval_episodes: int | None = field(
+        default=None, metadata={"help": "Play only the first N tasks of each list in periodic evaluation; None for all."}
+    )
+    eval_seed: int = field(default=0, metadata={"help": "Seed of the sampling in evaluation."})
+    protocol: str = field(
+        default="",
+        metadata={"help": "Name of the evaluation protocol; by default the training rules at eval_temperature."},
+    )
+    print_episodes: int = field(
+        default=0, metadata={"help": "Sample episodes to print as a table at every logging step."}
+    )
+
+    def __post_init__(self) -> None:
+        self._check_epo()
+        if self.num_generations_eval is None:
+            self.num_generations_eval = 1
+        super().__post_init__()
+        if self.epo_lambda and (self.entropy_coef or self.use_adaptive_entropy):
+            raise ValueError(
+                f"entropy_coef: got {self.entropy_coef} (use_adaptive_entropy={self.use_adaptive_entropy}) together "
+                f"with epo_lambda={self.epo_lambda}. Both are entropy bonuses, and TRL's is a mean per micro-batch, so "
+                "it changes with the way a batch is cut. Set entropy_coef=0 and use_adaptive_entropy=False to train "
+                "EPO, or epo_lambda=0 to use TRL's bonus."
+            )
+        self._check_alignment()
+
+    def _check_epo(self) -> None:
+        choices = {
+            "smoothing_penalty": PENALTIES,
+            "entropy_history": GRANULARITIES,
+            "context": CONTEXTS,
+            "invalid_action": INVALID_ACTIONS,
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, takes one of {allowed}")
+        at_least = {
+            "epo_lambda": 0, "smoothing_alpha": 0, "smoothing_decay": 0, "kappa_low": 0, "history_length": 0,
+            "max_turns": 1, "max_prompt_length": 1, "max_completion_length": 1, "invalid_action_penalty": 0,
+            "smoothing_beta_start": 0, "smoothing_beta_end": 0,
+        }  # fmt: skip
+        for name, least in at_least.items():
+            value = getattr(self, name)
+            if value is None or not value >= least:
+                raise ValueError(f"{name}: got {value!r}, takes a number >= {least}")
+        if self.kappa_high < self.kappa_low:
+            raise ValueError(f"kappa_high: got {self.kappa_high}, takes a number >= kappa_low ({self.kappa_low})")
+        if not self.eval_temperature > 0:
+            raise ValueError(f"eval_temperature: got {self.eval_temperature}, takes a number > 0")
+        if self.entropy_history_window is not None and self.entropy_history_window < 1:
+            raise ValueError(
+                f"entropy_history_window: got {self.entropy_history_window}, takes an integer >= 1 or null"
+            )
+
+    def _check_alignment(self) -> None:
+        """A checkpoint inside a collected batch could not be resumed exactly: the batch is not saved."""
+        per_rl_step = self.micro_steps_per_rl_step
+        if self.save_strategy == "steps" and self.save_steps >= 1:
+            if (int(self.save_steps) * self.gradient_accumulation_steps) % per_rl_step:
+                raise ValueError(
+                    f"save_steps: got {self.save_steps}, which ends inside a collected batch. One RL step is "
+                    f"{per_rl_step / self.gradient_accumulation_steps:g} optimizer steps here (steps_per_generation "
+                    f"{self.steps_per_generation} x num_iterations {self.num_iterations} / "
+                    f"gradient_accumulation_steps {self.gradient_accumulation_steps}); take a multiple of it"
+                )
+
+    @property
+    def micro_steps_per_rl_step(self) -> int:
+        """Forward-backward passes that one collected batch is used for."""
+        return self.steps_per_generation * self.num_iterations
+
+    def total_rl_steps(self, optimizer_steps: int) -> int:
+        """Returns K of Eq. 7 for a run of that many optimizer steps."""
+        return max(1, -(-optimizer_steps * self.gradient_accumulation_steps // self.micro_steps_per_rl_step))

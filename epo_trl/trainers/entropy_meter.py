@@ -1,0 +1,108 @@
+"""Entropy statistics of one RL step, over all micro-batches and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+EDGE_TOKENS = 10  # of `entropy/first10_tokens` and `entropy/last10_tokens`
+_PARTS = ("all", "early_turns", "late_turns", f"first{EDGE_TOKENS}_tokens", f"last{EDGE_TOKENS}_tokens")
+
+
+class EntropyMeter:
+    """Sums entropies of the parts of an episode; a mean is only taken over the whole RL step.
+
+    Early turns are the first half of each episode (the middle turn of an odd number included), late turns the rest.
+    First and last tokens are counted within each turn's response.
+
+    Args:
+        max_turns: Number of turn indices that are kept apart.
+        device: Where the sums live.
+    """
+
+    def __init__(self, max_turns: int, device: torch.device | str = "cpu"):
+        self.max_turns = max_turns
+        # Rows: sums and counts. Columns: the parts, then the turn indices.
+        self._sums = torch.zeros(2, len(_PARTS) + max_turns, dtype=torch.float64, device=device)
+        self._shares = torch.zeros(3, dtype=torch.float64, device=device)
+        self._terms = torch.zeros(2, dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(
+        self,
+        entropy: Tensor,
+        turn_ids: Tensor,
+        response_mask: Tensor,
+        *,
+        shares: Tensor,
+        bonus: Tensor,
+        penalty: Tensor,
+    ) -> None:
+        """Adds a micro-batch.
+
+        Args:
+            entropy: (B, T) in nats.
+            turn_ids: (B, T).
+            response_mask: (B, T).
+            shares: (3,) numbers of tokens below, inside and above the band.
+            bonus: This micro-batch's part of L_H.
+            penalty: This micro-batch's part of L_smooth.
+        """
+        mask = response_mask.bool()
+        turns = torch.where(mask, turn_ids, -1)
+        early = mask & (2 * turns < turns.amax(1, keepdim=True) + 1)
+        first, last = _edge_masks(turns, mask)
+        for column, part in enumerate((mask, early, mask & ~early, first, last)):
+            self._sums[0, column] += entropy[part].sum()
+            self._sums[1, column] += part.sum()
+        index = turns[mask].clamp(max=self.max_turns - 1).long() + len(_PARTS)
+        self._sums[0].index_add_(0, index, entropy[mask].to(self._sums.dtype))
+        self._sums[1].index_add_(0, index, torch.ones_like(index, dtype=self._sums.dtype))
+        self._shares += shares
+        self._terms += torch.stack([bonus, penalty])
+
+    def reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Replaces the sums by those of all ranks. Collective."""
+        flat = sum_over_ranks(torch.cat([self._sums.flatten(), self._shares, self._terms]))
+        sums, self._shares, self._terms = flat.split([self._sums.numel(), 3, 2])
+        self._sums = sums.view_as(self._sums)
+
+    def means(self) -> dict[str, float]:
+        """Returns the mean entropy of each part that has tokens, in nats; `"all"` is the token-level mean."""
+        return {p: v for p, v in zip(_PARTS, self._ratio(0, len(_PARTS)), strict=True) if v is not None}
+
+    def turn_means(self) -> dict[int, float]:
+        """Returns the mean entropy of each turn index that has tokens, in nats."""
+        values = self._ratio(len(_PARTS), self._sums.shape[1])
+        return {turn: value for turn, value in enumerate(values) if value is not None}
+
+    def band_shares(self) -> list[float]:
+        """Returns the shares of tokens below, inside and above the band."""
+        return (self._shares / self._shares.sum().clamp(min=1)).tolist()
+
+    def loss_terms(self) -> tuple[float, float]:
+        """Returns the sums of `bonus` and of `penalty`."""
+        bonus, penalty = self._terms.tolist()
+        return bonus, penalty
+
+    def _ratio(self, start: int, end: int) -> list[float | None]:
+        sums, counts = self._sums[:, start:end].tolist()
+        return [s / c if c else None for s, c in zip(sums, counts, strict=True)]
+
+
+def _edge_masks(turns: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns masks of the first and of the last `EDGE_TOKENS` sampled tokens of each turn."""
+    from_start = _run_position(turns, mask)
+    from_end = _run_position(turns.flip(1), mask.flip(1)).flip(1)
+    return mask & (from_start < EDGE_TOKENS), mask & (from_end < EDGE_TOKENS)
+
+
+def _run_position(turns: Tensor, mask: Tensor) -> Tensor:
+    """Returns each token's place among the sampled tokens of its turn. A turn is one run of true mask values."""
+    count = mask.long().cumsum(1)
+    before = torch.cat([torch.full_like(turns[:, :1], -1), turns[:, :-1]], dim=1)
+    starts = mask & (turns != before)
+    start_count = torch.where(starts, count, 0).cummax(1).values
+    return count - start_count

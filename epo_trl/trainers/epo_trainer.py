@@ -1,0 +1,524 @@
+"""EPO over many turns as a subclass of TRL's GRPOTrainer.
+
+TRL keeps what it is good at: sampling and grouping tasks, the clipped surrogate and its variants, KL, reference
+model, gradient accumulation, distribution, logging. This class fills four seams, always around `super()`:
+
+- `rollout_func`: plays whole episodes; each becomes one row whose turns are segments;
+- `_generate_and_score_completions`: adds the turn ids and per-token advantages to the batch;
+- `_get_per_token_logps_and_entropies`: shows the model turns where TRL sees episodes;
+- `compute_loss`: adds the entropy terms of EPO to TRL's policy loss.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import AutoTokenizer, PreTrainedModel
+from trl import GRPOTrainer
+from trl.trainer.utils import pad
+
+from epo_trl.advantages import CreditBatch, share_episode_advantage
+from epo_trl.envs.base import TaskSuite, TextEnv
+from epo_trl.evaluation import EvalReport, Protocol, get_protocol
+from epo_trl.evaluation.play import protocol_context, protocol_settings
+from epo_trl.evaluation.samples import print_episodes
+from epo_trl.objectives import EntropyHistory, band_shares, beta_schedule, smoothing_penalty, turn_mean_weights
+from epo_trl.rollout import (
+    ContextBuilder,
+    PromptTemplate,
+    RolloutSettings,
+    RolloutTimes,
+    episode_to_row,
+    play_episodes,
+)
+from epo_trl.trainers.checks import check_context_fits, check_tokenizer
+from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.entropy_meter import EntropyMeter
+from epo_trl.trainers.state_file import read_state, write_state
+from epo_trl.trainers.turn_forward import TurnLayout, cut_turns, score_turns
+from epo_trl.types import Episode, StopReason
+
+STATE_FILE = "epo_state.json"
+TEST_SPLITS = ("iid", "ood")
+
+
+def episode_return(completions: Sequence[Any], episode_return: Sequence[float | None], **_: Any) -> list[float | None]:
+    """Returns the total reward of each episode, `None` for an aborted one (TRL leaves it out of the baseline)."""
+    return list(episode_return)
+
+
+def _protocol_of(args: EPOConfig, suite: TaskSuite) -> Protocol:
+    """Returns the training rules as a protocol, for a run that names none."""
+    return Protocol(
+        name=f"{suite.name}-{args.max_turns}turns",
+        max_turns=args.max_turns,
+        history_length=args.history_length,
+        temperature=args.eval_temperature,
+        invalid_action=args.invalid_action,
+        context=args.context,
+    )
+
+
+class EPOTrainer(GRPOTrainer):
+    """Trains a language model on text environments with GRPO and the entropy terms of EPO (arXiv 2509.22576).
+
+    Args:
+        model: A model, a Hub id or a local path.
+        suite: The tasks and their environments.
+        args: The configuration.
+        reward_funcs: TRL reward functions; by default the episodes' total reward. They also receive the `episode`.
+        train_dataset: Rows with a `prompt` column that holds task ids; by default the suite's `train` list.
+        processing_class: The tokenizer; by default the model's.
+        **kwargs: Passed to `GRPOTrainer` (`peft_config`, `callbacks`, `optimizers`, `quantization_config`, ...).
+    """
+
+    _tag_names = ["trl", "epo_trl", "grpo"]
+    _name = "EPO"
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        suite: TaskSuite,
+        args: EPOConfig | None = None,
+        reward_funcs: Any = None,
+        train_dataset: Dataset | None = None,
+        processing_class: Any = None,
+        **kwargs: Any,
+    ):
+        args = args if args is not None else EPOConfig("epo-trl")
+        self.suite = suite
+        if processing_class is None:
+            path = model if isinstance(model, str) else model.config._name_or_path
+            processing_class = AutoTokenizer.from_pretrained(path, padding_side="left")
+        check_tokenizer(processing_class)
+        self.context = ContextBuilder(
+            processing_class,
+            PromptTemplate.load(args.prompt_template),
+            mode=args.context,
+            history_length=args.history_length,
+            max_prompt_tokens=args.max_prompt_length,
+            max_response_tokens=args.max_completion_length,
+            chat_template_kwargs=args.chat_template_kwargs or {},
+        )
+        self.rollout_settings = RolloutSettings(
+            max_turns=args.max_turns,
+            success_reward=args.success_reward,
+            invalid_action_penalty=args.invalid_action_penalty,
+            env_reward_weight=args.env_reward_weight,
+            invalid_action=args.invalid_action,
+            require_think=args.require_think,
+        )
+        self.protocol = get_protocol(args.protocol) if args.protocol else _protocol_of(args, suite)
+        self.eval_context = protocol_context(
+            self.protocol,
+            processing_class,
+            args.prompt_template,
+            max_prompt_tokens=args.max_prompt_length,
+            max_response_tokens=args.max_completion_length,
+            chat_template_kwargs=args.chat_template_kwargs,
+        )
+        self._envs: list[TextEnv] = []
+        if train_dataset is None:
+            train_dataset = Dataset.from_dict({"prompt": list(suite.task_ids("train"))})
+        self._check_first_task(train_dataset[0]["prompt"], args.seed)
+
+        eval_lists = {split: suite.task_ids(split) for split in TEST_SPLITS if split in suite.splits}
+        self.eval_tasks = {split: list(ids)[: args.eval_episodes] for split, ids in eval_lists.items()}
+        super().__init__(
+            model=model,
+            reward_funcs=reward_funcs if reward_funcs is not None else episode_return,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset={s: Dataset.from_dict({"prompt": ids}) for s, ids in self.eval_tasks.items()} or None,
+            processing_class=processing_class,
+            rollout_func=self._rollout,
+            **kwargs,
+        )
+        for context in (self.context, self.eval_context):
+            context.max_context_tokens = check_context_fits(args, self.model.config)
+        self.entropy_history = EntropyHistory(per=args.entropy_history, window=args.entropy_history_window)
+        self.rl_step = 0
+        self._meter = self._new_meter()
+        self._layout: TurnLayout | None = None
+        self._entropies: Tensor | None = None
+        self._episodes: list[Episode] = []
+        self.last_reports: list[EvalReport] = []
+
+    # --- Rollout -----------------------------------------------------------------------------------------------
+
+    def _rollout(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
+        """TRL's `rollout_func`: one episode per task id, each as one row."""
+        times = RolloutTimes()
+        # One seed for all: the members of a group, wherever they are played, start from the identical state.
+        tasks = [(task_id, self.args.seed) for task_id in prompts]
+        self._episodes = self.play(tasks, description="rollout", times=times)
+        rows = [episode_to_row(episode, self._tokenizer.eos_token_id) for episode in self._episodes]
+        self._layout = TurnLayout(
+            self._pad_rows([row.turn_ids for row in rows], -1),
+            self._pad_rows([row.env_mask for row in rows], 0),
+            windowed=self.args.context == "windowed",
+        )
+        self._log_rollout(times)
+        has_logprobs = any(row.logprobs is not None for row in rows)
+        return {
+            "prompt_ids": [row.prompt_ids for row in rows],
+            "completion_ids": [row.completion_ids for row in rows],
+            "env_mask": [row.env_mask for row in rows],
+            "logprobs": [row.logprobs or [0.0] * len(row.completion_ids) for row in rows] if has_logprobs else None,
+            "episode_return": [e.total_reward if e.is_usable else None for e in self._episodes],
+            "episode": list(self._episodes),
+        }
+
+    def play(
+        self,
+        tasks: Sequence[tuple[str, int]],
+        *,
+        context: ContextBuilder | None = None,
+        settings: RolloutSettings | None = None,
+        description: str = "episodes",
+        times: RolloutTimes | None = None,
+    ) -> list[Episode]:
+        """Returns one episode per `(task_id, seed)`, played by the current policy. Collective: every rank calls it.
+
+        `context` and `settings` are those of training unless given.
+        """
+        while len(self._envs) < len(tasks):
+            self._envs.append(self.suite.make_env())
+        hidden = self.args.disable_tqdm or not self.accelerator.is_main_process
+        with tqdm(total=len(tasks), desc=description, unit="episode", leave=False, disable=hidden) as bar:
+            return play_episodes(
+                self._envs,
+                tasks,
+                lambda prompt_ids: self._generate_single_turn(prompt_ids, None, {}, 1),
+                context or self.context,
+                settings or self.rollout_settings,
+                prompts_needed=self._prompts_needed,
+                on_finished=bar.update,
+                times=times,
+            )
+
+    def _prompts_needed(self, running: int) -> int:
+        """Generation is collective, so all ranks go on until the last episode of any rank has ended."""
+        if self.accelerator.num_processes == 1:
+            return running
+        counts = self.accelerator.gather(torch.tensor([running], device=self.accelerator.device)).tolist()
+        if not any(counts):
+            return 0
+        # A vLLM server slices one list by rank, so every rank sends equally many.
+        return max(counts) if self.use_vllm else max(running, 1)
+
+    def _pad_rows(self, rows: list[list[int]], value: int) -> Tensor:
+        return pad(
+            [torch.tensor(row) for row in rows],
+            padding_value=value,
+            padding_side="right",
+            pad_to_multiple_of=self.pad_to_multiple_of,
+        ).to(self.accelerator.device)
+
+    # --- Batch -------------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        assert self._layout is not None
+        turn_ids, response_mask = self._layout.turn_ids, self._layout.response_mask
+        usable = torch.tensor(sum(episode.is_usable for episode in self._episodes), device=turn_ids.device)
+        output["turn_ids"] = turn_ids
+        output["num_episodes"] = self.accelerator.reduce(usable.float(), reduction="sum")
+        output["advantages"] = self.assign_credit(
+            CreditBatch(self._episodes, output["advantages"], turn_ids, response_mask)
+        )
+        return output
+
+    def assign_credit(self, batch: CreditBatch) -> Tensor:
+        """Returns (B, T) advantages. The hook for methods that tell turns or tokens apart."""
+        return share_episode_advantage(batch)
+
+    # --- Loss --------------------------------------------------------------------------------------------------
+
+    def _get_per_token_logps_and_entropies(  # type: ignore[override]
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **multimodal: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        assert self._layout is not None and self._layout.turn_ids.shape == (len(input_ids), logits_to_keep)
+        extra = {"output_router_logits": True} if compute_aux_loss else {}
+        rows = batch_size or len(input_ids)
+        logps, entropies, aux_losses = [], [], []
+        for start in range(0, len(input_ids), rows):
+            end = start + rows
+            turns = cut_turns(input_ids[start:end], attention_mask[start:end], self._layout.rows(start, end))
+            with self.accelerator.autocast():
+                outputs = score_turns(model, turns, **extra)
+            logps.append(turns.to_rows(outputs.log_probs))
+            if compute_entropy:
+                entropies.append(turns.to_rows(outputs.entropy))
+            if compute_aux_loss:
+                aux_losses.append(outputs.aux_loss)
+        if compute_entropy:
+            self._entropies = torch.cat(entropies)
+        return (
+            torch.cat(logps),
+            self._entropies if compute_entropy else None,
+            torch.stack(aux_losses).mean() if compute_aux_loss else None,
+        )
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """Returns TRL's policy loss plus `-lambda * (L_H - beta_k * L_smooth)`, for one micro-batch.
+
+        Scaled so that the sum over the micro-batches of an optimizer step, averaged over ranks, is the loss of the
+        whole batch, however it is cut.
+        """
+        response_mask = inputs["completion_mask"] * inputs["tool_mask"]
+        self._layout = TurnLayout(inputs["turn_ids"], inputs["tool_mask"] * (inputs["turn_ids"] >= 0), self._windowed)
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        entropies, self._entropies = self._entropies, None
+        assert entropies is not None
+        bonus, penalty = self._entropy_terms(entropies, inputs, response_mask)
+        if self.args.epo_lambda:
+            loss = loss - self.args.epo_lambda * (bonus - self.smoothing_beta * penalty)
+        return loss
+
+    def _entropy_terms(self, entropies: Tensor, inputs: dict[str, Any], mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns this micro-batch's parts of L_H and L_smooth, and feeds the statistics of the RL step."""
+        band = {"kappa_low": self.args.kappa_low, "kappa_high": self.args.kappa_high}
+        turn_ids = inputs["turn_ids"]
+        reference = self.entropy_history.reference(turn_ids)
+        weights = turn_mean_weights(
+            turn_ids, mask, num_trajectories=self._trajectories_per_update(inputs), dtype=entropies.dtype
+        )
+        bonus = (weights * entropies).sum()
+        penalty = (
+            weights
+            * smoothing_penalty(
+                entropies, reference, alpha=self.args.smoothing_alpha, kind=self.args.smoothing_penalty, **band
+            )
+        ).sum()
+        # The history holds entropies of the policy that collected the batch, so only its first pass counts.
+        if self._step % self.args.micro_steps_per_rl_step < self.args.steps_per_generation:
+            shares = band_shares(entropies.detach(), reference, mask, **band)
+            self._meter.add(entropies, turn_ids, mask, shares=shares, bonus=bonus, penalty=penalty)
+        return bonus, penalty
+
+    def _trajectories_per_update(self, inputs: dict[str, Any]) -> Tensor:
+        """Returns the divisor that turns local sums into the mean over one optimizer step, after ranks are averaged."""
+        steps = self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        return inputs["num_episodes"].clamp(min=1) / self.accelerator.num_processes * steps
+
+    @property
+    def smoothing_beta(self) -> float:
+        """beta_k of Eq. 7 at the current RL step."""
+        return beta_schedule(
+            self.rl_step,
+            self.args.total_rl_steps(self.state.max_steps if self.state.max_steps > 0 else 1),
+            start=self.args.smoothing_beta_start,
+            end=self.args.smoothing_beta_end,
+            decay=self.args.smoothing_decay,
+        )
+
+    @property
+    def _windowed(self) -> bool:
+        return self.args.context == "windowed"
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Runs one forward-backward pass; after the last one of a collected batch the RL step is closed."""
+        output = super().training_step(model, inputs, num_items_in_batch)
+        if self._step % self.args.micro_steps_per_rl_step == 0:
+            self._close_rl_step()
+        return output
+
+    def _close_rl_step(self) -> None:
+        """Appends this step's entropy to the history, equal on all ranks, and logs."""
+        self._meter.reduce(lambda sums: self.accelerator.reduce(sums, reduction="sum"))
+        means = self._meter.means()
+        reference = self.entropy_history.reference() if self.entropy_history.per == "step" else None
+        alpha, beta, coef = self.args.smoothing_alpha, self.smoothing_beta, self.args.epo_lambda
+        metrics = {f"entropy/{part}": value for part, value in means.items() if part != "all"}
+        # The terms are scaled per optimizer step and for an average over ranks (see `_trajectories_per_update`).
+        updates = self.args.steps_per_generation / self.args.gradient_accumulation_steps
+        bonus, penalty = (term / self.accelerator.num_processes / updates for term in self._meter.loss_terms())
+        below, inside, above = self._meter.band_shares()
+        metrics |= {
+            "epo/beta": beta,
+            "epo/net_coef_above_band": coef * (1 - alpha * beta),
+            "epo/entropy_loss": bonus,
+            "epo/smoothing_loss": penalty,
+            "epo/share_below_band": below,
+            "epo/share_inside_band": inside,
+            "epo/share_above_band": above,
+        }
+        if isinstance(reference, float):
+            metrics["epo/reference"] = reference
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
+        if "all" in means:
+            self.entropy_history.append(means["all"] if self.entropy_history.per == "step" else self._meter.turn_means())
+        self.rl_step += 1
+        self._meter = self._new_meter()
+
+    def _new_meter(self) -> EntropyMeter:
+        return EntropyMeter(self.args.max_turns, self.accelerator.device)
+
+    # --- Evaluation --------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Plays the whole fixed test lists and returns (and logs) the metrics; `last_reports` holds the details.
+
+        The sampling has its own seed and does not touch the random state of training.
+        """
+        training = self.model.training
+        self.model.eval()
+        reports = [self.evaluate_split(split) for split in self.eval_tasks]
+        self.last_reports = reports
+        metrics: dict[str, float] = {}
+        for report in reports:
+            metrics |= {f"{metric_key_prefix}_{report.split}/{k}": v for k, v in report.scalars().items()}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.model.train(training)
+        return metrics
+
+    def evaluate_split(self, split: str) -> EvalReport:
+        """Returns the report of one list. Collective; the list is spread over the ranks."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        tasks = [(task_id, self.args.seed) for task_id in self.eval_tasks[split]]
+        size = self.args.per_device_eval_batch_size
+        rounds = -(-len(tasks) // (size * world))
+        local = tasks[rank::world]
+        times = RolloutTimes()
+        episodes: list[Episode] = []
+        settings = protocol_settings(self.protocol, require_think=self.args.require_think)
+        with self._sampling(self.protocol.temperature, self.args.eval_seed + rank):
+            for i in range(rounds):
+                chunk = local[i * size : (i + 1) * size]
+                name = f"{split} {i + 1}/{rounds}" if rounds > 1 else split
+                episodes += self.play(
+                    chunk,
+                    context=self.eval_context,
+                    settings=settings,
+                    description=f"evaluate {name}",
+                    times=times,
+                )
+        if world > 1:
+            episodes = gather_object([episode.without_tokens() for episode in episodes])
+        return EvalReport.from_episodes(
+            episodes,
+            protocol=self.protocol,
+            suite=self.suite.name,
+            split=split,
+            seconds=times.generate + times.env + times.text,
+        )
+
+    @contextmanager
+    def _sampling(self, temperature: float, seed: int) -> Iterator[None]:
+        """Samples at another temperature and from a random stream of its own."""
+        holders: list[Any] = [self.vllm_generation] if self.use_vllm else [self.generation_config]
+        before = [holder.temperature for holder in holders]
+        kwargs_before = None if self.use_vllm else dict(self.generation_kwargs)
+        devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            try:
+                for holder in holders:
+                    holder.temperature = temperature
+                if kwargs_before is not None:
+                    self.generation_kwargs["temperature"] = temperature
+                yield
+            finally:
+                for holder, value in zip(holders, before, strict=True):
+                    holder.temperature = value
+                if kwargs_before is not None:
+                    self.generation_kwargs.update(kwargs_before)
+
+    # --- Watching ----------------------------------------------------------------------------------------------
+
+    def _log_rollout(self, times: RolloutTimes) -> None:
+        """Collects the rollout's metrics over all ranks."""
+        episodes = self._episodes
+        turns = sum(len(e.turns) for e in episodes)
+        local = {
+            "episodes": len(episodes),
+            "usable": sum(e.is_usable for e in episodes),
+            "won": sum(e.won for e in episodes),
+            "return": sum(e.total_reward for e in episodes if e.is_usable),
+            "turns": turns,
+            "invalid": sum(e.invalid_actions for e in episodes),
+            "dropped": sum(t.dropped_turns > 0 for e in episodes for t in e.turns),
+            "cut": sum(t.response_ids[-1] not in self.eos_token_ids for e in episodes for t in e.turns),
+            **{f"stop/{reason}": sum(e.stop is reason for e in episodes) for reason in StopReason},
+        }
+        sums = torch.tensor(list(local.values()), dtype=torch.float64, device=self.accelerator.device)
+        total = dict(zip(local, self.accelerator.reduce(sums, reduction="sum").tolist(), strict=True))
+        usable, all_turns = max(total["usable"], 1), max(total["turns"], 1)
+        metrics = {
+            "env/success_rate": total["won"] / usable,
+            "env/return": total["return"] / usable,
+            "env/turns": total["turns"] / usable,
+            "env/invalid_actions": total["invalid"] / all_turns,
+            "env/aborted": 1 - total["usable"] / total["episodes"],
+            "rollout/shortened_prompts": total["dropped"] / all_turns,
+            "rollout/cut_responses": total["cut"] / all_turns,
+            "time/generate": times.generate,
+            "time/env": times.env,
+            "time/text": times.text,
+            **{name: total[name] / total["episodes"] for name in total if name.startswith("stop/")},
+        }
+        mode = "train" if self.model.training else "eval"
+        for name, value in metrics.items():
+            self._metrics[mode][name].append(value)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Logs as TRL does; with `print_episodes`, also shows sample episodes."""
+        if self.model.training and self._metrics["train"].get("step_time"):
+            step_times = self._metrics["train"]["step_time"]
+            updates = max(len(self._metrics["train"].get("time/generate", [])), 1)
+            rollout = sum(sum(self._metrics["train"].get(f"time/{part}", [])) for part in ("generate", "env", "text"))
+            # TRL's step time covers everything between two optimizer steps, the rollout among it.
+            self._metrics["train"]["time/update"] = [max(0.0, sum(step_times) - rollout) / updates]
+        super().log(logs, start_time)
+        if self.args.print_episodes and self.model.training and self.accelerator.is_main_process and self._episodes:
+            print_episodes(self._episodes[: self.args.print_episodes], step=self.state.global_step)
+
+    # --- Checkpoints -------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+            write_state(
+                os.path.join(folder, STATE_FILE),
+                {"rl_step": self.rl_step, "entropy_history": self.entropy_history.state_dict()},
+            )
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            state = read_state(os.path.join(checkpoint, STATE_FILE))
+            self.rl_step = state["rl_step"]
+            self.entropy_history.load_state_dict(state["entropy_history"])
+
+    # --- Checks ------------------------------------------------------------------------------------------------
+
+    def _check_first_task(self, task_id: str, seed: int) -> None:
+        """Fails before any training if the environment does not start or the template asks for what it lacks."""
+        env = self.suite.make_env()
+        self._envs.append(env)
+        _, info = env.reset(seed=seed, options={"task_id": task_id})
+        self.context.template.check(info)

@@ -1,0 +1,125 @@
+"""TRL sees episodes, the model sees turns.
+
+A row of the batch is an episode; in windowed context each of its turns is a sequence of its own, and a token attends
+to nothing but its own turn. The sequences are cut out of the row, run as one right-padded causal batch without an
+attention mask (no real token can see the padding to its right, and the fast causal kernels apply), and the results
+are put back where TRL expects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import trl.trainer.utils as trl_utils
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class TurnLayout:
+    """Which turn each completion token belongs to, and which tokens were sampled.
+
+    Args:
+        turn_ids: (B, T) integers, -1 on padding.
+        response_mask: (B, T), 1 on sampled tokens.
+        windowed: Whether a turn is a sequence of its own. Otherwise the row is one sequence.
+    """
+
+    turn_ids: Tensor
+    response_mask: Tensor
+    windowed: bool
+
+    def rows(self, start: int, end: int) -> TurnLayout:
+        """Returns the layout of the rows from `start` to `end`."""
+        return TurnLayout(self.turn_ids[start:end], self.response_mask[start:end], self.windowed)
+
+
+@dataclass(slots=True)
+class TurnBatch:
+    """Sequences cut out of rows.
+
+    Args:
+        input_ids: (N, L), right-padded with 0.
+        labels: (N, L), the token id on sampled tokens, -100 elsewhere.
+        sequence: (M,) for each sampled token, its sequence.
+        position: (M,) its position in that sequence, always >= 1.
+        response_mask: (B, T) boolean; its M true positions are the same tokens, in the same order.
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    sequence: Tensor
+    position: Tensor
+    response_mask: Tensor
+
+    def to_rows(self, per_token: Tensor) -> Tensor:
+        """Returns (B, T) values from the model's (N, L - 1), where column p - 1 holds the value of token p.
+
+        Positions that were not sampled are 0. Differentiable.
+        """
+        rows = per_token.new_zeros(self.response_mask.shape)
+        return rows.masked_scatter(self.response_mask, per_token[self.sequence, self.position - 1])
+
+
+def cut_turns(input_ids: Tensor, attention_mask: Tensor, layout: TurnLayout) -> TurnBatch:
+    """Returns the sequences of a batch of rows.
+
+    Args:
+        input_ids: (B, P + T), left-padded prompts and right-padded completions.
+        attention_mask: (B, P + T), 0 on padding.
+        layout: Of the last T columns.
+    """
+    rows, width = input_ids.shape
+    prompt_width = width - layout.turn_ids.shape[1]
+    # Padding is told by the turn ids, not by TRL's completion mask: that one is also cleared by
+    # `mask_truncated_completions`, which must not change what the other tokens see.
+    real = torch.cat([attention_mask[:, :prompt_width].bool(), layout.turn_ids >= 0], dim=1)
+    response = torch.zeros_like(real)
+    response[:, prompt_width:] = layout.response_mask.bool() & (layout.turn_ids >= 0)
+
+    segment = torch.zeros_like(input_ids)
+    if layout.windowed:
+        segment[:, prompt_width:] = layout.turn_ids.clamp(min=0)
+    per_row = segment.amax(1) + 1
+    segment = segment + (per_row.cumsum(0) - per_row).unsqueeze(1)
+
+    flat = segment[real]  # turns are contiguous in a row, so this is sorted
+    lengths = torch.bincount(flat, minlength=int(per_row.sum()))
+    position = torch.arange(flat.numel(), device=flat.device) - (lengths.cumsum(0) - lengths)[flat]
+    shape = (lengths.numel(), max(2, int(lengths.max())))
+    ids = input_ids.new_zeros(shape)
+    ids[flat, position] = input_ids[real]
+    is_response = response[real]
+    labels = torch.full_like(ids, -100)
+    labels[flat[is_response], position[is_response]] = input_ids[real][is_response]
+    return TurnBatch(
+        input_ids=ids,
+        labels=labels,
+        sequence=flat[is_response],
+        position=position[is_response],
+        response_mask=response[:, prompt_width:],
+    )
+
+
+def score_turns(model: Any, batch: TurnBatch, **model_inputs: Any) -> Any:
+    """Returns the model's fused output for a batch of turns; only sampled tokens go through the LM head."""
+    with _compact_scoring():
+        return model(input_ids=batch.input_ids, labels=batch.labels, fused_lm_head=True, **model_inputs)
+
+
+@contextmanager
+def _compact_scoring() -> Iterator[None]:
+    """TRL's fused LM head skips unlabelled positions only on Triton devices; most of ours are unlabelled.
+
+    Its alternative keeps shapes static for compilers that need it, which a CPU does not. The name is looked up in
+    `trl.trainer.utils` for this choice alone.
+    """
+    original = trl_utils._use_triton
+    trl_utils._use_triton = lambda device: device.type == "cpu" or original(device)
+    try:
+        yield
+    finally:
+        trl_utils._use_triton = original
