@@ -70,8 +70,8 @@ class TaskSuite(ABC):
     def make_env(self) -> TextEnv:
         """Returns a fresh environment that can play every task of the suite."""
 
-    def make_expert(self) -> Expert:
-        """Returns a player for demonstrations, or raises `EnvError` if the suite has none."""
+    def make_expert(self, seed: int = 0) -> Expert:
+        """Returns a player for demonstrations, or raises `EnvError` if the suite has none. `seed` makes its choices."""
         raise EnvError(f"the task suite {self.name!r} has no expert, so it cannot make demonstrations")
 
     def check_split(self, split: str) -> None:

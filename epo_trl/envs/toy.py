@@ -201,6 +201,6 @@ class ToySuite(TaskSuite):
         """Returns a fresh game."""
         return TreasureHunt(move_limit=self.move_limit)
 
-    def make_expert(self) -> ToyExpert:
+    def make_expert(self, seed: int = 0) -> ToyExpert:
         """Returns a player that wins every task within 7 turns."""
         return ToyExpert()

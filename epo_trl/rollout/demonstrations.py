@@ -1,0 +1,88 @@
+"""Expert episodes as training examples: exactly the prompts that the policy will see, with the expert's answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from epo_trl.envs.base import TaskSuite
+from epo_trl.rollout.context import ContextBuilder, TurnView
+
+ANSWER = "<think> {thought} </think> <action> {action} </action>"
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """One turn of an expert, as ids: `prompt_ids` and the answer with its end-of-turn token."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+
+    def labels(self, prompt_label_rate: float, rng: random.Random) -> list[int]:
+        """Returns the labels: every answer token, and each prompt token with the given probability.
+
+        A rate r weighs the prompt's loss by r. A model from scratch learns to read from it; a pretrained one needs 0.
+        """
+        prompt = [i if rng.random() < prompt_label_rate else -100 for i in self.prompt_ids]
+        return prompt + self.response_ids
+
+
+def expert_episodes(
+    suite: TaskSuite,
+    tasks: Sequence[tuple[str, int]],
+    context: ContextBuilder,
+    *,
+    max_turns: int,
+    on_episode: Callable[[bool], None] = lambda won: None,
+) -> Iterator[list[Demonstration]]:
+    """Yields the turns of each episode that the suite's expert wins within the turn budget.
+
+    The context must be windowed: a turn is then a training example of its own.
+
+    Args:
+        suite: Has an expert.
+        tasks: `(task_id, seed)` pairs; the seed also makes the expert's choices.
+        context: Builds the prompts.
+        max_turns: Longer episodes, and lost ones, are left out.
+        on_episode: Called after each episode with whether it was won in time.
+    """
+    if context.mode != "windowed":
+        raise ValueError(f"context: got {context.mode!r}, demonstrations take 'windowed'")
+    env = suite.make_env()
+    try:
+        for task_id, seed in tasks:
+            turns, won = _play(suite, env, task_id, seed, max_turns)
+            on_episode(won)
+            if won:
+                yield _encode(turns, context)
+    finally:
+        env.close()
+
+
+def _play(suite, env, task_id, seed, max_turns):  # type: ignore[no-untyped-def]
+    observation, info = env.reset(seed=seed, options={"task_id": task_id})
+    expert = suite.make_expert(seed)
+    expert.reset(observation, info)
+    turns: list[tuple[TurnView, str]] = []
+    history: list[tuple[str, str]] = []
+    for _ in range(max_turns):
+        thought, action = expert.act(observation, info)
+        view = TurnView(observation=observation, info=info, history=tuple(history))
+        turns.append((view, ANSWER.format(thought=thought, action=action)))
+        history.append((observation, action))
+        observation, _, terminated, truncated, info = env.step(action)
+        if terminated or truncated:
+            break
+    return turns, bool(info["won"])
+
+
+def _encode(turns: Sequence[tuple[TurnView, str]], context: ContextBuilder) -> list[Demonstration]:
+    prompts = context.build([view for view, _ in turns])
+    answers = context.tokenizer([answer for _, answer in turns], add_special_tokens=False)["input_ids"]
+    end = context.tokenizer.eos_token_id
+    return [
+        Demonstration(prompt.ids, [*answer, end])
+        for prompt, answer in zip(prompts, answers, strict=True)
+        if prompt is not None
+    ]
