@@ -1,0 +1,7 @@
+"""ALFWorld: household tasks as text, in a fast engine of our own and in TextWorld's."""
+
+from epo_trl.envs.alfworld.env import AlfworldEnv
+from epo_trl.envs.alfworld.expert import AlfworldExpert
+from epo_trl.envs.alfworld.suite import AlfworldData, GeneratedAlfworld
+
+__all__ = ["AlfworldData", "AlfworldEnv", "AlfworldExpert", "GeneratedAlfworld"]

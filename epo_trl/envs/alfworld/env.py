@@ -1,0 +1,104 @@
+"""`AlfworldEnv`: one ALFWorld game at a time behind the contract of `epo_trl.envs.base`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from epo_trl.envs.alfworld.memory import AgentMemory
+from epo_trl.envs.base import EnvError, Info, TextEnv
+
+ENGINES = ("fast", "textworld")
+
+
+class Play(Protocol):
+    """One episode in some engine."""
+
+    @property
+    def admissible(self) -> tuple[str, ...]:
+        """Actions that do something now, sorted."""
+
+    @property
+    def won(self) -> bool:
+        """Whether the goal is reached now."""
+
+    def describe(self) -> str:
+        """Returns the first observation: the room, without banner and task."""
+
+    def step(self, action: str) -> str:
+        """Returns the game's answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A fresh episode, and what it is about."""
+
+    play: Play
+    task: str
+    task_type: str
+
+
+class AlfworldEnv(TextEnv):
+    """An ALFWorld environment that plays any task of its suite.
+
+    The reward is 1.0 on the step that wins, which also terminates the episode, and 0.0 otherwise. The environment never
+    truncates. Apart from the keys of the contract, `info` holds `visited`, `unvisited`, `holding`, `here` and
+    `actions_here` (see `AgentMemory`).
+
+    Args:
+        open_task: Task id to a fresh episode. Raises `EnvError` for an unknown id.
+        close_engine: Frees what the engine holds.
+    """
+
+    def __init__(self, open_task: Callable[[str], Opened], close_engine: Callable[[], None] | None = None) -> None:
+        self._open_task = open_task
+        self._close_engine = close_engine
+        self._opened: Opened | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Returns the first observation and info of `options["task_id"]`. Games are deterministic: `seed` is unused.
+
+        Raises:
+            EnvError: If there is no task id, or it is unknown.
+        """
+        task_id = (options or {}).get("task_id")
+        if not isinstance(task_id, str):
+            raise EnvError(f"reset: got options={options!r}, expected options={{'task_id': 'train/0'}} or another id")
+        self._opened = self._open_task(task_id)
+        observation = self._opened.play.describe()
+        self._memory = AgentMemory(observation)
+        return observation, self._info()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Returns `(observation, reward, terminated, truncated, info)`.
+
+        Raises:
+            EnvError: If there was no `reset`.
+        """
+        if self._opened is None:
+            raise EnvError("step: there is no episode yet; call reset(options={'task_id': ...}) first")
+        play = self._opened.play
+        before = play.won
+        observation = play.step(action)
+        self._memory.note(observation)
+        won = play.won
+        return observation, float(won and not before), won, False, self._info()
+
+    def close(self) -> None:
+        """Frees the engine. May be called twice."""
+        self._opened = None
+        if self._close_engine is not None:
+            self._close_engine()
+
+    def _info(self) -> Info:
+        opened = self._opened
+        assert opened is not None
+        admissible = opened.play.admissible
+        return {
+            "admissible_actions": admissible,
+            "won": opened.play.won,
+            "task": opened.task,
+            "task_type": opened.task_type,
+            **self._memory.fields(admissible),
+        }

@@ -1,0 +1,149 @@
+"""A scripted ALFWorld player that knows only what an agent is shown. It explores, so it suits demonstrations."""
+
+from __future__ import annotations
+
+import random
+import re
+
+from epo_trl.envs.alfworld.memory import EMPTY_HANDS, MIDDLE, listed_things
+from epo_trl.envs.base import EnvError, Info
+
+_LOOK = re.compile(r"(?:look at|examine the) (\w+) (?:under|with) the (\w+)")
+_PUT = re.compile(
+    r"(?:put|find|clean|heat|cool) (?:a |some |two |the )?(?:clean |hot |cool )?(\w+) "
+    r"(?:and put (?:it|them) )?(?:in |on )?(\w+)"
+)
+_TREATMENTS = {
+    "pick_clean_then_place_in_recep": ("clean", "sinkbasin"),
+    "pick_heat_then_place_in_recep": ("heat", "microwave"),
+    "pick_cool_then_place_in_recep": ("cool", "fridge"),
+}
+Choice = tuple[str, str]
+
+
+def kind_of(name: str) -> str:
+    """Returns the kind of a thing, for example `"drawer"` for `"drawer 3"`."""
+    return name.rpartition(" ")[0]
+
+
+class AlfworldExpert:
+    """Explores unvisited receptacles in random order and remembers where it saw what.
+
+    Args:
+        seed: Seed of the order.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+
+    def reset(self, observation: str, info: Info) -> None:
+        """Starts an episode.
+
+        Raises:
+            EnvError: If the task sentence is not one of ALFWorld's templates.
+        """
+        task = info["task"]
+        match = (_LOOK if info["task_type"] == "look_at_obj_in_light" else _PUT).fullmatch(task)
+        if match is None:
+            raise EnvError(f"task: got {task!r}, which the expert cannot read; it knows ALFWorld's sentence templates")
+        self._object, self._target = match.groups()
+        self._is_look = info["task_type"] == "look_at_obj_in_light"
+        self._verb, self._tool = _TREATMENTS.get(info["task_type"], ("", ""))
+        self._receptacles = (info["here"], *info["unvisited"]) if info["here"] != MIDDLE else info["unvisited"]
+        self._seen: dict[str, str] = {}  # thing -> receptacle
+        self._treated: set[str] = set()
+        self._target_place = ""
+
+    def act(self, observation: str, info: Info) -> Choice:
+        """Returns `(thought, action)`, both in lower case; the thought names the target."""
+        self._remember(observation, info)
+        held = info["holding"]
+        if held == EMPTY_HANDS:
+            return self._fetch(info)
+        if self._is_look:
+            return self._use_lamp(info)
+        if self._verb and held not in self._treated:
+            return self._treat(held, info)
+        return self._bring(held, info)
+
+    def _remember(self, observation: str, info: Info) -> None:
+        """Notes the things that the observation shows at the receptacle in front."""
+        here = info["here"]
+        if observation.startswith(("On the ", "You arrive at ", "You open the ", "The ")):
+            self._seen = {thing: place for thing, place in self._seen.items() if place != here}
+            self._seen.update(dict.fromkeys(listed_things(observation), here))
+        elif observation.startswith("You pick up the "):
+            self._seen.pop(info["holding"], None)
+        else:
+            put = re.match(r"You (?:move|put) the (\w+ \d+) (?:to|in/on) the (\w+ \d+)", observation)
+            if put:
+                self._seen[put.group(1)] = put.group(2)
+
+    def _fetch(self, info: Info) -> Choice:
+        wanted = [thing for thing in self._seen if kind_of(thing) == self._object and not self._is_done(thing)]
+        if not wanted:
+            return self._explore(self._object, info)
+        thing = next((t for t in wanted if self._seen[t] == info["here"]), wanted[0])
+        place = self._seen[thing]
+        step = self._reach(place, info)
+        return (f"get {thing} from {place}", step) if step else (f"take {thing}", f"take {thing} from {place}")
+
+    def _is_done(self, thing: str) -> bool:
+        """Whether a seen thing already lies as the task wants it."""
+        place = self._seen[thing]
+        if self._is_look or kind_of(place) != self._target or (self._verb and thing not in self._treated):
+            return False
+        return place == self._destination()
+
+    def _destination(self) -> str:
+        """Returns the receptacle to bring things to: one that holds some already, else the first of its type."""
+        if not self._target_place:
+            holding = [p for t, p in self._seen.items() if kind_of(t) == self._object and kind_of(p) == self._target]
+            places = sorted((r for r in self._receptacles if kind_of(r) == self._target), key=lambda r: (len(r), r))
+            self._target_place = (holding + places + [""])[0]
+        return self._target_place
+
+    def _explore(self, kind: str, info: Info) -> Choice:
+        opening = f"open {info['here']}"
+        if opening in info["admissible_actions"]:
+            return f"find {kind} , {opening}", opening
+        places = info["unvisited"] or [place for place in self._receptacles if place != info["here"]]
+        if not places:
+            return f"find {kind} , look", "look"
+        place = self._random.choice(places)
+        return f"find {kind} , try {place}", f"go to {place}"
+
+    def _reach(self, place: str, info: Info) -> str:
+        """Returns the next action on the way to use a receptacle, or `""` if it is in front and open."""
+        if info["here"] != place:
+            return f"go to {place}"
+        opening = f"open {place}"
+        return opening if opening in info["admissible_actions"] else ""
+
+    def _use_lamp(self, info: Info) -> Choice:
+        lamp = next((thing for thing in self._seen if kind_of(thing) == self._target), None)
+        if lamp is None:
+            return self._explore(self._target, info)
+        place = self._seen[lamp]
+        if info["here"] != place:
+            return f"{lamp} is at {place}", f"go to {place}"
+        return f"use {lamp}", f"use {lamp}"
+
+    def _treat(self, held: str, info: Info) -> Choice:
+        tool = next((r for r in self._receptacles if kind_of(r) == self._tool), None)
+        if tool is None:
+            return f"find {self._tool} , look", "look"
+        thought = f"{self._verb} {held} with {tool}"
+        if info["here"] != tool:
+            return thought, f"go to {tool}"
+        self._treated.add(held)
+        return thought, thought
+
+    def _bring(self, held: str, info: Info) -> Choice:
+        place = self._destination()
+        thought = f"put {held} in {place}"
+        step = self._reach(place, info)
+        if step:
+            return thought, step
+        move = f"move {held} to {place}"  # game files before alfworld 0.4 say "put ... in/on ..."
+        return thought, move if move in info["admissible_actions"] else f"put {held} in/on {place}"

@@ -1,0 +1,299 @@
+"""ALFWorld-style games, generated offline from the data files of the `alfworld` package.
+
+Scores on generated games are not comparable with published ALFWorld numbers: rooms and rules are ALFWorld's, but the
+choice and the placement of objects is ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from epo_trl.envs.alfworld.games import GAME_FILE, SPLIT_FOLDERS, Game
+from epo_trl.envs.alfworld.plan import scripted_plan
+from epo_trl.envs.alfworld.recipes import Filters, Recipe, recipes
+from epo_trl.envs.alfworld.rooms import (
+    LAMP_STANDS,
+    Location,
+    Receptacle,
+    Room,
+    constants,
+    fits,
+    furniture_kinds,
+    goal_library,
+    load_room,
+    package_folder,
+    portable_kinds,
+    thor_id,
+)
+from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.base import EnvError
+
+_CAPACITY = {
+    **dict.fromkeys(("StoveBurner", "CoffeeMachine", "Toaster"), 1),
+    **dict.fromkeys(("TowelHolder", "HandTowelHolder", "ToiletPaperHanger"), 1),
+    **dict.fromkeys(("Drawer", "Cabinet", "GarbageCan", "Toilet"), 3),
+    **{"Microwave": 2, "SinkBasin": 4, "Shelf": 4, "Fridge": 6},
+}
+_DEFAULT_CAPACITY = 14
+_WEIGHTS = {"Cabinet": 0.35, "Drawer": 0.35, "Microwave": 0.3, "Safe": 0.4, "Fridge": 0.8}  # closed ones less often
+_ATTEMPTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A thing that lies in or on a receptacle."""
+
+    identifier: str
+    kind: str
+    receptacle: Receptacle
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedGame:
+    """A generated game, the recipe that it follows, and the name of its folder on disk."""
+
+    game: Game
+    recipe: Recipe
+    trial: str
+
+    @property
+    def folder(self) -> str:
+        """Path below the split folder, in ALFWorld's layout."""
+        r = self.recipe
+        return f"{r.task_type}-{r.object_kind}-None-{r.target_kind}-{r.room}/{self.trial}"
+
+    def trajectory(self) -> dict[str, Any]:
+        """Returns the content of `traj_data.json`, as far as `AlfredTWEnv` reads it."""
+        look = self.recipe.target_kind == "DeskLamp"
+        return {
+            "task_id": self.trial,
+            "task_type": self.recipe.task_type,
+            "pddl_params": {
+                "object_target": self.recipe.object_kind,
+                "parent_target": "" if look else self.recipe.target_kind,
+                "toggle_target": self.recipe.target_kind if look else "",
+                "mrecep_target": "",
+                "object_sliced": False,
+            },
+            "scene": {"floor_plan": f"FloorPlan{self.recipe.room}", "scene_num": self.recipe.room},
+            "turk_annotations": {"anns": [{"task_desc": self.game.task}]},
+        }
+
+
+def generate(split: str, index: int, seed: int, filters: Filters | None = None) -> GeneratedGame:
+    """Returns game number `index` of a split: the same text for the same arguments, in every process.
+
+    Task types take turns; the object is drawn among those of the type, then target and room, then where things lie.
+
+    Args:
+        split: `"train"`, `"iid"` (recipes that "train" never has) or `"ood"` (held-out rooms).
+        index: From 0, without an upper limit.
+        seed: Games of different seeds differ.
+        filters: Which games are wanted.
+    """
+    groups = recipes(split, filters or Filters())
+    group = list(groups.values())[index % len(groups)]
+    rng = random.Random(f"alfworld/{seed}/{split}/{index}")
+    for _ in range(_ATTEMPTS):
+        object_kind = rng.choice(sorted({recipe.object_kind for recipe in group}))
+        recipe = rng.choice([recipe for recipe in group if recipe.object_kind == object_kind])
+        room = load_room(recipe.room)
+        items = _place_all(rng, room, recipe)
+        if items is not None:
+            break
+    else:
+        raise EnvError(f"no room for the objects of game {split}/{index} in {_ATTEMPTS} attempts; widen the filters")
+    trial = f"trial_T{rng.getrandbits(48):012x}"
+    problem = _problem(rng, room, recipe, items, trial)
+    domain, grammar = _rules()
+    names = {"obj": recipe.object_kind.lower(), "recep": recipe.target_kind.lower(), "mrecep": ""}
+    templates = goal_library()[recipe.task_type]["templates"]
+    task = rng.choice(templates).format(**names, toggle=recipe.target_kind.lower())
+    game = Game(f"{split}/{index}", problem, domain, grammar.replace("UNKNOWN GOAL", task))
+    return GeneratedGame(game, recipe, trial)
+
+
+@cache
+def _rules() -> tuple[str, str]:
+    """Returns ALFWorld's PDDL domain and its text grammar."""
+    folder = package_folder() / "data"
+    return (folder / "alfred.pddl").read_text(), (folder / "alfred.twl2").read_text()
+
+
+def _place_all(rng: random.Random, room: Room, recipe: Recipe) -> list[Item] | None:
+    """Returns where everything lies, or `None` if the objects of the task do not fit."""
+    items: list[Item] = []
+    needed = 2 if recipe.task_type == "pick_two_obj_and_place" else 1
+    wanted = max(needed, rng.randint(1, constants().MAX_NUM_OF_OBJ_INSTANCES))
+    # None of them may lie at the target, or the game could be won at the start.
+    if _place(rng, room, recipe.object_kind, wanted, items, banned=recipe.target_kind) < needed:
+        return None
+    if recipe.target_kind == "DeskLamp":
+        stand = rng.choice([receptacle for receptacle in room.receptacles if receptacle.kind in LAMP_STANDS])
+        items.append(_new_item(rng, "DeskLamp", stand, items))
+    for kind in sorted(room.object_kinds & portable_kinds() - {recipe.object_kind}):
+        _place(rng, room, kind, rng.choices((1, 2, 3), (0.6, 0.25, 0.15))[0], items)
+    return items
+
+
+def _place(rng: random.Random, room: Room, kind: str, count: int, items: list[Item], banned: str = "") -> int:
+    """Adds up to `count` things of a kind to `items` and returns how many found a place."""
+    for done in range(count):
+        used = [item.receptacle for item in items]
+        free = [
+            receptacle
+            for receptacle in room.receptacles
+            if receptacle.kind != banned
+            and fits(kind, receptacle.kind)
+            and used.count(receptacle) < _CAPACITY.get(receptacle.kind, _DEFAULT_CAPACITY)
+        ]
+        if not free:
+            return done
+        # The kind of furniture first, or twenty cabinets would swamp one table.
+        kinds = sorted({receptacle.kind for receptacle in free})
+        chosen = rng.choices(kinds, [_WEIGHTS.get(name, 1.0) for name in kinds])[0]
+        receptacle = rng.choice([receptacle for receptacle in free if receptacle.kind == chosen])
+        items.append(_new_item(rng, kind, receptacle, items))
+    return count
+
+
+def _new_item(rng: random.Random, kind: str, receptacle: Receptacle, items: list[Item]) -> Item:
+    taken = {item.identifier for item in items}
+    x, height, z = receptacle.position
+    while True:
+        spot = (x + rng.uniform(-0.4, 0.4), height + rng.uniform(0.0, 0.2), z + rng.uniform(-0.4, 0.4))
+        identifier = thor_id(kind, spot)
+        if identifier not in taken:
+            return Item(identifier, kind, receptacle)
+
+
+def _problem(rng: random.Random, room: Room, recipe: Recipe, items: list[Item], trial: str) -> str:
+    """Returns the PDDL problem of a game."""
+    stands = {receptacle.location for receptacle in room.receptacles}
+    start = (*rng.choice(room.floor), rng.randrange(4), 30)
+    while start in stands:  # there, the game would not begin in the middle of the room
+        start = (*rng.choice(room.floor), rng.randrange(4), 30)
+    objects = ["agent1 - agent"]
+    objects += [f"{kind}Type - otype" for kind in sorted(constants().OBJECTS_SET - furniture_kinds())]
+    objects += [f"{kind}Type - rtype" for kind in sorted(furniture_kinds())]
+    objects += [f"{_mangle(item.identifier)} - object" for item in items]
+    objects += [f"{_mangle(receptacle.identifier)} - receptacle" for receptacle in room.receptacles]
+    objects += [f"{_place_name(location)} - location" for location in sorted(stands | {start})]
+    facts = [*_room_facts(room, items), f"(atLocation agent1 {_place_name(start)})", *_item_facts(recipe, items)]
+    look = recipe.target_kind == "DeskLamp"
+    goal = goal_library()[recipe.task_type]["pddl"].format(
+        obj=recipe.object_kind,
+        recep="" if look else recipe.target_kind,
+        toggle=recipe.target_kind if look else "",
+        mrecep="",
+    )
+    lines = [f"(define (problem plan_{trial})", "(:domain alfred)", "(:objects", *objects, ")", "(:init", *facts, ")"]
+    return "\n".join(lines) + "\n" + goal.replace("#", "-")  # the goal text also closes the problem
+
+
+def _room_facts(room: Room, items: list[Item]) -> list[str]:
+    facts = []
+    for receptacle in room.receptacles:
+        name = _mangle(receptacle.identifier)
+        facts.append(f"(receptacleType {name} {receptacle.kind}Type)")
+        facts.append(f"(receptacleAtLocation {name} {_place_name(receptacle.location)})")
+        if receptacle.kind in constants().OPENABLE_CLASS_SET:
+            facts.append(f"(openable {name})")
+    present = sorted({item.kind for item in items})
+    facts += [f"(canContain {r}Type {o}Type)" for r in room.receptacle_kinds for o in present if fits(o, r)]
+    return facts
+
+
+def _item_facts(recipe: Recipe, items: list[Item]) -> list[str]:
+    able = constants().VAL_ACTION_OBJECTS
+    facts = []
+    for item in items:
+        name = _mangle(item.identifier)
+        facts.append(f"(objectType {name} {item.kind}Type)")
+        facts.append(f"(inReceptacle {name} {_mangle(item.receptacle.identifier)})")
+        facts.append(f"(objectAtLocation {name} {_place_name(item.receptacle.location)})")
+        facts += [
+            f"({ability.lower()} {name})"
+            for ability in ("Cleanable", "Heatable", "Coolable", "Toggleable", "Sliceable")
+            if item.kind in able[ability]
+        ]
+        if item.kind in portable_kinds():
+            facts.append(f"(pickupable {name})")
+        if item.kind in constants().MOVABLE_RECEPTACLES_SET:
+            facts.append(f"(isReceptacleObject {name})")
+        if item.kind == recipe.object_kind and item.receptacle.kind == "Fridge":
+            facts.append(f"(isCool {name})")  # as in ALFRED: what lies in the fridge is cold
+    return facts
+
+
+_MANGLED = str.maketrans({"-": "_minus_", "|": "_bar_", "+": "_plus_", ".": "_dot_", ",": "_comma_"})
+
+
+def _mangle(identifier: str) -> str:
+    return identifier.translate(_MANGLED)
+
+
+def _place_name(location: Location) -> str:
+    return _mangle("loc|{}|{}|{}|{}".format(*location))
+
+
+def write_games(
+    out: str | os.PathLike[str], n_train: int, n_iid: int, n_ood: int, seed: int = 0, **filters: Any
+) -> int:
+    """Writes games in ALFWorld's folder layout and returns how many there are.
+
+    Each game is written to a temporary folder and then renamed, so that a broken run leaves no half game behind. Games
+    that exist are kept: the same call again completes a broken run.
+
+    Args:
+        out: Folder that gets `json_2.1.1/{train,valid_seen,valid_unseen}`; usable as `$ALFWORLD_DATA`.
+        n_train: Number of training games.
+        n_iid: Number of games in training rooms with other tasks (`valid_seen`).
+        n_ood: Number of games in held-out rooms (`valid_unseen`).
+        seed: Seed of the generator.
+        **filters: Fields of `Filters`.
+
+    Raises:
+        EnvError: If a filter is unknown or leaves nothing, or the folder cannot be written.
+    """
+    from tqdm import tqdm
+
+    try:
+        chosen = Filters(**filters)
+    except TypeError as error:
+        raise EnvError(f"filters: {error}; known are task_types, room_types and max_receptacles") from error
+    root = Path(out) / "json_2.1.1"
+    todo = [(split, i) for split, n in (("train", n_train), ("iid", n_iid), ("ood", n_ood)) for i in range(n)]
+    for split, index in tqdm(todo, desc="ALFWorld games", unit="game"):
+        generated = generate(split, index, seed, chosen)
+        folder = root / SPLIT_FOLDERS[split] / generated.folder
+        if not (folder / GAME_FILE).is_file():
+            try:
+                _write_one(folder, generated)
+            except OSError as error:
+                raise EnvError(f"{folder}: cannot be written ({error}); choose another folder") from error
+    return len(todo)
+
+
+def _write_one(folder: Path, generated: GeneratedGame) -> None:
+    plan = scripted_plan(World.of(generated.game))
+    game = generated.game
+    solved = Game(game.source, game.problem, game.domain, game.grammar, walkthrough=tuple(plan))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
+    try:
+        scratch.chmod(0o755)
+        (scratch / "traj_data.json").write_text(json.dumps(generated.trajectory(), indent=1))
+        (scratch / "initial_state.pddl").write_text(game.problem)
+        (scratch / GAME_FILE).write_text(solved.as_json())
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,235 @@
+"""Reads the PDDL of an ALFWorld game: its facts, the names shown to the agent, and its goal."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from epo_trl.envs.base import EnvError
+
+FactTable = dict[str, list[tuple[str, ...]]]
+
+TASK_TYPES = (
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+)
+
+# Predicate -> number of arguments. The first group shapes the game, the second never reaches text, action or goal.
+KNOWN_FACTS = {
+    "atlocation": 2,
+    "cancontain": 2,
+    "cleanable": 1,
+    "coolable": 1,
+    "heatable": 1,
+    "inreceptacle": 2,
+    "inreceptacleobject": 2,
+    "isclean": 1,
+    "iscool": 1,
+    "ishot": 1,
+    "isreceptacleobject": 1,
+    "issliced": 1,
+    "istoggled": 1,
+    "objectatlocation": 2,
+    "objecttype": 2,
+    "openable": 1,
+    "opened": 1,
+    "pickupable": 1,
+    "receptacleatlocation": 2,
+    "receptacletype": 2,
+    "sliceable": 1,
+    "toggleable": 1,
+} | {
+    "=": 2,
+    "checked": 1,
+    "distance": 2,
+    "examined": 1,
+    "full": 1,
+    "ison": 1,
+    "isreceptacleobjectfull": 1,
+    "moveable": 1,
+    "total-cost": 0,
+    "totalcost": 0,
+    "wasinreceptacle": 2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What wins the game.
+
+    Args:
+        task_type: One of `TASK_TYPES`.
+        object_type: Type of the object to bring or to look at, for example `"soapbar"`.
+        target_type: Receptacle type to put it in, or the lamp type to look at it under.
+        state: `"clean"`, `"hot"`, `"cool"`, or `""` where the object may be as it is.
+        count: How many objects must end up in one receptacle.
+    """
+
+    task_type: str
+    object_type: str
+    target_type: str
+    state: str = ""
+    count: int = 1
+
+
+def read_facts(problem: str, source: str) -> FactTable:
+    """Returns the initial facts by predicate, in lower case.
+
+    Args:
+        problem: Text of the PDDL problem.
+        source: Path or id of the game, for messages.
+
+    Raises:
+        EnvError: If there is no `(:init`, or a fact is not one of `KNOWN_FACTS`.
+    """
+    text = re.sub(r";[^\n]*", "", problem).lower()
+    match = re.search(r"\(:init(.*)\(:goal", text, re.DOTALL)
+    if match is None:
+        raise EnvError(f"{source}: the PDDL problem has no '(:init ... (:goal ...' part; the file is damaged")
+    facts: FactTable = defaultdict(list)
+    for inner in re.findall(r"\(([^()]+)\)", match.group(1)):
+        predicate, *arguments = inner.split()
+        if KNOWN_FACTS.get(predicate) != len(arguments):
+            raise EnvError(
+                f"{source}: the fast engine does not know the fact ({inner.strip()}); play this game with "
+                "engine='textworld'"
+            )
+        facts[predicate].append(tuple(arguments))
+    return facts
+
+
+def display_names(ids: Iterable[str]) -> dict[str, str]:
+    """Returns the name that the agent sees for each PDDL id, for example `"drawer 3"`.
+
+    ALFWorld numbers the ids of a class in sorted order, from the highest number down to 1. Ids without coordinates
+    keep their text and get a trailing blank, as in ALFWorld.
+    """
+    ordered = sorted(set(ids))
+    classes = {i: _class_of(i) for i in ordered if "_bar_" in i}
+    left = Counter(classes.values())
+    names = {}
+    for i in ordered:
+        if i in classes:
+            names[i] = f"{classes[i]} {left[classes[i]]}"
+            left[classes[i]] -= 1
+        else:
+            names[i] = f"{i} "
+    return names
+
+
+def _class_of(identifier: str) -> str:
+    return identifier.split("_bar_", 1)[0] + ("basin" if "basin" in identifier else "")
+
+
+def read_goal(problem: str, source: str) -> Goal:
+    """Returns the goal of a game of one of the six task types.
+
+    Raises:
+        EnvError: If the goal has any other form.
+    """
+    text = re.sub(r";[^\n]*", "", problem).lower()
+    start = text.rfind("(:goal")
+    if start < 0:
+        raise EnvError(f"{source}: the PDDL problem has no '(:goal'; the file is damaged")
+    try:
+        literals, variables = _flatten(_parse(text[start:])[1])
+        return _match(literals, variables)
+    except (ValueError, IndexError) as error:
+        goal = " ".join(text[start:].split())
+        raise EnvError(
+            f"{source}: the fast engine does not know the goal {goal!r} ({error}); play this game with "
+            "engine='textworld'"
+        ) from error
+
+
+def _parse(text: str) -> list:
+    """Returns the first s-expression of a text as nested lists."""
+    stack: list[list] = [[]]
+    for token in re.findall(r"[()]|[^\s()]+", text):
+        if token == "(":
+            stack.append([])
+        elif token == ")":
+            done = stack.pop()
+            stack[-1].append(done)
+            if len(stack) == 1:
+                return done
+        else:
+            stack[-1].append(token)
+    raise ValueError("unbalanced brackets")
+
+
+def _flatten(node: list) -> tuple[list[tuple[str, ...]], dict[str, str]]:
+    """Returns the literals of a conjunction under `exists`, and the type of each variable."""
+    literals: list[tuple[str, ...]] = []
+    variables: dict[str, str] = {}
+    todo = [node]
+    while todo:
+        head, *rest = todo.pop()
+        if head == "and":
+            todo += rest
+        elif head == "exists":
+            declared = [token for token in rest[0] if token not in ("-", "#")]
+            variables.update(zip(declared[::2], declared[1::2], strict=True))
+            todo.append(rest[1])
+        elif head == "not" and rest[0][0] == "=":
+            literals.append(("differ", *rest[0][1:]))
+        elif head in KNOWN_FACTS or head == "holds":
+            literals.append((head, *rest))
+        else:
+            raise ValueError(f"unexpected {head!r}")
+    return literals, variables
+
+
+_STATES = {"isclean": ("clean", "cleanable"), "ishot": ("hot", "heatable"), "iscool": ("cool", "coolable")}
+_PUT_TASKS = {
+    "": "pick_and_place_simple",
+    "clean": "pick_clean_then_place_in_recep",
+    "hot": "pick_heat_then_place_in_recep",
+    "cool": "pick_cool_then_place_in_recep",
+}
+_LOOK = Counter(
+    [
+        ("toggleable", "lamp"),
+        ("istoggled", "lamp"),
+        ("receptacleatlocation", "receptacle", "location"),
+        ("atlocation", "agent", "location"),
+        ("inreceptacle", "lamp", "receptacle"),
+        ("holds", "agent", "object"),
+    ]
+)
+_TWO = Counter({("inreceptacle", "object", "receptacle"): 2, ("differ", "object", "object"): 1})
+
+
+def _match(literals: list[tuple[str, ...]], variables: dict[str, str]) -> Goal:
+    """Returns the goal whose literals, with variables renamed to their roles, are those given."""
+    types = {literal[1]: literal[2].removesuffix("type") for literal in set(literals) if literal[0].endswith("type")}
+    roles = dict(variables) | {literal[1]: "lamp" for literal in literals if literal[0] == "toggleable"}
+    rest = [literal for literal in literals if not literal[0].endswith("type")]
+    shape = Counter((name, *(roles[argument] for argument in arguments)) for name, *arguments in rest)
+    uses = Counter(roles.values())
+    found = {role: {types.get(v, "") for v in variables if roles[v] == role} for role in uses}
+    if uses["object"] < 1 or len(found["object"]) != 1:
+        raise ValueError("the objects of the goal are not of one type")
+    (object_type,) = found["object"]
+
+    if shape == _LOOK and uses["lamp"] == uses["object"] == uses["receptacle"] == uses["location"] == 1:
+        goal = Goal("look_at_obj_in_light", object_type, *found["lamp"])
+    elif shape == _TWO and uses["object"] == 2 and uses["receptacle"] == 1:
+        goal = Goal("pick_two_obj_and_place", object_type, *found["receptacle"], count=2)
+    else:
+        state, ability = next((_STATES[name] for name, *_ in rest if name in _STATES), ("", ""))
+        expected = Counter([("inreceptacle", "object", "receptacle")])
+        if state:
+            expected.update([(ability, "object"), (f"is{state}", "object")])
+        if shape != expected or uses["object"] != 1 or uses["receptacle"] != 1:
+            raise ValueError("not one of the six task types")
+        goal = Goal(_PUT_TASKS[state], object_type, *found["receptacle"], state=state)
+    if not goal.object_type or not goal.target_type:
+        raise ValueError("a type is missing")
+    return goal

@@ -1,0 +1,84 @@
+"""A plan that wins a game, read off its initial state: proves that the game can be solved."""
+
+from __future__ import annotations
+
+from epo_trl.envs.alfworld.engine import State
+from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.base import EnvError
+
+_VERBS = {"clean": ("clean", "sinkbasin"), "hot": ("heat", "microwave"), "cool": ("cool", "fridge")}
+
+
+class _Planner:
+    """Plays a game with full knowledge and writes down what it does."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.state, self.actions = world, State(world), []
+
+    def do(self, action: str) -> None:
+        if action not in self.state.admissible:
+            raise EnvError(f"the scripted plan for {self.world.task!r} wants {action!r}, which is not admissible")
+        self.state.step(action)
+        self.actions.append(action)
+
+    def go(self, receptacle: str) -> None:
+        if self.state.location != self.world.receptacles[receptacle]:
+            self.do(f"go to {receptacle}")
+
+    def reach_into(self, receptacle: str) -> None:
+        self.go(receptacle)
+        if f"open {receptacle}" in self.state.admissible:
+            self.do(f"open {receptacle}")
+
+    def take(self, thing: str, receptacle: str) -> None:
+        self.reach_into(receptacle)
+        self.do(f"take {thing} from {receptacle}")
+
+    def put(self, thing: str, receptacle: str) -> None:
+        self.reach_into(receptacle)
+        self.do(self.world.put_action.format(o=thing, r=receptacle))
+
+
+def scripted_plan(world: World) -> list[str]:
+    """Returns actions that win a game.
+
+    Raises:
+        EnvError: If the plan does not win.
+    """
+    planner, goal = _Planner(world), world.goal
+    sources = {
+        thing: receptacle
+        for receptacle, things in world.start.contents.items()
+        for thing in things
+        if receptacle in world.receptacles and world.receptacle_type.get(receptacle) != goal.target_type
+    }
+    closed = world.having["openable"]
+    wanted = [t for t in sources if world.object_type.get(t) == goal.object_type and t in world.having["pickupable"]]
+    wanted.sort(key=lambda thing: (sources[thing] in closed, world.rank[thing]))
+    if goal.task_type == "look_at_obj_in_light":
+        lamps = [t for t in sources if world.object_type.get(t) == goal.target_type]
+        for thing, lamp in zip(wanted[:1], lamps[:1], strict=False):
+            planner.take(thing, sources[thing])
+            planner.go(sources[lamp])
+            planner.do(f"use {lamp}")
+    else:
+        targets = _of_type(world, goal.target_type)
+        for thing in wanted[: goal.count]:
+            planner.take(thing, sources[thing])
+            if goal.state:
+                verb, tool_type = _VERBS[goal.state]
+                tool = _of_type(world, tool_type)[0]
+                planner.go(tool)
+                planner.do(f"{verb} {thing} with {tool}")
+            planner.put(thing, targets[0])
+    if not planner.state.won:
+        raise EnvError(f"the scripted plan for {world.task!r} does not win: {planner.actions}")
+    return planner.actions
+
+
+def _of_type(world: World, receptacle_type: str) -> list[str]:
+    """Returns the receptacles of a type, those that are always open first."""
+    found = [r for r in world.receptacles if world.receptacle_type.get(r) == receptacle_type]
+    if not found:
+        raise EnvError(f"the room of {world.task!r} has no {receptacle_type}")
+    return sorted(found, key=lambda receptacle: receptacle in world.having["openable"])

@@ -1,0 +1,135 @@
+"""Which tasks there are: every (task type, object, target, room) that ALFRED's rules allow, split in three."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from epo_trl.envs.alfworld.pddl import TASK_TYPES
+from epo_trl.envs.alfworld.rooms import (
+    HELD_OUT_ROOMS,
+    LAMP_STANDS,
+    ROOM_TYPES,
+    Room,
+    constants,
+    fits,
+    load_room,
+    portable_kinds,
+    room_numbers,
+)
+from epo_trl.envs.base import EnvError
+
+# Task type -> (the furniture that does it, ALFWorld's name of the ability).
+TOOLS = {
+    "pick_clean_then_place_in_recep": ("SinkBasin", "Cleanable"),
+    "pick_heat_then_place_in_recep": ("Microwave", "Heatable"),
+    "pick_cool_then_place_in_recep": ("Fridge", "Coolable"),
+}
+IID_ONE_IN = 8  # one recipe in eight is kept for the "iid" split, whatever the seed and the filters
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Recipe:
+    """What a game is about; where things lie is drawn separately.
+
+    Args:
+        task_type: One of `TASK_TYPES`.
+        object_kind: Class of the object to bring, for example `"SoapBar"`.
+        target_kind: Class of the furniture to bring it to, or `"DeskLamp"`.
+        room: ALFRED's number of the room.
+    """
+
+    task_type: str
+    object_kind: str
+    target_kind: str
+    room: int
+
+    @property
+    def split(self) -> str:
+        """The split that this recipe belongs to: `"train"`, `"iid"` or `"ood"`."""
+        if self.room in HELD_OUT_ROOMS:
+            return "ood"
+        text = f"{self.task_type}-{self.object_kind}-{self.target_kind}-{self.room}"
+        return "iid" if hashlib.sha256(text.encode()).digest()[0] % IID_ONE_IN == 0 else "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which games are wanted. `None` means all.
+
+    Args:
+        task_types: Names out of `TASK_TYPES`.
+        room_types: Names out of `ROOM_TYPES`: `"kitchens"`, `"livingrooms"`, `"bedrooms"`, `"bathrooms"`.
+        max_receptacles: Largest number of receptacles in the room.
+    """
+
+    task_types: tuple[str, ...] | None = None
+    room_types: tuple[str, ...] | None = None
+    max_receptacles: int | None = None
+
+    def __post_init__(self) -> None:
+        for field, known in (("task_types", TASK_TYPES), ("room_types", tuple(ROOM_TYPES))):
+            value = getattr(self, field)
+            if value is None:
+                continue
+            if isinstance(value, str):
+                raise EnvError(f"{field}: got the string {value!r}, expected a list of names out of {', '.join(known)}")
+            object.__setattr__(self, field, tuple(value))
+            unknown = [name for name in value if name not in known]
+            if unknown or not value:
+                raise EnvError(f"{field}: got {unknown or 'an empty list'}, expected names out of {', '.join(known)}")
+        if self.max_receptacles is not None and self.max_receptacles < 2:
+            raise EnvError(f"max_receptacles: got {self.max_receptacles}, expected at least 2")
+
+
+@cache
+def recipes(split: str, filters: Filters) -> dict[str, tuple[Recipe, ...]]:
+    """Returns the recipes of a split by task type, sorted. Types without any are left out.
+
+    Raises:
+        EnvError: If nothing is left, or a task type that was asked for exists in no room of the filters.
+    """
+    wanted = filters.task_types or TASK_TYPES
+    found = [recipe for recipe in _all_recipes(filters) if recipe.task_type in wanted]
+    impossible = set(filters.task_types or ()) - {recipe.task_type for recipe in found}
+    if impossible:
+        raise EnvError(f"task_types: no room of {filters} allows {', '.join(sorted(impossible))}")
+    groups = {kind: tuple(r for r in found if r.task_type == kind and r.split == split) for kind in wanted}
+    groups = {kind: group for kind, group in groups.items() if group}
+    if not groups:
+        raise EnvError(f"no game of the split {split!r} is left by {filters}; use more rooms or task types")
+    return groups
+
+
+@cache
+def _all_recipes(filters: Filters) -> tuple[Recipe, ...]:
+    numbers = [number for name in filters.room_types or ROOM_TYPES for number in room_numbers(name)]
+    rooms = [load_room(number) for number in numbers]
+    limit = filters.max_receptacles or float("inf")
+    return tuple(sorted(r for room in rooms if len(room.receptacles) <= limit for r in recipes_of_room(room)))
+
+
+def recipes_of_room(room: Room) -> Iterator[Recipe]:
+    """Yields every recipe that a room allows."""
+    allowed = constants().GOALS_VALID
+    for task_type in TASK_TYPES:
+        if ROOM_TYPES[room.room_type] in allowed[task_type]:
+            for object_kind in sorted(room.object_kinds & portable_kinds()):
+                for target in _targets(room, task_type, object_kind):
+                    yield Recipe(task_type, object_kind, target, room.number)
+
+
+def _targets(room: Room, task_type: str, object_kind: str) -> list[str]:
+    homes = [kind for kind in room.receptacle_kinds if fits(object_kind, kind)]
+    if task_type == "look_at_obj_in_light":
+        # A floor lamp stands on nothing, and the goal wants the lamp on a receptacle: desk lamps only.
+        has_lamp = "DeskLamp" in room.object_kinds and any(kind in LAMP_STANDS for kind in room.receptacle_kinds)
+        return ["DeskLamp"] if has_lamp and homes else []
+    if task_type in TOOLS:
+        tool, ability = TOOLS[task_type]
+        if tool not in room.receptacle_kinds or object_kind not in constants().VAL_ACTION_OBJECTS[ability]:
+            return []
+        return [kind for kind in homes if kind != tool and len(homes) > 1]
+    return [kind for kind in homes if len(homes) > 1]

@@ -1,0 +1,207 @@
+"""The two ALFWorld task suites: games that we generate, and the real games from `alfworld-download`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from epo_trl.envs.alfworld.engine import State
+from epo_trl.envs.alfworld.env import ENGINES, AlfworldEnv, Opened
+from epo_trl.envs.alfworld.expert import AlfworldExpert
+from epo_trl.envs.alfworld.games import GAME_FILE, SPLIT_FOLDERS, Game, find_games, load_game
+from epo_trl.envs.alfworld.generator import GeneratedGame, generate
+from epo_trl.envs.alfworld.pddl import TASK_TYPES
+from epo_trl.envs.alfworld.recipes import Filters, recipes
+from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.base import EnvError, TaskSuite
+
+_CACHED_GAMES = 1024
+
+
+@lru_cache(maxsize=_CACHED_GAMES)
+def _generated(split: str, index: int, seed: int, filters: Filters) -> GeneratedGame:
+    return generate(split, index, seed, filters)
+
+
+@lru_cache(maxsize=_CACHED_GAMES)
+def _generated_world(split: str, index: int, seed: int, filters: Filters) -> World:
+    return World.of(generate(split, index, seed, filters).game)
+
+
+@lru_cache(maxsize=_CACHED_GAMES)
+def _stored_world(path: Path) -> World:
+    return World.of(load_game(path))
+
+
+class _AlfworldSuite(TaskSuite):
+    """What both suites share: the choice of the engine, and the expert."""
+
+    def __init__(self, engine: str) -> None:
+        if engine not in ENGINES:
+            raise EnvError(f"engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
+        self.engine = engine
+
+    def make_env(self) -> AlfworldEnv:
+        """Returns a fresh environment. Environments of one process share the games that they have read."""
+        if self.engine == "fast":
+            return AlfworldEnv(self._open_fast)
+        from epo_trl.envs.alfworld.stock import StockEngine
+
+        engine = StockEngine()
+
+        def open_stock(task_id: str) -> Opened:
+            game, task_type = self._game(task_id)
+            return Opened(engine.start(game), game.task, task_type)
+
+        return AlfworldEnv(open_stock, engine.close)
+
+    def make_expert(self, seed: int = 0) -> AlfworldExpert:
+        """Returns a player that explores at random and knows only what it is shown."""
+        return AlfworldExpert(seed)
+
+    def _open_fast(self, task_id: str) -> Opened:
+        world = self._world(task_id)
+        return Opened(State(world), world.task, world.goal.task_type)
+
+    def _game(self, task_id: str) -> tuple[Game, str]:
+        """Returns a game and its task type."""
+        raise NotImplementedError
+
+    def _world(self, task_id: str) -> World:
+        raise NotImplementedError
+
+
+class GeneratedAlfworld(_AlfworldSuite):
+    """ALFWorld-style games, generated when they are first played. Needs no download.
+
+    "train" and "iid" use the rooms that ALFRED trains in and share no (task type, object, target, room); "ood" uses the
+    rooms that ALFRED holds out. Scores are not comparable with published ALFWorld numbers.
+
+    Args:
+        n_train: Number of training tasks.
+        n_iid: Number of test tasks in training rooms.
+        n_ood: Number of test tasks in held-out rooms.
+        seed: Seed of the games.
+        task_types: Task types to keep; all six if `None`.
+        room_types: Names out of `"kitchens"`, `"livingrooms"`, `"bedrooms"`, `"bathrooms"`; all if `None`.
+        max_receptacles: Largest number of receptacles in a room; no limit if `None`.
+        engine: `"fast"` (ours) or `"textworld"` (ALFWorld's own).
+    """
+
+    name = "alfworld-generated"
+
+    def __init__(
+        self,
+        n_train: int = 1000,
+        n_iid: int = 100,
+        n_ood: int = 100,
+        seed: int = 0,
+        task_types: Sequence[str] | None = None,
+        room_types: Sequence[str] | None = None,
+        max_receptacles: int | None = None,
+        engine: str = "fast",
+    ) -> None:
+        super().__init__(engine)
+        self.seed = seed
+        self.filters = Filters(task_types, room_types, max_receptacles)  # type: ignore[arg-type]
+        self.sizes = {"train": n_train, "iid": n_iid, "ood": n_ood}
+        for split, size in self.sizes.items():
+            if size < 0:
+                raise EnvError(f"n_{split}: got {size}, expected 0 or more")
+            if size:
+                recipes(split, self.filters)
+
+    def task_ids(self, split: str) -> list[str]:
+        """Returns `"train/0"`, `"train/1"`, and so on."""
+        self.check_split(split)
+        return [f"{split}/{index}" for index in range(self.sizes[split])]
+
+    def _place(self, task_id: str) -> tuple[str, int, int, Filters]:
+        split, _, number = task_id.partition("/")
+        if not number.isdecimal() or int(number) >= self.sizes.get(split, 0):
+            sizes = ", ".join(f"'{name}/0' to '{name}/{size - 1}'" for name, size in self.sizes.items() if size)
+            raise EnvError(f"task_id: got {task_id!r}, this suite has {sizes or 'no tasks'}")
+        return split, int(number), self.seed, self.filters
+
+    def _game(self, task_id: str) -> tuple[Game, str]:
+        generated = _generated(*self._place(task_id))
+        return generated.game, generated.recipe.task_type
+
+    def _world(self, task_id: str) -> World:
+        return _generated_world(*self._place(task_id))
+
+
+class AlfworldData(_AlfworldSuite):
+    """ALFWorld games on disk: the real ones (`alfworld-download`) or those of `write_games`.
+
+    Left out is what `AlfredTWEnv` leaves out: movable receptacles, sliced objects, games not marked as solvable.
+
+    Args:
+        path: Folder with `json_2.1.1`, or that folder itself; `$ALFWORLD_DATA` if `None`.
+        task_types: Task types to keep; all six if `None`.
+        engine: `"fast"` (ours) or `"textworld"` (ALFWorld's own).
+
+    Raises:
+        EnvError: If there is no such folder. `task_ids` reads every game of its split, and raises for a damaged file
+            or, with the fast engine, a game that the engine does not know.
+    """
+
+    name = "alfworld"
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, task_types: Sequence[str] | None = None, engine: str = "fast"
+    ) -> None:
+        super().__init__(engine)
+        self.task_types = Filters(tuple(task_types) if task_types else None).task_types or TASK_TYPES
+        self.root = data_folder(path)
+        self._ids: dict[str, list[str]] = {}
+
+    def task_ids(self, split: str) -> list[str]:
+        """Returns the games' folders relative to `json_2.1.1`, sorted."""
+        self.check_split(split)
+        if split not in self._ids:
+            folder = self.root / SPLIT_FOLDERS[split]
+            paths = find_games(folder, self.task_types) if folder.is_dir() else []
+            if not paths:
+                raise EnvError(f"{folder}: no playable games here. {_HOW_TO_GET}")
+            if self.engine == "fast":
+                for path in paths:
+                    _stored_world(path)
+            self._ids[split] = [path.parent.relative_to(self.root).as_posix() for path in paths]
+        return list(self._ids[split])
+
+    def _path(self, task_id: str) -> Path:
+        path = self.root / task_id / GAME_FILE
+        if not path.is_file() or ".." in Path(task_id).parts:
+            raise EnvError(f"task_id: got {task_id!r}, expected a folder below {self.root} that holds {GAME_FILE}")
+        return path
+
+    def _game(self, task_id: str) -> tuple[Game, str]:
+        return load_game(self._path(task_id)), Path(task_id).parent.name.split("-")[0]
+
+    def _world(self, task_id: str) -> World:
+        return _stored_world(self._path(task_id))
+
+
+_HOW_TO_GET = (
+    "Run `alfworld-download` for the real games or `epo-trl games alfworld --out DIR` for generated ones, and set "
+    "ALFWORLD_DATA or the path to that folder."
+)
+
+
+def data_folder(path: str | os.PathLike[str] | None = None) -> Path:
+    """Returns the `json_2.1.1` folder below a path, or below `$ALFWORLD_DATA`.
+
+    Raises:
+        EnvError: If there is none.
+    """
+    given = os.fspath(path) if path is not None else os.environ.get("ALFWORLD_DATA", "")
+    if not given:
+        raise EnvError(f"path: got none, and ALFWORLD_DATA is not set. {_HOW_TO_GET}")
+    base = Path(os.path.expandvars(given)).expanduser()
+    for folder in (base / "json_2.1.1", base):
+        if any((folder / name).is_dir() for name in SPLIT_FOLDERS.values()):
+            return folder
+    raise EnvError(f"{base}: there is no folder json_2.1.1 with {', '.join(SPLIT_FOLDERS.values())}. {_HOW_TO_GET}")

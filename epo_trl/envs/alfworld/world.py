@@ -1,0 +1,210 @@
+"""What never changes while one ALFWorld game is played: read once, shared by all of its episodes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from epo_trl.envs.alfworld.games import Game
+from epo_trl.envs.alfworld.pddl import FactTable, Goal, display_names, read_facts, read_goal
+from epo_trl.envs.base import EnvError
+
+# SHA-256 of the rules and texts that the fast engine reproduces: alfworld 0.4.2, after `_fingerprint`.
+KNOWN_DOMAIN = "da18d44ab1bcf831f61e90b88a99ad5766d8bbb562b6f87839b4b6ace4f796fe"
+KNOWN_GRAMMAR = "8d3ae5938971deea25fe123e5de82ee89a164f9d139f6fcb9ef28888138f181f"
+
+Names = frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What may change while the game is played, as it is at the start. See `engine.State`."""
+
+    location: str
+    opened: Names
+    contents: dict[str, tuple[str, ...]]
+    seen_from: dict[str, Names]
+    marks: dict[str, Names]
+
+
+@dataclass(frozen=True)
+class World:
+    """The fixed part of a game, in the names that the agent sees. Build it with `World.of(game)`.
+
+    Args:
+        task: The task in words.
+        goal: What wins.
+        receptacles: Receptacle to its location, in the order of the game's lists.
+        receptacle_type: Receptacle to type.
+        object_type: Object to type.
+        holdable: Receptacle type to the object types that may be put there.
+        having: Property (`"openable"`, `"pickupable"`, `"cleanable"`, ...) to the things that have it.
+        inside: Movable container to what lies in it.
+        rank: Name to place in the game's lists.
+        put_action: How to put an object down, with `{o}` and `{r}`.
+        put_feedback: What the game answers then.
+        help_text: The answer to `help`.
+        start: The initial state.
+    """
+
+    task: str
+    goal: Goal
+    receptacles: dict[str, str]
+    receptacle_type: dict[str, str]
+    object_type: dict[str, str]
+    holdable: dict[str, Names]
+    having: dict[str, Names]
+    inside: dict[str, tuple[str, ...]]
+    rank: dict[str, int]
+    put_action: str
+    put_feedback: str
+    help_text: str
+    start: Start
+    at: dict[str, tuple[str, ...]] = field(init=False)
+    _travel: dict[str, tuple[dict[str, str], list[str]]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        at = defaultdict(list)
+        for receptacle, location in self.receptacles.items():
+            at[location].append(receptacle)
+        object.__setattr__(self, "at", {location: tuple(names) for location, names in at.items()})
+
+    @classmethod
+    def of(cls, game: Game) -> World:
+        """Returns the world of a game.
+
+        Raises:
+            EnvError: If the rules, the texts, a fact or the goal is not one that the fast engine knows.
+        """
+        put_action, put_feedback, help_text = _read_texts(game)
+        facts = read_facts(game.problem, game.source)
+        names = display_names(argument for rows in facts.values() for row in rows for argument in row)
+        rank = {names[i]: place for place, i in enumerate(sorted(names))}
+        shown = _Shown(facts, names, rank)
+        return cls(
+            task=game.task,
+            goal=read_goal(game.problem, game.source),
+            receptacles=_locations(shown, game.source),
+            receptacle_type=shown.types("receptacletype"),
+            object_type=shown.types("objecttype"),
+            holdable=_holdable(facts),
+            having={name: shown.having(name) for name in _PROPERTIES},
+            inside=shown.grouped("inreceptacleobject"),
+            rank=rank,
+            put_action=put_action,
+            put_feedback=put_feedback,
+            help_text=help_text,
+            start=_start(shown, game.source),
+        )
+
+    def travel(self, location: str) -> tuple[dict[str, str], list[str]]:
+        """Returns the `go to` actions at a location: action to destination, and the actions sorted."""
+        if location not in self._travel:
+            actions = {f"go to {r}": there for r, there in self.receptacles.items() if there != location}
+            self._travel[location] = actions, sorted(actions)
+        return self._travel[location]
+
+
+_PROPERTIES = (
+    *("openable", "pickupable", "toggleable", "sliceable", "isreceptacleobject"),
+    *("cleanable", "heatable", "coolable"),
+)
+_MARKS = {"clean": "isclean", "hot": "ishot", "cool": "iscool", "toggled": "istoggled", "sliced": "issliced"}
+
+
+class _Shown:
+    """The facts of a game with ids replaced by display names."""
+
+    def __init__(self, facts: FactTable, names: dict[str, str], rank: dict[str, int]) -> None:
+        self.facts, self.names, self.rank = facts, names, rank
+
+    def pairs(self, predicate: str) -> list[tuple[str, str]]:
+        rows = [(self.names[a], self.names[b]) for a, b in set(self.facts.get(predicate, ()))]
+        return sorted(rows, key=lambda row: (self.rank[row[0]], self.rank[row[1]]))
+
+    def having(self, predicate: str) -> Names:
+        return frozenset(self.names[row[0]] for row in self.facts.get(predicate, ()))
+
+    def types(self, predicate: str) -> dict[str, str]:
+        return {self.names[thing]: kind.removesuffix("type") for thing, kind in self.facts.get(predicate, ())}
+
+    def grouped(self, predicate: str) -> dict[str, tuple[str, ...]]:
+        """Returns second argument to first arguments, in list order."""
+        groups = defaultdict(list)
+        for first, second in self.pairs(predicate):
+            groups[second].append(first)
+        return {second: tuple(firsts) for second, firsts in groups.items()}
+
+
+def _locations(shown: _Shown, source: str) -> dict[str, str]:
+    pairs = shown.pairs("receptacleatlocation")
+    places = dict(pairs)
+    if len(places) != len(pairs):
+        twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
+        raise EnvError(f"{source}: {twice!r} is at two locations, which the fast engine does not know")
+    return places
+
+
+def _holdable(facts: FactTable) -> dict[str, Names]:
+    groups = defaultdict(set)
+    for receptacle, thing in facts.get("cancontain", ()):
+        groups[receptacle.removesuffix("type")].add(thing.removesuffix("type"))
+    return {receptacle: frozenset(things) for receptacle, things in groups.items()}
+
+
+def _start(shown: _Shown, source: str) -> Start:
+    agent = shown.pairs("atlocation")
+    if len(agent) != 1:
+        raise EnvError(f"{source}: got {len(agent)} facts 'atLocation', expected exactly one agent at one location")
+    seen_from: dict[str, set[str]] = defaultdict(set)
+    for thing, location in shown.pairs("objectatlocation"):
+        seen_from[thing].add(location)
+    return Start(
+        location=agent[0][1],
+        opened=shown.having("opened"),
+        contents=shown.grouped("inreceptacle"),
+        seen_from={thing: frozenset(locations) for thing, locations in seen_from.items()},
+        marks={mark: shown.having(predicate) for mark, predicate in _MARKS.items()},
+    )
+
+
+_PUT_FORMS = {
+    "move {o} to {r}": "You move the {o} to the {r}.",
+    "put {o} in/on {r}": "You put the {o} in/on the {r}.",  # game files made before alfworld 0.4
+}
+
+
+def _read_texts(game: Game) -> tuple[str, str, str]:
+    """Returns how to put things down, the answer to that, and the help text."""
+    put = re.search(r'action PutObject \{\s*template :: "([^"]*)"', game.grammar)
+    text = re.search(r'"help\.feedback": \[\s*\{\s*"rhs": ("(?:[^"\\]|\\.)*")', game.grammar)
+    unknown = f"{game.source}: the fast engine reproduces alfworld 0.4's rules and texts, and the game has other "
+    if put is None or text is None or put.group(1) not in _PUT_FORMS:
+        raise EnvError(unknown + "texts; play this game with engine='textworld'")
+    if domain_fingerprint(game.domain) != KNOWN_DOMAIN:
+        raise EnvError(unknown + "rules ('pddl_domain'); play this game with engine='textworld'")
+    if grammar_fingerprint(game.grammar) != KNOWN_GRAMMAR:
+        raise EnvError(unknown + "texts ('grammar'); play this game with engine='textworld'")
+    return put.group(1), _PUT_FORMS[put.group(1)], json.loads(text.group(1)).removeprefix("\n")
+
+
+def domain_fingerprint(domain: str) -> str:
+    """Returns a hash of the rules that ignores comments and layout."""
+    return _hash(re.sub(r";[^\n]*", "", domain).lower().split())
+
+
+def grammar_fingerprint(grammar: str) -> str:
+    """Returns a hash of the texts that ignores the layout, the task sentence, the help, and the wording of putting."""
+    text = re.sub(r"Your task is to: .*?\.\"", 'Your task is to: TASK."', grammar)
+    text = re.sub(r'("help\.feedback": \[\s*\{\s*"rhs": )"(?:[^"\\]|\\.)*"', r'\1"HELP"', text)
+    text = text.replace("put {o} in/on {r}", "move {o} to {r}")
+    text = text.replace("You put the {o.name} in/on the {r.name}.", "You move the {o.name} to the {r.name}.")
+    return _hash(text.split())
+
+
+def _hash(words: Iterable[str]) -> str:
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()
