@@ -394,6 +394,18 @@ def test_loss_and_gradient_do_not_depend_on_micro_batches(seed, sizes):
     torch.testing.assert_close(torch.cat(rescaled), weights)
 
 
+@pytest.mark.parametrize("sizes", [[1, 1, 1, 1, 1], [2, 3]])
+def test_parts_that_know_the_number_of_trajectories_add_up(sizes):
+    turn_ids, mask, _ = random_batch(0)
+    whole = turn_mean_weights(turn_ids, mask, dtype=F64)
+    for number in (4, torch.tensor(4.0)):  # row 1 of the 5 is silent
+        parts = [
+            turn_mean_weights(t, m, num_trajectories=number, dtype=F64)
+            for t, m in zip(turn_ids.split(sizes), mask.split(sizes), strict=True)
+        ]
+        torch.testing.assert_close(torch.cat(parts), whole)
+
+
 def test_weights_carry_no_gradient_and_take_any_kind_of_mask():
     turn_ids, mask, _ = random_batch(3)
     weights = turn_mean_weights(turn_ids, mask)

@@ -1,0 +1,311 @@
+"""What we rely on in TRL 1.16, checked one by one: when TRL moves, this file says where and what to do.
+
+The first part compares names and signatures, the second runs the seams on a tiny model.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import utils as trl_utils
+
+from epo_trl.models import build_model, build_tokenizer
+
+TRAINER = "trl/trainer/grpo_trainer.py"
+
+
+def advice(seam: str, expected: object, got: object, used: str) -> str:
+    return (
+        f"\nTRL's seam {seam} is not what epo_trl was written against (trl 1.16, found {trl.__version__})."
+        f"\n  expected: {expected}\n  got:      {got}\n  used for: {used}"
+        "\nWhat to do:"
+        "\n  1. Now: pin the last trl that passes this test (setup.cfg, constraints.txt)."
+        f"\n  2. Read the seam in {TRAINER} and its diff since 1.16."
+        "\n  3. Adapt epo_trl/trainers/ (override with super(), never paste TRL's body), then this table, then the pin."
+    )
+
+
+@dataclass(frozen=True)
+class Seam:
+    name: str
+    parameters: str  # as in the signature, without annotations
+    used: str
+
+
+_MULTIMODAL = (
+    "pixel_values=None, image_grid_thw=None, num_images=None, pixel_attention_mask=None, spatial_shapes=None, "
+    "num_tiles=None, image_sizes=None, token_type_ids=None, mm_token_type_ids=None, image_position_ids=None"
+)
+SEAMS = [
+    Seam(
+        "_get_per_token_logps_and_entropies",
+        "self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, "
+        f"compute_aux_loss=False, {_MULTIMODAL}",
+        "overridden: the model sees turns where TRL sees episodes; the entropies are kept for the EPO terms",
+    ),
+    Seam(
+        "_generate_single_turn",
+        "self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False",
+        "called as (prompt_ids, None, {}, 1) to generate one turn of every running episode",
+    ),
+    Seam("_generate_and_score_completions", "self, inputs", "overridden: adds turn ids and per-token advantages"),
+    Seam("_prepare_inputs", "self, generation_batch", "its buffer decides which optimizer steps belong to an RL step"),
+    Seam("training_step", "self, model, inputs, num_items_in_batch", "overridden: closes the RL step after the last"),
+    Seam(
+        "compute_loss",
+        "self, model, inputs, return_outputs=False, num_items_in_batch=None",
+        "overridden: adds the entropy terms to TRL's policy loss",
+    ),
+    Seam("_compute_loss", "self, model, inputs", "must call the log-prob seam once, with compute_entropy=True"),
+    Seam(
+        "_calculate_rewards",
+        "self, inputs, prompts, completions, completion_ids_list",
+        "hands the rollout's extra fields to the reward functions",
+    ),
+    Seam("_save_checkpoint", "self, model, trial", "overridden: saves the entropy history next to the checkpoint"),
+    Seam("_load_optimizer_and_scheduler", "self, checkpoint", "overridden: restores the entropy history on resume"),
+    Seam("_get_train_sampler", "self, dataset=None", "decides which rows are a group and which rank plays them"),
+    Seam(
+        "evaluate",
+        "self, eval_dataset=None, ignore_keys=None, metric_key_prefix='eval'",
+        "overridden: plays the fixed test lists",
+    ),
+    Seam("log", "self, logs, start_time=None", "overridden: adds metrics and shows sample episodes"),
+    Seam("_get_output_dir", "self, trial", "the folder of a checkpoint"),
+]
+
+
+def signature_of(function: Callable[..., Any]) -> str:
+    parameters = inspect.signature(function).parameters.values()
+    return ", ".join(str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters)
+
+
+def test_trl_is_the_version_that_setup_cfg_pins():
+    pin = re.search(r"trl>=(\d+)\.(\d+)", (Path(__file__).parents[1] / "setup.cfg").read_text())
+    assert pin is not None, "setup.cfg no longer pins trl; the seams below are not TRL's public interface: pin it"
+    wanted, got = (int(pin[1]), int(pin[2])), tuple(int(x) for x in trl.__version__.split(".")[:2])
+    assert got == wanted, advice("version", wanted, got, "everything")
+
+
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
+def test_seam_has_the_expected_signature(seam):
+    function = getattr(GRPOTrainer, seam.name, None)
+    assert function is not None, advice(seam.name, seam.parameters, "no such method", seam.used)
+    got = signature_of(function)
+    assert got == seam.parameters, advice(seam.name, seam.parameters, got, seam.used)
+
+
+@pytest.mark.parametrize(
+    ("where", "pattern", "used"),
+    [
+        (
+            "_compute_loss",
+            r"if advantages\.dim\(\) == 1:\s+advantages = advantages\.unsqueeze\(1\)",
+            "advantages of shape (B, T) pass through, so credit can differ from turn to turn",
+        ),
+        ("_compute_loss", r'completion_mask \* inputs\["tool_mask"\]', "environment tokens are left out of the loss"),
+        ("_generate", r'tool_mask = extra_fields\.pop\("env_mask", None\)', "env_mask of the rollout is the tool mask"),
+        ("_generate", r"self\.rollout_func\(prompts, self\)", "the rollout gets the prompts and the trainer"),
+        ("_generate_and_score_completions", r'output\["tool_mask"\] = tool_mask', "the tool mask is in the batch"),
+        ("training_step", r"self\._step \+= 1", "_step counts micro-batches and tells where an RL step ends"),
+        (
+            "_prepare_inputs",
+            r"generate_every = self\.args\.steps_per_generation \* self\.num_iterations\s+"
+            r"if self\._step % generate_every == 0",
+            "one rollout lasts steps_per_generation * num_iterations micro-batches",
+        ),
+        (
+            "_generate_single_turn",
+            r"generation_config=self\.generation_config[\s\S]*generation_kwargs=self\.generation_kwargs",
+            "evaluation sets another temperature in generation_config and generation_kwargs",
+        ),
+    ],
+)
+def test_source_says_what_we_rely_on(where, pattern, used):
+    source = inspect.getsource(inspect.unwrap(getattr(GRPOTrainer, where)))
+    assert re.search(pattern, source), advice(where, pattern, "no such line", used)
+
+
+# ------------------------------------------------------------------------------------------ the seams on a tiny model
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(["go to drawer 3 and look", "<think> </think> <action> </action>"])
+
+
+ROWS = 4
+RESPONSE_MASK = [[1, 1, 0, 0, 1, 1], [1, 0, 0, 1, 1], [1, 1, 1], [1, 0, 1, 1]]
+
+
+@pytest.fixture(scope="module")
+def rollout(tokenizer, tmp_path_factory):
+    """Returns a trainer, what the reward function was given, and the batch that one fixed rollout became."""
+    seen: dict[str, Any] = {}
+    completions = [[5 + i for i in range(len(mask))] for mask in RESPONSE_MASK]
+
+    def play(prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        seen["prompts"] = list(prompts)
+        return {
+            "prompt_ids": [[10], [10, 11, 12], [10, 11], [10]],
+            "completion_ids": completions,
+            "env_mask": RESPONSE_MASK,
+            "logprobs": None,
+            "episode_return": [1.0, 0.0, None, 1.0],
+        }
+
+    def reward(completions: list[Any], episode_return: list[float | None], **_: Any) -> list[float | None]:
+        seen["episode_return"] = episode_return
+        return episode_return
+
+    args = GRPOConfig(
+        str(tmp_path_factory.mktemp("contract")),
+        per_device_train_batch_size=ROWS,
+        num_generations=ROWS,
+        max_completion_length=8,
+        loss_type="grpo",
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+    )
+    trainer = GRPOTrainer(
+        build_model(tokenizer, hidden_size=32, heads=2),
+        reward,
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": ["train/0"] * ROWS}),
+        processing_class=tokenizer,
+        rollout_func=play,
+    )
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    # one dict per row, as from a dataset: TRL writes the extra fields into them
+    batch = trainer._generate_and_score_completions([{"prompt": "train/0"} for _ in range(ROWS)])
+    return trainer, seen, batch
+
+
+def test_env_mask_of_a_rollout_becomes_the_tool_mask(rollout):
+    _, seen, batch = rollout
+    assert seen["prompts"] == ["train/0"] * ROWS
+    used = "turns are told from environment tokens by it"
+    got = [row[: len(want)] for row, want in zip(batch["tool_mask"].tolist(), RESPONSE_MASK, strict=True)]
+    assert got == RESPONSE_MASK, advice("env_mask -> tool_mask", RESPONSE_MASK, got, used)
+    lengths = batch["completion_mask"].sum(1).tolist()
+    assert lengths == [6, 5, 3, 4], advice("completion_mask", [6, 5, 3, 4], lengths, "completions are not truncated")
+    assert batch["completion_ids"].shape == batch["tool_mask"].shape == (ROWS, 6)
+
+
+def test_extra_fields_reach_the_reward_functions_and_none_leaves_the_baseline(rollout):
+    _, seen, batch = rollout
+    assert seen["episode_return"] == [1.0, 0.0, None, 1.0]
+    advantages = batch["advantages"]
+    # mean of 1, 0, 1 is 2/3; the row without a reward gets no learning signal
+    assert advantages[2] == 0 and advantages[1] < 0 < advantages[0] == advantages[3], advice(
+        "advantages", "[+, -, 0, +]", advantages.tolist(), "an aborted episode must not move the group's baseline"
+    )
+    assert float(-advantages[1] / advantages[0]) == pytest.approx(2.0, rel=1e-4)
+
+
+def test_loss_takes_one_advantage_per_token_and_asks_for_entropy_once(rollout, monkeypatch):
+    trainer, _, batch = rollout
+    calls: list[Any] = []
+    original = trainer._get_per_token_logps_and_entropies
+    monkeypatch.setattr(
+        trainer,
+        "_get_per_token_logps_and_entropies",
+        lambda *args, **kwargs: calls.append(kwargs) or original(*args, **kwargs),
+    )
+    advantages = torch.arange(24.0).view(ROWS, 6)
+    loss = trainer._compute_loss(trainer.model, {**batch, "advantages": advantages, "old_per_token_logps": None})
+    mask = (batch["completion_mask"] * batch["tool_mask"]).float()
+    # the ratio is 1, so each row's loss is minus the mean advantage of its response tokens
+    expected = -((advantages * mask).sum(1) / mask.sum(1)).mean()
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-5), advice(
+        "_compute_loss with advantages of shape (B, T)", float(expected), float(loss.detach()), "per-turn credit"
+    )
+    flags = [kwargs.get("compute_entropy") for kwargs in calls]
+    assert flags == [True], advice("_compute_loss", "one call with compute_entropy=True", flags, "entropy of EPO")
+
+
+def test_entropy_carries_gradient_and_is_of_the_tempered_distribution(rollout):
+    trainer, _, batch = rollout
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    _, entropy, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 6, compute_entropy=True)
+    logp = (trainer.model(ids, attention_mask=mask).logits[:, -7:-1] / trainer.temperature).log_softmax(-1)
+    real = batch["completion_mask"].bool()
+    torch.testing.assert_close(entropy[real], -(logp.exp() * logp).sum(-1)[real], rtol=1e-4, atol=1e-5)
+    assert entropy.requires_grad and not entropy[~real].any(), advice(
+        "_get_per_token_logps_and_entropies", "entropy with gradient, 0 on padding", entropy, "the entropy bonus"
+    )
+
+
+def test_one_turn_is_generated_from_token_ids(rollout):
+    trainer, _, _ = rollout
+    prompts = [[10, 11], [12], [10, 11, 12]]
+    completions, logprobs = trainer._generate_single_turn(prompts, None, {}, 1)
+    assert len(completions) == 3 and logprobs is None
+    assert all(isinstance(ids, list) and 1 <= len(ids) <= 8 and isinstance(ids[0], int) for ids in completions), advice(
+        "_generate_single_turn", "one non-empty list of token ids per prompt", completions, "the rollout"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    """_tokenizer _metrics _step pad_to_multiple_of eos_token_ids generation_config generation_kwargs use_vllm
+    temperature accelerator num_generations num_iterations current_gradient_accumulation_steps""".split(),
+)
+def test_attributes_that_we_read_exist(rollout, name):
+    assert name in vars(rollout[0]), advice(f"attribute {name}", "set on the trainer", "missing", "epo_trl/trainers")
+
+
+def test_generation_keeps_its_temperature_in_two_places(rollout):
+    trainer, _, _ = rollout
+    got = (trainer.generation_config.temperature, trainer.generation_kwargs["temperature"])
+    assert got == (1.0, 1.0), advice("temperature", (1.0, 1.0), got, "evaluation samples at another temperature")
+
+
+def test_extra_tensors_are_shuffled_and_split_along_and_scalars_are_kept():
+    batch = {"ids": torch.arange(6).view(6, 1), "turn_ids": torch.arange(6).view(6, 1), "num": torch.tensor(6.0)}
+    chunks = trl_utils.split_tensor_dict(trl_utils.shuffle_sequence_dict(batch), 3)
+    assert [len(chunk["ids"]) for chunk in chunks] == [2, 2, 2]
+    assert all(torch.equal(chunk["ids"], chunk["turn_ids"]) and chunk["num"] == 6.0 for chunk in chunks)
+    assert sorted(torch.cat([chunk["ids"] for chunk in chunks]).flatten().tolist()) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
+@pytest.mark.parametrize("shifted", [True, False], ids=["shift_labels", "labels"])
+@pytest.mark.parametrize("compact", [True, False])
+def test_fused_head_scores_only_labelled_positions(tokenizer, monkeypatch, family, shifted, compact):
+    """`labels` are shifted by the head, `shift_labels` are not; both give log-prob and entropy, 0 where -100."""
+    used = "scores only response tokens (turn_forward.py switches `_use_triton` on the CPU for it)"
+    assert signature_of(trl_utils.add_fused_lm_head).startswith("model, temperature=1.0"), used
+    source = inspect.getsource(trl_utils.add_fused_lm_head)
+    for line in ("shift_labels=None", "compact = _use_triton(hidden_states.device)"):
+        assert line in source, advice("add_fused_lm_head", line, "no such line", used)
+
+    monkeypatch.setattr(trl_utils, "_use_triton", lambda device: compact)
+    model = build_model(tokenizer, family=family, hidden_size=32, heads=2)
+    trl_utils.add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
+    ids = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
+    labels = torch.tensor([[-100, -100, 7, -100, 9], [-100, 8, -100, -100, -100]])
+    targets = labels[:, 1:]
+    if shifted:
+        out = model(ids, shift_labels=torch.nn.functional.pad(targets, (0, 1), value=-100), fused_lm_head=True)
+        log_probs, entropy = out.log_probs[:, :-1], out.entropy[:, :-1]
+    else:
+        out = model(ids, labels=labels, fused_lm_head=True)
+        log_probs, entropy = out.log_probs, out.entropy
+    plain = (model(ids).logits[:, :-1] / 0.7).log_softmax(-1)
+    scored = targets != -100
+    wanted = plain.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(log_probs, wanted * scored, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(entropy, -(plain.exp() * plain).sum(-1) * scored, rtol=1e-4, atol=1e-5)
+    assert entropy.requires_grad and log_probs.requires_grad
