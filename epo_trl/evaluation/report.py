@@ -125,18 +125,6 @@ class EvalReport:
             **{f"success_rate_{name}": count.success_rate for name, count in self.types.items() if len(self.types) > 1},
         }
 
-    def scalars(self) -> dict[str, float]:
-        """Returns what is worth a curve."""
-        low, high = self.success_interval
-        return {
-            "success_rate": self.success_rate,
-            "success_low": low,
-            "success_high": high,
-            "macro_success_rate": self.macro_success_rate,
-            "turns": self.mean_turns,
-            "invalid_actions": self.invalid_action_rate,
-        }
-
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON object: the counts, and for readers what follows from them."""
         low, high = self.success_interval

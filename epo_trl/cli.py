@@ -1,0 +1,134 @@
+"""The command `epo-trl`: draw runs, make games, check games. Heavy imports wait until their command is called."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from epo_trl import __version__
+from epo_trl.envs.base import EnvError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, or 1 if a check failed or the input is unusable (argparse exits with 2 on its own)."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except EnvError as error:
+        return _fail(error)
+
+
+def _fail(error: Exception) -> int:
+    message = " ".join(str(error).split())
+    sys.stderr.write(f"epo-trl: error: {message}\n")
+    return 1
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def _plot(args: argparse.Namespace) -> int:
+    from epo_trl.plots import RunError, plot_runs
+
+    try:
+        path = plot_runs(args.runs, args.out, labels=args.labels, window=args.window)
+    except (RunError, ValueError) as error:
+        return _fail(error)
+    _say(f"wrote {path}")
+    return 0
+
+
+def _games_alfworld(args: argparse.Namespace) -> int:
+    from epo_trl.envs.alfworld.generator import write_games
+
+    filters: dict[str, Any] = {
+        name: getattr(args, name)
+        for name in ("task_types", "room_types", "max_receptacles")
+        if getattr(args, name) is not None
+    }
+    write_games(args.out, args.train, args.valid_seen, args.valid_unseen, args.seed, **filters)
+    _say(
+        f"wrote {args.train} train, {args.valid_seen} valid_seen, {args.valid_unseen} valid_unseen games to {args.out}"
+    )
+    return 0
+
+
+def _verify_alfworld(args: argparse.Namespace) -> int:
+    from epo_trl.envs.alfworld.verify import verify_path
+
+    report = verify_path(args.path, max_games=args.max_games, steps=args.steps, seed=args.seed)
+    _say(report.summary())
+    return 0 if report.ok else 1
+
+
+def _at_least(minimum: int) -> Any:
+    def integer(text: str) -> int:
+        value = int(text)
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"got {value}, takes an integer >= {minimum}")
+        return value
+
+    return integer
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="epo-trl", description="Tools around training LLM agents with EPO.")
+    parser.add_argument("--version", action="version", version=f"epo-trl {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_plot(commands)
+
+    games = commands.add_parser("games", help="make games").add_subparsers(required=True, metavar="WORLD")
+    _add_games_alfworld(games)
+    verify = commands.add_parser("verify", help="check an engine on games").add_subparsers(
+        required=True, metavar="WORLD"
+    )
+    _add_verify_alfworld(verify)
+    return parser
+
+
+def _add_plot(commands: Any) -> None:
+    plot = commands.add_parser(
+        "plot",
+        help="draw reward, success and entropy curves of runs",
+        description="Draws training reward, training, IID and OOD success, and the entropy of early and late turns.",
+    )
+    plot.add_argument("runs", nargs="+", metavar="RUN", help="output directory of a training run")
+    plot.add_argument("--out", required=True, metavar="PNG", help="image file to write")
+    plot.add_argument(
+        "--labels",
+        nargs="+",
+        metavar="LABEL",
+        help="one per run; equal labels are averaged (default: the directory's name without -seedN)",
+    )
+    plot.add_argument("--window", type=_at_least(1), default=10, help="points of the running mean (default: 10)")
+    plot.set_defaults(run=_plot)
+
+
+def _add_games_alfworld(games: Any) -> None:
+    alfworld = games.add_parser("alfworld", help="generate ALFWorld-style games in the layout of the real ones")
+    alfworld.add_argument("--out", required=True, metavar="DIR", help="folder to write to")
+    for split, what in (("train", ""), ("valid-seen", ", training rooms"), ("valid-unseen", ", held-out rooms")):
+        alfworld.add_argument(
+            f"--{split}", type=_at_least(0), required=True, metavar="N", help=f"number of {split} games{what}"
+        )
+    alfworld.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same games (default: 0)")
+    alfworld.add_argument("--task-types", nargs="+", metavar="TYPE", help="only these task types (default: all six)")
+    alfworld.add_argument("--room-types", nargs="+", metavar="ROOM", help="only these kinds of room (default: all)")
+    alfworld.add_argument("--max-receptacles", type=_at_least(1), metavar="N", help="only rooms with at most so many")
+    alfworld.set_defaults(run=_games_alfworld)
+
+
+def _add_verify_alfworld(verify: Any) -> None:
+    alfworld = verify.add_parser("alfworld", help="replay the fast and the stock engine against each other")
+    alfworld.add_argument("path", metavar="PATH", help="folder of games, for example $ALFWORLD_DATA")
+    alfworld.add_argument("--max-games", type=_at_least(1), default=100, metavar="N", help="default: 100")
+    alfworld.add_argument("--steps", type=_at_least(1), default=30, metavar="N", help="steps per game (default: 30)")
+    alfworld.add_argument("--seed", type=int, default=0, metavar="S", help="of the random player (default: 0)")
+    alfworld.set_defaults(run=_verify_alfworld)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

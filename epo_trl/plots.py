@@ -1,0 +1,187 @@
+"""The paper's curves, from the TensorBoard files of finished, running or resumed runs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+Curve = tuple[np.ndarray, np.ndarray]  # steps, values
+
+
+class RunError(RuntimeError):
+    """A run directory cannot be drawn. The message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One set of axes.
+
+    Args:
+        title: Shown above.
+        tags: TensorBoard names and how their line is drawn.
+        percent: Whether the values are ratios, to be shown as 0 to 100.
+    """
+
+    title: str
+    tags: dict[str, str]
+    percent: bool = False
+
+
+PANELS = (
+    Panel("training reward", {"train/reward": "-"}),
+    Panel("training success, %", {"train/env/success_rate": "-"}, percent=True),
+    Panel(
+        "entropy in nats: early turns (solid), late turns (dashed)",
+        {"train/entropy/early_turns": "-", "train/entropy/late_turns": "--"},
+    ),
+    Panel("IID success, %", {"eval/iid/success_rate": "-"}, percent=True),
+    Panel("OOD success, %", {"eval/ood/success_rate": "-"}, percent=True),
+)
+TAGS = tuple(tag for panel in PANELS for tag in panel.tags)
+
+
+def read_run(run: str | Path, tags: Sequence[str] = TAGS) -> dict[str, Curve]:
+    """Returns `{tag: (steps, values)}` of the tags that the run has, steps ascending.
+
+    Searches the directory recursively. A resumed run has several event files that may hold one step twice: the newest
+    by wall time wins. Values that are not finite are left out.
+    """
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = Path(run)
+    files = sorted(folder.rglob("*tfevents*"))
+    if not files:
+        what = "is no directory" if not folder.is_dir() else "holds no TensorBoard event file, not even in subfolders"
+        raise RunError(f"run: {folder} {what}; takes the output directory of a training run")
+    newest: dict[str, dict[int, tuple[float, float]]] = {tag: {} for tag in tags}
+    for file in files:
+        events = EventAccumulator(str(file), size_guidance={"scalars": 0}, purge_orphaned_data=False)
+        events.Reload()
+        for tag in set(events.Tags()["scalars"]) & set(tags):
+            points = newest[tag]
+            for event in events.Scalars(tag):
+                if event.step not in points or event.wall_time >= points[event.step][0]:
+                    points[event.step] = (event.wall_time, event.value)
+    curves = {}
+    for tag, points in newest.items():
+        finite = [(step, value) for step, (_, value) in sorted(points.items()) if math.isfinite(value)]
+        if finite:
+            curves[tag] = (np.array([step for step, _ in finite]), np.array([value for _, value in finite]))
+    return curves
+
+
+def running_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """Returns the mean of each value and of up to `window - 1` values before it."""
+    if window < 1:
+        raise ValueError(f"window: got {window}, takes an integer >= 1")
+    sums = np.concatenate([[0.0], np.cumsum(values, dtype=float)])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - window, 0)
+    return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+def average_seeds(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns `(steps, mean, lowest, highest)` over several runs, where all of them have data.
+
+    Between its own points a run is interpolated linearly; outside of them it is not continued, so the average ends
+    where the shortest run ends. Without a common stretch all four are empty.
+    """
+    first, last = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
+    union = np.unique(np.concatenate([steps for steps, _ in curves]))
+    steps = union[(union >= first) & (union <= last)]
+    values = np.stack([np.interp(steps, own_steps, own_values) for own_steps, own_values in curves])
+    if not len(steps):
+        return steps, steps, steps, steps
+    return steps, values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+
+
+def default_label(run: str | Path) -> str:
+    """Returns the directory's name without a trailing `-seedN` or `_seedN`: seeds of one setting share a label."""
+    name = Path(run).resolve().name
+    return re.sub(r"[-_]seed[-_]?\d+$", "", name) or name
+
+
+def plot_runs(
+    runs: Sequence[str | Path], out: str | Path, *, labels: Sequence[str] | None = None, window: int = 10
+) -> Path:
+    """Returns `out` after the paper's curves of the runs were drawn to it.
+
+    Args:
+        runs: Run directories.
+        out: An image file; its suffix decides the format.
+        labels: One per run. Runs with the same label are averaged and their spread, lowest to highest, is shaded.
+        window: Points of the running mean, which is taken per run before averaging.
+    """
+    labels = [default_label(run) for run in runs] if labels is None else list(labels)
+    if not runs:
+        raise ValueError("runs: got none, takes at least one run directory")
+    if len(labels) != len(runs):
+        raise ValueError(f"labels: got {len(labels)} for {len(runs)} runs, takes one per run")
+    groups: dict[str, list[dict[str, Curve]]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        groups.setdefault(label, []).append(read_run(run))
+
+    figure = Figure(figsize=(15, 7.5), layout="constrained")
+    axes = figure.subplots(2, 3).flatten()
+    for panel, axis in zip(PANELS, axes, strict=False):
+        _draw_panel(axis, panel, groups, window)
+    _draw_legend(axes[len(PANELS)], groups, window)
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _draw_panel(axis: Any, panel: Panel, groups: dict[str, list[dict[str, Curve]]], window: int) -> None:
+    axis.set_title(panel.title, fontsize=10)
+    axis.set_xlabel("step")
+    axis.grid(alpha=0.25)
+    drawn = False
+    for index, runs in enumerate(groups.values()):
+        for tag, style in panel.tags.items():
+            drawn |= _draw_curve(axis, [run[tag] for run in runs if tag in run], f"C{index % 10}", style, panel, window)
+    if panel.percent:
+        axis.set_ylim(-3, 103)
+    if not drawn:
+        names = "\n".join(panel.tags)
+        axis.text(
+            0.5, 0.5, f"no run has logged\n{names}", ha="center", va="center", transform=axis.transAxes, color="0.4"
+        )
+        axis.set_xticks([])
+        axis.set_yticks([])
+
+
+def _draw_curve(axis: Any, curves: list[Curve], color: str, style: str, panel: Panel, window: int) -> bool:
+    """Returns whether there was anything to draw."""
+    if not curves:
+        return False
+    scale = 100.0 if panel.percent else 1.0
+    smooth = [(steps, scale * running_mean(values, window)) for steps, values in curves]
+    steps, mean, low, high = average_seeds(smooth)
+    marker = "o" if len(steps) == 1 else None
+    axis.plot(steps, mean, color=color, linestyle=style, marker=marker, linewidth=1.8)
+    if len(curves) > 1:
+        axis.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
+    else:
+        axis.plot(curves[0][0], scale * curves[0][1], color=color, linestyle=style, linewidth=0.7, alpha=0.3)
+    return bool(len(steps))
+
+
+def _draw_legend(axis: Any, groups: dict[str, list[dict[str, Curve]]], window: int) -> None:
+    axis.axis("off")
+    lines = [Line2D([], [], color=f"C{index % 10}", linewidth=2.5) for index in range(len(groups))]
+    names = [label if len(runs) == 1 else f"{label} ({len(runs)} runs)" for label, runs in groups.items()]
+    axis.legend(lines, names, loc="upper left", frameon=False, fontsize=11)
+    note = (
+        f"Running mean over {window} points.\nOne run: raw values in the background.\n"
+        "Several runs of one label: mean, shaded from lowest to highest."
+    )
+    axis.text(0.03, 0.03, note, transform=axis.transAxes, color="0.4", va="bottom")

@@ -1,0 +1,101 @@
+"""The command line passes on what was typed, and answers bad input with one line."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+from test_plots import write_run
+
+from epo_trl.cli import main
+from epo_trl.envs import EnvError
+
+
+@pytest.fixture
+def fake_module(monkeypatch):
+    """Puts a module with one function in place; returns the calls that it got."""
+
+    def put(name, function, answer):
+        calls = []
+
+        def record(*args, **kwargs):
+            calls.append((args, kwargs))
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        module = types.ModuleType(name)
+        setattr(module, function, record)
+        monkeypatch.setitem(sys.modules, name, module)
+        return calls
+
+    return put
+
+
+GENERATOR = ("epo_trl.envs.alfworld.generator", "write_games")
+VERIFY = ("epo_trl.envs.alfworld.verify", "verify_path")
+COUNTS = ["--train", "3", "--valid-seen", "2", "--valid-unseen", "0"]
+
+
+def test_plot_writes_the_image_and_says_where(tmp_path, capsys):
+    write_run(tmp_path / "run", seed=0, steps=10)
+    out = tmp_path / "curves.png"
+    assert main(["plot", str(tmp_path / "run"), "--out", str(out), "--labels", "mine", "--window", "3"]) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert str(out) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["missing"], "missing is no directory"), (["a", "b", "--labels", "c"], "got 1 for 2 runs")],
+)
+def test_plot_answers_bad_input_with_one_line(tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plot", *arguments, "--out", "x.png"]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_games_passes_on_the_numbers_and_only_the_filters_that_were_given(fake_module):
+    calls = fake_module(*GENERATOR, None)
+    assert main(["games", "alfworld", "--out", "d", *COUNTS, "--seed", "7"]) == 0
+    assert main(["games", "alfworld", "--out", "d", *COUNTS, "--task-types", "a", "b", "--max-receptacles", "16"]) == 0
+    assert calls[0] == (("d", 3, 2, 0, 7), {})
+    assert calls[1] == (("d", 3, 2, 0, 0), {"task_types": ["a", "b"], "max_receptacles": 16})
+
+
+def test_an_environment_error_is_one_line_without_traceback(fake_module, capsys):
+    fake_module(*GENERATOR, EnvError("games: the room type\n'garage' does not exist"))
+    assert main(["games", "alfworld", "--out", "d", *COUNTS]) == 1
+    assert capsys.readouterr().err == "epo-trl: error: games: the room type 'garage' does not exist\n"
+
+
+@pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 1)])
+def test_verify_prints_the_summary_and_its_exit_code_says_whether_the_engines_agree(fake_module, capsys, ok, code):
+    calls = fake_module(*VERIFY, types.SimpleNamespace(ok=ok, summary=lambda: "4 games compared"))
+    assert main(["verify", "alfworld", "games", "--max-games", "4", "--steps", "9", "--seed", "1"]) == code
+    assert calls == [(("games",), {"max_games": 4, "steps": 9, "seed": 1})]
+    assert "4 games compared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["games", "alfworld", "--out", "d", "--train", "-1", "--valid-seen", "1", "--valid-unseen", "1"], ">= 0"),
+        (["plot", "run", "--out", "x.png", "--window", "0"], ">= 1"),
+        (["verify", "minecraft"], "alfworld"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_asking_for_help_loads_no_torch():
+    script = "import sys, epo_trl.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

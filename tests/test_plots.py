@@ -1,0 +1,176 @@
+"""Curves are read as they were logged, smoothed as one does by hand, and drawn."""
+
+import math
+
+import numpy as np
+import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from epo_trl.plots import (
+    PANELS,
+    TAGS,
+    RunError,
+    average_seeds,
+    default_label,
+    plot_runs,
+    read_run,
+    running_mean,
+)
+
+
+def write_events(folder, points, suffix=""):
+    """Writes one event file with `(tag, step, value, wall_time)` points."""
+    writer = EventFileWriter(str(folder), filename_suffix=suffix)
+    for tag, step, value, wall_time in points:
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+        writer.add_event(Event(wall_time=wall_time, step=step, summary=summary))
+    writer.close()
+
+
+def write_run(folder, seed, shift=0.0, steps=60):
+    """A run that learns: all curves that the trainer logs."""
+    rng = np.random.default_rng(seed)
+    points = []
+    for step in range(1, steps + 1):
+        success = 1 / (1 + math.exp(-(step - 30 + 10 * shift) / 8))
+        values = {
+            "train/reward": 10 * success + rng.normal(0, 0.8),
+            "train/env/success_rate": min(max(success + rng.normal(0, 0.08), 0), 1),
+            "train/entropy/early_turns": 0.3 - 0.1 * success + rng.normal(0, 0.01),
+            "train/entropy/late_turns": 0.25 - 0.15 * success + rng.normal(0, 0.01),
+        }
+        if step % 5 == 0:
+            values["eval/iid/success_rate"] = min(max(success + rng.normal(0, 0.04), 0), 1)
+            values["eval/ood/success_rate"] = min(max(0.8 * success + rng.normal(0, 0.04), 0), 1)
+        points += [(tag, step, value, 1000.0 + step) for tag, value in values.items()]
+    write_events(folder, points)
+
+
+def panel_texts(monkeypatch, runs, out, **kwargs):
+    """Returns the texts inside each panel's axes, and the number of its lines."""
+    from matplotlib.figure import Figure
+
+    seen = {}
+    save = Figure.savefig
+
+    def spy(figure, *args, **options):
+        for axis in figure.axes:
+            seen[axis.get_title()] = ([text.get_text() for text in axis.texts], len(axis.lines), len(axis.collections))
+        return save(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", spy)
+    plot_runs(runs, out, **kwargs)
+    return seen
+
+
+def test_a_run_is_read_from_its_subfolders(tmp_path):
+    write_events(
+        tmp_path / "logs" / "deep", [("train/reward", 2, 5.0, 1.0), ("train/reward", 1, 4.0, 0.5), ("x", 1, 0, 1)]
+    )
+    curves = read_run(tmp_path)
+    assert list(curves) == ["train/reward"]
+    steps, values = curves["train/reward"]
+    assert (steps.tolist(), values.tolist()) == ([1, 2], [4.0, 5.0])
+
+
+def test_a_resumed_run_is_one_curve_in_which_the_newest_value_of_a_step_wins(tmp_path):
+    old = [("train/reward", step, 1.0, 100.0 + step) for step in range(1, 8)]
+    new = [("train/reward", step, 2.0, 200.0 + step) for step in range(5, 11)]
+    # the names are chosen so that the older file is read last
+    write_events(tmp_path / "b", old)
+    write_events(tmp_path / "a", new)
+    steps, values = read_run(tmp_path)["train/reward"]
+    assert steps.tolist() == list(range(1, 11))
+    assert values.tolist() == [1.0] * 4 + [2.0] * 6
+
+
+def test_a_long_run_is_read_whole(tmp_path):
+    write_events(tmp_path, [("train/reward", step, 0.0, step) for step in range(12_000)])
+    assert len(read_run(tmp_path)["train/reward"][0]) == 12_000
+
+
+def test_values_that_are_not_finite_are_left_out(tmp_path):
+    write_events(tmp_path, [("train/reward", 1, float("nan"), 1.0), ("train/reward", 2, 3.0, 2.0)])
+    assert read_run(tmp_path)["train/reward"][0].tolist() == [2]
+
+
+def test_the_names_are_those_that_the_hf_trainer_writes(tmp_path):
+    from transformers.integrations.integration_utils import rewrite_logs
+
+    logged = ["reward", "env/success_rate", "entropy/early_turns", "entropy/late_turns"]
+    logged += ["eval_iid/success_rate", "eval_ood/success_rate"]
+    assert set(rewrite_logs(dict.fromkeys(logged, 0.0))) == set(TAGS)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_directory_without_events_is_named(tmp_path, exists):
+    folder = tmp_path / "nothing"
+    if exists:
+        folder.mkdir()
+    with pytest.raises(RunError, match="nothing"):
+        read_run(folder)
+
+
+def test_the_running_mean_looks_back_only():
+    assert running_mean(np.array([1.0, 3.0, 5.0, 11.0]), 2).tolist() == [1.0, 2.0, 4.0, 8.0]
+    assert running_mean(np.array([1.0, 3.0]), 10).tolist() == [1.0, 2.0]
+    assert running_mean(np.array([4.0, 8.0]), 1).tolist() == [4.0, 8.0]
+
+
+def test_a_running_mean_over_no_points_is_refused():
+    with pytest.raises(ValueError, match="window"):
+        running_mean(np.array([1.0]), 0)
+
+
+def test_seeds_are_averaged_where_all_of_them_have_data():
+    one = (np.array([0, 10, 20]), np.array([0.0, 1.0, 2.0]))
+    two = (np.array([5, 15]), np.array([1.5, 2.5]))
+    steps, mean, low, high = average_seeds([one, two])
+    assert steps.tolist() == [5, 10, 15]
+    assert low.tolist() == [0.5, 1.0, 1.5]
+    assert high.tolist() == [1.5, 2.0, 2.5]
+    assert mean.tolist() == [1.0, 1.5, 2.0]
+
+
+def test_seeds_without_a_common_stretch_have_no_average():
+    assert len(average_seeds([(np.array([0, 1]), np.zeros(2)), (np.array([5, 6]), np.zeros(2))])[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "label"),
+    [
+        ("runs/epo-seed1", "epo"),
+        ("epo_seed12", "epo"),
+        ("epo", "epo"),
+        ("seed3", "seed3"),
+        ("epo-seed1-lr", "epo-seed1-lr"),
+        ("reseed-2", "reseed-2"),
+    ],
+)
+def test_seeds_of_one_setting_share_a_label(folder, label):
+    assert default_label(folder) == label
+
+
+def test_a_plot_averages_seeds_and_shades_their_spread(tmp_path, monkeypatch):
+    runs = [tmp_path / name for name in ("grpo-seed0", "grpo-seed1", "epo-seed0", "epo-seed1", "epo-seed2")]
+    for seed, run in enumerate(runs):
+        write_run(run, seed, shift=float("epo" in run.name))
+    out = tmp_path / "plots" / "curves.png"
+    seen = panel_texts(monkeypatch, runs, out)
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert seen["training reward"] == ([], 2, 2)  # two labels: two mean lines, two shaded bands
+    assert seen[PANELS[2].title] == ([], 4, 4)  # early and late
+
+
+def test_a_panel_without_data_says_so(tmp_path, monkeypatch):
+    write_events(tmp_path / "run", [("train/reward", 1, 1.0, 1.0)])
+    seen = panel_texts(monkeypatch, [tmp_path / "run"], tmp_path / "one.png")
+    assert seen["training reward"][0] == []
+    assert "eval/ood/success_rate" in seen["OOD success, %"][0][0]
+
+
+def test_labels_must_be_one_per_run(tmp_path):
+    with pytest.raises(ValueError, match="labels: got 2 for 1 runs"):
+        plot_runs([tmp_path], tmp_path / "x.png", labels=["a", "b"])
