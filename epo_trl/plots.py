@@ -28,11 +28,14 @@ class Panel:
         title: Shown above.
         tags: TensorBoard names and how their line is drawn.
         percent: Whether the values are ratios, to be shown as 0 to 100.
+        dots: Whether to show the values before smoothing as dots: evaluations are few, and a running mean over them
+            lags far behind a curve that rises.
     """
 
     title: str
     tags: dict[str, str]
     percent: bool = False
+    dots: bool = False
 
 
 PANELS = (
@@ -42,8 +45,8 @@ PANELS = (
         "entropy in nats: early turns (solid), late turns (dashed)",
         {"train/entropy/early_turns": "-", "train/entropy/late_turns": "--"},
     ),
-    Panel("IID success, %", {"eval/iid/success_rate": "-"}, percent=True),
-    Panel("OOD success, %", {"eval/ood/success_rate": "-"}, percent=True),
+    Panel("IID success, %", {"eval/iid/success_rate": "-"}, percent=True, dots=True),
+    Panel("OOD success, %", {"eval/ood/success_rate": "-"}, percent=True, dots=True),
 )
 TAGS = tuple(tag for panel in PANELS for tag in panel.tags)
 
@@ -170,7 +173,10 @@ def _draw_curve(axis: Any, curves: list[Curve], color: str, style: str, panel: P
     axis.plot(steps, mean, color=color, linestyle=style, marker=marker, linewidth=1.8)
     if len(curves) > 1:
         axis.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
-    else:
+    if panel.dots:
+        raw_steps, raw_mean, _, _ = average_seeds(curves)
+        axis.plot(raw_steps, scale * raw_mean, color=color, linestyle="", marker=".", alpha=0.45)
+    elif len(curves) == 1:
         axis.plot(curves[0][0], scale * curves[0][1], color=color, linestyle=style, linewidth=0.7, alpha=0.3)
     return bool(len(steps))
 
@@ -181,7 +187,7 @@ def _draw_legend(axis: Any, groups: dict[str, list[dict[str, Curve]]], window: i
     names = [label if len(runs) == 1 else f"{label} ({len(runs)} runs)" for label, runs in groups.items()]
     axis.legend(lines, names, loc="upper left", frameon=False, fontsize=11)
     note = (
-        f"Running mean over {window} points.\nOne run: raw values in the background.\n"
-        "Several runs of one label: mean, shaded from lowest to highest."
+        f"Lines: running mean over {window} points.\nPale: values before smoothing.\n"
+        "Several runs of one label: their mean,\nshaded from lowest to highest."
     )
     axis.text(0.03, 0.03, note, transform=axis.transAxes, color="0.4", va="bottom")

@@ -162,6 +162,7 @@ def test_a_plot_averages_seeds_and_shades_their_spread(tmp_path, monkeypatch):
     assert out.read_bytes().startswith(b"\x89PNG")
     assert seen["training reward"] == ([], 2, 2)  # two labels: two mean lines, two shaded bands
     assert seen[PANELS[2].title] == ([], 4, 4)  # early and late
+    assert seen["IID success, %"] == ([], 4, 2)  # with the dots of the values before smoothing
 
 
 def test_a_panel_without_data_says_so(tmp_path, monkeypatch):
