@@ -145,7 +145,7 @@ FAMILIES: dict[str, _Family] = {
 def build_model(
     tokenizer: PreTrainedTokenizerFast,
     *,
-    family: str = "llama",
+    family: str = "qwen2",
     hidden_size: int = 128,
     layers: int = 2,
     heads: int = 4,
@@ -159,9 +159,9 @@ def build_model(
 
     Args:
         tokenizer: From [`build_tokenizer`]. Its length is the vocabulary size; its eos and pad tokens are the model's.
-        family: Architecture: "llama" (like Qwen2, less the bias of query, key and value), or, for tests across
-            architectures, "qwen3", "gemma", "gemma2" (caps its logits) and "qwen2", whose saved tokenizer only
-            `PreTrainedTokenizerFast.from_pretrained` reads back, not `AutoTokenizer`.
+        family: Architecture: "qwen2", or, for tests across architectures, "llama", "qwen3", "gemma" and "gemma2"
+            (caps its logits). Read the tokenizer of a saved Qwen2 with `epo_trl.models.load_tokenizer`: for that
+            architecture transformers' `AutoTokenizer` insists on Qwen's byte-level class.
         hidden_size: Width; a multiple of `2 * heads`. The MLP is three times as wide.
         layers: Number of transformer layers.
         heads: Number of attention heads.

@@ -1,0 +1,54 @@
+"""The settings of ALFWorld for recipes and configs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from epo_trl.envs.alfworld.suite import AlfworldData, GeneratedAlfworld
+from epo_trl.envs.base import EnvError, TaskSuite
+
+GAMES = ("generated", "data")
+
+
+@dataclass
+class AlfworldArguments:
+    """Which ALFWorld games are played."""
+
+    games: str = field(
+        default="data",
+        metadata={"help": "'data': the games in alfworld_data; 'generated': games made on the fly, no download."},
+    )
+    alfworld_data: str | None = field(
+        default=None, metadata={"help": "Folder of the games; by default $ALFWORLD_DATA. For games='data'."}
+    )
+    engine: str = field(default="fast", metadata={"help": "'fast' (ours) or 'textworld' (ALFWorld's own)."})
+    task_types: list[str] | None = field(default=None, metadata={"help": "Kinds of task to play; all by default."})
+    n_train: int = field(default=4000, metadata={"help": "Number of generated training games."})
+    n_iid: int = field(default=200, metadata={"help": "Number of generated test games in the training rooms."})
+    n_ood: int = field(default=200, metadata={"help": "Number of generated test games in held-out rooms."})
+    games_seed: int = field(default=0, metadata={"help": "Seed of the generated games."})
+    room_types: list[str] | None = field(default=None, metadata={"help": "Rooms of generated games; all by default."})
+    max_receptacles: int | None = field(
+        default=None, metadata={"help": "Most receptacles in the room of a generated game; no limit by default."}
+    )
+
+    def make_suite(self) -> TaskSuite:
+        """Returns the task suite.
+
+        Raises:
+            EnvError: If a field is wrong, or the games are missing.
+        """
+        if self.games == "data":
+            return AlfworldData(self.alfworld_data, task_types=self.task_types, engine=self.engine)
+        if self.games != "generated":
+            raise EnvError(f"games: got {self.games!r}, takes one of {GAMES}")
+        return GeneratedAlfworld(
+            n_train=self.n_train,
+            n_iid=self.n_iid,
+            n_ood=self.n_ood,
+            seed=self.games_seed,
+            task_types=self.task_types,
+            room_types=self.room_types,
+            max_receptacles=self.max_receptacles,
+            engine=self.engine,
+        )

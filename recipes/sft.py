@@ -1,0 +1,77 @@
+"""Warm start: supervised fine-tuning on episodes of a scripted expert that knows only what it is shown.
+
+    python recipes/sft.py --config recipes/alfworld/sft_tiny_cpu.yaml
+
+The result is a Hub-style checkpoint; give it to the RL recipe as `--model_name_or_path`.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+from datasets import Dataset
+from tqdm.auto import tqdm
+from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser, get_peft_config
+
+from epo_trl.envs.alfworld.arguments import AlfworldArguments
+from epo_trl.envs.base import TaskSuite
+from epo_trl.experiment import last_checkpoint
+from epo_trl.models import load_policy
+from epo_trl.rollout import ContextBuilder, PromptTemplate
+from epo_trl.rollout.demonstrations import expert_episodes
+
+
+@dataclass
+class DemonstrationArguments:
+    """What the expert plays and how it is shown."""
+
+    episodes: int = field(default=1000, metadata={"help": "Expert episodes to play; those that fail are left out."})
+    max_turns: int = field(default=50, metadata={"help": "Longer episodes are left out."})
+    prompt_template: str = field(default="alfworld", metadata={"help": "As in the RL recipe."})
+    history_length: int = field(default=2, metadata={"help": "As in the RL recipe."})
+    max_prompt_length: int = field(default=2048, metadata={"help": "As in the RL recipe, in tokens."})
+    prompt_label_rate: float = field(
+        default=0.0, metadata={"help": "Weight of the prompt's own loss; helps a model from scratch, 0 otherwise."}
+    )
+
+
+def demonstrations(suite: TaskSuite, tokenizer, args: DemonstrationArguments, seed: int) -> Dataset:
+    """Returns one row per turn of the episodes that the expert won."""
+    context = ContextBuilder(
+        tokenizer,
+        PromptTemplate.load(args.prompt_template),
+        history_length=args.history_length,
+        max_prompt_tokens=args.max_prompt_length,
+    )
+    ids = suite.task_ids("train")
+    tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes)]
+    rng = random.Random(seed)
+    rows: dict[str, list] = {"input_ids": [], "labels": []}
+    with tqdm(total=len(tasks), desc="expert episodes", unit="episode") as bar:
+        for turns in expert_episodes(
+            suite, tasks, context, max_turns=args.max_turns, on_episode=lambda won: bar.update()
+        ):
+            for turn in turns:
+                rows["input_ids"].append([*turn.prompt_ids, *turn.response_ids])
+                rows["labels"].append(turn.labels(args.prompt_label_rate, rng))
+    return Dataset.from_dict(rows)
+
+
+def main() -> None:
+    """Parses the configuration, plays the expert and trains."""
+    parser = TrlParser((AlfworldArguments, DemonstrationArguments, SFTConfig, ModelConfig))
+    games, demo_args, args, model_args = parser.parse_args_and_config()
+    suite = games.make_suite()
+    model, tokenizer = load_policy(model_args, suite, demo_args.prompt_template, seed=args.seed)
+    trainer = SFTTrainer(
+        model,
+        args=args,
+        train_dataset=demonstrations(suite, tokenizer, demo_args, args.seed),
+        processing_class=tokenizer,
+        peft_config=get_peft_config(model_args),
+    )
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or last_checkpoint(args.output_dir))
+    trainer.save_model(args.output_dir)
+
+
+if __name__ == "__main__":
+    main()
