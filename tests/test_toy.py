@@ -33,6 +33,13 @@ def expert_turns(task_id):
     raise AssertionError("the expert did not finish")
 
 
+def test_info_has_the_fields_that_the_compact_prompts_show():
+    from epo_trl.rollout import PromptTemplate
+
+    env = ToySuite().make_env()
+    PromptTemplate.load("compact").check(env.reset(options={"task_id": "train/0"})[1])
+
+
 def test_ood_asks_for_pairs_of_thing_and_box_that_train_and_iid_never_ask_for():
     assert len(pairs("ood")) > 1
     assert pairs("ood") & (pairs("train") | pairs("iid")) == set()
@@ -63,15 +70,15 @@ def test_info_follows_a_hunt_turn_by_turn():
     box = next(box for box, thing in hunt.contents.items() if thing == hunt.wanted)
     assert info["visited"] == ()
     assert info["unvisited"] == tuple(hunt.contents)
-    assert (info["holding"], info["here"]) == ("", "")
-    assert info["actions_here"] == ("look",)
+    assert (info["holding"], info["here"]) == ("nothing", "the middle of the hall")
+    assert info["actions_here"] == ()
     assert not any(action.startswith("take") for action in info["admissible_actions"])
 
     info = env.step(f"open {box}")[-1]
     assert info["visited"] == (box,)
     assert box not in info["unvisited"]
     assert info["here"] == box
-    assert info["actions_here"] == (f"take {hunt.wanted} from {box}", "look")
+    assert info["actions_here"] == (f"take {hunt.wanted} from {box}",)
 
     info = env.step(f"take {hunt.wanted} from {box}")[-1]
     assert info["holding"] == hunt.wanted
@@ -79,7 +86,7 @@ def test_info_follows_a_hunt_turn_by_turn():
 
     _, reward, terminated, truncated, info = env.step(f"put {hunt.wanted} into chest")
     assert (reward, terminated, truncated, info["won"]) == (1.0, True, False, True)
-    assert (info["holding"], info["here"]) == ("", "chest")
+    assert (info["holding"], info["here"]) == ("nothing", "chest")
 
 
 def test_an_action_that_is_not_admissible_changes_nothing_but_costs_a_move():

@@ -16,6 +16,8 @@ from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
 
 THINGS = ("coin", "ring", "key", "pearl", "ticket")
 COLOURS = ("red", "blue", "green", "white", "black")
+MIDDLE = "the middle of the hall"
+EMPTY_HANDS = "nothing"
 _SPLIT_SIZES = {"train": 200, "iid": 40, "ood": 40}
 
 
@@ -65,8 +67,8 @@ class _State:
     hunt: Hunt
     contents: dict[str, str | None]
     opened: list[str] = field(default_factory=list)
-    here: str = ""
-    holding: str = ""
+    here: str = MIDDLE
+    holding: str = EMPTY_HANDS
     in_chest: list[str] = field(default_factory=list)
     moves: int = 0
     over: bool = False
@@ -75,8 +77,8 @@ class _State:
 class TreasureHunt(TextEnv):
     """Plays any task of `ToySuite`.
 
-    Beside the fields of the contract, `info` has `visited` and `unvisited` (tuples of boxes), `holding` and `here`
-    (texts, `""` for nothing and nowhere) and `actions_here` (the admissible actions that need no other box).
+    Beside the fields of the contract, `info` has those of ALFWorld: `visited` and `unvisited` (tuples of boxes),
+    `holding` and `here` (texts) and `actions_here` (what can be taken or put down now).
 
     Args:
         move_limit: The game truncates the episode after so many steps.
@@ -119,13 +121,13 @@ class TreasureHunt(TextEnv):
             "unvisited": tuple(box for box in state.contents if box not in state.opened),
             "holding": state.holding,
             "here": state.here,
-            "actions_here": tuple(action for action in _admissible(state) if not action.startswith("open ")),
+            "actions_here": tuple(action for action in _admissible(state) if not action.startswith(("open ", "look"))),
         }
 
 
 def _admissible(state: _State) -> tuple[str, ...]:
     actions = [f"open {box}" for box in state.contents if box not in state.opened]
-    if state.holding:
+    if state.holding != EMPTY_HANDS:
         actions.append(f"put {state.holding} into chest")
     else:
         actions += [
@@ -145,7 +147,7 @@ def _act(state: _State, action: str) -> str:
         state.contents[box], state.holding, state.here = None, thing, box
         return f"You take the {thing} from the {box}."
     if verb == "put":
-        thing, state.holding, state.here = state.holding, "", "chest"
+        thing, state.holding, state.here = state.holding, EMPTY_HANDS, "chest"
         state.in_chest.append(thing)
         return f"You put the {thing} into the chest."
     return _look(state)
@@ -178,7 +180,7 @@ class ToyExpert:
                 return f"I hold the {wanted}.", action
             if action.startswith(f"take {wanted} "):
                 return f"I see the {wanted}.", action
-        if info["holding"]:
+        if info["holding"] != EMPTY_HANDS:
             return f"The {info['holding']} is not wanted.", f"put {info['holding']} into chest"
         box = info["unvisited"][0]
         return f"The {wanted} may be in the {box}.", f"open {box}"
