@@ -220,7 +220,9 @@ class State:
         here = self.world.at.get(self.location, ())
         if not here:
             return f"{_MIDDLE}nothing."
-        around = sorted((t for t, places in self.seen_from.items() if self.location in places), key=self.world.rank.get)
+        around = sorted(
+            (t for t, places in self.seen_from.items() if self.location in places), key=self.world.rank.__getitem__
+        )
         loose = [thing for thing in around for receptacle in here if (thing, receptacle) in self.taken]
         return f"You are facing the {_join(here)}. Next to it, you see {_listing(loose)}."
 

@@ -71,7 +71,7 @@ class AlfworldExpert:
         here = info["here"]
         if observation.startswith(("On the ", "You arrive at ", "You open the ", "The ")):
             self._seen = {thing: place for thing, place in self._seen.items() if place != here}
-            self._seen.update(dict.fromkeys(listed_things(observation), here))
+            self._seen.update({thing: here for thing in listed_things(observation)})
         elif observation.startswith("You pick up the "):
             self._seen.pop(info["holding"], None)
         else:

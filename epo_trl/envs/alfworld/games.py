@@ -60,10 +60,10 @@ def load_game(path: Path) -> Game:
         EnvError: If the file cannot be read or is not a game. The message names the path.
     """
     data = _read_json(path)
-    texts = [data.get(key) for key in ("pddl_problem", "pddl_domain", "grammar")]
-    if not all(isinstance(text, str) and text for text in texts):
+    problem, domain, grammar = (data.get(key) for key in ("pddl_problem", "pddl_domain", "grammar"))
+    if not (isinstance(problem, str) and isinstance(domain, str) and isinstance(grammar, str)):
         raise EnvError(f"{path}: 'pddl_problem', 'pddl_domain' or 'grammar' is missing. {_MEND}")
-    return Game(str(path), *texts, walkthrough=tuple(data.get("walkthrough") or ()))
+    return Game(str(path), problem, domain, grammar, walkthrough=tuple(data.get("walkthrough") or ()))
 
 
 def find_games(folder: Path, task_types: tuple[str, ...]) -> list[Path]:

@@ -140,7 +140,7 @@ def read_goal(problem: str, source: str) -> Goal:
     try:
         literals, variables = _flatten(_parse(text[start:])[1])
         return _match(literals, variables)
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, KeyError) as error:
         goal = " ".join(text[start:].split())
         raise EnvError(
             f"{source}: the fast engine does not know the goal {goal!r} ({error}); play this game with "
@@ -193,7 +193,8 @@ _PUT_TASKS = {
     "hot": "pick_heat_then_place_in_recep",
     "cool": "pick_cool_then_place_in_recep",
 }
-_LOOK = Counter(
+Shape = Counter[tuple[str, ...]]
+_LOOK: Shape = Counter(
     [
         ("toggleable", "lamp"),
         ("istoggled", "lamp"),
@@ -203,33 +204,33 @@ _LOOK = Counter(
         ("holds", "agent", "object"),
     ]
 )
-_TWO = Counter({("inreceptacle", "object", "receptacle"): 2, ("differ", "object", "object"): 1})
+_PUT: Shape = Counter([("inreceptacle", "object", "receptacle")])
+_TWO: Shape = Counter({("inreceptacle", "object", "receptacle"): 2, ("differ", "object", "object"): 1})
 
 
 def _match(literals: list[tuple[str, ...]], variables: dict[str, str]) -> Goal:
     """Returns the goal whose literals, with variables renamed to their roles, are those given."""
-    types = {literal[1]: literal[2].removesuffix("type") for literal in set(literals) if literal[0].endswith("type")}
-    roles = dict(variables) | {literal[1]: "lamp" for literal in literals if literal[0] == "toggleable"}
+    roles = variables | {literal[1]: "lamp" for literal in literals if literal[0] == "toggleable"}
     rest = [literal for literal in literals if not literal[0].endswith("type")]
-    shape = Counter((name, *(roles[argument] for argument in arguments)) for name, *arguments in rest)
+    shape: Shape = Counter((name, *(roles[argument] for argument in arguments)) for name, *arguments in rest)
     uses = Counter(roles.values())
-    found = {role: {types.get(v, "") for v in variables if roles[v] == role} for role in uses}
-    if uses["object"] < 1 or len(found["object"]) != 1:
-        raise ValueError("the objects of the goal are not of one type")
-    (object_type,) = found["object"]
-
+    object_type = _type_of("object", literals, roles)
     if shape == _LOOK and uses["lamp"] == uses["object"] == uses["receptacle"] == uses["location"] == 1:
-        goal = Goal("look_at_obj_in_light", object_type, *found["lamp"])
-    elif shape == _TWO and uses["object"] == 2 and uses["receptacle"] == 1:
-        goal = Goal("pick_two_obj_and_place", object_type, *found["receptacle"], count=2)
-    else:
-        state, ability = next((_STATES[name] for name, *_ in rest if name in _STATES), ("", ""))
-        expected = Counter([("inreceptacle", "object", "receptacle")])
-        if state:
-            expected.update([(ability, "object"), (f"is{state}", "object")])
-        if shape != expected or uses["object"] != 1 or uses["receptacle"] != 1:
-            raise ValueError("not one of the six task types")
-        goal = Goal(_PUT_TASKS[state], object_type, *found["receptacle"], state=state)
-    if not goal.object_type or not goal.target_type:
-        raise ValueError("a type is missing")
-    return goal
+        return Goal("look_at_obj_in_light", object_type, _type_of("lamp", literals, roles))
+    target_type = _type_of("receptacle", literals, roles)
+    if shape == _TWO and uses["object"] == 2 and uses["receptacle"] == 1:
+        return Goal("pick_two_obj_and_place", object_type, target_type, count=2)
+    state, ability = next((_STATES[name] for name, *_ in rest if name in _STATES), ("", ""))
+    expected = _PUT + Counter([(ability, "object"), (f"is{state}", "object")] if state else [])
+    if shape != expected or uses["object"] != 1 or uses["receptacle"] != 1:
+        raise ValueError("not one of the six task types")
+    return Goal(_PUT_TASKS[state], object_type, target_type, state=state)
+
+
+def _type_of(role: str, literals: list[tuple[str, ...]], roles: dict[str, str]) -> str:
+    """Returns the one type that all variables of a role have."""
+    types = {literal[1]: literal[2].removesuffix("type") for literal in literals if literal[0].endswith("type")}
+    found = {types.get(variable, "") for variable in roles if roles[variable] == role}
+    if len(found) != 1 or "" in found:
+        raise ValueError(f"the {role} of the goal is not of one type")
+    return found.pop()

@@ -13,7 +13,8 @@ class _Planner:
     """Plays a game with full knowledge and writes down what it does."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.state, self.actions = world, State(world), []
+        self.world, self.state = world, State(world)
+        self.actions: list[str] = []
 
     def do(self, action: str) -> None:
         if action not in self.state.admissible:

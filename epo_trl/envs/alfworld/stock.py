@@ -1,0 +1,85 @@
+"""ALFWorld in TextWorld's own engine: slow, and the reference for ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from typing import Any
+
+from epo_trl.envs.alfworld.engine import NOTHING
+from epo_trl.envs.alfworld.games import Game
+from epo_trl.envs.base import EnvError
+
+
+class StockEngine:
+    """One TextWorld environment that plays one game at a time. Not for threads.
+
+    Raises:
+        EnvError: If alfworld or textworld is not installed.
+    """
+
+    def __init__(self) -> None:
+        self._env: Any = _make_env()
+
+    def start(self, game: Game) -> StockPlay:
+        """Returns a fresh episode of a game. Takes about a second; an episode in progress ends.
+
+        Raises:
+            EnvError: If TextWorld cannot load the game.
+        """
+        try:
+            self._env.load(json.loads(game.as_json()))
+            return StockPlay(self._env, self._env.reset())
+        except Exception as error:  # noqa: BLE001 - the translator raises whatever a damaged problem leads to
+            raise EnvError(
+                f"{game.source}: TextWorld cannot load this game ({type(error).__name__}: {error})"
+            ) from error
+
+    def close(self) -> None:
+        """Frees the engine. May be called twice."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+
+class StockPlay:
+    """One episode in TextWorld, with the interface of `env.Play`."""
+
+    def __init__(self, env: Any, state: Any) -> None:
+        self._env, self._state = env, state
+
+    @property
+    def admissible(self) -> tuple[str, ...]:
+        """Actions that do something now, sorted."""
+        return tuple(self._state["admissible_commands"])
+
+    @property
+    def won(self) -> bool:
+        """Whether the goal is reached now."""
+        return bool(self._state["won"])
+
+    def describe(self) -> str:
+        """Returns the first observation without the banner and the task sentence."""
+        _, room, *_ = self._state.feedback.split("\n\n")
+        return room
+
+    def step(self, action: str) -> str:
+        """Returns the game's answer, with the leading line break of `help` removed."""
+        if action.strip() not in self.admissible:
+            return NOTHING  # saves TextWorld from listing all actions again
+        self._state, _, _ = self._env.step(action)
+        return self._state.feedback.lstrip("\n")
+
+
+def _make_env() -> Any:
+    os.environ.setdefault("ALFWORLD_DATA", os.path.join(tempfile.gettempdir(), "alfworld"))  # else ~/.cache/alfworld
+    try:
+        import textworld
+        from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+        from textworld.envs import PddlEnv
+    except ImportError as error:
+        raise EnvError(
+            f"engine='textworld' needs the packages alfworld and textworld ({error}): pip install 'epo-trl[alfworld]'"
+        ) from error
+    return AlfredDemangler(PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True)), shuffle=False)
