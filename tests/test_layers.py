@@ -19,6 +19,7 @@ LAYERS = {
     "models": {"types", "envs", "rollout"},
     "advantages": {"types", "objectives"},
     "trainers": {"types", "objectives", "envs", "evaluation", "rollout", "models", "advantages"},
+    "experiment": {"types", "objectives", "envs", "evaluation", "rollout", "models", "advantages", "trainers"},
     "plots": {"types", "evaluation"},
 }
 LAYERS["cli"] = set(LAYERS)
