@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -113,7 +114,8 @@ class _PatientEngine(StockEngine):
     """TextWorld's engine without repeated work: the same answers, several times faster.
 
     It translates a problem once instead of at load and at reset, and derives the wording of an action once per game
-    instead of once per turn: rules and places are fixed, so the wording depends on the action and its arguments only.
+    instead of once per turn: furniture does not move, so the wording depends only on the arguments
+    that the template names.
     """
 
     def __init__(self) -> None:
@@ -133,7 +135,8 @@ class _PatientEngine(StockEngine):
         def derive_once(start: str, context: dict[str, Any]) -> str:
             if start.startswith("#"):  # an answer, which depends on the state
                 return derive(start, context)
-            key = (start, *sorted((slot.name, thing.name) for slot, thing in context["mapping"].items()))
+            words = set(re.findall(r"\w+", start))
+            key = (start, *sorted((s.name, thing.name) for s, thing in context["mapping"].items() if s.name in words))
             if key not in known:
                 known[key] = derive(start, context)
             return known[key]
