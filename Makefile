@@ -14,6 +14,7 @@ unexport DS_ACCELERATOR
 .DELETE_ON_ERROR:
 
 $(STAMP): setup.cfg constraints.txt
+	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 13) or sys.exit("make: Python 3.11 or 3.12 is needed, $(PYTHON) is " + sys.version.split()[0] + "; say for example: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q -c constraints.txt $(TORCH)
 	$(PY) -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
@@ -34,7 +35,7 @@ lint: $(STAMP)
 	$(PY) -m mypy
 
 bench: $(STAMP)  ## every benchmarks/bench_*.py in turn
-	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(PY) $$script; done
+	@set -e; for script in $(wildcard benchmarks/bench_*.py); do echo "== $$script"; $(PY) $$script; done
 
 notebooks: $(STAMP)  ## runs the notebooks and stores their outputs
 	$(VENV)/bin/jupyter-execute --inplace notebooks/*.ipynb
