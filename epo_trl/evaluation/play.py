@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from epo_trl.envs.base import TaskSuite, TextEnv
 from epo_trl.evaluation.protocol import Protocol
-from epo_trl.evaluation.report import EvalReport
-from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings, RolloutTimes, play_episodes
+from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
 from epo_trl.rollout.loop import Generate
 from epo_trl.types import Episode
 
@@ -43,53 +43,40 @@ def protocol_settings(protocol: Protocol, *, require_think: bool = True) -> Roll
     )
 
 
-def evaluate_split(
+def play_split(
     suite: TaskSuite,
-    split: str,
+    task_ids: Sequence[str],
     generate: Generate,
     context: ContextBuilder,
     protocol: Protocol,
     *,
     seed: int = 0,
-    max_episodes: int | None = None,
     parallel: int = 64,
     require_think: bool = True,
     on_finished: Callable[[int], None] = lambda count: None,
-) -> tuple[EvalReport, list[Episode]]:
-    """Returns the report of one whole list and its episodes.
+) -> tuple[list[Episode], float]:
+    """Returns one episode per task, in order, and the seconds it took.
 
     Args:
-        suite: The tasks.
-        split: The list.
+        suite: Where the tasks come from.
+        task_ids: A whole list, or one process's share of it.
         generate: The policy, at the protocol's temperature.
         context: See `protocol_context`.
         protocol: The rules.
         seed: Handed to every `reset`.
-        max_episodes: Play the first N tasks only; the report then says how many.
         parallel: Episodes that are played side by side.
         require_think: Whether a response without reasoning is invalid.
         on_finished: Called with the number of episodes that have ended since the last call.
     """
-    task_ids: Sequence[str] = suite.task_ids(split)[:max_episodes]
     envs: list[TextEnv] = [suite.make_env() for _ in range(min(parallel, len(task_ids)))]
-    times = RolloutTimes()
+    settings = protocol_settings(protocol, require_think=require_think)
+    start = time.perf_counter()
     episodes: list[Episode] = []
     try:
-        for start in range(0, len(task_ids), parallel):
-            tasks = [(task_id, seed) for task_id in task_ids[start : start + parallel]]
-            episodes += play_episodes(
-                envs,
-                tasks,
-                generate,
-                context,
-                protocol_settings(protocol, require_think=require_think),
-                on_finished=on_finished,
-                times=times,
-            )
+        for first in range(0, len(task_ids), parallel):
+            tasks = [(task_id, seed) for task_id in task_ids[first : first + parallel]]
+            episodes += play_episodes(envs, tasks, generate, context, settings, on_finished=on_finished)
     finally:
         for env in envs:
             env.close()
-    report = EvalReport.from_episodes(
-        episodes, protocol=protocol, suite=suite.name, split=split, seconds=times.generate + times.env + times.text
-    )
-    return report, episodes
+    return episodes, time.perf_counter() - start

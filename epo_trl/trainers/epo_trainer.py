@@ -47,6 +47,7 @@ from epo_trl.trainers.turn_forward import TurnLayout, cut_turns, score_turns
 from epo_trl.types import Episode, StopReason
 
 STATE_FILE = "epo_state.json"
+REPORTS = "evaluations"  # folder in `output_dir`
 TEST_SPLITS = ("iid", "ood")
 
 
@@ -381,7 +382,8 @@ class EPOTrainer(GRPOTrainer):
     ) -> dict[str, float]:
         """Plays the whole fixed test lists and returns (and logs) the metrics; `last_reports` holds the details.
 
-        The sampling has its own seed and does not touch the random state of training.
+        The sampling has its own seed and does not touch the random state of training. The reports are kept under
+        `output_dir/evaluations`.
         """
         training = self.model.training
         self.model.eval()
@@ -390,6 +392,13 @@ class EPOTrainer(GRPOTrainer):
         metrics: dict[str, float] = {}
         for report in reports:
             metrics |= {f"{metric_key_prefix}_{report.split}/{k}": v for k, v in report.scalars().items()}
+        if self.accelerator.is_main_process:
+            folder = os.path.join(self.args.output_dir, REPORTS)
+            os.makedirs(folder, exist_ok=True)
+            write_state(
+                os.path.join(folder, f"step_{self.state.global_step:06d}.json"),
+                {"step": self.state.global_step, "reports": [report.to_dict() for report in reports]},
+            )
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.model.train(training)

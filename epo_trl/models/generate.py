@@ -1,0 +1,52 @@
+"""A policy outside of a trainer: plain `generate` on lists of token ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+
+class SamplingPolicy:
+    """Samples responses with a model's own `generate`. Fits `epo_trl.rollout.loop.Generate`.
+
+    Args:
+        model: A causal language model; used on the device where it is.
+        tokenizer: Its tokenizer.
+        max_new_tokens: Longest response.
+        temperature: 0 decodes greedily.
+        seed: Of the sampling. The global random state is not touched.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: Any, *, max_new_tokens: int, temperature: float = 1.0, seed: int = 0
+    ):
+        self.model = model.eval()
+        self.pad_id = tokenizer.pad_token_id
+        eos = model.generation_config.eos_token_id
+        known = [eos] if isinstance(eos, int) else list(eos or [])
+        self.eos_ids = list(dict.fromkeys([tokenizer.eos_token_id, *known]))
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+        self.config = GenerationConfig(
+            max_new_tokens=max_new_tokens, pad_token_id=self.pad_id, eos_token_id=self.eos_ids, **sampling
+        )
+        self._random = torch.Generator().manual_seed(seed)
+
+    @torch.inference_mode()
+    def __call__(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], None]:
+        """Returns one response per prompt, end-of-turn token included."""
+        device = self.model.device
+        width = max(map(len, prompt_ids))
+        ids = torch.tensor([[self.pad_id] * (width - len(p)) + p for p in prompt_ids], device=device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompt_ids], device=device)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(int(torch.randint(2**62, (), generator=self._random)))
+            output = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self.config)
+        return [self._until_end(row) for row in output[:, width:].tolist()], None
+
+    def _until_end(self, ids: list[int]) -> list[int]:
+        for index, token in enumerate(ids):
+            if token in self.eos_ids:
+                return ids[: index + 1]
+        return ids
