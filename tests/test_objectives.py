@@ -541,7 +541,6 @@ def test_a_rejected_value_leaves_the_history_as_it_was():
     assert history.reference() == 1.0 and len(history) == 1 and history.total_appended == 1
 
 
-@pytest.mark.xfail(strict=True, reason="reported: EntropyHistory.append does not look at the turn indices")
 def test_history_rejects_a_negative_turn():
     """-1 means padding; accepted as a key it would give padding a reference."""
     with pytest.raises(ValueError, match="turn"):

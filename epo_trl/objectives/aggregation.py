@@ -42,9 +42,11 @@ def turn_mean_weights(
         return torch.zeros(turn_ids.shape, dtype=dtype, device=turn_ids.device)
 
     turns = turn_ids.clamp(min=0).long()
-    tokens_per_turn = torch.zeros(turn_ids.shape[0], int(turns.max()) + 1, dtype=dtype, device=turn_ids.device)
-    tokens_per_turn.scatter_add_(1, turns, mask.to(dtype))  # n_{j,t}
+    # Counted in float32 at least: bfloat16 cannot count beyond 256.
+    counting = torch.promote_types(dtype, torch.float32)
+    tokens_per_turn = torch.zeros(turn_ids.shape[0], int(turns.max()) + 1, dtype=counting, device=turn_ids.device)
+    tokens_per_turn.scatter_add_(1, turns, mask.to(counting))  # n_{j,t}
     turns_per_row = (tokens_per_turn > 0).sum(1, keepdim=True)  # T_j
     per_token = (tokens_per_turn.gather(1, turns) * turns_per_row).clamp(min=1)
     rows = (turns_per_row > 0).sum().clamp(min=1) if num_trajectories is None else num_trajectories  # B
-    return mask / per_token / rows
+    return (mask / per_token / rows).to(dtype)

@@ -45,16 +45,12 @@ class EntropyHistory:
 
         Raises:
             TypeError: If the kind of value does not fit `per`.
-            ValueError: If a value is negative or not finite.
+            ValueError: If a value is negative or not finite, or a turn index is negative.
         """
         if isinstance(entropy, Mapping) != (self.per == "turn"):
             takes = "a mapping from turn index to entropy" if self.per == "turn" else "a number"
             raise TypeError(f"entropy: got {entropy!r}, a history per {self.per} takes {takes}")
-        entry = {int(k): float(v) for k, v in entropy.items()} if isinstance(entropy, Mapping) else {0: float(entropy)}
-        for value in entry.values():
-            if not 0.0 <= value < float("inf"):
-                raise ValueError(f"entropy: got {value}, takes a finite number >= 0 (nats)")
-        self._entries.append(entry)
+        self._entries.append(_checked(entropy if isinstance(entropy, Mapping) else {0: entropy}))
         self.total_appended += 1
 
     def reference(self, turn_ids: Tensor | None = None) -> Tensor | float | None:
@@ -95,6 +91,15 @@ class EntropyHistory:
         for name in ("per", "window"):
             if state[name] != getattr(self, name):
                 raise ValueError(f"entropy history: {name} is {getattr(self, name)!r}, the saved one has {state[name]!r}")
-        entries = [{int(turn): float(value) for turn, value in entry.items()} for entry in state["entries"]]
-        self._entries = deque(entries, maxlen=self.window)
+        self._entries = deque([_checked(entry) for entry in state["entries"]], maxlen=self.window)
         self.total_appended = int(state["total_appended"])
+
+
+def _checked(entry: Mapping[Any, Any]) -> dict[int, float]:
+    checked = {int(turn): float(value) for turn, value in entry.items()}
+    for turn, value in checked.items():
+        if turn < 0:
+            raise ValueError(f"entropy: got the turn index {turn}, takes integers >= 0")
+        if not 0.0 <= value < float("inf"):
+            raise ValueError(f"entropy: got {value}, takes a finite number >= 0 (nats)")
+    return checked

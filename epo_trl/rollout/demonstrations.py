@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.base import TaskSuite, TextEnv
 from epo_trl.rollout.context import ContextBuilder, TurnView
 
 ANSWER = "<think> {thought} </think> <action> {action} </action>"
@@ -60,7 +60,10 @@ def expert_episodes(
         env.close()
 
 
-def _play(suite, env, task_id, seed, max_turns):  # type: ignore[no-untyped-def]
+def _play(
+    suite: TaskSuite, env: TextEnv, task_id: str, seed: int, max_turns: int
+) -> tuple[list[tuple[TurnView, str]], bool]:
+    """Returns what the expert saw and answered at each turn, and whether it won."""
     observation, info = env.reset(seed=seed, options={"task_id": task_id})
     expert = suite.make_expert(seed)
     expert.reset(observation, info)

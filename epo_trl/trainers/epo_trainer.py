@@ -230,7 +230,8 @@ class EPOTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         assert self._layout is not None
         turn_ids, response_mask = self._layout.turn_ids, self._layout.response_mask
-        usable = torch.tensor(sum(episode.is_usable for episode in self._episodes), device=turn_ids.device)
+        # Rows without a token in the loss (aborted, or cleared by `mask_truncated_completions`) do not count.
+        usable = (output["completion_mask"] * output["tool_mask"]).any(1).sum()
         output["turn_ids"] = turn_ids
         output["num_episodes"] = self.accelerator.reduce(usable.float(), reduction="sum")
         output["advantages"] = self.assign_credit(
