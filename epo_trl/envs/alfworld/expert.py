@@ -126,7 +126,7 @@ class AlfworldExpert:
             return self._explore(self._target, info)
         place = self._seen[lamp]
         if info["here"] != place:
-            return f"{lamp} is at {place}", f"go to {place}"
+            return f"use {lamp} at {place}", f"go to {place}"
         return f"use {lamp}", f"use {lamp}"
 
     def _treat(self, held: str, info: Info) -> Choice:

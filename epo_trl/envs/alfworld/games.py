@@ -82,7 +82,8 @@ def find_games(folder: Path, task_types: tuple[str, ...]) -> list[Path]:
     found = []
     for description in sorted(folder.rglob("traj_data.json")):
         path = description.parent / GAME_FILE
-        if "movable" in str(path) or "Sliced" in str(path) or not path.is_file():
+        name = str(path.relative_to(folder))
+        if "movable" in name or "Sliced" in name or not path.is_file():
             continue
         if _read_json(description).get("task_type") in task_types and _read_json(path).get("solvable"):
             found.append(path)

@@ -80,13 +80,14 @@ class World:
         Raises:
             EnvError: If the rules, the texts, a fact or the goal is not one that the fast engine knows.
         """
+        task = game.task
         put_action, put_feedback, help_text = _read_texts(game)
         facts = read_facts(game.problem, game.source)
         names = display_names(argument for rows in facts.values() for row in rows for argument in row)
         rank = {names[i]: place for place, i in enumerate(sorted(names))}
         shown = _Shown(facts, names, rank)
         return cls(
-            task=game.task,
+            task=task,
             goal=read_goal(game.problem, game.source),
             receptacles=_locations(shown, game.source),
             receptacle_type=shown.types("receptacletype"),

@@ -1,0 +1,63 @@
+"""Helpers of the ALFWorld tests: games with what real games hold and generated ones do not."""
+
+import os
+import re
+import tempfile
+from dataclasses import replace
+
+os.environ.setdefault("ALFWORLD_DATA", os.path.join(tempfile.gettempdir(), "alfworld-tests"))
+
+from epo_trl.envs.alfworld.games import Game
+from epo_trl.envs.alfworld.generator import generate
+from epo_trl.envs.alfworld.recipes import Filters
+
+SMALL = Filters(room_types=("bedrooms", "bathrooms"), max_receptacles=16)
+ALL_TYPES_KITCHEN = Filters(room_types=("kitchens",), max_receptacles=20)
+
+
+def small_game(index: int = 0, seed: int = 0, filters: Filters = SMALL) -> Game:
+    return generate("train", index, seed, filters).game
+
+
+def edit(game: Game, drop: str = "", *facts: str) -> Game:
+    """Returns the game without the facts that match a pattern, and with other facts at the end of its `(:init`."""
+    start = game.problem.index("(:init")
+    end = game.problem.rindex("\n)", start, game.problem.index("(:goal"))
+    init = game.problem[start:end]
+    if drop:
+        init = re.sub(drop, "", init)
+    return replace(game, source="edited", problem="\n".join([game.problem[:start], init, *facts, game.problem[end:]]))
+
+
+def pairs(game: Game, predicate: str) -> list[tuple[str, ...]]:
+    """Returns the arguments of all facts with a predicate, as written."""
+    return [tuple(row.split()) for row in re.findall(rf"\({predicate} ([^()]+)\)", game.problem.split("(:goal")[0])]
+
+
+def game_like_the_real_ones(index: int = 0, seed: int = 3) -> Game:
+    """Returns a kitchen game with movable containers that hold things, things on two receptacles, things that are
+    nearest to another place, a drawer that cannot be opened, one that is open, and an agent that starts somewhere."""
+    game = generate("train", index, seed, ALL_TYPES_KITCHEN).game
+    holders = [row[0] for row in pairs(game, "isReceptacleObject")]
+    things = [row for row in pairs(game, "inReceptacle") if row[0] not in holders]
+    places = dict(pairs(game, "receptacleAtLocation"))
+    openable = [row[0] for row in pairs(game, "openable")]
+    stuck, ajar = openable[0], openable[1]
+    first, second, third = things[0], things[len(things) // 2], things[-1]
+    other = next(place for place in places if place != first[1] and place not in openable)
+    far = places[other]
+    extra = [
+        f"(inReceptacleObject {second[0]} {holders[0]})",
+        f"(inReceptacleObject {third[0]} {holders[0]})",
+        f"(inReceptacle {first[0]} {other})",
+        f"(objectAtLocation {second[0]} {far})",
+        f"(wasInReceptacle {third[0]} {third[1]})",
+        f"(opened {ajar})",
+        f"(isClean {first[0]})",
+    ]
+    return edit(game, rf"\(openable {stuck}\)|\(objectAtLocation {re.escape(second[0])} [^()]*\)", *extra)
+
+
+def starting_at_a_receptacle(game: Game) -> Game:
+    location = pairs(game, "receptacleAtLocation")[0][1]
+    return edit(game, r"\(atLocation agent1 [^()]*\)", f"(atLocation agent1 {location})")

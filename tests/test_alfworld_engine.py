@@ -1,0 +1,126 @@
+from dataclasses import replace
+
+import pytest
+from alfworld_games import edit, game_like_the_real_ones, pairs, small_game, starting_at_a_receptacle
+
+from epo_trl.envs.alfworld.engine import NOTHING, State
+from epo_trl.envs.alfworld.pddl import Goal, display_names, read_goal
+from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.base import EnvError
+
+
+def test_names_are_numbered_from_the_last_id_and_basins_keep_their_name():
+    ids = ["mug_bar_1", "mug_bar_2", "sink_bar_1_bar_sinkbasin", "agent1"]
+    assert display_names(ids) == {
+        "agent1": "agent1 ",
+        "mug_bar_1": "mug 2",
+        "mug_bar_2": "mug 1",
+        "sink_bar_1_bar_sinkbasin": "sinkbasin 1",
+    }
+
+
+def test_goals_are_read_whatever_their_variables_are_called():
+    text = """(:goal (and (exists (?x # receptacle) (exists (?y # object)
+        (and (heatable ?y) (objectType ?y EggType) (isHot ?y) (inReceptacle ?y ?x) (receptacleType ?x SafeType))))))"""
+    assert read_goal(text, "here") == Goal("pick_heat_then_place_in_recep", "egg", "safe", state="hot")
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        "(:goal (and (forall (?r - receptacle) (not (opened ?r)))))",
+        "(:goal (and (exists (?o - object) (and (objectType ?o EggType) (isHot ?o)))))",
+        "(:goal (and (exists (?o - object ?r - receptacle) (and (objectType ?o EggType) (receptacleType ?r BedType)"
+        " (inReceptacle ?o ?r) (isSliced ?o)))))",
+        "(:goal (and (exists (?o - object ?r - receptacle) (and (objectType ?o EggType) (inReceptacle ?o ?r)))))",
+        "(:goal (and (isHot egg_1)))",
+        "(:goal (and ",
+    ],
+)
+def test_an_unknown_goal_is_refused_with_its_text_and_file(goal):
+    with pytest.raises(EnvError, match=r"a/game\.tw-pddl.*\(:goal.*engine='textworld'"):
+        read_goal(goal, "a/game.tw-pddl")
+
+
+@pytest.mark.parametrize("fact", ["(isBroken mug_bar_1)", "(openable a b)", "(holds agent1 mug_bar_1)"])
+def test_an_unknown_fact_is_refused_by_name(fact):
+    game = edit(small_game(), "", fact)
+    with pytest.raises(EnvError, match=f"edited.*{fact[1:-1].lower()}"):
+        World.of(game)
+
+
+def test_other_rules_or_texts_are_refused():
+    game = small_game()
+    with pytest.raises(EnvError, match="pddl_domain"):
+        World.of(replace(game, domain=game.domain.replace("(isHot ?o)", "(isCool ?o)")))
+    with pytest.raises(EnvError, match="grammar"):
+        World.of(replace(game, grammar=game.grammar.replace("You open the", "You pry open the")))
+    with pytest.raises(EnvError, match="Your task is to"):
+        World.of(replace(game, grammar=game.grammar.replace("Your task is to", "Do")))
+
+
+def test_comments_and_layout_of_the_rules_do_not_matter():
+    game = small_game()
+    assert World.of(replace(game, domain=game.domain.replace("\n", "  ; a comment\n\n"))).task
+
+
+def test_an_inadmissible_action_changes_nothing():
+    state = State(World.of(small_game()))
+    before = state.admissible
+    for action in ("", "go to mars 1", "GO TO BED 1", "take bed 1 from bed 1", "\n", "🛏"):
+        assert state.step(action) == NOTHING
+        assert state.admissible == before
+    assert state.step("look").endswith("you see nothing.")
+
+
+def test_a_copy_goes_its_own_way():
+    state = State(World.of(game_like_the_real_ones()))
+    goto = next(action for action in state.admissible if action.startswith("go to fridge"))
+    state.step(goto)
+    twin = state.copy()
+    twin.step("open fridge 1")
+    take = next(action for action in twin.admissible if action.startswith("take "))
+    twin.step(take)
+    assert "open fridge 1" in state.admissible and state.held == ""
+    assert state.step("open fridge 1").count(" a ") == twin.step("examine fridge 1").count(" a ") + 1
+
+
+def test_episodes_of_one_world_do_not_touch_each_other():
+    world = World.of(small_game())
+    first = State(world)
+    start = first.describe(), first.admissible
+    for _ in range(30):
+        first.step(first.admissible[0])
+        first.step(first.admissible[-1])
+    second = State(world)
+    assert (second.describe(), second.admissible) == start
+
+
+def test_what_lies_in_a_movable_container_is_listed_when_it_is_held():
+    game = game_like_the_real_ones()
+    state = State(World.of(game))
+    names = display_names(argument.lower() for row in pairs(game, "inReceptacle") for argument in row)
+    holder = names[pairs(game, "inReceptacleObject")[0][1].lower()]
+    place = names[dict(pairs(game, "inReceptacle"))[pairs(game, "inReceptacleObject")[0][1]].lower()]
+    for action in (f"go to {place}", f"open {place}", f"take {holder} from {place}"):
+        state.step(action)
+    text = state.step(f"examine {holder}")
+    assert text.startswith(f"This is a normal {holder}. In it, you see a ") and " and a " in text
+
+
+def test_a_game_may_start_at_a_receptacle():
+    state = State(World.of(starting_at_a_receptacle(small_game())))
+    assert state.describe().startswith("You are facing the ")
+
+
+def test_heat_and_cool_undo_each_other():
+    state = State(World.of(game_like_the_real_ones(index=0)))
+    egg = next(name for name, kind in state.world.object_type.items() if kind == "egg")
+    state.held = egg
+    state._refresh()
+    for action in ("go to microwave 1", f"heat {egg} with microwave 1"):
+        state.step(action)
+    assert "hot" in state.step(f"examine {egg}")
+    for action in ("go to fridge 1", f"cool {egg} with fridge 1"):
+        state.step(action)
+    assert "cold" in state.step(f"examine {egg}") or "cool" in state.step(f"examine {egg}")

@@ -1,0 +1,167 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alfworld_games import SMALL
+
+from epo_trl.envs.alfworld.games import GAME_FILE, load_game
+from epo_trl.envs.alfworld.generator import generate, write_games
+from epo_trl.envs.alfworld.pddl import TASK_TYPES
+from epo_trl.envs.alfworld.plan import scripted_plan
+from epo_trl.envs.alfworld.recipes import Filters, recipes
+from epo_trl.envs.alfworld.rooms import HELD_OUT_ROOMS, ROOM_TYPES, load_room
+from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.base import EnvError
+
+SPLITS = ("train", "iid", "ood")
+DIGEST = """
+import hashlib
+from epo_trl.envs.alfworld.generator import generate
+text = "".join(generate(s, i, 5).game.as_json() + generate(s, i, 5).folder for s in ("train", "iid", "ood")
+               for i in range(8))
+print(hashlib.sha256(text.encode()).hexdigest())
+"""
+
+
+def in_another_process(code: str, hash_seed: str) -> str:
+    root = str(Path(__file__).parents[1])
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": root}
+    return subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stdout
+
+
+def test_games_are_the_same_in_every_process():
+    assert in_another_process(DIGEST, "1") == in_another_process(DIGEST, "2")
+
+
+def test_seeds_and_indices_give_different_games():
+    problems = [generate("train", index, seed).game.problem for index in range(12) for seed in range(2)]
+    assert len(set(problems)) == len(problems)
+
+
+def test_train_and_iid_share_no_recipe_and_ood_has_only_held_out_rooms():
+    found = {split: {r for group in recipes(split, Filters()).values() for r in group} for split in SPLITS}
+    assert not found["train"] & found["iid"]
+    assert {recipe.room for recipe in found["ood"]} == HELD_OUT_ROOMS
+    assert not HELD_OUT_ROOMS & {recipe.room for split in ("train", "iid") for recipe in found[split]}
+    assert len(found["train"]) > 5 * len(found["iid"]) > 5 * 1000
+
+
+def test_task_types_take_turns_in_every_split():
+    for split in SPLITS:
+        assert [generate(split, index, 0).recipe.task_type for index in range(6)] == list(TASK_TYPES)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_scripted_plan_wins_and_the_game_is_not_won_before(split):
+    for index in range(60):
+        generated = generate(split, index, 11)
+        world = World.of(generated.game)
+        assert world.goal.task_type == generated.recipe.task_type
+        assert 3 <= len(scripted_plan(world)) <= 14
+
+
+def test_filters_hold_in_every_split():
+    for split in SPLITS:
+        for index in range(20):
+            recipe = generate(split, index, 0, SMALL).recipe
+            room = load_room(recipe.room)
+            assert room.room_type in ("bedrooms", "bathrooms") and len(room.receptacles) <= 16
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"task_types": ["pick_up"]}, "task_types.*pick_up.*pick_and_place_simple"),
+        ({"task_types": "pick_and_place_simple"}, "expected a list"),
+        ({"room_types": ["garage"]}, "room_types.*garage.*kitchens"),
+        ({"room_types": []}, "empty list"),
+        ({"max_receptacles": 1}, "max_receptacles: got 1"),
+    ],
+)
+def test_bad_filters_are_named(bad, message):
+    with pytest.raises(EnvError, match=message):
+        Filters(**bad)
+
+
+def test_filters_that_leave_nothing_say_so():
+    with pytest.raises(EnvError, match="look_at_obj_in_light"):
+        recipes("train", Filters(task_types=("look_at_obj_in_light",), room_types=("bathrooms",)))
+    with pytest.raises(EnvError, match="no game of the split 'ood'"):
+        recipes("ood", Filters(max_receptacles=6))
+
+
+def test_every_room_has_named_furniture_and_free_floor():
+    for number in (1, 10, 219, 230, 308, 424, 430):
+        room = load_room(number)
+        assert room.room_type in ROOM_TYPES and len(room.receptacles) >= 4
+        assert len({receptacle.identifier for receptacle in room.receptacles}) == len(room.receptacles)
+
+
+def test_written_games_have_alfworlds_layout_and_are_the_generated_ones(tmp_path):
+    assert write_games(tmp_path, 6, 2, 2, seed=4) == 10
+    files = sorted((tmp_path / "json_2.1.1").rglob(GAME_FILE))
+    assert {path.parts[-4] for path in files} == {"train", "valid_seen", "valid_unseen"}
+    for path in files:
+        trajectory = json.loads((path.parent / "traj_data.json").read_text())
+        game = load_game(path)
+        assert path.parent.parent.name.startswith(trajectory["task_type"] + "-")
+        assert (path.parent / "initial_state.pddl").read_text() == game.problem
+        assert json.loads(path.read_text())["solvable"] is True and game.walkthrough
+    assert generate("train", 0, 4).game.problem in [load_game(path).problem for path in files]
+
+
+def test_a_broken_run_is_completed_and_leaves_no_half_game(tmp_path, monkeypatch):
+    import epo_trl.envs.alfworld.generator as generator
+
+    original, calls = generator.scripted_plan, []
+
+    def fail_on_the_third(world):
+        calls.append(world)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(world)
+
+    monkeypatch.setattr(generator, "scripted_plan", fail_on_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        write_games(tmp_path, 4, 0, 0)
+    assert len(list(tmp_path.rglob(GAME_FILE))) == 2
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob(GAME_FILE)}
+    monkeypatch.setattr(generator, "scripted_plan", original)
+    write_games(tmp_path, 4, 0, 0)
+    assert len(list(tmp_path.rglob(GAME_FILE))) == 4 and not list(tmp_path.rglob(".unfinished*"))
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+
+
+def test_an_unknown_filter_or_folder_is_named(tmp_path):
+    with pytest.raises(EnvError, match="rooms.*max_receptacles"):
+        write_games(tmp_path, 1, 0, 0, rooms=3)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvError, match="cannot be written"):
+        write_games(tmp_path / "file", 1, 0, 0)
+
+
+def test_a_missing_alfworld_names_the_extra(monkeypatch):
+    import epo_trl.envs.alfworld.rooms as rooms
+
+    monkeypatch.setattr(rooms.importlib.util, "find_spec", lambda name: None)
+    rooms.package_folder.cache_clear()
+    try:
+        with pytest.raises(EnvError, match=r"epo-trl\[alfworld\]"):
+            rooms.package_folder()
+    finally:
+        rooms.package_folder.cache_clear()
+
+
+def test_importing_and_listing_tasks_loads_no_game_engine():
+    code = """
+import sys
+from epo_trl.envs.alfworld import GeneratedAlfworld
+assert not {"torch", "numpy", "textworld", "alfworld"} & set(sys.modules)
+env = GeneratedAlfworld(2, 0, 0).make_env()
+env.reset(options={"task_id": "train/1"})
+assert not {"torch", "textworld", "alfworld"} & set(sys.modules)
+"""
+    in_another_process(code, "0")
