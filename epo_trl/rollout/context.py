@@ -11,11 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jinja2 import TemplateError as JinjaError
+
 from epo_trl.envs.base import Info
 from epo_trl.rollout.templates import PromptTemplate, render
 
 CONTEXTS = ("windowed", "concatenated")
-_USER, _ANSWER, _NEXT = "userstart", "answerhere", "usernext"
+TAGS = ("<think>", "</think>", "<action>", "</action>")
+_PROBE = ("userstart", "answerhere", "usernext", "answernext", "userlast")  # the messages that show the frame
 
 
 class ChatTemplateError(ValueError):
@@ -49,24 +52,43 @@ class ChatFrame:
                 "`tokenizer.chat_template`"
             )
 
-        def apply(messages: list[dict[str, str]]) -> str:
-            return tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **chat_template_kwargs
-            )
-
-        first = [{"role": "user", "content": _USER}]
-        whole = [*first, {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _NEXT}]
-        single, multi = apply(first), apply(whole)
-        for text, marks in ((single, (_USER,)), (multi, (_USER, _ANSWER, _NEXT))):
-            counts = {mark: text.count(mark) for mark in marks}
-            if set(counts.values()) != {1}:
-                raise ChatTemplateError(
-                    "processing_class: the chat template must show every message exactly once and verbatim, for "
-                    f"user, assistant, user in turn; it showed {counts} times"
+        def apply(texts: Sequence[str]) -> str:
+            messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+            try:
+                return tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, **chat_template_kwargs
                 )
-        opening, closing = single.split(_USER)
-        between = multi.split(_ANSWER)[1].split(_NEXT)[0]
-        return cls(opening, closing, between)
+            except (JinjaError, TypeError) as error:
+                roles = ", ".join(message["role"] for message in messages)
+                raise ChatTemplateError(
+                    f"processing_class: the chat template cannot render the messages {roles}: {error}"
+                ) from error
+
+        single, whole = _around(apply(_PROBE[:1]), _PROBE[:1]), _around(apply(_PROBE), _PROBE)
+        opening, closing = single
+        # opening, user, (start of an answer), answer, between, user, ..., answer, between, user, closing
+        for got, expected in ((whole[0], opening), (whole[4], whole[2]), (whole[5], closing)):
+            if got != expected:
+                raise ChatTemplateError(
+                    "processing_class: the chat template must put the same text around a message wherever it stands "
+                    f"in the conversation; got {got!r} in one place, {expected!r} in another"
+                )
+        return cls(opening, closing, whole[2])
+
+
+def _around(text: str, marks: Sequence[str]) -> list[str]:
+    """Returns the pieces of the text before, between and after the marks."""
+    counts = {mark: text.count(mark) for mark in marks}
+    if set(counts.values()) != {1} or sorted(marks, key=text.index) != list(marks):
+        raise ChatTemplateError(
+            "processing_class: the chat template must show every message exactly once, verbatim and in order, for "
+            f"user and assistant in turn; of {len(marks)} messages it showed {counts} times"
+        )
+    pieces = []
+    for mark in marks:
+        piece, _, text = text.partition(mark)
+        pieces.append(piece)
+    return [*pieces, text]
 
 
 @dataclass(slots=True)
@@ -127,6 +149,18 @@ class ContextBuilder:
             raise ValueError(f"history_length: got {self.history_length}, takes an integer >= 0")
         self.frame = ChatFrame.of(self.tokenizer, **self.chat_template_kwargs)
         self._between_start = self._tokenize([self.frame.between])[0][:1]
+        shown = self.tokenizer.decode(self._tokenize([" ".join(TAGS)])[0], skip_special_tokens=True).lower()
+        lost = [tag for tag in TAGS if tag not in shown]
+        if lost:
+            raise ChatTemplateError(
+                f"processing_class: decoding loses {', '.join(lost)}, so no action could be read from a response; "
+                "make them ordinary tokens (special=False) of the tokenizer"
+            )
+
+    @property
+    def answer_start(self) -> str:
+        """What the chat template has already written of every answer: `"<think>"`, or `""` for most templates."""
+        return "<think>" if self.frame.closing.rstrip().endswith("<think>") else ""
 
     def build(self, views: Sequence[TurnView]) -> list[Prompt | None]:
         """Returns one prompt per view, or `None` where it does not fit even without history.
@@ -136,14 +170,12 @@ class ContextBuilder:
         """
         kept = [min(self.history_length, len(view.history)) for view in views]
         ids = self._tokenize([self._text(view, n) for view, n in zip(views, kept, strict=True)])
-        return [
-            self._fit(view, view_ids, n) for view, view_ids, n in zip(views, ids, kept, strict=True)
-        ]
+        return [self._fit(view, view_ids, n) for view, view_ids, n in zip(views, ids, kept, strict=True)]
 
     def _fit(self, view: TurnView, ids: list[int], kept: int) -> Prompt | None:
-        if self.mode == "concatenated" and view.history:
+        if self.mode == "concatenated":
             # The end-of-turn token opens the appended text unless the policy has sampled it already.
-            if view.last_response_ids and list(view.last_response_ids[-1:]) == self._between_start:
+            if view.history and list(view.last_response_ids[-1:]) == self._between_start:
                 ids = ids[1:]
             total = view.context_tokens + len(ids) + self.max_response_tokens
             fits = self.max_context_tokens is None or total <= self.max_context_tokens
@@ -159,17 +191,20 @@ class ContextBuilder:
     def _text(self, view: TurnView, kept: int) -> str:
         taken = len(view.history)
         fields = {**view.info, "observation": view.observation, "turn": taken + 1, "turns_taken": taken}
-        frame = self.frame
         if not taken:
-            return frame.opening + render(self.template.first, fields) + frame.closing
+            return self._framed(self.frame.opening, self.template.first, fields)
         if self.mode == "concatenated":
-            return frame.between + render(self.template.followup, fields) + frame.closing
+            return self._framed(self.frame.between, self.template.followup, fields)
         past = [
             render(self.template.history, {"turn": taken - kept + i + 1, "observation": observation, "action": action})
             for i, (observation, action) in enumerate(view.history[taken - kept :])
         ]
         fields |= {"history": "\n".join(past), "history_length": kept}
-        return frame.opening + render(self.template.next, fields) + frame.closing
+        return self._framed(self.frame.opening, self.template.next, fields)
+
+    def _framed(self, before: str, message: str, fields: Mapping[str, Any]) -> str:
+        # Many chat templates trim their messages, so white space around one would make the prompt another text.
+        return before + render(message, fields).strip() + self.frame.closing
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         return self.tokenizer(texts, add_special_tokens=False)["input_ids"]

@@ -82,7 +82,8 @@ def _play(
 
 def _encode(turns: Sequence[tuple[TurnView, str]], context: ContextBuilder) -> list[Demonstration]:
     prompts = context.build([view for view, _ in turns])
-    answers = context.tokenizer([answer for _, answer in turns], add_special_tokens=False)["input_ids"]
+    texts = [answer.removeprefix(context.answer_start) for _, answer in turns]
+    answers = context.tokenizer(texts, add_special_tokens=False)["input_ids"]
     end = context.tokenizer.eos_token_id
     return [
         Demonstration(prompt.ids, [*answer, end])

@@ -9,7 +9,7 @@ from typing import Any
 
 from epo_trl.envs.base import Info, TextEnv
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
-from epo_trl.rollout.parsing import parse_response
+from epo_trl.rollout.parsing import ParsedResponse, parse_response
 from epo_trl.types import Episode, StopReason, Turn
 
 # Token ids of prompts -> token ids of responses, and their log-probabilities if the generator knows them.
@@ -155,7 +155,12 @@ def play_episodes(
         for i, (play, prompt) in enumerate(running):
             sampled = tuple(response_ids[i])
             try:
-                _take_turn(play, prompt, sampled, responses[i], logprobs[i] if logprobs else None, settings)
+                parsed = parse_response(
+                    context.answer_start + responses[i],
+                    play.info["admissible_actions"],
+                    require_think=settings.require_think,
+                )
+                _take_turn(play, prompt, sampled, responses[i], parsed, logprobs[i] if logprobs else None, settings)
             except Exception as error:
                 play.abort(error)
             if context.mode == "concatenated":
@@ -188,10 +193,10 @@ def _take_turn(
     prompt: Prompt,
     response_ids: tuple[int, ...],
     response: str,
+    parsed: ParsedResponse,
     logprobs: Sequence[float] | None,
     settings: RolloutSettings,
 ) -> None:
-    parsed = parse_response(response, play.info["admissible_actions"], require_think=settings.require_think)
     observation, env_reward, terminated, truncated, info = _step(play, parsed.action, parsed.is_valid, settings)
     won = bool(info["won"])
     reward = settings.env_reward_weight * float(env_reward) + settings.success_reward * (won and terminated)

@@ -36,7 +36,7 @@ def parse_response(text: str, admissible: Iterable[str], *, require_think: bool 
     """Returns the action between `<action>` and `</action>`, checked against the admissible ones.
 
     Case and white space do not matter; the environment gets its own spelling. A response is well-formed if it has
-    exactly one action and, with `require_think`, one `<think>` block that ends before the action begins.
+    exactly one action and, with `require_think`, a `<think>` block that ends before the action begins.
 
     Args:
         text: The decoded response.
@@ -52,7 +52,7 @@ def parse_response(text: str, admissible: Iterable[str], *, require_think: bool 
     action = _squeeze(actions[0].group(1))
     spelling = {_squeeze(a).lower(): a for a in admissible}.get(action.lower())
     if require_think and not (thoughts and thoughts[0].end() <= actions[0].start()):
-        return ParsedResponse(spelling or action, thought, "no <think> block before the action")
+        return ParsedResponse(spelling or action[-MAX_PASSED_CHARS:], thought, "no <think> block before the action")
     if spelling is None:
         return ParsedResponse(action[-MAX_PASSED_CHARS:], thought, "not an admissible action")
     return ParsedResponse(spelling, thought)

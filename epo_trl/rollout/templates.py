@@ -10,8 +10,9 @@ from typing import Any
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 PARTS = ("first", "next", "history", "followup")
-# Fields that the rollout fills; every key of the environment's `info` is a field as well.
-FIELDS = frozenset({"task", "observation", "turn", "turns_taken", "history", "history_length", "admissible_actions"})
+# Fields that the rollout fills; every key of the environment's `info` is a field as well, except in `history`.
+FIELDS = frozenset({"task", "observation", "turn", "turns_taken", "admissible_actions"})
+NEXT_FIELDS = FIELDS | {"history", "history_length"}
 HISTORY_FIELDS = frozenset({"turn", "observation", "action"})
 
 
@@ -42,7 +43,8 @@ class PromptTemplate:
         """Returns the template of that name (a folder of `epo_trl/templates`) or in that folder.
 
         Raises:
-            TemplateError: If the folder or one of its files is missing, or the task is in none of the first prompts.
+            TemplateError: If the folder or one of its files is missing or not UTF-8, a text has unbalanced braces, or
+                `first` or `next` does not show the task.
         """
         folder = Path(name_or_path)
         if not folder.is_dir():
@@ -58,17 +60,20 @@ class PromptTemplate:
             path = folder / f"{part}.txt"
             if not path.is_file():
                 raise TemplateError(f"prompt_template: {path} is missing")
-            texts[part] = path.read_text(encoding="utf-8").rstrip("\n")
-        for part in ("first", "next"):
-            if "task" not in _fields(texts[part], folder / f"{part}.txt"):
-                raise TemplateError(f"prompt_template: {folder / part}.txt never shows {{task}}")
+            try:
+                texts[part] = path.read_text(encoding="utf-8").rstrip("\n")
+            except UnicodeDecodeError as error:
+                raise TemplateError(f"prompt_template: {path} is not UTF-8 text: {error}") from error
+            fields = _fields(texts[part], path)
+            if part in ("first", "next") and "task" not in fields:
+                raise TemplateError(f"prompt_template: {path} never shows {{task}}")
         return cls(str(name_or_path), **texts)
 
     def check(self, info_fields: Iterable[str]) -> None:
         """Raises `TemplateError` if a file names a field that neither the rollout nor the environment provides."""
-        available = FIELDS | set(info_fields)
+        provided = set(info_fields)
         for part in PARTS:
-            allowed = HISTORY_FIELDS if part == "history" else available
+            allowed = {"history": HISTORY_FIELDS, "next": NEXT_FIELDS | provided}.get(part, FIELDS | provided)
             unknown = _fields(getattr(self, part), f"{part}.txt") - allowed
             if unknown:
                 raise TemplateError(
