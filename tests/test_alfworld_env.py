@@ -1,32 +1,245 @@
+"""The ALFWorld suites keep the contract and say what is wrong with their input."""
+
+import json
+import shutil
+
 import pytest
+from alfworld_games import edit
+from env_contract import EnvContract
 
-from epo_trl.envs.alfworld import GeneratedAlfworld
-from epo_trl.envs.base import EnvError
+from epo_trl.envs import EnvError
+from epo_trl.envs.alfworld import AlfworldData, GeneratedAlfworld
+from epo_trl.envs.alfworld.games import GAME_FILE, load_game
+from epo_trl.envs.alfworld.generator import write_games
+from epo_trl.envs.alfworld.memory import AgentMemory
+from epo_trl.envs.alfworld.pddl import TASK_TYPES
+
+SMALL = {"room_types": ("bedrooms", "bathrooms"), "max_receptacles": 16}
 
 
-def test_the_expert_wins_most_games_of_every_split():
-    suite = GeneratedAlfworld(n_train=12, n_iid=12, n_ood=12)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    out = tmp_path_factory.mktemp("alfworld")
+    write_games(out, 8, 3, 3, seed=2, **SMALL)
+    return out
+
+
+class TestGeneratedAlfworld(EnvContract):
+    expert_wins = 0.8
+
+    def make_suite(self):
+        return GeneratedAlfworld(n_train=60, n_iid=12, n_ood=12)
+
+
+class TestAlfworldData(EnvContract):
+    expert_wins = 0.9
+
+    @pytest.fixture(autouse=True)
+    def _games(self, written):
+        self.path = written
+
+    def make_suite(self):
+        return AlfworldData(self.path)
+
+
+def play(env, task_id, expert, turns=50):
+    """Yields (observation, info) of the start and of each turn."""
+    observation, info = env.reset(options={"task_id": task_id})
+    expert.reset(observation, info)
+    yield observation, info
+    for _ in range(turns):
+        observation, _, terminated, _, info = env.step(expert.act(observation, info)[1])
+        yield observation, info
+        if terminated:
+            return
+
+
+def test_every_rollout_of_a_group_starts_the_same():
+    suite = GeneratedAlfworld(n_train=12)
+    for task_id in suite.task_ids("train"):
+        starts = [suite.make_env().reset(seed=seed, options={"task_id": task_id}) for seed in range(8)]
+        assert all(start == starts[0] for start in starts)
+
+
+def test_a_played_environment_starts_afresh():
+    suite = GeneratedAlfworld(n_train=2)
     env = suite.make_env()
-    wins = 0
-    for split in suite.splits:
-        for task_id in suite.task_ids(split):
-            observation, info = env.reset(options={"task_id": task_id})
-            expert = suite.make_expert()
-            expert.reset(observation, info)
-            for _ in range(50):
-                _, action = expert.act(observation, info)
-                assert action in info["admissible_actions"]
-                observation, reward, terminated, truncated, info = env.step(action)
-                assert not truncated and reward == float(terminated)
-                if terminated:
-                    wins += 1
-                    break
-    assert wins >= 32
+    start = env.reset(options={"task_id": "train/0"})
+    list(play(env, "train/0", suite.make_expert()))
+    list(play(env, "train/1", suite.make_expert()))
+    assert env.reset(options={"task_id": "train/0"}) == start
 
 
-def test_reset_without_a_task_says_what_it_takes():
-    env = GeneratedAlfworld(n_train=3).make_env()
-    with pytest.raises(EnvError, match="task_id"):
-        env.reset()
-    with pytest.raises(EnvError, match="'train/0' to 'train/2'"):
-        env.reset(options={"task_id": "train/3"})
+def test_the_first_observation_is_the_room_without_banner_and_task():
+    suite = GeneratedAlfworld(n_train=6)
+    for task_id in suite.task_ids("train"):
+        observation, info = suite.make_env().reset(options={"task_id": task_id})
+        assert observation.startswith("You are in the middle of a room. Looking quickly around you, you see a ")
+        assert "Your task" not in observation and info["task"]
+        assert info["task_type"] in TASK_TYPES
+        assert (info["visited"], info["holding"], info["here"]) == ((), "nothing", "the middle of the room")
+        assert {f"go to {name}" for name in info["unvisited"]} == {
+            action for action in info["admissible_actions"] if action.startswith("go to ")
+        }
+        assert info["actions_here"] == ()
+
+
+def test_the_step_that_wins_is_the_only_one_with_a_reward():
+    env = GeneratedAlfworld(n_train=1, task_types=["pick_and_place_simple"], **SMALL).make_env()
+    expert = GeneratedAlfworld(1).make_expert()
+    observation, info = env.reset(options={"task_id": "train/0"})
+    expert.reset(observation, info)
+    rewards, terminated = [], False
+    while not terminated:
+        observation, reward, terminated, truncated, info = env.step(expert.act(observation, info)[1])
+        rewards.append(reward)
+        assert not truncated and info["won"] == terminated
+    assert rewards == [0.0] * (len(rewards) - 1) + [1.0]
+    assert env.step("look")[1] == 0.0
+
+
+def test_an_inadmissible_action_changes_neither_the_game_nor_the_notes():
+    env = GeneratedAlfworld(n_train=1).make_env()
+    _, before = env.reset(options={"task_id": "train/0"})
+    for action in ("fly", "", "take mug 99 from desk 1", "Go to the fridge, please. " * 50):
+        observation, reward, terminated, _, info = env.step(action)
+        assert (observation, reward, terminated) == ("Nothing happens.", 0.0, False)
+        assert info == before
+
+
+def test_the_notes_come_from_the_texts_alone():
+    suite = GeneratedAlfworld(n_train=24, seed=1)
+    env = suite.make_env()
+    for task_id in suite.task_ids("train"):
+        turns = play(env, task_id, suite.make_expert())
+        observation, info = next(turns)
+        memory = AgentMemory(observation)
+        named = memory.unvisited
+        assert memory.fields(info["admissible_actions"]).items() <= info.items()
+        for observation, info in turns:
+            memory.note(observation)
+            assert memory.fields(info["admissible_actions"]).items() <= info.items()
+            assert sorted(info["visited"] + info["unvisited"]) == sorted(named)
+            assert set(info["actions_here"]) == {
+                action
+                for action in info["admissible_actions"]
+                if not action.startswith(("go to ", "examine ")) and action not in ("look", "inventory", "help")
+            }
+
+
+def test_the_notes_follow_an_episode():
+    memory = AgentMemory(
+        "You are in the middle of a room. Looking quickly around you, you see a bed 1, a safe 1, and a shelf 2."
+    )
+    assert memory.unvisited == ("bed 1", "safe 1", "shelf 2")
+    for text in ("You arrive at shelf 2. On the shelf 2, you see a cd 1.", "You pick up the cd 1 from the shelf 2."):
+        memory.note(text)
+    assert (memory.visited, memory.holding, memory.here) == (("shelf 2",), "cd 1", "shelf 2")
+    memory.note("You arrive at bed 1. On the bed 1, you see nothing.")
+    memory.note("You move the cd 1 to the bed 1.")
+    assert (memory.visited, memory.unvisited) == (("shelf 2", "bed 1"), ("safe 1",))
+    assert memory.holding == "nothing"
+    memory.note("You arrive at shelf 2. On the shelf 2, you see nothing.")
+    assert (memory.visited, memory.here) == (("shelf 2", "bed 1"), "shelf 2")
+
+
+def test_reset_and_step_say_what_they_take():
+    env = GeneratedAlfworld(n_train=3, n_iid=0, n_ood=0).make_env()
+    with pytest.raises(EnvError, match="reset"):
+        env.step("look")
+    for options in (None, {}, {"task_id": 3}):
+        with pytest.raises(EnvError, match="task_id"):
+            env.reset(options=options)
+    for bad in ("train/3", "train/-1", "train/x", "iid/0", "0", ""):
+        with pytest.raises(EnvError, match="'train/0' to 'train/2'"):
+            env.reset(options={"task_id": bad})
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"engine": "thor"}, "engine.*thor.*fast, textworld"),
+        ({"n_iid": -1}, "n_iid: got -1"),
+        ({"max_receptacles": 6}, "no game of the split 'ood'"),
+        ({"task_types": ["pick_up"]}, "pick_up"),
+    ],
+)
+def test_a_bad_setting_is_named_when_the_suite_is_made(bad, message):
+    with pytest.raises(EnvError, match=message):
+        GeneratedAlfworld(**bad)
+
+
+def test_a_missing_folder_says_how_to_get_games(tmp_path, monkeypatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    with pytest.raises(EnvError, match="ALFWORLD_DATA is not set.*alfworld-download.*epo-trl games alfworld"):
+        AlfworldData()
+    with pytest.raises(EnvError, match=f"{tmp_path}/nowhere.*alfworld-download"):
+        AlfworldData(tmp_path / "nowhere")
+    (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    with pytest.raises(EnvError, match="json_2.1.1/train: no playable games"):
+        AlfworldData().task_ids("train")
+    with pytest.raises(EnvError, match="valid_seen: no playable games"):
+        AlfworldData().task_ids("iid")
+
+
+def test_the_splits_of_stored_games_are_alfworlds_folders(written):
+    suite = AlfworldData(written / "json_2.1.1")
+    assert [len(suite.task_ids(split)) for split in suite.splits] == [8, 3, 3]
+    for split, folder in (("train", "train/"), ("iid", "valid_seen/"), ("ood", "valid_unseen/")):
+        assert all(task_id.startswith(folder) for task_id in suite.task_ids(split))
+    with pytest.raises(EnvError, match="valid_seen/none"):
+        suite.make_env().reset(options={"task_id": "valid_seen/none"})
+    with pytest.raises(EnvError, match="task_types.*flying"):
+        AlfworldData(written, task_types=["flying"])
+
+
+@pytest.fixture
+def copied(written, tmp_path):
+    shutil.copytree(written, tmp_path / "data")
+    return tmp_path / "data"
+
+
+def first_game(folder):
+    return min((folder / "json_2.1.1" / "train").rglob(GAME_FILE))
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1]", '{"solvable": true, "grammar": ""}'])
+def test_a_damaged_file_is_named_before_training(copied, damage):
+    path = first_game(copied)
+    path.write_text(damage)
+    with pytest.raises(EnvError, match=f"{path}.*alfworld-download"):
+        AlfworldData(copied).task_ids("train")
+
+
+def test_a_game_that_the_fast_engine_does_not_know_is_named_before_training(copied):
+    path = first_game(copied)
+    game = edit(load_game(path), "", "(isHaunted agent1)")
+    path.write_text(json.dumps(json.loads(game.as_json()) | {"solvable": True}))
+    with pytest.raises(EnvError, match=f"{path}.*ishaunted.*textworld"):
+        AlfworldData(copied).task_ids("train")
+    assert len(AlfworldData(copied, engine="textworld").task_ids("train")) == 8
+
+
+def test_what_alfworld_leaves_out_is_left_out(copied):
+    root = copied / "json_2.1.1" / "train"
+    games = sorted(root.rglob(GAME_FILE))
+    content = json.loads(games[0].read_text())
+    games[0].write_text(json.dumps(content | {"solvable": False}))
+    games[1].unlink()
+    sliced = root / "pick_and_place_simple-AppleSliced-None-Fridge-1" / "trial_T1"
+    shutil.copytree(games[2].parent, sliced)
+    shutil.copytree(games[2].parent, root / "pick_and_place_with_movable_recep-Cup-Pan-Sink-1" / "trial_T1")
+    assert len(AlfworldData(copied).task_ids("train")) == 6
+    kind = TASK_TYPES[0]
+    kept = AlfworldData(copied, task_types=[kind]).task_ids("train")
+    assert kept and all(task_id.startswith(f"train/{kind}-") for task_id in kept)
+
+
+def test_a_receptacle_beside_the_one_gone_to_counts_as_visited_once_it_is_opened_or_examined():
+    memory = AgentMemory("Looking quickly around you, you see a drawer 2, a drawer 1, a shelf 1, and a bed 1.")
+    memory.note("You arrive at drawer 1. The drawer 1 is closed.")
+    memory.note("You open the drawer 2. The drawer 2 is open. In it, you see a pen 1.")
+    memory.note("On the shelf 1, you see nothing.")
+    assert (memory.visited, memory.unvisited) == (("drawer 1", "drawer 2", "shelf 1"), ("bed 1",))
+    assert memory.here == "drawer 1"

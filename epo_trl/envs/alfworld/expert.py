@@ -13,6 +13,7 @@ _PUT = re.compile(
     r"(?:put|find|clean|heat|cool) (?:a |some |two |the )?(?:clean |hot |cool )?(\w+) "
     r"(?:and put (?:it|them) )?(?:in |on )?(\w+)"
 )
+_SHOWN = re.compile(r"(?:On the|The) ([a-z]+ \d+)(?:, you see| is open\.)")
 _TREATMENTS = {
     "pick_clean_then_place_in_recep": ("clean", "sinkbasin"),
     "pick_heat_then_place_in_recep": ("heat", "microwave"),
@@ -51,6 +52,8 @@ class AlfworldExpert:
         self._verb, self._tool = _TREATMENTS.get(info["task_type"], ("", ""))
         self._receptacles = (info["here"], *info["unvisited"]) if info["here"] != MIDDLE else info["unvisited"]
         self._seen: dict[str, str] = {}  # thing -> receptacle
+        self._looked: set[str] = set()  # receptacles whose content was shown
+        self._trying = ""  # the receptacle to look at next
         self._treated: set[str] = set()
         self._target_place = ""
 
@@ -67,9 +70,11 @@ class AlfworldExpert:
         return self._bring(held, info)
 
     def _remember(self, observation: str, info: Info) -> None:
-        """Notes the things that the observation shows at the receptacle in front."""
-        here = info["here"]
-        if observation.startswith(("On the ", "You arrive at ", "You open the ", "The ")):
+        """Notes what the observation shows, and where."""
+        shown = _SHOWN.search(observation)
+        if shown:
+            here = shown.group(1)
+            self._looked.add(here)
             self._seen = {thing: place for thing, place in self._seen.items() if place != here}
             self._seen.update({thing: here for thing in listed_things(observation)})
         elif observation.startswith("You pick up the "):
@@ -104,29 +109,35 @@ class AlfworldExpert:
         return self._target_place
 
     def _explore(self, kind: str, info: Info) -> Choice:
-        opening = f"open {info['here']}"
-        if opening in info["admissible_actions"]:
-            return f"find {kind} , {opening}", opening
-        places = info["unvisited"] or [place for place in self._receptacles if place != info["here"]]
-        if not places:
-            return f"find {kind} , look", "look"
-        place = self._random.choice(places)
-        return f"find {kind} , try {place}", f"go to {place}"
+        if not self._trying or self._trying in self._looked:
+            left = [place for place in self._receptacles if place not in self._looked]
+            if not left:  # seen everything: look again
+                self._looked.clear()
+                left = list(self._receptacles) or [self._trying]
+            self._trying = self._random.choice(left)
+        place = self._trying
+        step = self._reach(place, info) or f"examine {place}"
+        verb = "open" if step.startswith("open ") else "try"
+        return f"find {kind} , {verb} {place}", step if step in info["admissible_actions"] else "look"
 
     def _reach(self, place: str, info: Info) -> str:
-        """Returns the next action on the way to use a receptacle, or `""` if it is in front and open."""
-        if info["here"] != place:
-            return f"go to {place}"
-        opening = f"open {place}"
-        return opening if opening in info["admissible_actions"] else ""
+        """Returns the next action on the way to use a receptacle, or `""` if it is in front and open.
+
+        Several receptacles can be in front at once; the game does not offer to go to those.
+        """
+        for action in (f"go to {place}", f"open {place}"):
+            if action in info["admissible_actions"]:
+                return action
+        return ""
 
     def _use_lamp(self, info: Info) -> Choice:
         lamp = next((thing for thing in self._seen if kind_of(thing) == self._target), None)
         if lamp is None:
             return self._explore(self._target, info)
         place = self._seen[lamp]
-        if info["here"] != place:
-            return f"use {lamp} at {place}", f"go to {place}"
+        going = f"go to {place}"
+        if going in info["admissible_actions"]:
+            return f"use {lamp} at {place}", going
         return f"use {lamp}", f"use {lamp}"
 
     def _treat(self, held: str, info: Info) -> Choice:
@@ -134,8 +145,9 @@ class AlfworldExpert:
         if tool is None:
             return f"find {self._tool} , look", "look"
         thought = f"{self._verb} {held} with {tool}"
-        if info["here"] != tool:
-            return thought, f"go to {tool}"
+        going = f"go to {tool}"
+        if going in info["admissible_actions"]:
+            return thought, going
         self._treated.add(held)
         return thought, thought
 

@@ -18,6 +18,11 @@ def listed_things(text: str) -> list[str]:
 class AgentMemory:
     """Follows one episode by its observations, and returns what they told so far.
 
+    `visited` are the receptacles that it went to, in order of the first visit, and those beside them that it opened or
+    examined; `unvisited` the others of the first observation; `holding` what it holds or `"nothing"`; `here` where it
+    stands or `"the middle of the room"`; `actions_here` the admissible actions other than `go to ...`, `examine ...`,
+    `look`, `inventory` and `help`.
+
     Args:
         observation: The first observation.
     """
@@ -37,13 +42,20 @@ class AgentMemory:
         """Updates the memory with the answer to an action."""
         if observation.startswith("You arrive at "):
             self.here = observation[14 : observation.index(".")]
-            if self.here not in self.visited:
-                self.visited += (self.here,)
-                self.unvisited = tuple(name for name in self.unvisited if name != self.here)
+            self._visit(self.here)
+        elif observation.startswith("You open the "):
+            self._visit(observation[13 : observation.index(".")])
+        elif observation.startswith("On the "):  # a look at something beside the place that it went to
+            self._visit(observation[7 : observation.index(", you see")])
         elif observation.startswith("You pick up the "):
             self.holding = observation[16 : observation.index(" from the ")]
         elif observation.startswith(("You move the ", "You put the ")):
             self.holding = EMPTY_HANDS
+
+    def _visit(self, receptacle: str) -> None:
+        if receptacle not in self.visited:
+            self.visited += (receptacle,)
+            self.unvisited = tuple(name for name in self.unvisited if name != receptacle)
 
     def fields(self, admissible: tuple[str, ...]) -> dict[str, Any]:
         """Returns the entries that the memory adds to `info`.
