@@ -124,3 +124,19 @@ def test_heat_and_cool_undo_each_other():
     for action in ("go to fridge 1", f"cool {egg} with fridge 1"):
         state.step(action)
     assert "cold" in state.step(f"examine {egg}") or "cool" in state.step(f"examine {egg}")
+
+
+def test_rules_that_also_clean_in_a_sink_are_known_and_a_room_with_a_sink_is_not():
+    game = small_game()
+    basin = "(receptacleType ?r SinkBasinType)"
+    both = replace(game, domain=game.domain.replace(basin, f"(receptacleType ?r SinkType) {basin}"))
+    assert World.of(both).task == game.task
+    with pytest.raises(EnvError, match="'sink'"):
+        World.of(edit(both, "", "(receptacleType Sink_bar_1 SinkType)"))
+
+
+def test_games_from_before_alfworld_0_4_are_refused_with_the_way_to_newer_ones():
+    game = small_game()
+    old = game.grammar.replace("move {o} to {r}", "put {o} in/on {r}")
+    with pytest.raises(EnvError, match="alfworld-download --force"):
+        World.of(replace(game, grammar=old))

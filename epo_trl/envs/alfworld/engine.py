@@ -119,7 +119,7 @@ class State:
             commands[f"open {receptacle}"] = (State._open, receptacle)
         kind = world.receptacle_type.get(receptacle, "")
         if reachable and held and world.object_type.get(held) in world.holdable.get(kind, ()):
-            commands[world.put_action.format(o=held, r=receptacle)] = (State._put, held, receptacle)
+            commands[f"move {held} to {receptacle}"] = (State._put, held, receptacle)
         for thing in contents:
             if reachable and not held and thing in world.having["pickupable"]:
                 commands[f"take {thing} from {receptacle}"] = (State._take, thing, receptacle)
@@ -177,7 +177,7 @@ class State:
         self.seen_from[thing] = self.seen_from.get(thing, frozenset()) | {self.location}
         self.taken -= {(thing, receptacle)}
         self.held = ""
-        return self.world.put_feedback.format(o=thing, r=receptacle)
+        return f"You move the {thing} to the {receptacle}."
 
     def _treat(self, verb: str, thing: str, receptacle: str) -> str:
         gained, lost = {"clean": ("clean", ""), "heat": ("hot", "cool"), "cool": ("cool", "hot")}[verb]

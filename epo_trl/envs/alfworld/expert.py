@@ -80,7 +80,7 @@ class AlfworldExpert:
         elif observation.startswith("You pick up the "):
             self._seen.pop(info["holding"], None)
         else:
-            put = re.match(r"You (?:move|put) the (\w+ \d+) (?:to|in/on) the (\w+ \d+)", observation)
+            put = re.match(r"You move the (\w+ \d+) to the (\w+ \d+)", observation)
             if put:
                 self._seen[put.group(1)] = put.group(2)
 
@@ -155,7 +155,4 @@ class AlfworldExpert:
         place = self._destination()
         thought = f"put {held} in {place}"
         step = self._reach(place, info)
-        if step:
-            return thought, step
-        move = f"move {held} to {place}"  # game files before alfworld 0.4 say "put ... in/on ..."
-        return thought, move if move in info["admissible_actions"] else f"put {held} in/on {place}"
+        return thought, step or f"move {held} to {place}"

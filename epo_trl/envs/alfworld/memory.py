@@ -49,7 +49,7 @@ class AgentMemory:
             self._visit(observation[7 : observation.index(", you see")])
         elif observation.startswith("You pick up the "):
             self.holding = observation[16 : observation.index(" from the ")]
-        elif observation.startswith(("You move the ", "You put the ")):
+        elif observation.startswith("You move the "):
             self.holding = EMPTY_HANDS
 
     def _visit(self, receptacle: str) -> None:

@@ -37,7 +37,7 @@ class _Planner:
 
     def put(self, thing: str, receptacle: str) -> None:
         self.reach_into(receptacle)
-        self.do(self.world.put_action.format(o=thing, r=receptacle))
+        self.do(f"move {thing} to {receptacle}")
 
 
 def scripted_plan(world: World) -> list[str]:

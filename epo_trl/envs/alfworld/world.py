@@ -8,14 +8,15 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from epo_trl.envs.alfworld.games import Game
 from epo_trl.envs.alfworld.pddl import FactTable, Goal, display_names, read_facts, read_goal
 from epo_trl.envs.base import EnvError
 
-# SHA-256 of the rules and texts that the fast engine reproduces: alfworld 0.4.2, after `_fingerprint`.
+# SHA-256 of the rules and texts that the fast engine reproduces: alfworld 0.4.0 to 0.4.2.
 KNOWN_DOMAIN = "da18d44ab1bcf831f61e90b88a99ad5766d8bbb562b6f87839b4b6ace4f796fe"
-KNOWN_GRAMMAR = "8d3ae5938971deea25fe123e5de82ee89a164f9d139f6fcb9ef28888138f181f"
+KNOWN_GRAMMAR = "6615c5ece130a3c9747e080f57cc32f6d1bc3d933a494a605c111e3776764924"
 
 Names = frozenset[str]
 
@@ -45,8 +46,6 @@ class World:
         having: Property (`"openable"`, `"pickupable"`, `"cleanable"`, ...) to the things that have it.
         inside: Movable container to what lies in it.
         rank: Name to place in the game's lists.
-        put_action: How to put an object down, with `{o}` and `{r}`.
-        put_feedback: What the game answers then.
         help_text: The answer to `help`.
         start: The initial state.
     """
@@ -60,8 +59,6 @@ class World:
     having: dict[str, Names]
     inside: dict[str, tuple[str, ...]]
     rank: dict[str, int]
-    put_action: str
-    put_feedback: str
     help_text: str
     start: Start
     at: dict[str, tuple[str, ...]] = field(init=False)
@@ -81,23 +78,24 @@ class World:
             EnvError: If the rules, the texts, a fact or the goal is not one that the fast engine knows.
         """
         task = game.task
-        put_action, put_feedback, help_text = _read_texts(game)
+        help_text = _check_rules(game)
         facts = read_facts(game.problem, game.source)
         names = display_names(argument for rows in facts.values() for row in rows for argument in row)
         rank = {names[i]: place for place, i in enumerate(sorted(names))}
         shown = _Shown(facts, names, rank)
+        kinds = shown.types("receptacletype")
+        if "sink" in kinds.values():
+            raise EnvError(f"{game.source}: the fast engine does not know the receptacle type 'sink'")
         return cls(
             task=task,
             goal=read_goal(game.problem, game.source),
             receptacles=_locations(shown, game.source),
-            receptacle_type=shown.types("receptacletype"),
+            receptacle_type=kinds,
             object_type=shown.types("objecttype"),
             holdable=_holdable(facts),
             having={name: shown.having(name) for name in _PROPERTIES},
             inside=shown.grouped("inreceptacleobject"),
             rank=rank,
-            put_action=put_action,
-            put_feedback=put_feedback,
             help_text=help_text,
             start=_start(shown, game.source),
         )
@@ -173,38 +171,33 @@ def _start(shown: _Shown, source: str) -> Start:
     )
 
 
-_PUT_FORMS = {
-    "move {o} to {r}": "You move the {o} to the {r}.",
-    "put {o} in/on {r}": "You put the {o} in/on the {r}.",  # game files made before alfworld 0.4
-}
-
-
-def _read_texts(game: Game) -> tuple[str, str, str]:
-    """Returns how to put things down, the answer to that, and the help text."""
-    put = re.search(r'action PutObject \{\s*template :: "([^"]*)"', game.grammar)
-    text = re.search(r'"help\.feedback": \[\s*\{\s*"rhs": ("(?:[^"\\]|\\.)*")', game.grammar)
-    unknown = f"{game.source}: the fast engine reproduces alfworld 0.4's rules and texts, and the game has other "
-    if put is None or text is None or put.group(1) not in _PUT_FORMS:
-        raise EnvError(unknown + "texts; play this game with engine='textworld'")
+def _check_rules(game: Game) -> str:
+    """Returns the help text of a game whose rules and texts are the known ones."""
+    unknown = (
+        f"{game.source}: the fast engine reproduces the rules and texts of alfworld 0.4, and this game has other {{}}; "
+        "get current games with `alfworld-download --force`, or play this one with engine='textworld'"
+    )
     if domain_fingerprint(game.domain) != KNOWN_DOMAIN:
-        raise EnvError(unknown + "rules ('pddl_domain'); play this game with engine='textworld'")
-    if grammar_fingerprint(game.grammar) != KNOWN_GRAMMAR:
-        raise EnvError(unknown + "texts ('grammar'); play this game with engine='textworld'")
-    return put.group(1), _PUT_FORMS[put.group(1)], json.loads(text.group(1)).removeprefix("\n")
+        raise EnvError(unknown.format("rules ('pddl_domain')"))
+    help_text = re.search(r'"help\.feedback": \[\s*\{\s*"rhs": ("(?:[^"\\]|\\.)*")', game.grammar)
+    if grammar_fingerprint(game.grammar) != KNOWN_GRAMMAR or help_text is None:
+        raise EnvError(unknown.format("texts ('grammar')"))
+    return json.loads(help_text.group(1)).removeprefix("\n")
 
 
+@lru_cache(maxsize=8)
 def domain_fingerprint(domain: str) -> str:
-    """Returns a hash of the rules that ignores comments and layout."""
-    return _hash(re.sub(r";[^\n]*", "", domain).lower().split())
+    """Returns a hash of the rules that ignores comments, layout, and cleaning in a "sink", which no room has.
+
+    What rooms have is a "sinkbasin"; some published games allow both, and `World.of` refuses a room with a "sink".
+    """
+    words = re.sub(r";[^\n]*", "", domain).lower().split()
+    return _hash(" ".join(words).replace("(receptacletype ?r sinktype) ", "").split())
 
 
 def grammar_fingerprint(grammar: str) -> str:
-    """Returns a hash of the texts that ignores the layout, the task sentence, the help, and the wording of putting."""
-    text = re.sub(r"Your task is to: .*?\.\"", 'Your task is to: TASK."', grammar)
-    text = re.sub(r'("help\.feedback": \[\s*\{\s*"rhs": )"(?:[^"\\]|\\.)*"', r'\1"HELP"', text)
-    text = text.replace("put {o} in/on {r}", "move {o} to {r}")
-    text = text.replace("You put the {o.name} in/on the {r.name}.", "You move the {o.name} to the {r.name}.")
-    return _hash(text.split())
+    """Returns a hash of the texts that ignores the layout and the task sentence."""
+    return _hash(re.sub(r"Your task is to: .*?\.\"", 'Your task is to: TASK."', grammar).split())
 
 
 def _hash(words: Iterable[str]) -> str:
