@@ -1,0 +1,156 @@
+"""Expert turns as training examples: the prompts are those that the policy gets for the same play."""
+
+import random
+
+import pytest
+from rollout_parts import LOSE, THINKING, WIN, ScriptedEnv, byte_tokenizer, context_of, info, step
+
+from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.toy import ToySuite
+from epo_trl.models import build_tokenizer
+from epo_trl.models.load import corpus
+from epo_trl.rollout import PromptTemplate, RolloutSettings, play_episodes
+from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
+from epo_trl.types import StopReason
+
+TASKS = [(f"train/{i}", i) for i in range(6)]
+
+
+class LineSuite(TaskSuite):
+    """One game after the other from a list; the expert always goes."""
+
+    name = "line"
+
+    def __init__(self, *games):
+        self.env = ScriptedEnv()
+        self.games = list(games)
+        self.closed = 0
+        reset, self.env.close = self.env.reset, self.close
+
+        def next_game(**kwargs):
+            self.env.answers = list(self.games.pop(0))
+            return reset(**kwargs)
+
+        self.env.reset = next_game
+
+    def close(self):
+        self.closed += 1
+
+    def task_ids(self, split):
+        return ["train/0"]
+
+    def make_env(self):
+        return self.env
+
+    def make_expert(self, seed=0):
+        return self
+
+    def reset(self, observation, info):
+        pass
+
+    def act(self, observation, info):
+        return f"I see {observation}", "go"
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {"alfworld": byte_tokenizer(), "compact": build_tokenizer(corpus(ToySuite(), "compact"))}
+
+
+@pytest.mark.parametrize("name", ["alfworld", "compact"])
+def test_prompts_and_answers_are_those_of_a_policy_that_plays_like_the_expert(tokenizers, name):
+    tokenizer, suite = tokenizers[name], ToySuite()
+    context = context_of(tokenizer, template=PromptTemplate.load(name), history_length=1)
+    demonstrations = list(expert_episodes(suite, TASKS, context, max_turns=7))
+    assert len(demonstrations) == len(TASKS)
+    asked = []
+
+    def like_the_expert(prompt_ids):
+        turn = len(asked)
+        asked.append(prompt_ids)
+        return [episode[turn].response_ids for episode in demonstrations if len(episode) > turn], None
+
+    envs = [suite.make_env() for _ in TASKS]
+    episodes = play_episodes(envs, TASKS, like_the_expert, context, RolloutSettings(max_turns=7))
+    assert {episode.stop for episode in episodes} == {StopReason.WON}
+    assert sum(episode.invalid_actions for episode in episodes) == 0
+    played = [[(list(t.prompt_ids), list(t.response_ids)) for t in episode.turns] for episode in episodes]
+    assert played == [[(turn.prompt_ids, turn.response_ids) for turn in episode] for episode in demonstrations]
+    assert max(map(len, played)) > 2  # so that the window has moved
+
+
+def test_an_answer_ends_with_the_end_of_turn(tokenizers):
+    tokenizer = tokenizers["alfworld"]
+    [[turn]] = expert_episodes(LineSuite([WIN]), [("a", 0)], context_of(tokenizer), max_turns=3)
+    assert turn.response_ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(turn.response_ids[:-1]) == "<think> I see start </think> <action> go </action>"
+
+
+def test_an_answer_does_not_repeat_the_tag_that_the_chat_template_writes():
+    tokenizer = byte_tokenizer(THINKING)
+    [[turn]] = expert_episodes(LineSuite([WIN]), [("a", 0)], context_of(tokenizer), max_turns=3)
+    assert tokenizer.decode(turn.prompt_ids).endswith("<think>\n")
+    assert tokenizer.decode(turn.response_ids[:-1]) == " I see start </think> <action> go </action>"
+
+
+def test_lost_cut_and_too_long_episodes_are_left_out_and_reported(tokenizers):
+    games = [[step(), WIN], [step(), LOSE], [step(truncated=True)], [step(), step(), WIN], [WIN]]
+    won = []
+    episodes = expert_episodes(
+        LineSuite(*games),
+        [("a", i) for i in range(5)],
+        context_of(tokenizers["alfworld"]),
+        max_turns=2,
+        on_episode=won.append,
+    )
+    assert [len(episode) for episode in episodes] == [2, 1]
+    assert won == [True, False, False, False, True]
+
+
+def test_turns_whose_prompt_does_not_fit_are_left_out(tokenizers):
+    suite = LineSuite([step("far " * 300), step("near"), WIN])
+    context = context_of(tokenizers["alfworld"], max_prompt_tokens=300)
+    [episode] = expert_episodes(suite, [("a", 0)], context, max_turns=3)
+    assert len(episode) == 2
+
+
+def test_the_environment_is_closed_even_if_the_caller_stops_early(tokenizers):
+    suite = LineSuite([WIN], [WIN])
+    episodes = expert_episodes(suite, [("a", 0), ("b", 0)], context_of(tokenizers["alfworld"]), max_turns=3)
+    next(episodes)
+    assert suite.closed == 0
+    episodes.close()
+    assert suite.closed == 1
+
+
+def test_labels_of_rate_0_are_the_answer_and_of_rate_1_everything():
+    turn = Demonstration([1, 2, 3], [51, 52])
+    assert turn.labels(0.0, random.Random(0)) == [-100, -100, -100, 51, 52]
+    assert turn.labels(1.0, random.Random(0)) == [1, 2, 3, 51, 52]
+
+
+def test_labels_of_a_rate_between_keep_that_share_of_the_prompt():
+    turn = Demonstration(list(range(1, 10_001)), [51])
+    labels = turn.labels(0.2, random.Random(0))
+    assert 0.18 < sum(label != -100 for label in labels[:-1]) / 10_000 < 0.22
+    assert all(label in (-100, i) for label, i in zip(labels, turn.prompt_ids, strict=False))
+    assert labels[-1] == 51
+
+
+def test_a_concatenated_context_is_an_error(tokenizers):
+    with pytest.raises(ValueError, match="context: got 'concatenated', demonstrations take 'windowed'"):
+        next(expert_episodes(ToySuite(), TASKS, context_of(tokenizers["alfworld"], "concatenated"), max_turns=3))
+
+
+def test_a_suite_without_expert_says_so(tokenizers):
+    class NoExpert(LineSuite):
+        make_expert = TaskSuite.make_expert
+
+    suite = NoExpert([WIN])
+    with pytest.raises(RuntimeError, match="'line' has no expert"):
+        next(expert_episodes(suite, [("a", 0)], context_of(tokenizers["alfworld"]), max_turns=3))
+    assert suite.closed == 1
+
+
+def test_info_is_the_contracts():
+    assert set(info()) == {"admissible_actions", "won", "task", "task_type"}

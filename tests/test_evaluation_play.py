@@ -1,0 +1,152 @@
+"""How a protocol is played: whole lists, in order, by the protocol's rules."""
+
+import pytest
+from rollout_parts import LOSE, WIN, ScriptedEnv, ScriptedPolicy, answer, byte_tokenizer, step
+
+from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.toy import ToySuite
+from epo_trl.evaluation import Protocol
+from epo_trl.evaluation.play import play_split, protocol_context, protocol_settings
+from epo_trl.rollout.demonstrations import expert_episodes
+from epo_trl.types import StopReason
+
+
+class ListSuite(TaskSuite):
+    """Task "n" is the n-th game of a list. Remembers its environments."""
+
+    name = "list"
+
+    def __init__(self, *games):
+        self.games = games
+        self.envs = []
+
+    def task_ids(self, split):
+        return [str(i) for i in range(len(self.games))]
+
+    def make_env(self):
+        suite = self
+
+        class Env(ScriptedEnv):
+            closed = 0
+
+            def reset(self, *, seed=None, options=None):
+                self.answers = list(suite.games[int(options["task_id"])])
+                return super().reset(seed=seed, options=options)
+
+            def close(self):
+                self.closed += 1
+
+        self.envs.append(Env())
+        return self.envs[-1]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_tokenizer()
+
+
+def protocol(**kwargs):
+    return Protocol(**{"name": "p", "max_turns": 3, "history_length": 2, "temperature": 0.0} | kwargs)
+
+
+def context_for(rules, tokenizer, **kwargs):
+    sizes = {"max_prompt_tokens": 2048, "max_response_tokens": 64} | kwargs
+    return protocol_context(rules, tokenizer, "alfworld", **sizes)
+
+
+def play(suite, tokenizer, rules=None, policy=None, **kwargs):
+    rules = rules or protocol()
+    policy = policy or ScriptedPolicy(tokenizer)
+    return play_split(suite, suite.task_ids("iid"), policy, context_for(rules, tokenizer), rules, **kwargs)
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 5, 64])
+def test_the_whole_list_is_played_in_order_however_many_at_a_time(tokenizer, parallel):
+    suite = ListSuite([WIN], [LOSE], [step(), WIN], [], [WIN])
+    episodes, seconds = play(suite, tokenizer, parallel=parallel)
+    assert [episode.task_id for episode in episodes] == ["0", "1", "2", "3", "4"]
+    won, lost, limit = StopReason.WON, StopReason.LOST, StopReason.TURN_LIMIT
+    assert [episode.stop for episode in episodes] == [won, lost, won, limit, won]
+    assert seconds > 0
+    assert len(suite.envs) == min(parallel, 5)
+
+
+def test_every_episode_gets_the_seed(tokenizer):
+    suite = ListSuite([WIN], [WIN])
+    episodes, _ = play(suite, tokenizer, seed=7)
+    assert [env.resets for env in suite.envs] == [[(7, {"task_id": "0"})], [(7, {"task_id": "1"})]]
+    assert [episode.seed for episode in episodes] == [7, 7]
+
+
+def test_environments_are_closed_once_also_when_the_policy_fails(tokenizer):
+    suite = ListSuite([WIN], [WIN], [WIN])
+    play(suite, tokenizer, parallel=2)
+    assert [env.closed for env in suite.envs] == [1, 1]
+
+    def broken(prompt_ids):
+        raise RuntimeError("out of memory")
+
+    suite = ListSuite([WIN], [WIN])
+    with pytest.raises(RuntimeError, match="out of memory"):
+        play(suite, tokenizer, policy=broken)
+    assert [env.closed for env in suite.envs] == [1, 1]
+
+
+def test_progress_counts_every_episode_once(tokenizer):
+    counts = []
+    play(ListSuite([WIN], [LOSE], [step(), WIN]), tokenizer, parallel=2, on_finished=counts.append)
+    assert sum(counts) == 3
+
+
+def test_an_empty_list_has_no_episodes(tokenizer):
+    assert play(ListSuite(), tokenizer)[0] == []
+
+
+def test_the_protocol_decides_the_turn_limit(tokenizer):
+    [episode], _ = play(ListSuite([step()] * 9), tokenizer, protocol(max_turns=5))
+    assert (episode.stop, len(episode.turns)) == (StopReason.TURN_LIMIT, 5)
+
+
+@pytest.mark.parametrize(("invalid_action", "received"), [("pass", ["fly", "go"]), ("skip", ["go"])])
+def test_the_protocol_decides_what_becomes_of_invalid_actions(tokenizer, invalid_action, received):
+    suite = ListSuite([step(), WIN] if invalid_action == "pass" else [WIN])
+    policy = ScriptedPolicy(tokenizer, [[answer("fly")], [answer("go")]])
+    [episode], _ = play(suite, tokenizer, protocol(invalid_action=invalid_action), policy)
+    assert suite.envs[0].received == received
+    assert (episode.won, episode.invalid_actions) == (True, 1)
+
+
+def test_reasoning_may_be_optional(tokenizer):
+    for require_think in (True, False):
+        policy = ScriptedPolicy(tokenizer, [["<action> go </action>"]])
+        [episode], _ = play(ListSuite([WIN]), tokenizer, policy=policy, require_think=require_think)
+        assert episode.invalid_actions == int(require_think)
+
+
+def test_the_protocol_decides_the_context(tokenizer):
+    rules = protocol(context="concatenated", history_length=4)
+    context = context_for(rules, tokenizer, max_prompt_tokens=11, max_response_tokens=22, max_context_tokens=33)
+    assert (context.mode, context.history_length) == ("concatenated", 4)
+    assert (context.max_prompt_tokens, context.max_response_tokens, context.max_context_tokens) == (11, 22, 33)
+    assert context.template.name == "alfworld"
+    assert dict(context.chat_template_kwargs) == {}
+    windowed = context_for(protocol(), tokenizer, chat_template_kwargs={"enable_thinking": False})
+    assert (windowed.mode, windowed.history_length) == ("windowed", 2)
+    assert windowed.chat_template_kwargs == {"enable_thinking": False}
+
+
+def test_the_rules_of_a_protocol_as_rollout_settings():
+    settings = protocol_settings(protocol(max_turns=9, invalid_action="skip"), require_think=False)
+    assert (settings.max_turns, settings.invalid_action, settings.require_think) == (9, "skip", False)
+
+
+def test_an_expert_wins_all_test_tasks_of_the_toy_suite_through_the_rollout(tokenizer):
+    suite, rules = ToySuite(), protocol(max_turns=7)
+    ids = suite.task_ids("ood")
+    context = context_for(rules, tokenizer)
+    turns = list(expert_episodes(suite, [(task_id, 0) for task_id in ids], context, max_turns=7))
+    answers = {tuple(turn.prompt_ids): turn.response_ids for episode in turns for turn in episode}
+    policy = lambda prompt_ids: ([answers[tuple(ids)] for ids in prompt_ids], None)  # noqa: E731
+    episodes, _ = play_split(suite, ids, policy, context, rules, parallel=16)
+    assert len(episodes) == 40
+    assert all(episode.won for episode in episodes)

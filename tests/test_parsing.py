@@ -1,0 +1,112 @@
+"""From a response to an action."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epo_trl.rollout import parse_response
+from epo_trl.rollout.parsing import MAX_PASSED_CHARS
+
+ADMISSIBLE = ("go to drawer 1", "Take Mug 2", "look")
+NO_THINK = "no <think> block before the action"
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("<think> x </think> <action> look </action>", "look"),
+        ("<think>x</think><action>look</action>", "look"),
+        ("<think>\nx\ny\n</think>\n<action>\n  look\n</action>\n", "look"),
+        ("<think></think><action>look</action>", "look"),
+        ("<think>x</think><action>LOOK</action>", "look"),
+        ("<think>x</think><action>go  to\n drawer\t1</action>", "go to drawer 1"),
+        ("<think>x</think><action>take mug 2</action>", "Take Mug 2"),  # the environment's own spelling
+        ("well, <think>x</think> so <action>look</action> it is", "look"),
+        ("<think>a</think><think>b</think><action>look</action>", "look"),
+    ],
+)
+def test_a_well_formed_admissible_action_is_valid(text, action):
+    parsed = parse_response(text, ADMISSIBLE)
+    assert (parsed.is_valid, parsed.action, parsed.error) == (True, action, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "error"),
+    [
+        ("", "", "no <action> block"),
+        ("look", "look", "no <action> block"),
+        ("<think>x</think> <action> look", "<think>x</think> <action> look", "no <action> block"),
+        ("<think>x</think> look</action>", "<think>x</think> look</action>", "no <action> block"),
+        ("<action>look</action> <action>go</action>", "<action>look</action> <action>go</action>", "2 <action> blocks"),
+        ("<think><action>look</action></think><action>look</action>", "<think><action>look</action></think>"
+         "<action>look</action>", "2 <action> blocks"),
+        ("<action>look</action>", "look", NO_THINK),
+        ("<think>x <action>look</action>", "look", NO_THINK),
+        ("x</think><action>look</action>", "look", NO_THINK),
+        ("<action>look</action><think>x</think>", "look", NO_THINK),
+        ("<think>x <action>look</action></think>", "look", NO_THINK),
+        ("<action>TAKE mug 2</action>", "Take Mug 2", NO_THINK),
+        ("<action>fly</action>", "fly", NO_THINK),
+        ("<think>x</think><action>fly  Away</action>", "fly Away", "not an admissible action"),
+        ("<think>x</think><action> </action>", "", "not an admissible action"),
+        ("<think>x</think><action>look </action", "<think>x</think><action>look </action", "no <action> block"),
+    ],
+)  # fmt: skip
+def test_any_other_response_is_invalid_and_says_why(text, action, error):
+    parsed = parse_response(text, ADMISSIBLE)
+    assert not parsed.is_valid
+    assert parsed.action == action
+    assert parsed.error.startswith(error)
+
+
+def test_an_unclosed_action_before_a_closed_one_is_part_of_it():
+    parsed = parse_response("<think>x</think><action>go <action>look</action>", ADMISSIBLE)
+    assert (parsed.action, parsed.error) == ("go <action>look", "not an admissible action")
+
+
+def test_without_the_need_to_reason_the_action_alone_is_valid():
+    for text in ("<action>look</action>", "<think>x <action>look</action>", "<action>look</action><think>x</think>"):
+        assert parse_response(text, ADMISSIBLE, require_think=False).is_valid
+    assert not parse_response("<action>fly</action>", ADMISSIBLE, require_think=False).is_valid
+    assert not parse_response("look", ADMISSIBLE, require_think=False).is_valid
+
+
+def test_the_thought_is_kept_even_if_the_action_is_not_valid():
+    assert parse_response("<think> a \n b </think><action>look</action>", ADMISSIBLE).thought == "a b"
+    assert parse_response("<think>a</think>", ADMISSIBLE).thought == "a"
+    assert parse_response("<action>look</action>", ADMISSIBLE).thought == ""
+
+
+@pytest.mark.parametrize("text", ["{}", "<action>{}</action>", "<think>x</think><action>{}</action>"])
+def test_of_a_long_response_its_end_is_passed_on(text):
+    long = "a " * 500 + "end"
+    action = parse_response(text.format(long), ADMISSIBLE).action
+    assert len(action) == MAX_PASSED_CHARS
+    assert action.endswith("end")
+
+
+def test_nothing_is_admissible_when_the_list_is_empty():
+    assert not parse_response("<think>x</think><action>look</action>", ()).is_valid
+
+
+PIECES = st.sampled_from(["<think>", "</think>", "<action>", "</action>", "look", "LOOK", "Take Mug 2", " ", "\n", "<"])
+RESPONSES = st.text() | st.lists(PIECES | st.text(max_size=3), max_size=12).map("".join)
+
+
+@settings(deadline=None)
+@given(text=RESPONSES, admissible=st.lists(st.text() | PIECES), require_think=st.booleans())
+def test_any_text_has_an_action_and_a_valid_one_is_admissible(text, admissible, require_think):
+    parsed = parse_response(text, admissible, require_think=require_think)
+    assert isinstance(parsed.action, str)
+    assert parsed.is_valid == (parsed.error == "")
+    if parsed.is_valid:
+        assert parsed.action in admissible
+    else:
+        assert len(parsed.action) <= MAX_PASSED_CHARS or parsed.action in admissible
+
+
+@settings(deadline=None)
+@given(action=st.sampled_from(ADMISSIBLE), thought=st.text().filter(lambda text: "<" not in text))
+def test_every_admissible_action_can_be_given_with_any_thought(action, thought):
+    parsed = parse_response(f"<think>{thought}</think><action>{action}</action>", ADMISSIBLE)
+    assert (parsed.action, parsed.thought, parsed.error) == (action, " ".join(thought.split()), "")

@@ -1,0 +1,312 @@
+"""The rollout by scripted policies and environments: who is asked when, what is paid, why an episode stops."""
+
+import pytest
+from rollout_parts import (
+    LOSE,
+    WIN,
+    ScriptedEnv,
+    ScriptedPolicy,
+    answer,
+    byte_tokenizer,
+    chat_ids,
+    context_of,
+    ids_of,
+    info,
+    step,
+)
+
+from epo_trl.rollout import RolloutSettings, RolloutTimes, play_episodes
+from epo_trl.types import StopReason
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_tokenizer()
+
+
+def play(tokenizer, envs, rounds=(), settings=None, *, mode="windowed", policy=None, **kwargs):
+    policy = policy or ScriptedPolicy(tokenizer, rounds)
+    tasks = [(f"task/{i}", 10 + i) for i in range(len(envs))]
+    settings = settings or RolloutSettings(max_turns=3)
+    return play_episodes(envs, tasks, policy, context_of(tokenizer, mode), settings, **kwargs)
+
+
+def stops(episodes):
+    return [episode.stop for episode in episodes]
+
+
+# --- Turns ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_generation_call_per_turn_for_all_episodes_that_still_run(tokenizer):
+    policy = ScriptedPolicy(tokenizer)
+    envs = [ScriptedEnv(WIN), ScriptedEnv(step(), step(), WIN), ScriptedEnv(step(), LOSE)]
+    episodes = play(tokenizer, envs, policy=policy)
+    assert [len(call) for call in policy.calls] == [3, 2, 1]
+    assert [len(episode.turns) for episode in episodes] == [1, 3, 2]
+
+
+def test_episodes_come_back_in_the_order_of_the_tasks_with_their_own_responses(tokenizer):
+    envs = [ScriptedEnv(step(), WIN), ScriptedEnv(WIN), ScriptedEnv(step(), LOSE)]
+    rounds = [[answer("go", "a0"), answer("go", "b0"), answer("go", "c0")], [answer("go", "a1"), answer("go", "c1")]]
+    episodes = play(tokenizer, envs, rounds)
+    assert [(episode.task_id, episode.seed) for episode in episodes] == [("task/0", 10), ("task/1", 11), ("task/2", 12)]
+    thoughts = [[turn.response.split()[1] for turn in episode.turns] for episode in episodes]
+    assert thoughts == [["a0", "a1"], ["b0"], ["c0", "c1"]]
+    assert stops(episodes) == [StopReason.WON, StopReason.WON, StopReason.LOST]
+
+
+def test_environments_are_reset_with_the_task_and_its_seed(tokenizer):
+    envs = [ScriptedEnv(WIN), ScriptedEnv(WIN)]
+    play(tokenizer, envs)
+    assert [env.resets for env in envs] == [[(10, {"task_id": "task/0"})], [(11, {"task_id": "task/1"})]]
+
+
+def test_a_turn_holds_what_was_shown_sampled_done_and_paid(tokenizer):
+    env = ScriptedEnv(step("a box"), WIN, start=("a hall", info("open it", "look", task="win")))
+    [episode] = play(tokenizer, [env], [[answer("open it")], [answer("look")]])
+    one, two = episode.turns
+    shown = "task: win. see: a hall can: open it, look"
+    assert list(one.prompt_ids) == chat_ids(tokenizer, shown)
+    assert list(one.response_ids) == [*ids_of(tokenizer, answer("open it")), tokenizer.eos_token_id]
+    assert (one.response, one.observation, one.action) == (answer("open it"), "a hall", "open it")
+    assert (one.is_valid, one.error, one.reward, one.dropped_turns) == (True, "", 0.0, 0)
+    assert (two.observation, two.action, two.reward) == ("a box", "look", 10.0)
+    assert "(1 saw a hall did open it)" in tokenizer.decode(two.prompt_ids)
+    assert (episode.task, episode.task_type, episode.final_observation) == ("find it", "find", "done")
+    assert (episode.won, episode.total_reward, episode.is_usable) == (True, 10.0, True)
+
+
+def test_logprobs_are_carried_with_the_ids_they_belong_to(tokenizer):
+    envs = [ScriptedEnv(WIN), ScriptedEnv(WIN)]
+    one, two = play(tokenizer, envs, policy=ScriptedPolicy(tokenizer, logprobs=True))
+    length = len(ids_of(tokenizer, answer("go"))) + 1
+    assert one.turns[0].logprobs == (-0.5,) * length
+    assert two.turns[0].logprobs == (-1.5,) * length
+
+
+def test_without_logprobs_a_turn_has_none(tokenizer):
+    assert play(tokenizer, [ScriptedEnv(WIN)])[0].turns[0].logprobs is None
+
+
+def test_the_concatenated_policy_gets_all_that_it_was_given_and_said(tokenizer):
+    policy = ScriptedPolicy(tokenizer)
+    [episode] = play(tokenizer, [ScriptedEnv()], policy=policy, mode="concatenated")
+    sequence = []
+    for turn, call in zip(episode.turns, policy.calls, strict=True):
+        assert call == [sequence + list(turn.prompt_ids)]
+        sequence += [*turn.prompt_ids, *turn.response_ids]
+
+
+def test_prompts_shortened_for_want_of_room_are_counted(tokenizer):
+    env = ScriptedEnv(step("a"), step("b"), start=("far " * 30, info()))
+    limit = len(chat_ids(tokenizer, "task: find it. see: " + "far " * 30 + " can: go, look"))
+    context = context_of(tokenizer, max_prompt_tokens=limit)
+    [episode] = play_episodes([env], [("t", 0)], ScriptedPolicy(tokenizer), context, RolloutSettings(max_turns=3))
+    assert [turn.dropped_turns for turn in episode.turns] == [0, 1, 1]
+    last = tokenizer.decode(episode.turns[2].prompt_ids)
+    assert "task: find it. 2 turns, last 1: (2 saw a did go). Turn 3 see: b" in last
+
+
+# --- Rewards and invalid actions -----------------------------------------------------------------------------------
+
+
+def test_an_invalid_action_is_passed_to_the_environment_and_penalised(tokenizer):
+    env = ScriptedEnv(step("Nothing happens."), WIN)
+    settings = RolloutSettings(invalid_action_penalty=0.25)
+    [episode] = play(tokenizer, [env], [[answer("fly")], [answer("go")]], settings)
+    assert env.received == ["fly", "go"]
+    assert [(turn.is_valid, turn.reward) for turn in episode.turns] == [(False, -0.25), (True, 10.0)]
+    assert episode.turns[0].error == "not an admissible action"
+    assert (episode.turns[1].observation, episode.invalid_actions) == ("Nothing happens.", 1)
+
+
+def test_an_invalid_action_is_skipped_and_the_observation_repeated(tokenizer):
+    env = ScriptedEnv(WIN)
+    settings = RolloutSettings(invalid_action="skip", invalid_action_penalty=0.25)
+    [episode] = play(tokenizer, [env], [["nonsense"], [answer("go")]], settings)
+    assert env.received == ["go"]
+    assert [turn.observation for turn in episode.turns] == ["start", "start"]
+    assert [(turn.action, turn.reward) for turn in episode.turns] == [("nonsense", -0.25), ("go", 10.0)]
+
+
+def test_skipped_turns_count_towards_the_turn_limit(tokenizer):
+    env = ScriptedEnv()
+    settings = RolloutSettings(invalid_action="skip", max_turns=2)
+    [episode] = play(tokenizer, [env], [["x"], ["y"]], settings)
+    assert (episode.stop, env.received) == (StopReason.TURN_LIMIT, [])
+
+
+def test_an_invalid_action_that_wins_is_paid_and_penalised(tokenizer):
+    [episode] = play(tokenizer, [ScriptedEnv(WIN)], [["go"]])
+    assert episode.turns[0].reward == pytest.approx(10.0 - 0.1)
+
+
+def test_the_environment_gets_its_own_spelling(tokenizer):
+    env = ScriptedEnv(WIN, start=("hall", info("Go To Box 1")))
+    play(tokenizer, [env], [[answer("go  to box 1")]])
+    assert env.received == ["Go To Box 1"]
+
+
+def test_rewards_of_the_environment_count_by_their_weight(tokenizer):
+    env = ScriptedEnv(step(reward=2.0), step(reward=4.0, terminated=True, won=True))
+    settings = RolloutSettings(success_reward=3.0, env_reward_weight=0.5)
+    [episode] = play(tokenizer, [env], settings=settings)
+    assert [turn.reward for turn in episode.turns] == [1.0, 5.0]
+
+
+def test_reasoning_may_be_optional(tokenizer):
+    response = "<action> go </action>"
+    [strict] = play(tokenizer, [ScriptedEnv(WIN)], [[response]])
+    [lenient] = play(tokenizer, [ScriptedEnv(WIN)], [[response]], RolloutSettings(require_think=False))
+    assert (strict.turns[0].is_valid, lenient.turns[0].is_valid) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("max_turns", 0), ("invalid_action", "drop"), ("invalid_action_penalty", -0.1)]
+)
+def test_bad_settings_are_errors_that_name_the_field(field, value):
+    with pytest.raises(ValueError, match=f"{field}: got {value!r}, takes"):
+        RolloutSettings(**{field: value})
+
+
+# --- Stop reasons --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answers", "stop", "won", "turns"),
+    [
+        ([step(), WIN], StopReason.WON, True, 2),
+        ([step(), LOSE], StopReason.LOST, False, 2),
+        ([step(truncated=True)], StopReason.TRUNCATED, False, 1),
+        ([], StopReason.TURN_LIMIT, False, 3),
+        ([step(won=True)], StopReason.TURN_LIMIT, False, 3),  # a goal that was met on the way does not end it
+        ([step("far " * 2000)], StopReason.CONTEXT_FULL, False, 1),
+        ([step(), ValueError("broken")], StopReason.ABORTED, False, 1),
+    ],
+)
+def test_each_stop_reason_is_reached(tokenizer, answers, stop, won, turns):
+    [episode] = play(tokenizer, [ScriptedEnv(*answers)])
+    assert (episode.stop, episode.won, len(episode.turns)) == (stop, won, turns)
+    assert episode.is_usable == (stop is not StopReason.ABORTED)
+
+
+def test_winning_on_the_last_turn_counts(tokenizer):
+    [episode] = play(tokenizer, [ScriptedEnv(step(), step(), WIN)])
+    assert (episode.stop, len(episode.turns)) == (StopReason.WON, 3)
+
+
+def test_a_first_prompt_that_does_not_fit_gives_an_episode_without_turns(tokenizer):
+    policy = ScriptedPolicy(tokenizer)
+    far = ScriptedEnv(start=("far " * 2000, info()))
+    episodes = play(tokenizer, [far, ScriptedEnv(WIN)], policy=policy)
+    assert stops(episodes) == [StopReason.CONTEXT_FULL, StopReason.WON]
+    assert (episodes[0].turns, episodes[0].is_usable) == ((), False)
+    assert [len(call) for call in policy.calls] == [1]
+
+
+# --- Failing environments ------------------------------------------------------------------------------------------
+
+
+def test_an_exception_in_reset_aborts_that_episode_alone(tokenizer):
+    policy = ScriptedPolicy(tokenizer)
+    envs = [ScriptedEnv(WIN), ScriptedEnv(start=OSError("no such game")), ScriptedEnv(WIN)]
+    episodes = play(tokenizer, envs, policy=policy)
+    assert stops(episodes) == [StopReason.WON, StopReason.ABORTED, StopReason.WON]
+    assert (episodes[1].error, episodes[1].turns, episodes[1].task_id) == ("OSError: no such game", (), "task/1")
+    assert [len(call) for call in policy.calls] == [2]
+
+
+def test_an_exception_in_step_aborts_that_episode_alone(tokenizer):
+    envs = [ScriptedEnv(step(), KeyError("fact")), ScriptedEnv(step(), step(), WIN)]
+    episodes = play(tokenizer, envs)
+    assert stops(episodes) == [StopReason.ABORTED, StopReason.WON]
+    assert episodes[0].error == "KeyError: 'fact'"
+    assert len(episodes[0].turns) == 1  # the turn that failed has no outcome
+
+
+def test_an_info_without_what_the_contract_demands_aborts_that_episode_alone(tokenizer):
+    bare = ScriptedEnv(("odd", 0.0, False, False, {}))
+    episodes = play(tokenizer, [bare, ScriptedEnv(WIN)])
+    assert stops(episodes) == [StopReason.ABORTED, StopReason.WON]
+    assert "won" in episodes[0].error
+
+
+def test_ctrl_c_in_an_environment_is_not_swallowed(tokenizer):
+    class Interrupted(ScriptedEnv):
+        def step(self, action):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play(tokenizer, [Interrupted()])
+
+
+def test_an_error_of_the_policy_is_not_swallowed(tokenizer):
+    def broken(prompt_ids):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        play(tokenizer, [ScriptedEnv()], policy=broken)
+
+
+# --- Several processes ---------------------------------------------------------------------------------------------
+
+
+def test_dummy_prompts_fill_up_what_is_needed_and_their_responses_are_thrown_away(tokenizer):
+    policy = ScriptedPolicy(tokenizer, logprobs=True)
+    asked = []
+
+    def needed(running):
+        asked.append(running)
+        return 3 if len(asked) <= 4 else 0
+
+    envs = [ScriptedEnv(step(), WIN), ScriptedEnv(WIN)]
+    episodes = play(tokenizer, envs, policy=policy, prompts_needed=needed)
+    assert asked == [2, 1, 0, 0, 0]  # goes on for the other processes after its own last episode
+    assert [len(call) for call in policy.calls] == [3, 3, 3, 3]
+    dummy = [tokenizer.eos_token_id]
+    assert [call.count(dummy) for call in policy.calls] == [1, 2, 3, 3]
+    assert [len(episode.turns) for episode in episodes] == [2, 1]
+    assert stops(episodes) == [StopReason.WON, StopReason.WON]
+
+
+def test_a_process_without_tasks_generates_for_dummies_until_all_stop(tokenizer):
+    policy = ScriptedPolicy(tokenizer)
+    answers = [1, 1, 0]
+    assert play(tokenizer, [], policy=policy, prompts_needed=lambda running: answers.pop(0)) == []
+    assert policy.calls == [[[tokenizer.eos_token_id]]] * 2
+
+
+def test_no_tasks_need_no_generation(tokenizer):
+    policy = ScriptedPolicy(tokenizer)
+    assert play(tokenizer, [], policy=policy) == []
+    assert policy.calls == []
+
+
+# --- Watching ------------------------------------------------------------------------------------------------------
+
+
+def test_progress_counts_every_episode_once(tokenizer):
+    counts = []
+    envs = [ScriptedEnv(WIN), ScriptedEnv(), ScriptedEnv(start=OSError()), ScriptedEnv(step(), LOSE)]
+    play(tokenizer, envs, on_finished=counts.append)
+    assert counts == [1, 1, 1, 1]  # before the first turn, and after each of three
+
+
+def test_times_are_added_up(tokenizer):
+    times = RolloutTimes(generate=100.0)
+    play(tokenizer, [ScriptedEnv(WIN)], times=times)
+    assert times.generate > 100.0
+    assert 0.0 < times.env < 10.0
+    assert 0.0 < times.text < 10.0
+
+
+def test_too_few_environments_are_an_error(tokenizer):
+    with pytest.raises(ValueError, match="envs: got 1 for 2 tasks"):
+        play_episodes(
+            [ScriptedEnv()],
+            [("a", 0), ("b", 0)],
+            ScriptedPolicy(tokenizer),
+            context_of(tokenizer),
+            RolloutSettings(),
+        )

@@ -1,0 +1,162 @@
+"""Prompt templates: those that ship work with the environments that ship, a broken one names its file and field."""
+
+import configparser
+import shutil
+from pathlib import Path
+
+import pytest
+
+from epo_trl.envs.alfworld import GeneratedAlfworld
+from epo_trl.envs.toy import ToySuite
+from epo_trl.rollout import PromptTemplate, TemplateError
+from epo_trl.rollout.templates import PARTS, TEMPLATES, render
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = sorted(path.name for path in TEMPLATES.iterdir() if path.is_dir())
+SUITES = {"toy": ToySuite, "alfworld": lambda: GeneratedAlfworld(n_train=2, n_iid=0, n_ood=0)}
+
+
+@pytest.fixture(scope="module", params=SUITES)
+def seen(request):
+    """Returns the first observations and infos of a game."""
+    env = SUITES[request.param]().make_env()
+    observation, info = env.reset(seed=0, options={"task_id": "train/0"})
+    views = [(observation, info)]
+    for _ in range(3):
+        observation, _, _, _, info = env.step(info["admissible_actions"][0])
+        views.append((observation, info))
+    return views
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Returns a copy of a shipped template that a test may break."""
+    return Path(shutil.copytree(TEMPLATES / "alfworld", tmp_path / "mine"))
+
+
+def fields(observation, info):
+    return {**info, "observation": observation, "turn": 2, "turns_taken": 1, "history": "PAST", "history_length": 1}
+
+
+def test_there_are_templates():
+    assert {"alfworld", "compact"} <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_template_renders_on_what_environments_really_say(name, seen):
+    template = PromptTemplate.load(name)
+    for observation, info in seen:
+        template.check(info)
+        first, later, followup = (
+            render(getattr(template, part), fields(observation, info)) for part in ("first", "next", "followup")
+        )
+        assert info["task"] in first and info["task"] in later
+        assert observation in later and observation in followup
+        assert "PAST" in later
+        assert not any(mark in text for mark in ("{", "}", "('", "None") for text in (first, later, followup))
+        past = render(template.history, {"turn": 1, "observation": observation, "action": "go north"})
+        assert "go north" in past
+
+
+def test_alfworld_shows_all_that_the_paper_shows():
+    template = PromptTemplate.load("alfworld")
+    for field in ("observation", "admissible_actions", "task"):
+        assert f"{{{field}}}" in template.first
+    for field in ("task", "turns_taken", "history_length", "history", "turn", "observation", "admissible_actions"):
+        assert f"{{{field}}}" in template.next
+    assert all(f"{{{field}}}" in template.history for field in ("observation", "action"))
+    for text in (template.first, template.next, template.followup):
+        assert "<think> </think>" in text and "<action> </action>" in text
+
+
+def test_lists_are_joined_by_commas_and_braces_in_values_are_left_alone():
+    text = render("{a} | {b} | {c:02d} | {{d}}", {"a": ("go", "look"), "b": "{c}", "c": 3})
+    assert text == "go, look | {c} | 03 | {d}"
+    assert render("[{a}]", {"a": ()}) == "[]"
+
+
+def test_a_placeholder_may_say_what_stands_between_the_items_of_a_list():
+    assert render("{a: ; } | {a: } | {a}", {"a": ["go", "look"]}) == "go ; look | go look | go, look"
+
+
+def test_a_template_of_the_user_is_read_from_its_folder(folder):
+    (folder / "first.txt").write_text("Aufgabe für dich: {task}\n\n", encoding="utf-8")
+    template = PromptTemplate.load(folder)
+    assert template.first == "Aufgabe für dich: {task}"
+    assert template == PromptTemplate.load(str(folder))
+    assert template.next == PromptTemplate.load("alfworld").next
+
+
+def test_a_shipped_name_is_not_shadowed_by_a_folder_where_one_happens_to_be(folder, monkeypatch):
+    (folder.parent / "alfworld").mkdir()  # as in recipes/
+    monkeypatch.chdir(folder.parent)
+    assert PromptTemplate.load("alfworld").name == "alfworld"
+    assert PromptTemplate.load("mine").first == PromptTemplate.load("alfworld").first
+
+
+def test_an_unknown_name_is_named_with_the_templates_there_are():
+    with pytest.raises(TemplateError, match=f"'alfwrld', takes one of {', '.join(SHIPPED)}, or a folder .*first.txt"):
+        PromptTemplate.load("alfwrld")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_missing_file_is_named(folder, part):
+    (folder / f"{part}.txt").unlink()
+    with pytest.raises(TemplateError, match=f"mine/{part}.txt is missing"):
+        PromptTemplate.load(folder)
+
+
+@pytest.mark.parametrize("part", ["first", "next"])
+def test_a_prompt_without_the_task_is_an_error_that_names_the_file(folder, part):
+    (folder / f"{part}.txt").write_text("{observation}")
+    with pytest.raises(TemplateError, match=f"mine/{part}.txt never shows {{task}}"):
+        PromptTemplate.load(folder)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("text", ["{task} {", "{task} }", '{task} {"json": 1'])
+def test_unbalanced_braces_are_an_error_that_names_the_file_and_the_way_out(folder, part, text):
+    (folder / f"{part}.txt").write_text(text)
+    with pytest.raises(TemplateError, match=f"mine/{part}.txt: .*write {{{{ and }}}} for literal braces"):
+        PromptTemplate.load(folder)
+
+
+def test_a_file_that_is_not_utf_8_is_named(folder):
+    (folder / "first.txt").write_bytes("{task} für".encode("latin-1"))
+    with pytest.raises(TemplateError, match="mine/first.txt is not UTF-8"):
+        PromptTemplate.load(folder)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("field", ["tsk", "", "0", "observation.upper", "observation[0]"])
+def test_an_unknown_field_is_an_error_that_names_file_and_field(folder, part, field):
+    (folder / f"{part}.txt").write_text(f"{{task}} {{{field}}}" if part != "history" else f"{{{field}}}")
+    message = rf"mine', {part}.txt: unknown field \['{field}'\]; takes .*turn".replace("[0]", r"\[0\]")
+    with pytest.raises(TemplateError, match=message):
+        PromptTemplate.load(folder).check(["task_type"])
+
+
+@pytest.mark.parametrize(
+    ("part", "field"), [("first", "history"), ("followup", "history_length"), ("history", "task"), ("first", "action")]
+)
+def test_a_field_of_another_file_is_unknown(folder, part, field):
+    (folder / f"{part}.txt").write_text(f"{{task}} {{{field}}}" if part != "history" else f"{{{field}}}")
+    with pytest.raises(TemplateError, match=rf"{part}.txt: unknown field \['{field}'\]"):
+        PromptTemplate.load(folder).check([])
+
+
+def test_a_field_of_the_environment_is_known_in_prompts(folder):
+    (folder / "next.txt").write_text("{task} {history} {weather}")
+    PromptTemplate.load(folder).check(["weather"])
+    with pytest.raises(TemplateError, match="'weather'"):
+        PromptTemplate.load(folder).check(["task_type"])
+
+
+def test_the_package_ships_every_template_file():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    patterns = config["options.package_data"]["epo_trl"].split()
+    shipped = {path for pattern in patterns for path in (ROOT / "epo_trl").glob(pattern)}
+    files = {path for path in TEMPLATES.rglob("*") if path.is_file()}
+    assert len(files) >= 4 * len(SHIPPED)
+    assert files <= shipped
