@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -90,12 +90,13 @@ def verify_path(path: str | os.PathLike[str], max_games: int = 100, steps: int =
         raise EnvError(f"{given}: there are no files {GAME_FILE} here; run `epo-trl games alfworld --out DIR` first")
     if len(files) > max_games:
         files = sorted(random.Random(seed).sample(files, max_games))
-    return verify_games((load_game(file) for file in files), steps=steps, seed=seed)
+    from tqdm import tqdm
+
+    progress = tqdm(files, desc="fast against stock engine", unit="game")
+    return verify_games((load_game(file) for file in progress), steps=steps, seed=seed)
 
 
-def verify_games(
-    games: Iterable[Game], steps: int = 30, seed: int = 0, report_progress: Callable[[Report], None] | None = None
-) -> Report:
+def verify_games(games: Iterable[Game], steps: int = 30, seed: int = 0) -> Report:
     """Returns the comparison of both engines on games. Random, expert and mixed policies take turns."""
     report = Report()
     engine = _PatientEngine()
@@ -103,8 +104,6 @@ def verify_games(
         for index, game in enumerate(games):
             policy = list(POLICIES)[index % len(POLICIES)]
             _compare(game, engine, policy, steps, random.Random(f"{seed}/{index}"), report)
-            if report_progress is not None:
-                report_progress(report)
     finally:
         engine.close()
     return report

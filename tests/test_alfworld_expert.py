@@ -1,0 +1,108 @@
+"""The ALFWorld expert wins, and knows only what it is shown."""
+
+import re
+from collections import defaultdict
+
+import pytest
+from alfworld_games import edit, pairs
+
+from epo_trl.envs import EnvError
+from epo_trl.envs.alfworld import AlfworldExpert, GeneratedAlfworld
+from epo_trl.envs.alfworld.engine import State
+from epo_trl.envs.alfworld.env import AlfworldEnv, Opened
+from epo_trl.envs.alfworld.generator import generate
+from epo_trl.envs.alfworld.pddl import TASK_TYPES
+from epo_trl.envs.alfworld.recipes import Filters
+from epo_trl.envs.alfworld.world import World
+
+
+def play(env, task_id, expert, turns=50):
+    """Returns the turns (observation, info, thought, action) of an episode, and whether it was won."""
+    observation, info = env.reset(options={"task_id": task_id})
+    expert.reset(observation, info)
+    log = []
+    for _ in range(turns):
+        thought, action = expert.act(observation, info)
+        log.append((observation, info, thought, action))
+        observation, _, won, _, info = env.step(action)
+        if won:
+            return log, True
+    return log, False
+
+
+def test_it_wins_nearly_all_games_of_every_type_within_50_turns_and_all_within_150():
+    suite = GeneratedAlfworld(n_train=180, n_iid=60, n_ood=60, seed=5)
+    env, turns, lost = suite.make_env(), defaultdict(list), []
+    for split in suite.splits:
+        for task_id in suite.task_ids(split):
+            log, won = play(env, task_id, suite.make_expert())
+            turns[log[0][1]["task_type"]].append(len(log) if won else None)
+            lost += [] if won else [task_id]
+    assert set(turns) == set(TASK_TYPES)
+    assert all(sum(map(bool, counts)) >= 0.85 * len(counts) for counts in turns.values())
+    assert len(lost) <= 0.08 * 300
+    assert all(play(env, task_id, suite.make_expert(), turns=150)[1] for task_id in lost)
+
+
+def test_it_wins_every_game_of_small_rooms():
+    suite = GeneratedAlfworld(n_train=60, room_types=["bedrooms", "bathrooms"], max_receptacles=16)
+    env = suite.make_env()
+    assert all(play(env, task_id, suite.make_expert())[1] for task_id in suite.task_ids("train"))
+
+
+def test_a_thought_is_a_short_lower_case_phrase_that_names_a_thing_of_the_game():
+    suite = GeneratedAlfworld(n_train=30)
+    env = suite.make_env()
+    for task_id in suite.task_ids("train"):
+        for _, _, thought, action in play(env, task_id, suite.make_expert())[0]:
+            assert re.fullmatch(r"[a-z]+( [a-z0-9]+| ,)+", thought)
+            assert 3 <= len(thought.split()) <= 6
+            named = re.findall(r"[a-z]+ \d+", thought)
+            assert named and named[-1] in action or named[0] in action
+
+
+def test_the_seed_decides_the_order_of_the_search():
+    suite = GeneratedAlfworld(n_train=8)
+    env = suite.make_env()
+    actions = {
+        seed: [
+            turn[-1] for task_id in suite.task_ids("train") for turn in play(env, task_id, suite.make_expert(seed))[0]
+        ]
+        for seed in (0, 1)
+    }
+    again = [turn[-1] for task_id in suite.task_ids("train") for turn in play(env, task_id, suite.make_expert(0))[0]]
+    assert actions[0] == again != actions[1]
+
+
+def test_its_moves_follow_from_what_it_was_shown():
+    suite = GeneratedAlfworld(n_train=12)
+    for task_id in suite.task_ids("train"):
+        log, _ = play(suite.make_env(), task_id, AlfworldExpert(3))
+        other = AlfworldExpert(3)
+        other.reset(log[0][0], log[0][1])
+        assert [other.act(observation, info)[1] for observation, info, _, _ in log] == [turn[-1] for turn in log]
+
+
+def test_things_that_it_cannot_see_do_not_change_its_moves():
+    game = generate("train", 0, 0, Filters(room_types=("kitchens",), task_types=("pick_and_place_simple",))).game
+    closed = [row[0] for row in pairs(game, "openable")]
+    hidden = [f"(inReceptacle {thing} {place})" for thing, place in pairs(game, "inReceptacle") if place in closed]
+    emptied = edit(game, "|".join(map(re.escape, hidden)))
+    seen = []
+    for variant in (game, emptied):
+        world = World.of(variant)
+        env = AlfworldEnv(lambda _, world=world: Opened(State(world), world.task, world.goal.task_type))
+        log, _ = play(env, "any", AlfworldExpert(1), turns=150)
+        seen.append([(observation, action) for observation, _, _, action in log])
+    assert hidden and seen[0][0] == seen[1][0]
+    for first, second in zip(*seen, strict=False):
+        if first[0] != second[0]:
+            assert "is open" in first[0]
+            break
+        assert first[1] == second[1]
+
+
+def test_a_task_that_it_cannot_read_is_named():
+    info = {"task": "make me a sandwich", "task_type": TASK_TYPES[0]}
+    with pytest.raises(EnvError, match="make me a sandwich"):
+        AlfworldExpert().reset("You are in the middle of a room.", info)
