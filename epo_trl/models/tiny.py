@@ -162,7 +162,7 @@ def build_model(
         family: Architecture: "qwen2", or, for tests across architectures, "llama", "qwen3", "gemma" and "gemma2"
             (caps its logits). Read the tokenizer of a saved Qwen2 with `epo_trl.models.load_tokenizer`: for that
             architecture transformers' `AutoTokenizer` insists on Qwen's byte-level class.
-        hidden_size: Width; a multiple of `2 * heads`. The MLP is three times as wide.
+        hidden_size: Width; a multiple of `2 * heads`. The MLP is twice as wide.
         layers: Number of transformer layers.
         heads: Number of attention heads.
         max_position_embeddings: Longest context, in tokens. Costs no parameters.
@@ -177,7 +177,7 @@ def build_model(
     config = getattr(transformers, names.config)(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
-        intermediate_size=3 * hidden_size,
+        intermediate_size=2 * hidden_size,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,

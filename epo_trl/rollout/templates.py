@@ -40,17 +40,16 @@ class PromptTemplate:
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> PromptTemplate:
-        """Returns the template of that name (a folder of `epo_trl/templates`) or in that folder.
+        """Returns the template of that name (a folder of `epo_trl/templates`) or, for any other text, in that folder.
 
         Raises:
             TemplateError: If the folder or one of its files is missing or not UTF-8, a text has unbalanced braces, or
                 `first` or `next` does not show the task.
         """
-        folder = Path(name_or_path)
+        shipped = {path.name: path for path in TEMPLATES.iterdir() if path.is_dir()}
+        folder = shipped.get(str(name_or_path), Path(name_or_path))
         if not folder.is_dir():
-            folder = TEMPLATES / name_or_path
-        if not folder.is_dir():
-            known = ", ".join(sorted(p.name for p in TEMPLATES.iterdir() if p.is_dir()))
+            known = ", ".join(sorted(shipped))
             raise TemplateError(
                 f"prompt_template: got {str(name_or_path)!r}, takes one of {known}, or a folder that holds "
                 + ", ".join(f"{part}.txt" for part in PARTS)
@@ -82,9 +81,19 @@ class PromptTemplate:
                 )
 
 
+class _Listing(tuple):
+    """A list in a prompt. What follows the colon in its placeholder stands between the items, by default a comma."""
+
+    def __format__(self, separator: str) -> str:
+        return (separator or ", ").join(self)
+
+
 def render(text: str, fields: Mapping[str, Any]) -> str:
-    """Returns the text with its fields filled; a list or tuple is joined by commas."""
-    return text.format_map({k: ", ".join(v) if isinstance(v, tuple | list) else v for k, v in fields.items()})
+    """Returns the text with its fields filled.
+
+    A list or tuple is joined by commas, or by what the placeholder says: `{actions: | }` puts ` | ` in between.
+    """
+    return text.format_map({k: _Listing(v) if isinstance(v, tuple | list) else v for k, v in fields.items()})
 
 
 def _fields(text: str, where: str | Path) -> set[str]:

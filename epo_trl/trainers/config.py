@@ -53,6 +53,14 @@ class EPOConfig(GRPOConfig):
         default=None, metadata={"help": "RL steps to look back; None looks back to the start, as the paper does."}
     )
 
+    turn_buckets: int = field(
+        default=1,
+        metadata={
+            "help": "Forward passes per micro-batch that its turns are spread over, sorted by length: more passes "
+            "compute less padding."
+        },
+    )
+
     # Rollout
     context: str = field(
         default="windowed",
@@ -126,7 +134,7 @@ class EPOConfig(GRPOConfig):
         at_least = {
             "epo_lambda": 0, "smoothing_alpha": 0, "smoothing_decay": 0, "kappa_low": 0, "history_length": 0,
             "max_turns": 1, "max_prompt_length": 1, "max_completion_length": 1, "invalid_action_penalty": 0,
-            "smoothing_beta_start": 0, "smoothing_beta_end": 0,
+            "smoothing_beta_start": 0, "smoothing_beta_end": 0, "turn_buckets": 1,
         }  # fmt: skip
         for name, least in at_least.items():
             value = getattr(self, name)

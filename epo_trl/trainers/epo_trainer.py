@@ -264,12 +264,12 @@ class EPOTrainer(GRPOTrainer):
             end = start + rows
             turns = cut_turns(input_ids[start:end], attention_mask[start:end], self._layout.rows(start, end))
             with self.accelerator.autocast():
-                outputs = score_turns(model, turns, **extra)
-            logps.append(turns.to_rows(outputs.log_probs))
+                scores = score_turns(model, turns, buckets=self.args.turn_buckets, **extra)
+            logps.append(turns.to_rows(scores.log_probs))
             if compute_entropy:
-                entropies.append(turns.to_rows(outputs.entropy))
+                entropies.append(turns.to_rows(scores.entropy))
             if compute_aux_loss:
-                aux_losses.append(outputs.aux_loss)
+                aux_losses.append(scores.aux_loss)
         if compute_entropy:
             self._entropies = torch.cat(entropies)
         return (

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import trl.trainer.utils as trl_utils
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class TurnBatch:
     Args:
         input_ids: (N, L), right-padded with 0.
         labels: (N, L), the token id on sampled tokens, -100 elsewhere.
+        lengths: (N,) tokens of each sequence.
         sequence: (M,) for each sampled token, its sequence.
         position: (M,) its position in that sequence, always >= 1.
         response_mask: (B, T) boolean; its M true positions are the same tokens, in the same order.
@@ -51,6 +53,7 @@ class TurnBatch:
 
     input_ids: Tensor
     labels: Tensor
+    lengths: Tensor
     sequence: Tensor
     position: Tensor
     response_mask: Tensor
@@ -98,16 +101,67 @@ def cut_turns(input_ids: Tensor, attention_mask: Tensor, layout: TurnLayout) -> 
     return TurnBatch(
         input_ids=ids,
         labels=labels,
+        lengths=lengths,
         sequence=flat[is_response],
         position=position[is_response],
         response_mask=response[:, prompt_width:],
     )
 
 
-def score_turns(model: Any, batch: TurnBatch, **model_inputs: Any) -> Any:
-    """Returns the model's fused output for a batch of turns; only sampled tokens go through the LM head."""
-    with _compact_scoring():
-        return model(input_ids=batch.input_ids, labels=batch.labels, fused_lm_head=True, **model_inputs)
+@dataclass(slots=True)
+class TurnScores:
+    """What the model says about a batch of turns.
+
+    Args:
+        log_probs: (N, L - 1) log-probability of each sampled token in nats, 0 elsewhere; column p - 1 is token p.
+        entropy: (N, L - 1) entropy of its distribution in nats, 0 elsewhere; `None` if the model was not asked.
+        aux_loss: Load-balancing loss of a mixture of experts, or `None`.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor | None
+    aux_loss: Tensor | None
+
+
+def score_turns(model: Any, batch: TurnBatch, *, buckets: int = 1, **model_inputs: Any) -> TurnScores:
+    """Returns the scores of a batch of turns; only sampled tokens go through the LM head.
+
+    Args:
+        model: With TRL's fused LM head.
+        batch: The turns.
+        buckets: Forward passes to spread the turns over, sorted by length, so that less padding is computed. The
+            number of passes is the same on every rank, whatever the number of turns.
+        **model_inputs: Passed to the model.
+    """
+    width = batch.labels.shape[1] - 1
+    order = batch.lengths.argsort()
+    log_probs, entropy, aux_losses = [], [], []
+    for rows in order.tensor_split(buckets):
+        if not len(rows):
+            rows = order[:1]  # every rank makes the same number of passes; this one's result is not used
+            used = 0
+        else:
+            used = len(rows)
+        longest = max(2, int(batch.lengths[rows].max()))
+        with _compact_scoring():
+            output = model(
+                input_ids=batch.input_ids[rows, :longest],
+                labels=batch.labels[rows, :longest],
+                fused_lm_head=True,
+                **model_inputs,
+            )
+        padding = (0, width - (longest - 1))
+        log_probs.append(pad(output.log_probs[:used], padding))
+        if output.entropy is not None:
+            entropy.append(pad(output.entropy[:used], padding))
+        if output.aux_loss is not None:
+            aux_losses.append(output.aux_loss)
+    back = order.argsort()
+    return TurnScores(
+        log_probs=torch.cat(log_probs)[back],
+        entropy=torch.cat(entropy)[back] if entropy else None,
+        aux_loss=torch.stack(aux_losses).mean() if aux_losses else None,
+    )
 
 
 @contextmanager
