@@ -1,0 +1,199 @@
+"""What the tests of the trainer share: a small trainer, episodes made by hand, one optimizer step caught in the act."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl.trainer.utils as trl_utils
+from torch import Tensor
+from transformers import TrainerCallback
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+
+from epo_trl.envs.toy import ToySuite
+from epo_trl.models import build_model, build_tokenizer
+from epo_trl.models.load import corpus
+from epo_trl.trainers import EPOConfig, EPOTrainer
+from epo_trl.types import Episode, StopReason, Turn
+
+ROWS = 8  # episodes of one RL step
+GROUP = 4
+_TOKENIZERS: dict[str, Any] = {}
+
+
+def toy_tokenizer(template: str = "compact") -> Any:
+    if template not in _TOKENIZERS:
+        _TOKENIZERS[template] = build_tokenizer(corpus(ToySuite(), template))
+    return _TOKENIZERS[template]
+
+
+def make_config(folder: Path | str, **changes: Any) -> EPOConfig:
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": ROWS,
+        "num_generations": GROUP,
+        "max_steps": 10,
+        "learning_rate": 1e-2,
+        "max_grad_norm": 0.0,
+        "max_completion_length": 6,
+        "max_prompt_length": 200,
+        "max_turns": 3,
+        "prompt_template": "compact",
+        "eval_episodes": 4,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+    return EPOConfig(str(folder), **{**settings, **changes})
+
+
+def make_model(family: str = "llama", *, seed: int = 0, sharpness: float = 12.0, **sizes: Any) -> Any:
+    """Returns a tiny model whose distributions differ from token to token (fresh weights are nearly uniform)."""
+    model = build_model(toy_tokenizer(), family=family, seed=seed, **{"hidden_size": 32, "heads": 2, **sizes})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(sharpness)
+    return model
+
+
+def make_trainer(folder: Path | str, *, model: Any = None, suite: Any = None, **changes: Any) -> EPOTrainer:
+    kwargs = {name: changes.pop(name) for name in ("callbacks", "reward_funcs", "train_dataset") if name in changes}
+    return EPOTrainer(
+        model if model is not None else make_model(),
+        suite if suite is not None else ToySuite(),
+        args=make_config(folder, **changes),
+        processing_class=toy_tokenizer(),
+        **kwargs,
+    )
+
+
+# ------------------------------------------------------------------------------------------------- episodes by hand
+
+
+def make_episode(
+    lengths: Sequence[tuple[int, int]], reward: float, rng: random.Random, *, stop: StopReason = StopReason.TURN_LIMIT
+) -> Episode:
+    """Returns an episode of random tokens; `lengths` are those of prompt and response of each turn."""
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(8, 60) for _ in range(count))
+
+    turns = [
+        Turn(tokens(prompt), tokens(response), "", "", "", True, reward if i == len(lengths) - 1 else 0.0)
+        for i, (prompt, response) in enumerate(lengths)
+    ]
+    return Episode("train/0", "", "", tuple(turns), stop, won=reward > 5 and stop is StopReason.WON)
+
+
+def make_episodes(seed: int = 0) -> list[Episode]:
+    """Returns two groups of four episodes of one to four turns; one is aborted in its second turn."""
+    rng = random.Random(seed)
+    lengths = [
+        [(5, 3), (4, 1), (6, 4)],
+        [(5, 2)],
+        [(5, 4), (3, 2), (2, 5), (4, 1)],
+        [(5, 1), (7, 3)],
+        [(9, 2), (4, 4)],
+        [(9, 5), (4, 1)],  # aborted
+        [(9, 1)],
+        [(9, 3), (1, 1), (8, 2)],
+    ]
+    rewards = [10.0, -0.1, 0.0, 9.8, -0.3, 5.0, 10.0, 0.0]
+    return [
+        make_episode(
+            turns,
+            reward,
+            rng,
+            stop=StopReason.ABORTED if i == 5 else StopReason.WON if reward > 5 else StopReason.TURN_LIMIT,
+        )
+        for i, (turns, reward) in enumerate(zip(lengths, rewards, strict=True))
+    ]
+
+
+def response_tokens(episode: Episode) -> list[tuple[int, int]]:
+    """Returns `(turn, token within the turn)` of every sampled token."""
+    return [(t, i) for t, turn in enumerate(episode.turns) for i in range(len(turn.response_ids))]
+
+
+# -------------------------------------------------------------------------------------------------- one caught step
+
+
+class StepCatcher(TrainerCallback):
+    """Keeps the gradients of the first optimizer step and stops the run after it."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[str, Tensor] = {}
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.gradients = {name: p.grad.detach().clone() for name, p in model.named_parameters()}
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = True
+
+
+def catch_step(trainer: Any, *, history: Sequence[float] = (), rl_step: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns loss and gradients of the first optimizer step of `trainer.train()`."""
+    for entropy in history:
+        trainer.entropy_history.append(entropy)
+    if history:
+        trainer.rl_step = rl_step
+    catcher = StepCatcher()
+    trainer.add_callback(catcher)
+    losses = []
+    original = trainer.training_step
+    trainer.training_step = lambda *args, **kwargs: losses.append(original(*args, **kwargs)) or losses[-1]
+    trainer.train()
+    assert len(losses) == trainer.args.gradient_accumulation_steps
+    assert catcher.gradients
+    return torch.stack(losses).sum(), catcher.gradients
+
+
+def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """Returns the largest absolute difference between two sets of gradients."""
+    assert one.keys() == other.keys()
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
+
+
+def largest(gradients: dict[str, Tensor]) -> float:
+    return max(float(gradient.abs().max()) for gradient in gradients.values())
+
+
+# ------------------------------------------------------------------------------------------------ float64 throughout
+
+
+class _ExactHead:
+    """TRL's fused head in plain torch operations: TRL's own keeps its statistics and gradients in float32."""
+
+    @staticmethod
+    def apply(hidden, weight, bias, targets, temperature, chunk_size, softcap, scale, outputs):
+        logits = hidden @ weight.t() * scale
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        log_p = (logits / temperature).log_softmax(-1)
+        entropy = -(log_p.exp() * log_p).sum(-1) if "entropy" in outputs else None
+        return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy, None, None, None
+
+
+def _exact_norm(self, hidden: Tensor) -> Tensor:
+    return self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+
+def _exact_rotation(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    angles = position_ids[..., None].double() * self.inv_freq.double()
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def compute_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes the places where a Llama in float64 and TRL's head go through float32."""
+    monkeypatch.setattr(trl_utils, "_ChunkedLogProbFunction", _ExactHead)
+    monkeypatch.setattr(LlamaRMSNorm, "forward", _exact_norm)
+    monkeypatch.setattr(LlamaRotaryEmbedding, "forward", _exact_rotation)
