@@ -94,7 +94,8 @@ def main() -> None:
     if state.is_main_process:
         print(format_table(reports))
         if args.output:
-            write_state(args.output, {"model": model_args.model_name_or_path, "reports": [r.to_dict() for r in reports]})
+            results = {"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]}
+            write_state(args.output, results)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

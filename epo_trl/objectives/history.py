@@ -90,7 +90,8 @@ class EntropyHistory:
         """
         for name in ("per", "window"):
             if state[name] != getattr(self, name):
-                raise ValueError(f"entropy history: {name} is {getattr(self, name)!r}, the saved one has {state[name]!r}")
+                mine, saved = getattr(self, name), state[name]
+                raise ValueError(f"entropy history: {name} is {mine!r}, the saved one has {saved!r}")
         self._entries = deque([_checked(entry) for entry in state["entries"]], maxlen=self.window)
         self.total_appended = int(state["total_appended"])
 

@@ -26,7 +26,7 @@ class EPOConfig(GRPOConfig):
         default=0.001, metadata={"help": "lambda: weight of the entropy terms. 0 gives plain GRPO."}
     )
     smoothing_alpha: float = field(
-        default=0.1, metadata={"help": "alpha of Eq. 5: scale of the smoothing penalty. 0 leaves the entropy bonus only."}
+        default=0.1, metadata={"help": "alpha of Eq. 5: scale of the smoothing penalty. 0 leaves the bonus only."}
     )
     smoothing_beta_start: float = field(
         default=2.0, metadata={"help": "beta_start of Eq. 7: weight of the smoothing term at the first RL step."}
@@ -71,7 +71,7 @@ class EPOConfig(GRPOConfig):
     max_prompt_length: int = field(
         default=2048, metadata={"help": "Longest prompt of one turn, in tokens; oldest history is dropped first."}
     )
-    max_completion_length: int | None = field(
+    max_completion_length: int = field(  # type: ignore[assignment]
         default=512, metadata={"help": "Longest response of one turn, in tokens."}
     )
     prompt_template: str = field(
@@ -93,10 +93,11 @@ class EPOConfig(GRPOConfig):
     )
 
     # Evaluation
-    eval_temperature: float = field(default=0.4, metadata={"help": "Sampling temperature of evaluation, if no protocol is named."}
+    eval_temperature: float = field(
+        default=0.4, metadata={"help": "Sampling temperature of evaluation, if no protocol is named."}
     )
     eval_episodes: int | None = field(
-        default=None, metadata={"help": "Play only the first N tasks of each list in periodic evaluation; None for all."}
+        default=None, metadata={"help": "Play only the first N tasks of each list in evaluation; None for all."}
     )
     eval_seed: int = field(default=0, metadata={"help": "Seed of the sampling in evaluation."})
     protocol: str = field(

@@ -12,7 +12,7 @@ model, gradient accumulation, distribution, logging. This class fills four seams
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,6 +42,7 @@ from epo_trl.rollout import (
 from epo_trl.trainers.checks import check_context_fits, check_tokenizer
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.entropy_meter import EntropyMeter
+from epo_trl.trainers.progress import use_short_progress
 from epo_trl.trainers.state_file import read_state, write_state
 from epo_trl.trainers.turn_forward import TurnLayout, cut_turns, score_turns
 from epo_trl.types import Episode, StopReason
@@ -143,6 +144,7 @@ class EPOTrainer(GRPOTrainer):
             rollout_func=self._rollout,
             **kwargs,
         )
+        use_short_progress(self)
         for context in (self.context, self.eval_context):
             context.max_context_tokens = check_context_fits(args, self.model.config)
         self.entropy_history = EntropyHistory(per=args.entropy_history, window=args.entropy_history_window)
@@ -245,7 +247,7 @@ class EPOTrainer(GRPOTrainer):
 
     # --- Loss --------------------------------------------------------------------------------------------------
 
-    def _get_per_token_logps_and_entropies(  # type: ignore[override]
+    def _get_per_token_logps_and_entropies(
         self,
         model: Any,
         input_ids: Tensor,
@@ -259,16 +261,18 @@ class EPOTrainer(GRPOTrainer):
         assert self._layout is not None and self._layout.turn_ids.shape == (len(input_ids), logits_to_keep)
         extra = {"output_router_logits": True} if compute_aux_loss else {}
         rows = batch_size or len(input_ids)
-        logps, entropies, aux_losses = [], [], []
+        logps: list[Tensor] = []
+        entropies: list[Tensor] = []
+        aux_losses: list[Tensor] = []
         for start in range(0, len(input_ids), rows):
             end = start + rows
             turns = cut_turns(input_ids[start:end], attention_mask[start:end], self._layout.rows(start, end))
             with self.accelerator.autocast():
                 scores = score_turns(model, turns, buckets=self.args.turn_buckets, **extra)
             logps.append(turns.to_rows(scores.log_probs))
-            if compute_entropy:
+            if compute_entropy and scores.entropy is not None:
                 entropies.append(turns.to_rows(scores.entropy))
-            if compute_aux_loss:
+            if compute_aux_loss and scores.aux_loss is not None:
                 aux_losses.append(scores.aux_loss)
         if compute_entropy:
             self._entropies = torch.cat(entropies)
@@ -369,7 +373,8 @@ class EPOTrainer(GRPOTrainer):
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
         if "all" in means:
-            self.entropy_history.append(means["all"] if self.entropy_history.per == "step" else self._meter.turn_means())
+            per_step = self.entropy_history.per == "step"
+            self.entropy_history.append(means["all"] if per_step else self._meter.turn_means())
         self.rl_step += 1
         self._meter = self._new_meter()
 

@@ -1,0 +1,62 @@
+"""One short line per logging step, instead of a dictionary of sixty numbers. All of them are in TensorBoard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+
+# What a line shows: (logged name, label, format).
+_TRAIN = (
+    ("env/success_rate", "success", "{:.0%}"),
+    ("reward", "reward", "{:.2f}"),
+    ("env/turns", "turns", "{:.1f}"),
+    ("env/invalid_actions", "invalid", "{:.0%}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("grad_norm", "grad", "{:.2f}"),
+    ("time/generate", "generate", "{:.1f}s"),
+    ("time/update", "update", "{:.1f}s"),
+)
+
+
+def short_line(step: int, logs: dict[str, Any]) -> str:
+    """Returns the line for what was logged at a step, or `""` if there is nothing to show."""
+    parts = [f"{label} {form.format(logs[name])}" for name, label, form in _TRAIN if logs.get(name) is not None]
+    for name, value in logs.items():
+        if name.endswith("/success_rate") and name.startswith("eval_"):
+            split = name.removeprefix("eval_").removesuffix("/success_rate")
+            low, high = (logs.get(f"{name}_{end}", value) for end in ("low", "high"))
+            parts.append(f"{split} success {value:.1%} ({low:.1%} to {high:.1%})")
+    return f"step {step:>4}  " + "  ".join(parts) if parts else ""
+
+
+class ShortProgress(ProgressCallback):
+    """The usual progress bar; the logs below it are short lines."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Writes the line."""
+        _write(state, logs)
+
+
+class ShortPrinter(TrainerCallback):
+    """The short lines alone, for `disable_tqdm`."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Writes the line."""
+        _write(state, logs)
+
+
+def _write(state: Any, logs: dict[str, Any] | None) -> None:
+    line = short_line(state.global_step, logs or {}) if state.is_world_process_zero else ""
+    if line:
+        tqdm.write(line)
+
+
+def use_short_progress(trainer: Trainer) -> None:
+    """Replaces the console callbacks of the trainer; a notebook's table stays as it is."""
+    callbacks = [type(callback) for callback in trainer.callback_handler.callbacks]
+    for old, new in ((ProgressCallback, ShortProgress), (PrinterCallback, ShortPrinter)):
+        if old in callbacks:
+            trainer.remove_callback(old)
+            trainer.add_callback(new)

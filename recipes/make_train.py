@@ -1,0 +1,71 @@
+"""The main job on a CPU, end to end: warm start, RL, and what it changed. `make train` runs this.
+
+    python recipes/make_train.py --algo grpo_epo --seed 0
+
+1. `recipes/sft.py` warm-starts a tiny model on episodes of an expert that knows only what it is shown.
+2. `recipes/alfworld_grpo_epo.py` trains it with RL; the test lists are played before and after.
+3. A table with both, and a plot of the run.
+
+Each step that has finished is not run again, and an interrupted one goes on from its last checkpoint.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from epo_trl.evaluation import EvalReport, format_table
+from epo_trl.plots import plot_runs
+
+RECIPES = Path(__file__).parent
+# What each algorithm changes in the shared config.
+ALGORITHMS = {"grpo_epo": [], "grpo": ["--epo_lambda", "0"]}
+FINISHED = "model.safetensors"  # a run writes its final model last
+
+
+def run(script: str, config: str, output_dir: Path, seed: int, *overrides: str) -> None:
+    """Runs a recipe to its end, unless it has been there."""
+    if (output_dir / FINISHED).is_file():
+        sys.stderr.write(f"{output_dir} is finished\n")
+        return
+    command = [sys.executable, str(RECIPES / script), "--config", str(RECIPES / "alfworld" / config)]
+    command += ["--output_dir", str(output_dir), "--seed", str(seed), *overrides]
+    sys.stderr.write(f"$ {' '.join(command)}\n")
+    subprocess.run(command, check=True)
+
+
+def read_reports(run_dir: Path) -> dict[str, list[EvalReport]]:
+    """Returns the reports of the first and of the last evaluation of a run."""
+    files = sorted((run_dir / "evaluations").glob("step_*.json"))
+    if len(files) < 2:
+        raise SystemExit(f"{run_dir}: found {len(files)} evaluations, expected one before and one after RL")
+    read = [json.loads(file.read_text(encoding="utf-8")) for file in (files[0], files[-1])]
+    before, after = ([EvalReport.from_dict(report) for report in data["reports"]] for data in read)
+    return {"before RL": before, "after RL": after}
+
+
+def main() -> None:
+    """Runs the three steps."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algo", choices=ALGORITHMS, default="grpo_epo")
+    parser.add_argument("--seed", type=int, default=0, help="of the warm start, of RL and of the sampling")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/alfworld-tiny"))
+    args, overrides = parser.parse_known_args()
+
+    warm_start = args.output_dir / f"sft-seed{args.seed}"
+    policy = args.output_dir / f"{args.algo}-seed{args.seed}"
+    run("sft.py", "sft_tiny_cpu.yaml", warm_start, args.seed)
+    run(
+        "alfworld_grpo_epo.py", "tiny_cpu.yaml", policy, args.seed,
+        "--model_name_or_path", str(warm_start), *ALGORITHMS[args.algo], *overrides,
+    )  # fmt: skip
+    rows = {f"{when}, {report.split}": report for when, reports in read_reports(policy).items() for report in reports}
+    table = format_table(rows)
+    (policy / "table.txt").write_text(table, encoding="utf-8")
+    plot = plot_runs([policy], policy / "curves.png")
+    sys.stdout.write(f"\n{table}\ncurves: {plot}\npolicy: {policy}\n")
+
+
+if __name__ == "__main__":
+    main()
