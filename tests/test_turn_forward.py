@@ -1,0 +1,306 @@
+"""TRL sees episodes, the model sees turns: the cutting by eye, and the numbers against plain forwards.
+
+Literal tensors: `_` is padding (0 in the ids, -1 in the turn ids), tens of a token id are its turn.
+"""
+
+import pytest
+import torch
+import trl.trainer.utils as trl_utils
+from trainer_kit import (
+    ROWS,
+    catch_step,
+    compute_in_float64,
+    difference,
+    largest,
+    make_episodes,
+    make_model,
+    make_trainer,
+    toy_tokenizer,
+)
+from trl.trainer.utils import add_fused_lm_head
+
+from epo_trl.trainers.turn_forward import TurnLayout, _compact_scoring, cut_turns, score_turns
+
+CONTEXTS = ("windowed", "concatenated")
+_ = 0
+# Row 0: prompt 10 11 12, response 13 14 | prompt 20 21, response 22 | prompt 30, response 31 32
+# Row 1: prompt 15, response 16 | prompt 25 26, response 27 28
+# Row 2: prompt 17 18, response 19
+IDS = torch.tensor(
+    [
+        [10, 11, 12, 13, 14, 20, 21, 22, 30, 31, 32],
+        [_, _, 15, 16, 25, 26, 27, 28, _, _, _],
+        [_, 17, 18, 19, _, _, _, _, _, _, _],
+    ]
+)
+ATTENTION = (IDS != 0).long()
+TURNS = torch.tensor(
+    [
+        [0, 0, 1, 1, 1, 2, 2, 2],
+        [0, 1, 1, 1, 1, -1, -1, -1],
+        [0, -1, -1, -1, -1, -1, -1, -1],
+    ]
+)
+RESPONSE = torch.tensor(
+    [
+        [1, 1, 0, 0, 1, 0, 1, 1],
+        [1, 0, 0, 1, 1, 0, 0, 0],
+        [1, 0, 0, 0, 0, 0, 0, 0],
+    ]
+)
+
+
+# ------------------------------------------------------------------------------------------------------------- by eye
+
+
+def test_windowed_every_turn_is_a_sequence():
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
+    assert batch.input_ids.tolist() == [
+        [10, 11, 12, 13, 14],
+        [20, 21, 22, _, _],
+        [30, 31, 32, _, _],
+        [15, 16, _, _, _],
+        [25, 26, 27, 28, _],
+        [17, 18, 19, _, _],
+    ]
+    no = -100
+    assert batch.labels.tolist() == [
+        [no, no, no, 13, 14],
+        [no, no, 22, no, no],
+        [no, 31, 32, no, no],
+        [no, 16, no, no, no],
+        [no, no, 27, 28, no],
+        [no, no, 19, no, no],
+    ]
+    assert batch.sequence.tolist() == [0, 0, 1, 2, 2, 3, 4, 4, 5]
+    assert batch.position.tolist() == [3, 4, 2, 1, 2, 1, 2, 3, 2]
+
+
+def test_concatenated_the_row_is_one_sequence():
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=False))
+    assert batch.input_ids.tolist() == [
+        [10, 11, 12, 13, 14, 20, 21, 22, 30, 31, 32],
+        [15, 16, 25, 26, 27, 28, _, _, _, _, _],
+        [17, 18, 19, _, _, _, _, _, _, _, _],
+    ]
+    no = -100
+    assert batch.labels.tolist() == [
+        [no, no, no, 13, 14, no, no, 22, no, 31, 32],
+        [no, 16, no, no, 27, 28, no, no, no, no, no],
+        [no, no, 19, no, no, no, no, no, no, no, no],
+    ]
+
+
+@pytest.mark.parametrize("windowed", [True, False])
+def test_values_go_back_to_the_token_that_they_belong_to(windowed):
+    """Column p - 1 of the model's output belongs to token p: here the value is that token's id."""
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed))
+    assert batch.to_rows(batch.input_ids[:, 1:].float()).tolist() == [
+        [13, 14, 0, 0, 22, 0, 31, 32],
+        [16, 0, 0, 27, 28, 0, 0, 0],
+        [19, 0, 0, 0, 0, 0, 0, 0],
+    ]
+
+
+def test_values_put_back_carry_the_gradient_of_sampled_tokens_only():
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
+    values = torch.zeros(batch.input_ids.shape[0], batch.input_ids.shape[1] - 1, requires_grad=True)
+    batch.to_rows(values).sum().backward()
+    assert torch.equal(values.grad, (batch.labels[:, 1:] != -100).float())
+
+
+def test_padding_is_told_by_turn_ids_even_where_trl_clears_its_mask():
+    """`mask_truncated_completions` clears the completion mask of a row; what its tokens see must stay the same."""
+    cleared = ATTENTION.clone()
+    cleared[0, 3:] = 0
+    one = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
+    other = cut_turns(IDS, cleared, TurnLayout(TURNS, RESPONSE, windowed=True))
+    assert torch.equal(one.input_ids, other.input_ids) and torch.equal(one.labels, other.labels)
+
+
+def test_tool_mask_of_ones_on_padding_is_harmless():
+    """TRL pads the tool mask with ones."""
+    padded_with_ones = torch.where(TURNS < 0, 1, RESPONSE)
+    one = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
+    other = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, padded_with_ones, windowed=True))
+    assert torch.equal(one.labels, other.labels) and torch.equal(one.response_mask, other.response_mask)
+
+
+def test_a_batch_without_sampled_tokens_scores_to_zero_and_still_reaches_the_model():
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, torch.zeros_like(RESPONSE), windowed=True))
+    model = scoring_model("llama")
+    rows = batch.to_rows(score_turns(model, batch).log_probs)
+    assert rows.shape == TURNS.shape and not rows.any()
+    rows.sum().backward()  # every rank has to make a backward pass
+    assert all(not p.grad.any() for p in model.parameters() if p.grad is not None)
+
+
+# ------------------------------------------------------------------------------------------ compact scoring on the CPU
+
+
+def scoring_model(family, **sizes):
+    model = make_model(family, **sizes)
+    add_fused_lm_head(model, temperature=0.8, outputs=("log_probs", "entropy"))
+    return model
+
+
+def scores(model, batch):
+    model.zero_grad()
+    output = model(input_ids=batch.input_ids, labels=batch.labels, fused_lm_head=True)
+    (output.log_probs.sum() + output.entropy.square().sum()).backward()
+    return output.log_probs.detach(), output.entropy.detach(), [p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("windowed", [True, False])
+def test_compact_scoring_changes_neither_values_nor_gradients(monkeypatch, windowed):
+    compute_in_float64(monkeypatch)
+    model = scoring_model("llama").double()
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed))
+    seen = []
+    head = trl_utils._ChunkedLogProbFunction
+    monkeypatch.setattr(
+        trl_utils,
+        "_ChunkedLogProbFunction",
+        type("Head", (), {"apply": staticmethod(lambda *args: seen.append(len(args[0])) or head.apply(*args))}),
+    )
+    everything = scores(model, batch)
+    with _compact_scoring():
+        compact = scores(model, batch)
+    assert seen == [batch.labels[:, 1:].numel(), int(RESPONSE.sum())], "only sampled tokens go through the head"
+    assert everything[0].abs().sum() > 1 and max(float(g.abs().max()) for g in everything[2]) > 0.1
+    for one, other in zip((*everything[:2], *everything[2]), (*compact[:2], *compact[2]), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_compact_scoring_leaves_trl_as_it_was():
+    before = trl_utils._use_triton
+    with pytest.raises(KeyError), _compact_scoring():
+        assert trl_utils._use_triton(torch.device("cpu"))
+        raise KeyError
+    assert trl_utils._use_triton is before
+
+
+# ------------------------------------------------------------------------------ sampling time and update, real rollouts
+
+
+def trainer_for(tmp_path, family, context, **changes):
+    return make_trainer(
+        tmp_path,
+        model=make_model(family),
+        context=context,
+        temperature=0.8,
+        max_completion_length=5,
+        history_length=1,
+        **changes,
+    )
+
+
+def one_batch():
+    return [{"prompt": f"train/{i // 4}"} for i in range(ROWS)]
+
+
+def update_logps(trainer, inputs):
+    """Returns the (B, T) log-probs that `compute_loss` works with."""
+    caught = []
+    original = trainer._get_per_token_logps_and_entropies
+
+    def catch(*args, **kwargs):
+        caught.append(original(*args, **kwargs))
+        return caught[-1]
+
+    trainer._get_per_token_logps_and_entropies = catch
+    try:
+        trainer.compute_loss(trainer.model, inputs)
+    finally:
+        trainer._get_per_token_logps_and_entropies = original
+    assert len(caught) == 1
+    return caught[0][0].detach()
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma", "gemma2"])
+def test_logps_of_the_update_are_those_of_sampling(tmp_path, monkeypatch, family, context):
+    """The logits from which `generate` sampled, left-padded and cached, against one cut and packed forward."""
+    trainer = trainer_for(tmp_path, family, context)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    sampled = []  # one list of log-probs per response, in the order of the calls
+    generate = trainer.model.generate
+
+    def keep_logits(**kwargs):
+        config = kwargs.pop("generation_config")
+        config.update(output_logits=True, return_dict_in_generate=True)
+        output = generate(**kwargs, generation_config=config)
+        config.update(output_logits=False, return_dict_in_generate=False)
+        log_p = (torch.stack(output.logits, 1) / 0.8).log_softmax(-1)
+        new = output.sequences[:, kwargs["input_ids"].shape[1] :]
+        sampled.append(log_p.gather(-1, new.unsqueeze(-1)).squeeze(-1))
+        return output.sequences
+
+    monkeypatch.setattr(trainer.model, "generate", keep_logits)
+    inputs = trainer._generate_and_score_completions(one_batch())
+    got = update_logps(trainer, inputs)
+
+    assert len(sampled) == 3 and {len(e.turns) for e in trainer._episodes} == {3}
+    for row, episode in enumerate(trainer._episodes):
+        at_sampling = [
+            value for turn, t in zip(sampled, episode.turns, strict=True) for value in turn[row, : len(t.response_ids)]
+        ]
+        mask = inputs["tool_mask"][row].bool() & (inputs["turn_ids"][row] >= 0)
+        torch.testing.assert_close(got[row][mask], torch.stack(at_sampling), rtol=0, atol=1e-4)
+    assert got.min() < -2, "flat distributions agree with anything"
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_gradient_checkpointing_changes_nothing(tmp_path, context):
+    results, forwards = [], []
+    for checkpointing in (False, True):
+        trainer = trainer_for(tmp_path, "qwen2", context, gradient_checkpointing=checkpointing)
+        trainer.play = lambda tasks, **kwargs: make_episodes()
+        calls = []
+        trainer.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        results.append(catch_step(trainer))
+        forwards.append(len(calls))
+    assert forwards == [1, 2], "with checkpointing a layer runs again in the backward pass"
+    (loss, gradients), (again, gradients_again) = results
+    assert largest(gradients) > 0.1
+    assert abs(float(loss - again)) < 1e-6 and difference(gradients, gradients_again) < 1e-6
+
+
+# ------------------------------------------------------------------------------------------------------ who sees whom
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("changed", [0, 1, 2])
+def test_a_token_sees_its_own_turn_and_in_concatenated_context_the_turns_before(tmp_path, family, context, changed):
+    """Other tokens in one turn of row 2 (four turns): windowed, no other log-prob of the batch moves by one bit."""
+    trainer = trainer_for(tmp_path, family, context)
+    trainer.play = lambda tasks, **kwargs: make_episodes()
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    inputs = trainer._generate_and_score_completions(one_batch())
+    before = update_logps(trainer, inputs)
+
+    row, turns = 2, inputs["turn_ids"]
+    other = {name: value.clone() for name, value in inputs.items()}
+    ids = other["prompt_ids"][row, -5:] if changed == 0 else other["completion_ids"][row]
+    place = slice(None) if changed == 0 else turns[row] == changed
+    ids[place] = 8 + (ids[place] + 1) % 50
+    moved = update_logps(trainer, other) != before
+
+    response = inputs["tool_mask"].bool() & (turns >= 0)
+    in_row = torch.zeros_like(response)
+    in_row[row] = response[row]
+    assert moved[in_row & (turns == changed)].all()
+    later = in_row & (turns > changed)
+    assert later.any()
+    if context == "concatenated":
+        assert moved[later].all()
+        assert not moved[~(in_row & (turns >= changed))].any()
+    else:
+        assert not moved[~(in_row & (turns == changed))].any()
+
+
+def test_the_tokenizer_of_these_tests_has_the_ids_that_they_use():
+    assert len(toy_tokenizer()) > 60
