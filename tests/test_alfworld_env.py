@@ -243,3 +243,10 @@ def test_a_receptacle_beside_the_one_gone_to_counts_as_visited_once_it_is_opened
     memory.note("On the shelf 1, you see nothing.")
     assert (memory.visited, memory.unvisited) == (("drawer 1", "drawer 2", "shelf 1"), ("bed 1",))
     assert memory.here == "drawer 1"
+
+
+def test_a_split_of_size_zero_does_not_exist():
+    suite = GeneratedAlfworld(n_train=2, n_iid=0, n_ood=3)
+    assert suite.splits == ("train", "ood")
+    with pytest.raises(EnvError, match="split: got 'iid'"):
+        suite.task_ids("iid")

@@ -73,7 +73,9 @@ class StockPlay:
 
 
 def _make_env() -> Any:
-    os.environ.setdefault("ALFWORLD_DATA", os.path.join(tempfile.gettempdir(), "alfworld"))  # else ~/.cache/alfworld
+    given = os.environ.get("ALFWORLD_DATA")
+    if given is None:  # alfworld makes this folder when it is imported; without the variable, in the home folder
+        os.environ["ALFWORLD_DATA"] = os.path.join(tempfile.gettempdir(), "alfworld")
     try:
         import textworld
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
@@ -82,4 +84,7 @@ def _make_env() -> Any:
         raise EnvError(
             f"engine='textworld' needs the packages alfworld and textworld ({error}): pip install 'epo-trl[alfworld]'"
         ) from error
+    finally:
+        if given is None:
+            os.environ.pop("ALFWORLD_DATA", None)
     return AlfredDemangler(PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True)), shuffle=False)

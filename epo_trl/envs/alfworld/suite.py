@@ -80,7 +80,7 @@ class GeneratedAlfworld(_AlfworldSuite):
     rooms that ALFRED holds out. Scores are not comparable with published ALFWorld numbers.
 
     Args:
-        n_train: Number of training tasks.
+        n_train: Number of training tasks. With 0 there is no such split; so for the other two.
         n_iid: Number of test tasks in training rooms.
         n_ood: Number of test tasks in held-out rooms.
         seed: Seed of the games.
@@ -112,6 +112,7 @@ class GeneratedAlfworld(_AlfworldSuite):
                 raise EnvError(f"n_{split}: got {size}, expected 0 or more")
             if size:
                 recipes(split, self.filters)
+        self.splits = tuple(split for split, size in self.sizes.items() if size)
 
     def task_ids(self, split: str) -> list[str]:
         """Returns `"train/0"`, `"train/1"`, and so on."""
