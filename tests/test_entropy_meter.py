@@ -1,0 +1,123 @@
+"""Entropy statistics against hand numbers. Entropies are chosen so that a sum tells which tokens are in it."""
+
+import pytest
+import torch
+
+from epo_trl.trainers.entropy_meter import EntropyMeter
+
+NOTHING = {"shares": torch.zeros(3), "bonus": torch.tensor(0.0), "penalty": torch.tensor(0.0)}
+
+
+def feed(meter, entropy, turn_ids, mask, **changes):
+    meter.add(torch.tensor(entropy).float(), torch.tensor(turn_ids), torch.tensor(mask), **{**NOTHING, **changes})
+    return meter
+
+
+# Three turns, an environment token (entropy 1000) before the second and the third, padding (entropy 5000).
+ENTROPY = [[1.0, 2.0, 1000.0, 4.0, 1000.0, 8.0, 16.0, 5000.0]]
+TURNS = [[0, 0, 1, 1, 2, 2, 2, -1]]
+MASK = [[1, 1, 0, 1, 0, 1, 1, 0]]
+
+
+def test_the_first_half_of_the_turns_is_early_and_the_middle_one_belongs_to_it():
+    means = feed(EntropyMeter(max_turns=3), ENTROPY, TURNS, MASK).means()
+    assert means["all"] == (1 + 2 + 4 + 8 + 16) / 5
+    assert means["early_turns"] == (1 + 2 + 4) / 3
+    assert means["late_turns"] == (8 + 16) / 2
+
+
+@pytest.mark.parametrize(
+    ("turns", "early", "late"),
+    [
+        ([0], 1.0, None),
+        ([0, 1], 1.0, 2.0),
+        ([0, 1, 2], 1.5, 4.0),
+        ([0, 1, 2, 3], 1.5, 6.0),
+        ([0, 1, 2, 3, 4], 7 / 3, 12.0),
+    ],
+)
+def test_early_and_late_turns_for_any_number_of_turns(turns, early, late):
+    entropy = [2.0**turn for turn in turns]  # one token a turn: 1, 2, 4, 8, 16
+    means = feed(EntropyMeter(max_turns=5), [entropy], [turns], [[1] * len(turns)]).means()
+    assert means["early_turns"] == pytest.approx(early)
+    assert means.get("late_turns") == late
+
+
+def test_each_episode_has_its_own_half():
+    """Row 0 has one turn, row 1 two: turn 0 is early in both, turn 1 of row 1 is late."""
+    meter = feed(EntropyMeter(max_turns=2), [[1.0, 9.0], [2.0, 4.0]], [[0, -1], [0, 1]], [[1, 0], [1, 1]])
+    assert meter.means()["early_turns"] == 1.5
+    assert meter.means()["late_turns"] == 4.0
+
+
+def test_first_and_last_ten_tokens_are_counted_within_each_turn():
+    """A turn of 12 tokens and one of 3: the first ten are 0..9 and all three, the last ten 2..11 and all three."""
+    entropy = [[*range(12), 777, 100, 200, 300]]
+    turns = [[0] * 12 + [1] * 4]
+    mask = [[1] * 12 + [0] + [1] * 3]
+    means = feed(EntropyMeter(max_turns=2), entropy, turns, mask).means()
+    assert means["first10_tokens"] == pytest.approx((sum(range(10)) + 600) / 13)
+    assert means["last10_tokens"] == pytest.approx((sum(range(2, 12)) + 600) / 13)
+
+
+def test_turns_without_environment_tokens_between_them_are_still_two():
+    entropy = [[float(i) for i in range(24)]]
+    turns = [[0] * 12 + [1] * 12]
+    means = feed(EntropyMeter(max_turns=2), entropy, turns, [[1] * 24]).means()
+    assert means["first10_tokens"] == (sum(range(10)) + sum(range(12, 22))) / 20
+    assert means["last10_tokens"] == (sum(range(2, 12)) + sum(range(14, 24))) / 20
+
+
+def test_turn_means_and_the_last_index_takes_what_lies_beyond():
+    assert feed(EntropyMeter(max_turns=4), ENTROPY, TURNS, MASK).turn_means() == {0: 1.5, 1: 4.0, 2: 12.0}
+    assert feed(EntropyMeter(max_turns=2), ENTROPY, TURNS, MASK).turn_means() == {0: 1.5, 1: (4 + 8 + 16) / 3}
+
+
+def test_the_mean_is_over_tokens_not_over_micro_batches():
+    """One token of entropy 1 in the first micro-batch, three of entropy 5 in the second: 4, not 3."""
+    meter = EntropyMeter(max_turns=1)
+    feed(meter, [[1.0, 0.0]], [[0, -1]], [[1, 0]])
+    feed(meter, [[5.0, 5.0, 5.0]], [[0, 0, 0]], [[1, 1, 1]])
+    assert meter.means()["all"] == 4.0
+    assert meter.turn_means() == {0: 4.0}
+
+
+def test_shares_and_terms_add_up_over_micro_batches_and_ranks():
+    meter = EntropyMeter(max_turns=3)
+    for shares, bonus in (([1, 2, 1], 0.25), ([0, 3, 1], 0.5)):
+        feed(
+            meter, ENTROPY, TURNS, MASK,
+            shares=torch.tensor(shares), bonus=torch.tensor(bonus), penalty=torch.tensor(2 * bonus),
+        )  # fmt: skip
+    assert meter.band_shares() == [1 / 8, 5 / 8, 2 / 8]
+    assert meter.loss_terms() == (0.75, 1.5)
+    meter.reduce(lambda sums: 2 * sums)  # two ranks that saw the same
+    assert meter.band_shares() == [1 / 8, 5 / 8, 2 / 8]
+    assert meter.loss_terms() == (1.5, 3.0)
+    assert meter.means()["all"] == 31 / 5
+    assert meter.turn_means() == {0: 1.5, 1: 4.0, 2: 12.0}
+
+
+def test_ranks_are_weighted_by_their_tokens():
+    """This rank has one token of entropy 1, the other three of entropy 5."""
+    here = feed(EntropyMeter(max_turns=1), [[1.0]], [[0]], [[1]])
+    there = feed(EntropyMeter(max_turns=1), [[5.0, 5.0, 5.0]], [[0, 0, 0]], [[1, 1, 1]])
+    sums = []
+    there.reduce(lambda flat: sums.append(flat) or flat)
+    here.reduce(lambda flat: flat + sums[0])
+    assert here.means()["all"] == 4.0
+
+
+def test_nothing_sampled_gives_no_means():
+    meter = feed(EntropyMeter(max_turns=2), [[7.0, 7.0]], [[0, -1]], [[0, 0]])
+    assert meter.means() == {} and meter.turn_means() == {}
+    assert meter.band_shares() == [0.0, 0.0, 0.0]
+
+
+def test_the_meter_holds_no_graph():
+    meter = EntropyMeter(max_turns=1)
+    entropy = torch.ones(1, 2, requires_grad=True)
+    term = entropy.sum()
+    meter.add(entropy, torch.zeros(1, 2).long(), torch.ones(1, 2), shares=torch.zeros(3), bonus=term, penalty=term)
+    assert meter.loss_terms() == (2.0, 2.0)
+    assert not any(value.requires_grad for value in vars(meter).values() if isinstance(value, torch.Tensor))
