@@ -1,0 +1,90 @@
+"""Every recipe config builds its config objects, and a wrong one says what is wrong."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from trl import ModelConfig, SFTConfig, TrlParser
+
+from epo_trl.envs.alfworld.arguments import AlfworldArguments
+from epo_trl.envs.base import EnvError
+from epo_trl.trainers import EPOConfig
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+CONFIGS = sorted(RECIPES.glob("*/*.yaml"))
+RL = [path for path in CONFIGS if not path.stem.startswith(("sft_", "eval_"))]
+
+
+def parse(path, *arguments, types=(AlfworldArguments, EPOConfig, ModelConfig), world=1):
+    return TrlParser(types).parse_args_and_config(["--config", str(path), *arguments])
+
+
+def test_the_recipes_are_all_here():
+    assert {path.stem for path in RL} == {"tiny_cpu", "qwen2.5-1.5b_1gpu", "qwen2.5-3b_8gpu"}
+    assert {path.stem for path in CONFIGS} - {path.stem for path in RL} == {"sft_tiny_cpu", "eval_tiny_cpu"}
+
+
+@pytest.mark.parametrize("path", RL, ids=lambda path: path.stem)
+def test_an_rl_config_builds(path, monkeypatch):
+    monkeypatch.setattr(EPOConfig, "world_size", 8 if "8gpu" in path.stem else 1, raising=False)
+    games, args, model_args = parse(path, "--bf16", "false", "--use_cpu", "true")
+    assert args.generation_batch_size % args.num_generations == 0
+    assert args.eval_steps % 1 == 0 and args.save_steps % args.eval_steps in (0, args.save_steps)
+    assert games.games in ("generated", "data")
+    assert model_args.model_name_or_path
+
+
+def test_the_paper_s_table_is_the_8_gpu_config(monkeypatch):
+    monkeypatch.setattr(EPOConfig, "world_size", 8, raising=False)
+    _, args, model_args = parse(RECIPES / "alfworld" / "qwen2.5-3b_8gpu.yaml", "--bf16", "false", "--use_cpu", "true")
+    assert model_args.model_name_or_path == "Qwen/Qwen2.5-3B-Instruct"
+    assert args.generation_batch_size == 128 and args.num_generations == 8
+    assert args.total_rl_steps(args.max_steps) == 150
+    table = {
+        "epo_lambda": 0.001, "smoothing_alpha": 0.1, "smoothing_beta_start": 2.0, "smoothing_beta_end": 1.0,
+        "smoothing_decay": 3.0, "kappa_low": 0.0, "kappa_high": 2.0, "max_turns": 50, "history_length": 2,
+        "max_prompt_length": 2048, "max_completion_length": 512, "learning_rate": 5e-6, "epsilon": 0.2, "beta": 0.01,
+        "success_reward": 10.0, "invalid_action_penalty": 0.1, "temperature": 1.0, "weight_decay": 0.01,
+    }  # fmt: skip
+    assert {name: getattr(args, name) for name in table} == table
+    assert args.eval_steps == 5 * args.micro_steps_per_rl_step / args.gradient_accumulation_steps
+
+
+@pytest.mark.parametrize("path", [path for path in CONFIGS if path not in RL], ids=lambda path: path.stem)
+def test_the_other_configs_have_only_known_keys(path, monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPES))
+    if path.stem.startswith("sft_"):
+        from sft import DemonstrationArguments
+
+        types = (AlfworldArguments, DemonstrationArguments, SFTConfig, ModelConfig)
+    else:
+        from evaluate import EvaluationArguments
+
+        types = (AlfworldArguments, EvaluationArguments, ModelConfig)
+    parse(path, types=types)
+
+
+def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompts():
+    read = {name: yaml.safe_load((RECIPES / "alfworld" / f"{name}.yaml").read_text()) for name in
+            ("tiny_cpu", "eval_tiny_cpu", "sft_tiny_cpu")}  # fmt: skip
+    for key in ("games", "task_types", "room_types", "max_receptacles", "prompt_template", "max_prompt_length"):
+        assert len({str(config[key]) for config in read.values()}) == 1, key
+    for key in ("n_iid", "n_ood", "protocol"):
+        assert read["tiny_cpu"][key] == read["eval_tiny_cpu"][key], key
+
+
+def test_an_unknown_key_is_refused_by_name(tmp_path):
+    config = tmp_path / "wrong.yaml"
+    config.write_text((RECIPES / "alfworld" / "tiny_cpu.yaml").read_text() + "epo_lamda: 0.1\n")
+    with pytest.raises(ValueError, match="epo_lamda"):
+        parse(config)
+
+
+def test_the_command_line_overrides_the_config():
+    _, args, _ = parse(RECIPES / "alfworld" / "tiny_cpu.yaml", "--epo_lambda", "0", "--max_turns", "7")
+    assert (args.epo_lambda, args.max_turns) == (0.0, 7)
+
+
+def test_an_unknown_kind_of_games_is_refused():
+    with pytest.raises(EnvError, match="games.*'real'.*generated"):
+        AlfworldArguments(games="real").make_suite()
