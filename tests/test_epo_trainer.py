@@ -1,0 +1,546 @@
+"""EPOTrainer as a whole on the toy game: history, schedule, checkpoints, faults, evaluation, metrics, bad input."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from trainer_kit import (
+    GROUP,
+    ROWS,
+    catch_step,
+    difference,
+    largest,
+    make_config,
+    make_episodes,
+    make_model,
+    make_trainer,
+    toy_tokenizer,
+)
+from transformers import TrainerCallback
+
+from epo_trl.envs.toy import ToySuite, TreasureHunt
+from epo_trl.rollout import ChatTemplateError, TemplateError
+from epo_trl.trainers import EPOTrainer
+from epo_trl.trainers.epo_trainer import STATE_FILE, episode_return
+from epo_trl.types import StopReason
+
+
+def logged(trainer, name):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def weights(trainer):
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+def assert_bit_equal(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            control.should_training_stop = True
+
+
+# ------------------------------------------------------------------------------------------ history and schedule
+
+
+def spy_on_entropies(trainer):
+    """Returns a list that fills with `(beta, sum of entropies, tokens)`, one entry per micro-batch."""
+    seen = []
+    original = trainer._entropy_terms
+
+    def spy(entropies, inputs, mask):
+        assert not entropies[mask == 0].any()
+        seen.append((trainer.smoothing_beta, float(entropies.detach().double().sum()), int(mask.sum())))
+        return original(entropies, inputs, mask)
+
+    trainer._entropy_terms = spy
+    return seen
+
+
+def test_history_and_schedule_count_collected_batches_not_optimizer_steps(tmp_path):
+    """4 micro-batches a collected batch, 2 an optimizer step, each batch used twice: 8 optimizer steps = 2 RL steps."""
+    trainer = make_trainer(
+        tmp_path,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        steps_per_generation=4,
+        num_iterations=2,
+        max_steps=8,
+    )
+    seen = spy_on_entropies(trainer)
+    trainer.train()
+    assert trainer.state.global_step == 8 and len(seen) == 16
+    assert trainer.rl_step == len(trainer.entropy_history) == 2
+    # K = 2, so k_mid = 1: beta_0 = 2, beta_1 = 1 + e^-3
+    assert [beta for beta, *_ in seen] == pytest.approx([2.0] * 8 + [1 + math.exp(-3)] * 8)
+    assert logged(trainer, "epo/beta") == pytest.approx([2.0, 1 + math.exp(-3)])
+    # of the two passes over a batch only the first counts
+    for k, entry in enumerate(trainer.entropy_history.state_dict()["entries"]):
+        first = seen[8 * k : 8 * k + 4]
+        assert entry["0"] == pytest.approx(sum(s for _, s, _ in first) / sum(n for *_, n in first), rel=1e-6)
+        both = seen[8 * k : 8 * k + 8]
+        assert entry["0"] != pytest.approx(sum(s for _, s, _ in both) / sum(n for *_, n in both), rel=1e-6)
+
+
+def test_the_entry_of_a_step_is_the_mean_over_its_response_tokens(tmp_path):
+    trainer = make_trainer(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    trainer.play = lambda tasks, **kwargs: make_episodes()
+    catch_step(trainer)
+    model, entropies = make_model(), {}
+    for episode in make_episodes():
+        for t, turn in enumerate(episode.turns):
+            with torch.no_grad():
+                log_p = model(torch.tensor([turn.prompt_ids + turn.response_ids])).logits[0].log_softmax(-1)
+            values = -(log_p.exp() * log_p).sum(-1)[len(turn.prompt_ids) - 1 : -1]
+            if episode.is_usable:
+                entropies.setdefault(t, []).extend(values.tolist())
+    everything = [value for values in entropies.values() for value in values]
+    assert len(everything) == 39
+    assert trainer.entropy_history.reference() == pytest.approx(sum(everything) / 39, rel=1e-5)
+
+
+def test_a_history_per_turn_keeps_the_mean_of_each_turn(tmp_path):
+    trainer = make_trainer(tmp_path, entropy_history="turn", max_turns=4)
+    trainer.play = lambda tasks, **kwargs: make_episodes()
+    catch_step(trainer)
+    (entry,) = trainer.entropy_history.state_dict()["entries"]
+    assert set(entry) == {"0", "1", "2", "3"} and len(set(entry.values())) == 4
+
+
+def test_one_optimizer_step_over_two_collected_batches_makes_two_rl_steps(tmp_path):
+    trainer = make_trainer(
+        tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=4, steps_per_generation=2, max_steps=2
+    )
+    trainer.train()
+    assert trainer.rl_step == len(trainer.entropy_history) == 4
+    assert trainer.args.total_rl_steps(2) == 4
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def resumable(folder, **changes):
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 6}
+    return make_trainer(folder, **{**settings, "save_strategy": "steps", "save_steps": 3, "epo_lambda": 0.1, **changes})
+
+
+@pytest.mark.parametrize("history", ["step", "turn"])
+def test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped(tmp_path, history):
+    straight = resumable(tmp_path / "straight", entropy_history=history)
+    straight.train()
+    stopped = resumable(tmp_path / "stopped", entropy_history=history, callbacks=[StopAt(3)])
+    stopped.train()
+    assert stopped.state.global_step == 3
+    resumed = resumable(tmp_path / "stopped", entropy_history=history)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / "checkpoint-3"))
+
+    assert difference(weights(straight), weights(stopped)) > 1e-3
+    assert_bit_equal(weights(resumed), weights(straight))
+    assert resumed.entropy_history.state_dict() == straight.entropy_history.state_dict()
+    assert resumed.rl_step == straight.rl_step == 6
+    for name in ("loss", "grad_norm", "epo/beta", "epo/smoothing_loss", "entropy/early_turns", "env/return"):
+        assert logged(resumed, name) == logged(straight, name), name
+        assert len(logged(straight, name)) == 6
+
+
+def test_a_checkpoint_with_several_optimizer_steps_per_batch_resumes_bit_equal(tmp_path):
+    settings = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "num_iterations": 2, "save_steps": 4}
+    straight = resumable(tmp_path / "straight", max_steps=8, **settings)
+    straight.train()
+    resumed = resumable(tmp_path / "resumed", max_steps=8, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / "checkpoint-4"))
+    assert resumed.rl_step == 2
+    assert_bit_equal(weights(resumed), weights(straight))
+    assert resumed.entropy_history.state_dict() == straight.entropy_history.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "epo_state.json is missing"), ('{"rl_step": 3', "epo_state.json is damaged")]
+)
+def test_a_checkpoint_without_its_state_is_refused(tmp_path, content, message):
+    resumable(tmp_path, max_steps=3).train()
+    state = tmp_path / "checkpoint-3" / STATE_FILE
+    state.unlink() if content is None else state.write_text(content)
+    with pytest.raises(ValueError, match=f"resume_from_checkpoint: .*{message}"):
+        resumable(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+# ------------------------------------------------------------------------------------------------ faults and aborts
+
+
+class FaultyHunt(TreasureHunt):
+    """Fails at a chosen call, in every episode; pays something else for every action."""
+
+    def __init__(self, fails):
+        super().__init__()
+        self.fails, self.calls = fails, 0
+
+    def reset(self, **kwargs):
+        self.calls = 0
+        if self.fails == "reset" and kwargs["options"]["task_id"] != "train/0":  # the trainer's check plays train/0
+            raise OSError("no such file: game.z8")
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.calls += 1
+        if self.fails == "step" and self.calls == 2:
+            raise RuntimeError("the engine died")
+        observation, _, *rest = super().step(action)
+        return observation, float(len(action) % 7), *rest
+
+
+class FaultySuite(ToySuite):
+    """The third environment of eight is broken."""
+
+    def __init__(self, fails):
+        super().__init__()
+        self.fails, self.made = fails, 0
+
+    def make_env(self):
+        self.made += 1
+        return FaultyHunt(self.fails if self.made == 3 else "")
+
+
+@pytest.mark.parametrize(("fails", "error"), [("step", "RuntimeError: the engine died"), ("reset", "OSError: no such")])
+def test_an_aborted_episode_has_no_part_in_gradient_and_baseline_and_the_run_goes_on(tmp_path, fails, error):
+    trainer = make_trainer(tmp_path, suite=FaultySuite(fails), max_steps=3, env_reward_weight=1.0)
+    batches = []
+    original = trainer._generate_and_score_completions
+
+    def keep(inputs):
+        batches.append((original(inputs), list(trainer._episodes)))
+        return batches[-1][0]
+
+    trainer._generate_and_score_completions = keep
+    trainer.train()
+    assert trainer.state.global_step == 3 and len(trainer.entropy_history) == 3
+    assert logged(trainer, "env/aborted") == logged(trainer, "stop/aborted") == [1 / ROWS] * 3
+    for batch, episodes in batches:
+        assert [e.stop is StopReason.ABORTED for e in episodes] == [i == 2 for i in range(ROWS)]
+        assert episodes[2].error.startswith(error)
+        assert batch["num_episodes"] == ROWS - 1
+        assert not (batch["tool_mask"] * batch["completion_mask"])[2].any() and not batch["advantages"][2].any()
+        for members in ([0, 1, 3], [4, 5, 6, 7]):
+            returns = torch.tensor([episodes[i].total_reward for i in members])
+            assert returns.std() > 0.1, "equal returns have no advantage anyhow"
+            expected = (returns - returns.mean()) / (returns.std() + 1e-4)
+            sampled = (batch["tool_mask"] * (batch["turn_ids"] >= 0)).bool()
+            for i, advantage in zip(members, expected, strict=True):
+                values = batch["advantages"][i][sampled[i]]
+                torch.testing.assert_close(values, advantage.expand_as(values), rtol=1e-4, atol=1e-5)
+
+
+def test_what_an_aborted_episode_said_does_not_reach_the_gradient(tmp_path):
+    gradients = []
+    for seed in (0, 7):
+        other = make_episodes(seed)[5]
+        episodes = make_episodes()
+        episodes[5] = other
+        assert other.stop is StopReason.ABORTED
+        trainer = make_trainer(tmp_path)
+        trainer.play = lambda tasks, episodes=episodes, **kwargs: list(episodes)
+        gradients.append(catch_step(trainer)[1])
+    assert difference(*gradients) == 0.0 and largest(gradients[0]) > 0.01
+
+
+def test_episode_return_is_the_total_reward_and_none_where_there_is_nothing_to_learn():
+    assert episode_return(["", ""], episode_return=[9.8, None], episode=[], prompts=[]) == [9.8, None]
+
+
+def test_own_reward_functions_get_the_episodes(tmp_path):
+    seen = []
+
+    def fewest_turns(completions, episode, **kwargs):
+        seen.extend(episode)
+        return [-float(len(e.turns)) for e in episode]
+
+    trainer = make_trainer(tmp_path, reward_funcs=fewest_turns, max_steps=1)
+    trainer.train()
+    assert len(seen) == ROWS
+    assert logged(trainer, "rewards/fewest_turns/mean") == [-sum(len(e.turns) for e in seen) / ROWS]
+
+
+# ---------------------------------------------------------------------------------------------------------- contexts
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Returns, for each context, a trainer after four RL steps, its first weights and its batches of episodes."""
+    result = {}
+    for context in ("windowed", "concatenated"):
+        trainer = make_trainer(
+            tmp_path_factory.mktemp(context), context=context, max_steps=4, per_device_train_batch_size=4,
+            gradient_accumulation_steps=2, epo_lambda=0.1,
+        )  # fmt: skip
+        batches, before = [], weights(trainer)
+        original = trainer.play
+        trainer.play = lambda tasks, original=original, batches=batches, **kw: (
+            batches.append((list(tasks), original(tasks, **kw))) or batches[-1][1]
+        )
+        trainer.train()
+        result[context] = trainer, before, batches
+    return result
+
+
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+def test_both_contexts_train(trained, context):
+    trainer, before, batches = trained[context]
+    assert difference(before, weights(trainer)) > 1e-3
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+    losses = logged(trainer, "loss")
+    assert len(losses) == 4 and all(map(math.isfinite, losses))
+    assert len(batches) == 4
+
+
+def test_the_contexts_give_different_prompts(trained):
+    decode = toy_tokenizer().decode
+    turn = {context: batches[0][1][0].turns[1] for context, (_, _, batches) in trained.items()}
+    assert decode(turn["windowed"].prompt_ids).startswith("<|im_start|> user task :")
+    # the task was told in the first turn and is in the context already
+    followup = decode(turn["concatenated"].prompt_ids)
+    assert "task" not in followup and "<|im_start|> user unvisited :" in followup
+    first = {context: batches[0][1][0].turns[0].prompt_ids for context, (_, _, batches) in trained.items()}
+    assert first["windowed"] == first["concatenated"]
+
+
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+def test_members_of_a_group_start_from_the_identical_state(trained, context):
+    for tasks, episodes in trained[context][2]:
+        for start in range(0, ROWS, GROUP):
+            group = episodes[start : start + GROUP]
+            assert len({(e.task_id, e.seed, e.task, e.turns[0].observation, e.turns[0].prompt_ids) for e in group}) == 1
+            assert len(set(tasks[start : start + GROUP])) == 1
+            assert len({t.response_ids for e in group for t in e.turns[:1]}) > 1, "but they are not the same episode"
+        assert episodes[0].task_id != episodes[GROUP].task_id
+
+
+METRICS = (
+    """
+entropy/early_turns entropy/late_turns entropy/first10_tokens entropy/last10_tokens
+epo/reference epo/beta epo/smoothing_loss epo/net_coef_above_band
+epo/share_below_band epo/share_inside_band epo/share_above_band
+env/success_rate env/return env/turns env/invalid_actions time/generate time/env time/update
+""".split()
+    + [f"stop/{reason}" for reason in StopReason]
+)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_is_logged_at_every_step(trained, name):
+    trainer = trained["windowed"][0]
+    values = logged(trainer, name)
+    assert len(values) == (3 if name == "epo/reference" else 4), "the first RL step has no reference"
+    assert all(isinstance(value, float) and math.isfinite(value) for value in values)
+
+
+def test_the_metrics_say_what_was_played(trained):
+    trainer, _, batches = trained["windowed"]
+    for k, (_, episodes) in enumerate(batches):
+        turns = sum(len(e.turns) for e in episodes)
+        assert logged(trainer, "env/turns")[k] == turns / ROWS
+        assert logged(trainer, "env/return")[k] == pytest.approx(sum(e.total_reward for e in episodes) / ROWS)
+        assert logged(trainer, "env/invalid_actions")[k] == sum(e.invalid_actions for e in episodes) / turns
+        assert logged(trainer, "env/success_rate")[k] == sum(e.won for e in episodes) / ROWS
+        assert sum(logged(trainer, f"stop/{reason}")[k] for reason in StopReason) == 1.0
+        shares = [logged(trainer, f"epo/share_{part}_band")[k] for part in ("below", "inside", "above")]
+        assert sum(shares) == pytest.approx(1.0)
+        beta = logged(trainer, "epo/beta")[k]
+        assert logged(trainer, "epo/net_coef_above_band")[k] == pytest.approx(0.1 * (1 - 0.1 * beta))
+    entries = [entry["0"] for entry in trainer.entropy_history.state_dict()["entries"]]
+    assert logged(trainer, "epo/reference") == pytest.approx([sum(entries[:k]) / k for k in (1, 2, 3)])
+
+
+# -------------------------------------------------------------------------------------------------------- evaluation
+
+
+class Recording(ToySuite):
+    """Notes which tasks are played."""
+
+    def __init__(self):
+        super().__init__()
+        self.played = []
+
+    def make_env(self):
+        suite = self
+
+        class Env(TreasureHunt):
+            def reset(self, **kwargs):
+                suite.played.append(kwargs["options"]["task_id"])
+                return super().reset(**kwargs)
+
+        return Env()
+
+
+def test_evaluation_plays_the_whole_lists_once(tmp_path):
+    suite = Recording()
+    trainer = make_trainer(tmp_path, suite=suite, eval_episodes=None, per_device_eval_batch_size=16, max_turns=1)
+    suite.played.clear()
+    metrics = trainer.evaluate()
+    assert suite.played == [*suite.task_ids("iid"), *suite.task_ids("ood")]
+    assert [(r.split, r.episodes) for r in trainer.last_reports] == [("iid", 40), ("ood", 40)]
+    for split in ("iid", "ood"):
+        assert {f"eval_{split}/success_rate", f"eval_{split}/turns", f"eval_{split}/invalid_actions"} <= metrics.keys()
+    (file,) = (tmp_path / "evaluations").iterdir()
+    saved = json.loads(file.read_text())
+    assert file.name == "step_000000.json" and saved["step"] == 0
+    assert [(r["split"], r["episodes"], r["protocol"]["temperature"]) for r in saved["reports"]] == [
+        ("iid", 40, 0.4),
+        ("ood", 40, 0.4),
+    ]
+
+
+def test_evaluation_changes_neither_random_state_nor_mode_nor_temperature(tmp_path):
+    trainer = make_trainer(tmp_path, eval_temperature=0.3)
+    temperatures = []
+    original = trainer.model.generate
+
+    def generate(**kwargs):
+        temperatures.append(kwargs["generation_config"].temperature)
+        assert not trainer.model.training
+        return original(**kwargs)
+
+    trainer.model.generate = generate
+    trainer.model.train()
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    first = trainer.evaluate()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert trainer.model.training
+    assert set(temperatures) == {0.3}
+    assert trainer.generation_config.temperature == trainer.generation_kwargs["temperature"] == 1.0
+    assert (trainer.rl_step, len(trainer.entropy_history)) == (0, 0)
+    torch.manual_seed(4)
+    again = trainer.evaluate()
+    for metrics in (first, again):
+        metrics.pop("eval_iid/seconds"), metrics.pop("eval_ood/seconds")
+    assert first == again, "the sampling of evaluation has its own seed"
+
+
+def test_weights_are_the_same_with_and_without_evaluation(tmp_path):
+    runs = []
+    for name, changes in (
+        ("without", {}),
+        ("with", {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True}),
+    ):
+        trainer = make_trainer(tmp_path / name, max_steps=3, **changes)
+        trainer.train()
+        runs.append(trainer)
+    assert_bit_equal(weights(runs[0]), weights(runs[1]))
+    assert logged(runs[0], "loss") == logged(runs[1], "loss")
+    assert len(logged(runs[1], "eval_iid/success_rate")) == 4
+    files = sorted(path.name for path in (tmp_path / "with" / "evaluations").iterdir())
+    assert files == [f"step_{step:06d}.json" for step in range(4)]
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"entropy_coef": 0.01}, "entropy_coef: got 0.01 .*epo_lambda=0.001"),
+        ({"use_adaptive_entropy": True, "entropy_target": 1.0}, "use_adaptive_entropy=True.*epo_lambda"),
+        (
+            {
+                "save_strategy": "steps",
+                "save_steps": 3,
+                "steps_per_generation": 2,
+                "gradient_accumulation_steps": 1,
+                "per_device_train_batch_size": 4,
+            },
+            "save_steps: got 3, .*2 optimizer steps",
+        ),
+        ({"smoothing_penalty": "square"}, "smoothing_penalty: got 'square', takes one of .*hinge"),
+        ({"entropy_history": "epoch"}, "entropy_history: got 'epoch', takes one of .*step"),
+        ({"context": "sliding"}, "context: got 'sliding', takes one of .*windowed"),
+        ({"invalid_action": "retry"}, "invalid_action: got 'retry', takes one of .*pass"),
+        ({"epo_lambda": -0.1}, "epo_lambda: got -0.1, takes a number >= 0"),
+        ({"epo_lambda": math.nan}, "epo_lambda: got nan"),
+        ({"kappa_low": 1.5, "kappa_high": 1.0}, "kappa_high: got 1.0, takes a number >= kappa_low"),
+        ({"max_turns": 0}, "max_turns: got 0"),
+        ({"max_completion_length": None}, "max_completion_length: got None"),
+        ({"entropy_history_window": 0}, "entropy_history_window: got 0"),
+        ({"eval_temperature": 0.0}, "eval_temperature: got 0.0"),
+        ({"num_generations": 3}, "num_generations"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_bad_setting_is_named(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, **changes)
+
+
+def test_trls_own_bonus_is_allowed_without_lambda(tmp_path):
+    assert make_config(tmp_path, epo_lambda=0.0, entropy_coef=0.01).entropy_coef == 0.01
+
+
+def test_a_checkpoint_at_the_end_of_a_batch_is_allowed(tmp_path):
+    make_config(tmp_path, save_strategy="steps", save_steps=4, steps_per_generation=2, per_device_train_batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        ({"context": "windowed", "max_prompt_length": 96}, "windowed context needs at least 96 . 6 = 102 tokens"),
+        (
+            {"context": "concatenated", "max_prompt_length": 80, "max_turns": 4},
+            "concatenated context needs at least 80 . 4 x 6 = 104 tokens",
+        ),
+    ],
+)
+def test_a_turn_budget_that_cannot_fit_is_named(tmp_path, changes, needed):
+    with pytest.raises(ValueError, match=f"max_turns, max_prompt_length.*{needed}, but max_position_embeddings is 100"):
+        make_trainer(tmp_path, model=make_model(max_position_embeddings=100), **changes)
+
+
+def test_a_turn_budget_that_just_fits_is_taken(tmp_path):
+    trainer = make_trainer(tmp_path, model=make_model(max_position_embeddings=100), max_prompt_length=94)
+    assert trainer.context.max_context_tokens == 100
+
+
+def broken_tokenizer(**changes):
+    tokenizer = copy.deepcopy(toy_tokenizer())
+    for name, value in changes.items():
+        setattr(tokenizer, name, value)
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"pad_token": None}, ValueError, "processing_class: the tokenizer has no pad_token"),
+        ({"eos_token": None}, ValueError, "processing_class: the tokenizer has no eos_token"),
+        ({"chat_template": None}, ChatTemplateError, "processing_class: the tokenizer has no chat template"),
+        (
+            {"chat_template": "{{ messages[-1]['content'] }}"},
+            ChatTemplateError,
+            "processing_class: the chat template must show every message exactly once",
+        ),
+    ],
+)
+def test_a_tokenizer_that_does_not_fit_is_named(tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
+        EPOTrainer(make_model(), ToySuite(), args=make_config(tmp_path), processing_class=broken_tokenizer(**changes))
+
+
+def test_a_template_with_an_unknown_field_is_named_before_training(tmp_path):
+    for part in ("first", "next", "history", "followup"):
+        (tmp_path / f"{part}.txt").write_text("{task} {weather}" if part == "next" else "{task}" * (part == "first"))
+    with pytest.raises(TemplateError, match=r"prompt_template.*next.txt: unknown field \['weather'\]"):
+        make_trainer(tmp_path / "run", prompt_template=str(tmp_path))
+
+
+def test_an_unknown_template_and_protocol_are_named(tmp_path):
+    with pytest.raises(TemplateError, match="prompt_template: got 'chess', takes one of"):
+        make_trainer(tmp_path, prompt_template="chess")
+    with pytest.raises(ValueError, match="protocol: got 'chess', takes one of"):
+        make_trainer(tmp_path, protocol="chess")
