@@ -206,6 +206,12 @@ def test_the_first_prompt_too_must_leave_room_for_a_response(qwen):
         assert (build(context) is not None) == fits
 
 
+def test_a_concatenated_prompt_too_is_bounded_by_itself(qwen):
+    ids = build(context_of(qwen, "concatenated"), PAST).ids
+    assert build(context_of(qwen, "concatenated", max_prompt_tokens=len(ids)), PAST).ids == ids
+    assert build(context_of(qwen, "concatenated", max_prompt_tokens=len(ids) - 1), PAST) is None
+
+
 def test_an_episode_whose_context_is_full_stops_there(qwen):
     _, whole, prompts = play_one(qwen, [answer("go")] * 3)
     episode, _, _ = play_one(qwen, [answer("go")] * 3, max_context_tokens=len(prompts[2]) - 1)

@@ -155,6 +155,11 @@ def test_rewards_of_the_environment_count_by_their_weight(tokenizer):
     assert [turn.reward for turn in episode.turns] == [1.0, 5.0]
 
 
+def test_success_is_paid_only_on_the_turn_that_ends_the_episode(tokenizer):
+    [episode] = play(tokenizer, [ScriptedEnv(step(won=True), WIN)])
+    assert [turn.reward for turn in episode.turns] == [0.0, 10.0]
+
+
 def test_reasoning_may_be_optional(tokenizer):
     response = "<action> go </action>"
     [strict] = play(tokenizer, [ScriptedEnv(WIN)], [[response]])
