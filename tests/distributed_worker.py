@@ -1,0 +1,149 @@
+"""One rank of `test_distributed.py`: `python distributed_worker.py {ddp,zero3} FOLDER` with torch's rank variables.
+
+Step 1 trains on episodes made by hand, so that one process can do the same; steps 2 and 3 play. Rank 0's games end
+after one turn, rank 1's after three, so rank 0 has to go on generating while it has nothing to play.
+"""
+
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import torch
+import torch.distributed as dist
+from trainer_kit import ROWS, make_episodes, make_trainer
+from transformers import TrainerCallback
+
+from epo_trl.envs.toy import ToySuite, TreasureHunt
+from epo_trl.trainers import EPOTrainer
+
+WORLD = 2
+SETTINGS: dict[str, Any] = {
+    "num_generations": ROWS,  # one group, spread over the ranks
+    "optim": "sgd",
+    "learning_rate": 1.0,
+    "lr_scheduler_type": "constant",
+    "epo_lambda": 0.3,
+    "smoothing_alpha": 0.7,
+    "kappa_high": 1.0,
+    "eval_episodes": 5,
+    "per_device_eval_batch_size": 2,
+}
+ZERO3 = {
+    "zero_optimization": {
+        "stage": 3,
+        # nothing may stay gathered: that would hide ranks that disagree
+        "stage3_param_persistence_threshold": 0,
+        "stage3_max_live_parameters": 0,
+        "stage3_max_reuse_distance": 0,
+        "stage3_prefetch_bucket_size": 0,
+    },
+    "zero_allow_untested_optimizer": True,
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+}
+
+
+class KeepFirst(TrainerCallback):
+    """Keeps the weights after the first optimizer step. Collective under ZeRO-3."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, torch.Tensor] = {}
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step == 1:
+            self.weights = gathered(model)
+
+
+def gathered(model: Any) -> dict[str, torch.Tensor]:
+    named = {name.removeprefix("module."): p for name, p in model.named_parameters()}
+    if any("ds_id" in vars(p) for p in named.values()):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(named.values())):
+            return {name: p.detach().clone() for name, p in named.items()}
+    return {name: p.detach().clone() for name, p in named.items()}
+
+
+class OneFaultySuite(ToySuite):
+    """The last environment of rank 1 fails in its second turn."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(move_limit=1 if rank == 0 else 3)
+        self.rank, self.made = rank, 0
+
+    def make_env(self) -> TreasureHunt:
+        self.made += 1
+        env = super().make_env()
+        if self.rank == 1 and self.made == 4:
+            original = env.step
+
+            def step(action):
+                if env._state.moves == 1:
+                    raise RuntimeError("the engine died")
+                return original(action)
+
+            env.step = step
+        return env
+
+
+def inject_first(trainer: EPOTrainer, episodes: list[Any]) -> None:
+    """The first rollout gives these episodes, the later ones are played."""
+    original, left = trainer.play, [episodes]
+    trainer.play = lambda tasks, **kwargs: left.pop() if left else original(tasks, **kwargs)
+
+
+def main(mode: str, folder: Path) -> None:
+    if mode == "zero3":
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it is compiled for 38 s
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    rank = dist.get_rank()
+    keep = KeepFirst()
+    trainer = make_trainer(
+        folder / "run",
+        suite=OneFaultySuite(rank),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        max_steps=3,
+        save_strategy="steps" if mode == "ddp" else "no",
+        save_steps=3,
+        deepspeed=ZERO3 if mode == "zero3" else None,
+        callbacks=[keep],
+        **SETTINGS,
+    )
+    assert trainer.accelerator.num_processes == WORLD, trainer.accelerator.state
+    share = ROWS // WORLD
+    inject_first(trainer, make_episodes()[rank * share : (rank + 1) * share])
+    trainer.train()
+    played = [[len(e.turns), str(e.stop)] for e in trainer._episodes]
+    trainer.evaluate()
+    torch.save({"first": keep.weights, "last": gathered(trainer.model)}, folder / f"weights{rank}.pt")
+    (folder / f"rank{rank}.json").write_text(
+        json.dumps(
+            {
+                "kind": str(trainer.accelerator.distributed_type),
+                "history": trainer.entropy_history.state_dict(),
+                "rl_step": trainer.rl_step,
+                "log": trainer.state.log_history,
+                "played": played,
+                "evaluated": {r.split: r.episodes for r in trainer.last_reports},
+            }
+        )
+    )
+    dist.barrier()
+    trainer.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # some runs abort while the interpreter goes down, after all is done

@@ -1,0 +1,123 @@
+"""Two processes on the CPU, DDP over gloo and DeepSpeed ZeRO-3: they agree, do not hang, and equal one process."""
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from distributed_worker import SETTINGS, WORLD, KeepFirst, inject_first
+from trainer_kit import ROWS, difference, make_episodes, make_model, make_trainer
+
+pytestmark = pytest.mark.slow
+TESTS = Path(__file__).parent
+TIMEOUT_SECONDS = 150
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def launch(mode: str, folder: Path) -> None:
+    """Runs one process per rank; kills them all and shows what they wrote if one fails or time is up."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "PYTEST_"))}
+    env |= {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD), "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
+    }  # fmt: skip
+    processes, logs = [], [folder / f"rank{rank}.log" for rank in range(WORLD)]
+    try:
+        for rank, log in enumerate(logs):
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(TESTS / "distributed_worker.py"), mode, str(folder)],
+                    env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD)},
+                    stdout=log.open("w"),
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+        end = time.monotonic() + TIMEOUT_SECONDS
+        while any(p.poll() is None for p in processes) and time.monotonic() < end:
+            if any(p.poll() for p in processes):
+                break
+            time.sleep(0.2)
+        codes = [p.poll() for p in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    tails = "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs)
+    assert codes == [0] * WORLD, f"exit codes {codes} (None: still running after {TIMEOUT_SECONDS} s)\n{tails}"
+
+
+@pytest.fixture(scope="module", params=["ddp", pytest.param("zero3", marks=needs_deepspeed)])
+def ranks(request, tmp_path_factory):
+    """Returns what both ranks wrote, and the folder."""
+    folder = tmp_path_factory.mktemp(request.param)
+    launch(request.param, folder)
+    results = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
+    expected = {"ddp": "DistributedType.MULTI_CPU", "zero3": "DistributedType.DEEPSPEED"}[request.param]
+    assert {r["kind"] for r in results} <= {expected, "DistributedType.MULTI_GPU"}
+    return results, [torch.load(folder / f"weights{rank}.pt") for rank in range(WORLD)], folder
+
+
+def test_ranks_with_different_numbers_of_turns_do_not_wait_for_each_other(ranks):
+    results, *_ = ranks
+    assert [turns for turns, _ in results[0]["played"]] == [1, 1, 1, 1]
+    assert [turns for turns, _ in results[1]["played"]] == [3, 3, 3, 1]
+
+
+def test_an_exception_in_one_ranks_game_aborts_that_episode_alone(ranks):
+    results, *_ = ranks
+    assert [stop for _, stop in results[1]["played"]] == ["truncated"] * 3 + ["aborted"]
+    logged = [entry["env/aborted"] for entry in results[0]["log"] if "env/aborted" in entry]
+    assert logged == [1 / ROWS] * 3  # the episodes made by hand have an aborted one too
+
+
+def test_the_history_is_the_same_on_every_rank(ranks):
+    (one, other), *_ = ranks
+    assert one["rl_step"] == other["rl_step"] == 3
+    assert one["history"] == other["history"]
+    assert len({entry["0"] for entry in one["history"]["entries"]}) == 3
+
+
+def test_the_weights_are_the_same_on_every_rank(ranks):
+    _, (one, other), _ = ranks
+    for name in ("first", "last"):
+        assert difference(one[name], other[name]) == 0.0
+
+
+def test_evaluation_spreads_lists_that_do_not_divide_evenly(ranks):
+    results, _, folder = ranks
+    assert all(r["evaluated"] == {"iid": 5, "ood": 5} for r in results)
+    assert [path.name for path in (folder / "run" / "evaluations").iterdir()] == ["step_000003.json"]
+
+
+def test_loss_gradient_and_history_are_those_of_one_process(ranks, tmp_path):
+    """SGD with rate 1, so the weights moved by the gradient."""
+    (result, _), (weights, _), _ = ranks
+    keep = KeepFirst()
+    trainer = make_trainer(tmp_path, max_steps=1, callbacks=[keep], **SETTINGS)
+    inject_first(trainer, make_episodes())
+    trainer.train()
+    start = dict(make_model().named_parameters())
+    moved = {name: start[name].detach() - value for name, value in keep.weights.items()}
+    assert max(float(value.abs().max()) for value in moved.values()) > 0.1
+    assert difference(keep.weights, weights["first"]) < 1e-5
+    alone, together = trainer.state.log_history[0], result["log"][0]
+    for name in ("loss", "grad_norm", "reward", "entropy/early_turns", "entropy/late_turns", "epo/entropy_loss"):
+        assert together[name] == pytest.approx(alone[name], rel=2e-5, abs=1e-5), name
+    entries = [state["entries"][0]["0"] for state in (trainer.entropy_history.state_dict(), result["history"])]
+    assert entries[0] == pytest.approx(entries[1], rel=1e-6)
