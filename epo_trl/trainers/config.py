@@ -71,7 +71,7 @@ class EPOConfig(GRPOConfig):
     max_prompt_length: int = field(
         default=2048, metadata={"help": "Longest prompt of one turn, in tokens; oldest history is dropped first."}
     )
-    max_completion_length: int = field(  # type: ignore[assignment]
+    max_completion_length: int = field(
         default=512, metadata={"help": "Longest response of one turn, in tokens."}
     )
     prompt_template: str = field(
