@@ -9,6 +9,7 @@ Notation: H entropy of a token, A advantage, lambda `epo_lambda`, k RL step, K R
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ from trl import GRPOConfig, GRPOTrainer
 from epo_trl.rollout import episode_to_row
 from epo_trl.types import StopReason
 
+F64 = torch.float64
 HISTORY = [3.4, 3.2]
 REFERENCE = 3.3
 BAND = {"kappa_low": 0.97, "kappa_high": 1.045}  # the tokens of `make_episodes` fall below, inside and above
@@ -108,7 +110,7 @@ def reference_loss(
     temperature=1.0,
 ):  # fmt: skip
     """L = L_MT - lambda * (L_H - beta_k * L_smooth), read from the paper; L_MT with TRL's "dapo" normaliser."""
-    policy, count, bonuses, penalties = torch.zeros((), dtype=torch.float64), 0, [], []
+    policy, count, bonuses, penalties = torch.zeros((), dtype=F64), 0, [], []
     for j, episode in enumerate(episodes):
         if episode.stop is StopReason.ABORTED:
             continue
@@ -182,8 +184,7 @@ def test_loss_and_gradient_are_those_of_the_equations(tmp_path, tolerance, conte
     trainer = trainer_with(tmp_path, episodes, micro_batches=2, context=context)
     advantages = group_advantages(episodes)
     if tolerance < 1e-6:  # TRL's advantages are float32
-        trainer.assign_credit = lambda batch: torch.tensor(advantages).double().unsqueeze(1) * batch.response_mask
-        advantages = torch.tensor(advantages).double().tolist()
+        trainer.assign_credit = lambda batch: torch.tensor(advantages, dtype=F64).unsqueeze(1) * batch.response_mask
     got = step_of(trainer)
     model = make_model().double()
     expected = with_gradients(model, reference_loss(model, episodes, advantages, **plain(context)))
@@ -212,13 +213,13 @@ def test_clipped_ratios_credit_per_turn_temperature_and_kl(tmp_path, monkeypatch
     trainer = trainer_with(
         tmp_path, episodes, model=model, micro_batches=4, context=context, temperature=0.8, beta=0.05
     )
-    flat_old, flat_advantage = torch.zeros(ROWS, 40).double(), torch.zeros(ROWS, 40).double()
+    flat_old, flat_advantage = torch.zeros(ROWS, 40, dtype=F64), torch.zeros(ROWS, 40, dtype=F64)
     for j, episode in enumerate(episodes):
         row = episode_to_row(episode, 0)
         if episode.is_usable:
             mask = torch.tensor(row.env_mask).bool()
-            flat_old[j, : len(mask)][mask] = torch.tensor([x for turn in old[j] for x in turn]).double()
-            flat_advantage[j, : len(mask)] = torch.tensor([per_turn[j][t] for t in row.turn_ids]).double()
+            flat_old[j, : len(mask)][mask] = torch.tensor([x for turn in old[j] for x in turn], dtype=F64)
+            flat_advantage[j, : len(mask)] = torch.tensor([per_turn[j][t] for t in row.turn_ids], dtype=F64)
     trainer.assign_credit = lambda batch: flat_advantage[:, : batch.turn_ids.shape[1]] * batch.response_mask
     original = trainer._generate_and_score_completions
 
@@ -233,7 +234,7 @@ def test_clipped_ratios_credit_per_turn_temperature_and_kl(tmp_path, monkeypatch
     loss = reference_loss(
         plain_model, episodes, per_turn, old=old, kl=0.05, kl_model=kl_model, temperature=0.8, **plain(context)
     )
-    assert_same(got, with_gradients(plain_model, loss), 1e-6)  # the saved reference model is float32
+    assert_same(got, with_gradients(plain_model, loss), 1e-11)
 
 
 def test_a_history_per_turn_has_its_own_reference_for_each_turn(tmp_path, monkeypatch):
@@ -241,16 +242,14 @@ def test_a_history_per_turn_has_its_own_reference_for_each_turn(tmp_path, monkey
     episodes = make_episodes()
     trainer = trainer_with(tmp_path, episodes, entropy_history="turn")
     advantages = group_advantages(episodes)
-    trainer.assign_credit = lambda batch: torch.tensor(advantages).double().unsqueeze(1) * batch.response_mask
+    trainer.assign_credit = lambda batch: torch.tensor(advantages, dtype=F64).unsqueeze(1) * batch.response_mask
     references = {0: 3.5, 1: 3.25, 2: 3.375}  # exact in float32; turn 3 was never reached before
     trainer.entropy_history.append(references)
     trainer.rl_step = RL_STEP
     got = catch_step(trainer)
     model = make_model().double()
     settings = plain("windowed", reference={**references, 3: None})
-    expected = with_gradients(
-        model, reference_loss(model, episodes, torch.tensor(advantages).double().tolist(), **settings)
-    )
+    expected = with_gradients(model, reference_loss(model, episodes, advantages, **settings))
     assert_same(got, expected, 1e-11)
 
 
@@ -300,6 +299,24 @@ def test_two_optimizer_steps_on_one_batch_average_to_one_step_on_it(tmp_path, mo
         trainer._step += 1
     halves = {name: p.grad / 2 for name, p in trainer.model.named_parameters()}
     assert_same((sum(losses).detach() / 2, halves), whole, 1e-11)
+
+
+def test_rows_that_mask_truncated_completions_clears_count_nowhere(tmp_path, monkeypatch):
+    """An episode whose last response was cut is left out of all means, its tokens see what they saw."""
+    compute_in_float64(monkeypatch)
+    eos, cut = toy_tokenizer().eos_token_id, {0, 3, 6}
+    episodes = make_episodes()
+    for j, e in enumerate(episodes):
+        if j not in cut:
+            last = replace(e.turns[-1], response_ids=(*e.turns[-1].response_ids, eos))
+            episodes[j] = replace(e, turns=(*e.turns[:-1], last))
+    trainer = trainer_with(tmp_path, episodes, micro_batches=2, mask_truncated_completions=True)
+    advantages = group_advantages(episodes)
+    trainer.assign_credit = lambda batch: torch.tensor(advantages, dtype=F64).unsqueeze(1) * batch.response_mask
+    got = step_of(trainer)
+    kept = [replace(e, stop=StopReason.ABORTED) if j in cut else e for j, e in enumerate(episodes)]
+    model = make_model().double()
+    assert_same(got, with_gradients(model, reference_loss(model, kept, advantages, **plain("windowed"))), 1e-11)
 
 
 def test_a_batch_of_nothing_but_aborted_episodes_moves_nothing(tmp_path):
@@ -357,7 +374,7 @@ def test_lambda_does_change_the_gradient(tmp_path):
 def prepared(tmp_path, **changes):
     """Returns a trainer and its one micro-batch; nothing but the entropy terms is left in the loss."""
     trainer = trainer_with(tmp_path, make_episodes(), epo_lambda=1.0, **changes)
-    trainer.assign_credit = lambda batch: torch.zeros(batch.turn_ids.shape).double()
+    trainer.assign_credit = lambda batch: torch.zeros(batch.turn_ids.shape, dtype=F64)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer, trainer._prepare_inputs(one_batch())

@@ -323,6 +323,34 @@ def test_members_of_a_group_start_from_the_identical_state(trained, context):
         assert episodes[0].task_id != episodes[GROUP].task_id
 
 
+def test_a_run_with_gradient_checkpointing_is_bit_equal(tmp_path):
+    """Generation switches checkpointing off and on again."""
+    runs = []
+    for checkpointing in (False, True):
+        trainer = make_trainer(tmp_path, gradient_checkpointing=checkpointing, max_steps=2)
+        trainer.train()
+        runs.append(weights(trainer))
+    assert_bit_equal(*runs)
+
+
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+def test_lora_trains_the_adapter_alone_with_the_base_as_reference(tmp_path, context):
+    peft = pytest.importorskip("peft")
+    trainer = EPOTrainer(
+        make_model(),
+        ToySuite(),
+        args=make_config(tmp_path, max_steps=3, beta=0.01, epo_lambda=0.1, context=context),
+        processing_class=toy_tokenizer(),
+        peft_config=peft.LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+    )
+    before = weights(trainer)
+    trainer.train()
+    moved = {name for name, value in weights(trainer).items() if not torch.equal(value, before[name])}
+    assert moved and all("lora_" in name for name in moved)
+    kl = logged(trainer, "kl")
+    assert kl[0] == pytest.approx(0.0, abs=1e-6) and kl[2] > 1e-6
+
+
 METRICS = (
     """
 entropy/early_turns entropy/late_turns entropy/first10_tokens entropy/last10_tokens
@@ -530,6 +558,11 @@ def broken_tokenizer(**changes):
 def test_a_tokenizer_that_does_not_fit_is_named(tmp_path, changes, error, message):
     with pytest.raises(error, match=message):
         EPOTrainer(make_model(), ToySuite(), args=make_config(tmp_path), processing_class=broken_tokenizer(**changes))
+
+
+def test_kl_needs_a_model_that_can_be_loaded_again(tmp_path):
+    with pytest.raises(ValueError, match="beta: got 0.01, .*save the model and pass its path"):
+        make_trainer(tmp_path, beta=0.01)
 
 
 def test_a_template_with_an_unknown_field_is_named_before_training(tmp_path):

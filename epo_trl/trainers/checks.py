@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from accelerate.utils import is_peft_model
+
 from epo_trl.trainers.config import EPOConfig
 
 
@@ -15,6 +17,17 @@ def check_tokenizer(tokenizer: Any) -> None:
                 f"processing_class: the tokenizer has no {token}; set one that is not used for anything else, for "
                 f"example `tokenizer.{token} = '<|endoftext|>'` for a Qwen model"
             )
+
+
+def check_reference(args: EPOConfig, model: Any, peft_config: Any) -> None:
+    """Raises `ValueError` if TRL is to load a reference model from a path that the model does not have."""
+    if not args.beta or isinstance(model, str) or peft_config is not None or is_peft_model(model):
+        return
+    if not model.config._name_or_path:
+        raise ValueError(
+            f"beta: got {args.beta}, for which the reference model is loaded from where the policy came from, but this "
+            "model was made in memory; save the model and pass its path, or set beta=0"
+        )
 
 
 def check_context_fits(args: EPOConfig, model_config: Any) -> int | None:

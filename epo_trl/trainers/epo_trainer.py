@@ -39,7 +39,7 @@ from epo_trl.rollout import (
     episode_to_row,
     play_episodes,
 )
-from epo_trl.trainers.checks import check_context_fits, check_tokenizer
+from epo_trl.trainers.checks import check_context_fits, check_reference, check_tokenizer
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.entropy_meter import EntropyMeter
 from epo_trl.trainers.progress import use_short_progress
@@ -101,6 +101,7 @@ class EPOTrainer(GRPOTrainer):
             path = model if isinstance(model, str) else model.config._name_or_path
             processing_class = AutoTokenizer.from_pretrained(path, padding_side="left")
         check_tokenizer(processing_class)
+        check_reference(args, model, kwargs.get("peft_config"))
         self.context = ContextBuilder(
             processing_class,
             PromptTemplate.load(args.prompt_template),
