@@ -10,7 +10,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 export TOKENIZERS_PARALLELISM = false
 unexport DS_ACCELERATOR
 
-.PHONY: train test test-fast lint bench notebooks clean
+.PHONY: train compare test test-fast lint bench notebooks clean
 .DELETE_ON_ERROR:
 
 $(STAMP): setup.cfg constraints.txt
@@ -22,6 +22,9 @@ $(STAMP): setup.cfg constraints.txt
 
 train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ALGO=grpo_epo] [SEED=0]
 	$(PY) recipes/make_train.py $(if $(ALGO),--algo $(ALGO)) $(if $(SEED),--seed $(SEED))
+
+compare: $(STAMP)  ## three seeds of GRPO and of GRPO+EPO side by side; hours on 2 cores
+	$(PY) recipes/compare.py --seeds $(or $(SEEDS),0 1 2)
 
 test: $(STAMP)  ## the whole suite
 	$(PY) -m pytest -n 2

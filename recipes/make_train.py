@@ -68,4 +68,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted; run the same command again to go on from the last checkpoint") from None
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"{Path(error.cmd[1]).name} stopped with exit code {error.returncode}") from None
