@@ -301,6 +301,22 @@ def test_both_contexts_train(trained, context):
     assert len(batches) == 4
 
 
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+def test_both_contexts_learn_what_is_rewarded(tmp_path, context):
+    """Rewarded is the share of sampled tokens in the lower half of the vocabulary: half of them at the start."""
+    middle = len(toy_tokenizer()) // 2
+
+    def low_tokens(completions, episode, **kwargs):
+        ids = [[token for turn in e.turns for token in turn.response_ids] for e in episode]
+        return [sum(token < middle for token in tokens) / len(tokens) for tokens in ids]
+
+    model = make_model(sharpness=1.0)
+    trainer = make_trainer(tmp_path, model=model, context=context, reward_funcs=low_tokens, max_steps=40, max_turns=2)
+    trainer.train()
+    shares = logged(trainer, "rewards/low_tokens/mean")
+    assert shares[0] < 0.7 and sum(shares[-5:]) / 5 > 0.8, shares
+
+
 def test_the_contexts_give_different_prompts(trained):
     decode = toy_tokenizer().decode
     turn = {context: batches[0][1][0].turns[1] for context, (_, _, batches) in trained.items()}
