@@ -14,6 +14,9 @@ import pytest
 import torch
 from distributed_worker import SETTINGS, WORLD, KeepFirst, inject_first
 from trainer_kit import ROWS, difference, make_episodes, make_model, make_trainer
+from transformers import AutoModelForCausalLM
+
+from epo_trl.trainers.epo_trainer import STATE_FILE
 
 pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parent
@@ -103,6 +106,15 @@ def test_evaluation_spreads_lists_that_do_not_divide_evenly(ranks):
     results, _, folder = ranks
     assert all(r["evaluated"] == {"iid": 5, "ood": 5} for r in results)
     assert [path.name for path in (folder / "run" / "evaluations").iterdir()] == ["step_000003.json"]
+
+
+def test_the_checkpoint_has_the_history_and_a_model_that_loads_alone(ranks):
+    results, (weights, _), folder = ranks
+    checkpoint = folder / "run" / "checkpoint-3"
+    state = json.loads((checkpoint / STATE_FILE).read_text())
+    assert state == {"rl_step": 3, "entropy_history": results[0]["history"]}
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert difference(dict(model.named_parameters()), weights["last"]) == 0.0
 
 
 def test_loss_gradient_and_history_are_those_of_one_process(ranks, tmp_path):
