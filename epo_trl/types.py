@@ -36,14 +36,14 @@ class Turn:
         error: Why the action is not valid (`""` if it is).
     """
 
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...] = field(repr=False)
+    response_ids: tuple[int, ...] = field(repr=False)
     response: str
     observation: str
     action: str
     is_valid: bool
     reward: float = 0.0
-    logprobs: tuple[float, ...] | None = None
+    logprobs: tuple[float, ...] | None = field(default=None, repr=False)
     dropped_turns: int = 0
     error: str = ""
 

@@ -593,3 +593,19 @@ def test_an_unknown_template_and_protocol_are_named(tmp_path):
         make_trainer(tmp_path, prompt_template="chess")
     with pytest.raises(ValueError, match="protocol: got 'chess', takes one of"):
         make_trainer(tmp_path, protocol="chess")
+
+
+def test_a_run_that_would_end_or_save_inside_a_collected_batch_is_refused(tmp_path):
+    """Half of 6 steps is 3, and one RL step is 2 optimizer steps here."""
+    layout = {
+        "output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "num_generations": 2,
+        "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "steps_per_generation": 2,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="max_steps: got 3"):
+        EPOConfig(**layout, max_steps=3, save_strategy="epoch")
+    with pytest.raises(ValueError, match="save_steps: got 3"):
+        EPOConfig(**layout, max_steps=6, save_steps=0.5)
+    with pytest.raises(ValueError, match="eval_episodes: got 0"):
+        EPOConfig(**layout, eval_episodes=0)
+    EPOConfig(**layout, max_steps=6, save_steps=2)
+    EPOConfig(**layout, max_steps=3, save_strategy="no")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from trl import GRPOConfig
@@ -71,9 +72,7 @@ class EPOConfig(GRPOConfig):
     max_prompt_length: int = field(
         default=2048, metadata={"help": "Longest prompt of one turn, in tokens; oldest history is dropped first."}
     )
-    max_completion_length: int = field(
-        default=512, metadata={"help": "Longest response of one turn, in tokens."}
-    )
+    max_completion_length: int = field(default=512, metadata={"help": "Longest response of one turn, in tokens."})
     prompt_template: str = field(
         default="alfworld", metadata={"help": "Name of a template of epo_trl, or a folder with your own text files."}
     )
@@ -145,6 +144,8 @@ class EPOConfig(GRPOConfig):
             raise ValueError(f"kappa_high: got {self.kappa_high}, takes a number >= kappa_low ({self.kappa_low})")
         if not self.eval_temperature > 0:
             raise ValueError(f"eval_temperature: got {self.eval_temperature}, takes a number > 0")
+        if self.eval_episodes is not None and self.eval_episodes < 1:
+            raise ValueError(f"eval_episodes: got {self.eval_episodes}, takes an integer >= 1 or null")
         if self.entropy_history_window is not None and self.entropy_history_window < 1:
             raise ValueError(
                 f"entropy_history_window: got {self.entropy_history_window}, takes an integer >= 1 or null"
@@ -153,12 +154,18 @@ class EPOConfig(GRPOConfig):
     def _check_alignment(self) -> None:
         """A checkpoint inside a collected batch could not be resumed exactly: the batch is not saved."""
         per_rl_step = self.micro_steps_per_rl_step
-        if self.save_strategy == "steps" and self.save_steps >= 1:
-            if (int(self.save_steps) * self.gradient_accumulation_steps) % per_rl_step:
+        steps = {"max_steps": self.max_steps} if self.max_steps > 0 and self.save_strategy != "no" else {}
+        if self.save_strategy == "steps":
+            if self.save_steps < 1 and self.max_steps <= 0:
+                raise ValueError(f"save_steps: got {self.save_steps} without max_steps; takes a number of steps then")
+            fraction = self.save_steps < 1
+            steps["save_steps"] = math.ceil(self.save_steps * self.max_steps) if fraction else int(self.save_steps)
+        for name, value in steps.items():
+            if (value * self.gradient_accumulation_steps) % per_rl_step:
                 raise ValueError(
-                    f"save_steps: got {self.save_steps}, which ends inside a collected batch. One RL step is "
-                    f"{per_rl_step / self.gradient_accumulation_steps:g} optimizer steps here (steps_per_generation "
-                    f"{self.steps_per_generation} x num_iterations {self.num_iterations} / "
+                    f"{name}: got {value}, which ends inside a collected batch, where a checkpoint cannot be resumed "
+                    f"exactly. One RL step is {per_rl_step / self.gradient_accumulation_steps:g} optimizer steps here "
+                    f"(steps_per_generation {self.steps_per_generation} x num_iterations {self.num_iterations} / "
                     f"gradient_accumulation_steps {self.gradient_accumulation_steps}); take a multiple of it"
                 )
 

@@ -316,7 +316,7 @@ class EPOTrainer(GRPOTrainer):
                 entropies, reference, alpha=self.args.smoothing_alpha, kind=self.args.smoothing_penalty, **band
             )
         ).sum()
-        # The history holds entropies of the policy that collected the batch, so only its first pass counts.
+        # The history holds entropies of the batch as it was collected, so only the first pass over it counts.
         if self._step % self.args.micro_steps_per_rl_step < self.args.steps_per_generation:
             shares = band_shares(entropies.detach(), reference, mask, **band)
             self._meter.add(entropies, turn_ids, mask, shares=shares, bonus=bonus, penalty=penalty)
