@@ -12,6 +12,7 @@ model, gradient accumulation, distribution, logging. This class fills four seams
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -135,16 +136,19 @@ class EPOTrainer(GRPOTrainer):
 
         eval_lists = {split: suite.task_ids(split) for split in TEST_SPLITS if split in suite.splits}
         self.eval_tasks = {split: list(ids)[: args.eval_episodes] for split, ids in eval_lists.items()}
-        super().__init__(
-            model=model,
-            reward_funcs=reward_funcs if reward_funcs is not None else episode_return,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset={s: Dataset.from_dict({"prompt": ids}) for s, ids in self.eval_tasks.items()} or None,
-            processing_class=processing_class,
-            rollout_func=self._rollout,
-            **kwargs,
-        )
+        with warnings.catch_warnings():
+            # Our seam; its name and behaviour are checked by tests/test_trl_contract.py.
+            warnings.filterwarnings("ignore", message=".*'rollout_func', which is an experimental feature")
+            super().__init__(
+                model=model,
+                reward_funcs=reward_funcs if reward_funcs is not None else episode_return,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset={s: Dataset.from_dict({"prompt": ids}) for s, ids in self.eval_tasks.items()} or None,
+                processing_class=processing_class,
+                rollout_func=self._rollout,
+                **kwargs,
+            )
         use_short_progress(self)
         for context in (self.context, self.eval_context):
             context.max_context_tokens = check_context_fits(args, self.model.config)
