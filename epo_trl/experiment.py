@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.models import load_policy
 from epo_trl.trainers import EPOConfig, EPOTrainer
+from epo_trl.trainers.epo_trainer import STATE_FILE
 
 
 def train(suite: TaskSuite, args: EPOConfig, model_args: ModelConfig) -> EPOTrainer:
@@ -24,7 +24,7 @@ def train(suite: TaskSuite, args: EPOConfig, model_args: ModelConfig) -> EPOTrai
     )
     if isinstance(model, str):
         args.model_init_kwargs = {**_model_init_kwargs(model_args), **(args.model_init_kwargs or {})}
-    checkpoint = args.resume_from_checkpoint or last_checkpoint(args.output_dir)
+    checkpoint = args.resume_from_checkpoint or last_checkpoint(args.output_dir, complete=STATE_FILE)
     if checkpoint is not None:
         args.eval_on_start = False  # was done when the run began
     trainer = EPOTrainer(
@@ -40,9 +40,15 @@ def train(suite: TaskSuite, args: EPOConfig, model_args: ModelConfig) -> EPOTrai
     return trainer
 
 
-def last_checkpoint(folder: str) -> str | None:
-    """Returns the newest checkpoint in the folder, or `None`."""
-    return get_last_checkpoint(folder) if os.path.isdir(folder) else None
+def last_checkpoint(folder: str, complete: str = "trainer_state.json") -> str | None:
+    """Returns the newest whole checkpoint in the folder, or `None`.
+
+    Args:
+        folder: A run's output folder.
+        complete: The file that the trainer writes last. A checkpoint without it was cut off and is passed over.
+    """
+    found = [path for path in Path(folder).glob("checkpoint-*") if (path / complete).is_file()]
+    return str(max(found, key=lambda path: int(path.name.rpartition("-")[2]))) if found else None
 
 
 def _model_init_kwargs(model_args: ModelConfig) -> dict[str, Any]:
