@@ -1,0 +1,63 @@
+"""Writes the tables of docs/config.md from the help texts of the fields.
+
+python docs/make_config_tables.py
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from trl import GRPOConfig
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "config.md"
+BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
+
+sys.path.insert(0, str(ROOT / "recipes"))
+
+from evaluate import EvaluationArguments  # noqa: E402
+from sft import DemonstrationArguments  # noqa: E402
+
+from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
+from epo_trl.trainers import EPOConfig  # noqa: E402
+
+TABLES = {
+    "`EPOConfig`: training": EPOConfig,
+    "`AlfworldArguments`: games": AlfworldArguments,
+    "`DemonstrationArguments`: what `recipes/sft.py` shows": DemonstrationArguments,
+    "`EvaluationArguments`: `recipes/evaluate.py`": EvaluationArguments,
+}
+
+
+def default_of(field: dataclasses.Field) -> str:
+    """Returns the default as it would stand in a YAML file."""
+    value = field.default_factory() if field.default is dataclasses.MISSING else field.default
+    if isinstance(value, list):
+        return "[" + ", ".join(value) + "]"
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    return str(value) or '""'
+
+
+def table(config: type) -> str:
+    """Returns the fields that the class adds to TRL's, or whose defaults it changes, in order."""
+    inherited = {} if not issubclass(config, GRPOConfig) else {f.name: f for f in dataclasses.fields(GRPOConfig)}
+    lines = ["| field | default | |", "|---|---|---|"]
+    for field in dataclasses.fields(config):
+        if inherited.get(field.name) is field or field.name not in vars(config)["__annotations__"]:
+            continue
+        text = str(field.metadata["help"]).replace("|", "\\|").replace("<", "\\<")
+        lines.append(f"| `{field.name}` | `{default_of(field)}` | {text} |")
+    return "\n".join(lines)
+
+
+def page(text: str) -> str:
+    """Returns the page with fresh tables."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    tables = "\n\n".join(f"## {heading}\n\n{table(config)}" for heading, config in TABLES.items())
+    return f"{before}{BEGIN}\n{tables}\n\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,84 @@
+"""The reference pages are true: every config field and metric is there, links and named files lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+from trainer_kit import make_trainer
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What a trainer's log holds besides metrics.
+NOT_METRICS = {"step"}
+
+
+def test_the_tables_of_config_fields_are_fresh(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    import make_config_tables
+
+    text = make_config_tables.PAGE.read_text(encoding="utf-8")
+    assert "| `epo_lambda` | `0.001` |" in text
+    assert make_config_tables.page(text) == text, "run python docs/make_config_tables.py"
+
+
+def documented_metrics():
+    """Returns the names in the first column of the tables of metrics.md, in order."""
+    names = []
+    for line in (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("| `"):
+            names += re.findall(r"`([^`]+)`", line.split("|")[1])
+    return names
+
+
+def matches(name, documented):
+    pattern = re.escape(documented).replace(re.escape("..."), ".+").replace(re.escape("<task type>"), ".+")
+    return re.fullmatch(pattern, name) is not None
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    trainer = make_trainer(tmp_path_factory.mktemp("run"), max_steps=2)
+    trainer.train()
+    trainer.evaluate()
+    names = {name for line in trainer.state.log_history for name in line} - NOT_METRICS
+    return {re.sub(r"^eval_[a-z]+/", "", name) for name in names}
+
+
+def test_every_logged_metric_is_documented(logged):
+    assert {"epo/beta", "success_rate_low", "env/turns"} <= logged
+    names = documented_metrics()
+    assert {name for name in logged if not any(matches(name, known) for known in names)} == set()
+
+
+def test_every_metric_of_ours_that_is_documented_is_logged(logged):
+    ours = [n for n in documented_metrics() if n.startswith(("env/", "stop/", "rollout/", "entropy/", "epo/", "time/"))]
+    assert len(ours) > 20
+    assert set(ours) - logged == set()
+
+
+def test_every_metric_is_documented_once():
+    names = documented_metrics()
+    assert sorted(set(names)) == sorted(names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_lead_to_files(page):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page):
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(
+        r"\b((?:recipes|accelerate_configs|docs|tests|notebooks|benchmarks|epo_trl)/[\w./\-]+\.\w+)", text
+    )
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_pages_name_no_path_of_a_machine():
+    for page in PAGES:
+        assert re.findall(r"(?<![\w.])/(?:tmp|home|work|root|usr)/", page.read_text(encoding="utf-8")) == [], page.name
