@@ -4,7 +4,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from epo_trl.envs.toy import ToySuite
 from epo_trl.models import FAMILIES, build_model, build_tokenizer
+from epo_trl.models.load import corpus
+from epo_trl.rollout.templates import PromptTemplate, render
 
 TEXTS = [
     "You are in the middle of a room. You see a drawer 4, a cabinet 2, and a mug 12.",
@@ -205,3 +208,13 @@ def test_bad_sizes_and_families_are_errors(tokenizer):
         build_model(tokenizer, family="bert")
     with pytest.raises(ValueError, match="hidden_size: got 36, expected a multiple of 2 \\* heads = 8"):
         build_model(tokenizer, hidden_size=36)
+
+
+def test_the_vocabulary_has_every_word_that_a_prompt_of_the_suite_shows():
+    suite, template = ToySuite(), PromptTemplate.load("compact")
+    tokenizer = build_tokenizer(corpus(suite, "compact"))
+    env = suite.make_env()
+    for task_id in suite.task_ids("ood"):
+        observation, info = env.reset(options={"task_id": task_id})
+        prompt = render(template.first, {**info, "observation": observation, "turn": 1, "turns_taken": 0})
+        assert tokenizer.unk_token_id not in tokenizer(prompt)["input_ids"], prompt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
@@ -59,6 +60,7 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
     """Returns texts with every word that prompts and expert answers use, from the first training tasks."""
     words = PromptTemplate.load(template)
     texts = {getattr(words, part) for part in PARTS} | {ANSWER}
+    shown = {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
     env = suite.make_env()
     for seed, task_id in enumerate(suite.task_ids("train")[:CORPUS_TASKS]):
         observation, info = env.reset(seed=seed, options={"task_id": task_id})
@@ -66,6 +68,7 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
         expert.reset(observation, info)
         for _ in range(CORPUS_TURNS):
             texts |= {observation, info["task"], *info["admissible_actions"]}
+            texts |= {info[name] for name in shown & info.keys() if isinstance(info[name], str)}
             thought, action = expert.act(observation, info)
             texts.add(thought)
             observation, _, terminated, truncated, info = env.step(action)
