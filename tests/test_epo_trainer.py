@@ -178,11 +178,11 @@ def test_a_checkpoint_without_its_state_is_refused(tmp_path, content, message):
 
 
 class FaultyHunt(TreasureHunt):
-    """Fails at a chosen call, in every episode; pays something else for every action."""
+    """Fails at a chosen call, in every episode; pays something else for every action, and in every environment."""
 
-    def __init__(self, fails):
+    def __init__(self, fails, number):
         super().__init__()
-        self.fails, self.calls = fails, 0
+        self.fails, self.number, self.calls = fails, number, 0
 
     def reset(self, **kwargs):
         self.calls = 0
@@ -195,7 +195,7 @@ class FaultyHunt(TreasureHunt):
         if self.fails == "step" and self.calls == 2:
             raise RuntimeError("the engine died")
         observation, _, *rest = super().step(action)
-        return observation, float(len(action) % 7), *rest
+        return observation, float(len(action) % 7 + 10 * self.number), *rest
 
 
 class FaultySuite(ToySuite):
@@ -207,7 +207,7 @@ class FaultySuite(ToySuite):
 
     def make_env(self):
         self.made += 1
-        return FaultyHunt(self.fails if self.made == 3 else "")
+        return FaultyHunt(self.fails if self.made == 3 else "", self.made)
 
 
 @pytest.mark.parametrize(("fails", "error"), [("step", "RuntimeError: the engine died"), ("reset", "OSError: no such")])
