@@ -609,3 +609,10 @@ def test_a_run_that_would_end_or_save_inside_a_collected_batch_is_refused(tmp_pa
         EPOConfig(**layout, eval_episodes=0)
     EPOConfig(**layout, max_steps=6, save_steps=2)
     EPOConfig(**layout, max_steps=3, save_strategy="no")
+
+
+def test_a_trainer_of_a_saved_tiny_model_finds_its_tokenizer(tmp_path):
+    make_model("qwen2").save_pretrained(tmp_path / "model")
+    toy_tokenizer().save_pretrained(tmp_path / "model")
+    trainer = EPOTrainer(str(tmp_path / "model"), ToySuite(), args=make_config(tmp_path / "run"))
+    assert trainer.processing_class.get_vocab() == toy_tokenizer().get_vocab()

@@ -22,7 +22,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.trainer.utils import pad
 
@@ -31,6 +31,7 @@ from epo_trl.envs.base import TaskSuite, TextEnv
 from epo_trl.evaluation import EvalReport, Protocol, get_protocol
 from epo_trl.evaluation.play import protocol_context, protocol_settings
 from epo_trl.evaluation.samples import print_episodes
+from epo_trl.models import load_tokenizer
 from epo_trl.objectives import EntropyHistory, band_shares, beta_schedule, smoothing_penalty, turn_mean_weights
 from epo_trl.rollout import (
     ContextBuilder,
@@ -100,7 +101,7 @@ class EPOTrainer(GRPOTrainer):
         self.suite = suite
         if processing_class is None:
             path = model if isinstance(model, str) else model.config._name_or_path
-            processing_class = AutoTokenizer.from_pretrained(path, padding_side="left")
+            processing_class = load_tokenizer(path)
         check_tokenizer(processing_class)
         check_reference(args, model, kwargs.get("peft_config"))
         self.context = ContextBuilder(
