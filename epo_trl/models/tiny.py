@@ -131,8 +131,8 @@ class _Family:
     extra: tuple[str, ...] = ()  # fields of the configuration that are set to the size of one head
 
 
-# Not "qwen2" by default: transformers 5.23 loads the tokenizer of every Qwen2 checkpoint as Qwen2's own byte-level BPE,
-# whatever class the checkpoint names, and this vocabulary would be lost without a word.
+# transformers 5.23 loads the tokenizer of every "qwen2" checkpoint as Qwen2's own byte-level BPE, whatever class the
+# checkpoint names; `epo_trl.models.load_tokenizer` does not.
 FAMILIES: dict[str, _Family] = {
     "llama": _Family("LlamaConfig", "LlamaForCausalLM", ("head_dim",)),
     "qwen2": _Family("Qwen2Config", "Qwen2ForCausalLM"),
