@@ -167,6 +167,8 @@ def _draw_curve(axis: Any, curves: list[Curve], color: str, style: str, panel: P
     if not curves:
         return False
     scale = 100.0 if panel.percent else 1.0
+    if panel.dots and max(len(steps) for steps, _ in curves) <= window:
+        window = 1  # too few evaluations for a running mean to say anything
     smooth = [(steps, scale * running_mean(values, window)) for steps, values in curves]
     steps, mean, low, high = average_seeds(smooth)
     marker = "o" if len(steps) == 1 else None

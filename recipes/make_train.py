@@ -60,8 +60,7 @@ def main() -> None:
         "alfworld_grpo_epo.py", "tiny_cpu.yaml", policy, args.seed,
         "--model_name_or_path", str(warm_start), *ALGORITHMS[args.algo], *overrides,
     )  # fmt: skip
-    rows = {f"{when}, {report.split}": report for when, reports in read_reports(policy).items() for report in reports}
-    table = format_table(rows)
+    table = format_table(read_reports(policy), width=140)
     (policy / "table.txt").write_text(table, encoding="utf-8")
     plot = plot_runs([policy], policy / "curves.png")
     sys.stdout.write(f"\n{table}\ncurves: {plot}\npolicy: {policy}\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -166,15 +166,22 @@ class EvalReport:
         )
 
 
-def format_table(reports: Sequence[EvalReport] | dict[str, EvalReport], *, width: int = 120) -> str:
+def format_table(
+    reports: Sequence[EvalReport] | Mapping[str, EvalReport | Sequence[EvalReport]], *, width: int = 120
+) -> str:
     """Returns a plain-text table, one row per report and below each its kinds of task.
 
     Args:
-        reports: The reports, or a dict whose keys are shown in the first column, such as `"before RL"`.
+        reports: The reports, or a mapping from what is shown in the first column, such as `"before RL"`, to one report
+            or several.
         width: Columns of the text.
     """
-    labelled = reports.items() if isinstance(reports, dict) else [("", report) for report in reports]
-    rows = [(label, report) for label, report in labelled]
+    labelled = reports if isinstance(reports, Mapping) else {"": reports}
+    rows = [
+        (label, report)
+        for label, group in labelled.items()
+        for report in ([group] if isinstance(group, EvalReport) else group)
+    ]
     heads = {
         "what": [label for label, _ in rows],
         "protocol": [report.protocol.name for _, report in rows],
