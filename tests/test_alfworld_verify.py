@@ -24,6 +24,7 @@ def check(games, steps, seed=0):
     return report
 
 
+@pytest.mark.games
 def test_both_engines_agree_on_a_game_of_each_type():
     report = check([generate("iid", index, 8).game for index in range(6)], steps=8)
     assert report.games == 6 and report.task_types == set(TASK_TYPES)
