@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from epo_trl.rollout.context import CONTEXTS
+from epo_trl.rollout.loop import INVALID_ACTIONS
+
 SUCCESS_RULES = {"won": "the engine's own `won`: the task is solved, whatever the reward"}
-INVALID_ACTIONS = ("pass", "skip")
-CONTEXTS = ("windowed", "concatenated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

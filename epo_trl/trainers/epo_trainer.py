@@ -173,7 +173,7 @@ class EPOTrainer(GRPOTrainer):
         self._layout = TurnLayout(
             self._pad_rows([row.turn_ids for row in rows], -1),
             self._pad_rows([row.env_mask for row in rows], 0),
-            windowed=self.args.context == "windowed",
+            windowed=self._windowed,
         )
         self._log_rollout(times)
         has_logprobs = any(row.logprobs is not None for row in rows)
@@ -450,23 +450,20 @@ class EPOTrainer(GRPOTrainer):
     @contextmanager
     def _sampling(self, temperature: float, seed: int) -> Iterator[None]:
         """Samples at another temperature and from a random stream of its own."""
-        holders: list[Any] = [self.vllm_generation] if self.use_vllm else [self.generation_config]
-        before = [holder.temperature for holder in holders]
-        kwargs_before = None if self.use_vllm else dict(self.generation_kwargs)
+        holder: Any = self.vllm_generation if self.use_vllm else self.generation_config
+        # Plain generation reads it from here too; with vLLM there is no such dictionary.
+        kwargs: dict[str, Any] = {} if self.use_vllm else self.generation_kwargs
+        before, kwargs_before = holder.temperature, dict(kwargs)
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(seed)
             try:
-                for holder in holders:
-                    holder.temperature = temperature
-                if kwargs_before is not None:
-                    self.generation_kwargs["temperature"] = temperature
+                holder.temperature = temperature
+                kwargs["temperature"] = temperature
                 yield
             finally:
-                for holder, value in zip(holders, before, strict=True):
-                    holder.temperature = value
-                if kwargs_before is not None:
-                    self.generation_kwargs.update(kwargs_before)
+                holder.temperature = before
+                kwargs.update(kwargs_before)
 
     # --- Watching ----------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -65,12 +66,13 @@ class _AlfworldSuite(TaskSuite):
         world = self._world(task_id)
         return Opened(State(world), world.task, world.goal.task_type)
 
+    @abstractmethod
     def _game(self, task_id: str) -> tuple[Game, str]:
         """Returns a game and its task type."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _world(self, task_id: str) -> World:
-        raise NotImplementedError
+        """Returns a game as the fast engine reads it."""
 
 
 class GeneratedAlfworld(_AlfworldSuite):
