@@ -29,6 +29,9 @@ class DemonstrationArguments:
     prompt_template: str = field(default="alfworld", metadata={"help": "As in the RL recipe."})
     history_length: int = field(default=2, metadata={"help": "As in the RL recipe."})
     max_prompt_length: int = field(default=2048, metadata={"help": "As in the RL recipe, in tokens."})
+    mistake_rate: float = field(
+        default=0.0, metadata={"help": "Share of turns at which a mistake is played; the expert's answer is the label."}
+    )
     prompt_label_rate: float = field(
         default=0.0, metadata={"help": "Weight of the prompt's own loss; helps a model from scratch, 0 otherwise."}
     )
@@ -48,7 +51,12 @@ def demonstrations(suite: TaskSuite, tokenizer, args: DemonstrationArguments, se
     rows: dict[str, list] = {"input_ids": [], "labels": []}
     with tqdm(total=len(tasks), desc="expert episodes", unit="episode") as bar:
         for turns in expert_episodes(
-            suite, tasks, context, max_turns=args.max_turns, on_episode=lambda won: bar.update()
+            suite,
+            tasks,
+            context,
+            max_turns=args.max_turns,
+            mistake_rate=args.mistake_rate,
+            on_episode=lambda won: bar.update(),
         ):
             for turn in turns:
                 rows["input_ids"].append([*turn.prompt_ids, *turn.response_ids])

@@ -18,6 +18,7 @@ from epo_trl.rollout.templates import PARTS, PromptTemplate
 TINY = "tiny"
 CORPUS_TASKS = 300
 CORPUS_TURNS = 50
+NO_ACTION = "?"  # admissible nowhere
 
 
 def load_policy(
@@ -57,7 +58,10 @@ def load_tokenizer(path: str, **kwargs: Any) -> Any:
 
 
 def corpus(suite: TaskSuite, template: str) -> list[str]:
-    """Returns texts with every word that prompts and expert answers use, from the first training tasks."""
+    """Returns texts with every word that prompts and expert answers use, from the first training tasks.
+
+    The environment's answer to an action that is not admissible is among them.
+    """
     words = PromptTemplate.load(template)
     texts = {getattr(words, part) for part in PARTS} | {ANSWER}
     shown = {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
@@ -66,6 +70,7 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
         observation, info = env.reset(seed=seed, options={"task_id": task_id})
         expert = suite.make_expert(seed)
         expert.reset(observation, info)
+        texts.add(env.step(NO_ACTION)[0])  # changes nothing; the answer is what a policy sees after a mistake
         for _ in range(CORPUS_TURNS):
             texts |= {observation, info["task"], *info["admissible_actions"]}
             texts |= {info[name] for name in shown & info.keys() if isinstance(info[name], str)}

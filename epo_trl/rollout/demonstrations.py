@@ -34,6 +34,7 @@ def expert_episodes(
     context: ContextBuilder,
     *,
     max_turns: int,
+    mistake_rate: float = 0.0,
     on_episode: Callable[[bool], None] = lambda won: None,
 ) -> Iterator[list[Demonstration]]:
     """Yields the turns of each episode that the suite's expert wins within the turn budget.
@@ -45,14 +46,20 @@ def expert_episodes(
         tasks: `(task_id, seed)` pairs; the seed also makes the expert's choices.
         context: Builds the prompts.
         max_turns: Longer episodes, and lost ones, are left out.
+        mistake_rate: Probability that the environment is given, in place of the expert's action, one that was
+            admissible earlier in the episode and is not now. The example keeps the expert's answer; what is added is
+            the state after the mistake, from which a policy that saw only flawless play does not find back (noise
+            injection as in DART, Laskey et al. 2017, arXiv 1703.09327).
         on_episode: Called after each episode with whether it was won in time.
     """
     if context.mode != "windowed":
         raise ValueError(f"context: got {context.mode!r}, demonstrations take 'windowed'")
+    if not 0 <= mistake_rate < 1:
+        raise ValueError(f"mistake_rate: got {mistake_rate}, takes a number in [0, 1)")
     env = suite.make_env()
     try:
         for task_id, seed in tasks:
-            turns, won = _play(suite, env, task_id, seed, max_turns)
+            turns, won = _play(suite, env, task_id, seed, max_turns, mistake_rate)
             on_episode(won)
             if won:
                 yield _encode(turns, context)
@@ -61,7 +68,7 @@ def expert_episodes(
 
 
 def _play(
-    suite: TaskSuite, env: TextEnv, task_id: str, seed: int, max_turns: int
+    suite: TaskSuite, env: TextEnv, task_id: str, seed: int, max_turns: int, mistake_rate: float
 ) -> tuple[list[tuple[TurnView, str]], bool]:
     """Returns what the expert saw and answered at each turn, and whether it won."""
     observation, info = env.reset(seed=seed, options={"task_id": task_id})
@@ -69,10 +76,16 @@ def _play(
     expert.reset(observation, info)
     turns: list[tuple[TurnView, str]] = []
     history: list[tuple[str, str]] = []
+    chance = random.Random(seed)
+    known: set[str] = set()
     for _ in range(max_turns):
         thought, action = expert.act(observation, info)
         view = TurnView(observation=observation, info=info, history=tuple(history))
         turns.append((view, ANSWER.format(thought=thought, action=action)))
+        known.update(info["admissible_actions"])
+        mistakes = known.difference(info["admissible_actions"])
+        if mistakes and chance.random() < mistake_rate:
+            action = chance.choice(sorted(mistakes))
         history.append((observation, action))
         observation, _, terminated, truncated, info = env.step(action)
         if terminated or truncated:
