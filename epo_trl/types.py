@@ -58,9 +58,11 @@ class Episode:
         task_type: Kind of task, for averages per type.
         turns: The turns in order. An aborted episode may have none.
         stop: Why it ended.
-        won: Whether the task was solved, by the environment's strict rule.
+        won: Whether the task was solved, by the success rule of the rollout.
         final_observation: What the environment answered to the last action.
         error: The exception text of an aborted episode.
+        seed: What `reset` was given.
+        score: The environment's own score at the end, if it keeps one.
     """
 
     task_id: str
@@ -71,7 +73,8 @@ class Episode:
     won: bool = False
     final_observation: str = ""
     error: str = ""
-    seed: int = field(default=0)
+    seed: int = 0
+    score: float | None = None
 
     @property
     def total_reward(self) -> float:

@@ -59,6 +59,14 @@ def test_the_alfworld_protocol_is_that_of_the_paper():
     assert get_protocol("alfworld-tiny20").max_turns == 20
 
 
+def test_the_scienceworld_protocols_differ_in_turns_and_in_what_is_solved():
+    strict30, strict100, released = map(get_protocol, ("strict30", "strict100", "epo-released"))
+    assert (strict30.max_turns, strict100.max_turns, released.max_turns) == (30, 100, 30)
+    assert strict30.success_rule == strict100.success_rule == "won"
+    assert released.success_rule == "ended-with-score"
+    assert released.env_options == {**strict30.env_options, "engine_limit": 100}
+
+
 @pytest.mark.parametrize(
     ("field", "value", "takes"),
     [
@@ -140,6 +148,25 @@ def test_a_report_equals_what_one_counts_by_hand(report):
         "heat": (1, 0),
         "pick": (3, 2),
     }
+
+
+def test_scores_and_waits_equal_what_one_counts_by_hand(report):
+    def scored(score, *actions):
+        turns = tuple(Turn((1,), (2,), "r", "a room", action, is_valid=True) for action in actions)
+        return Episode("iid/0", "boil", "boil", turns, StopReason.TURN_LIMIT, score=score)
+
+    # 30 + 0 for the failure + 0 for the aborted one, over 3; 3 of 5 turns waited
+    episodes = [scored(30, "wait", "look"), scored(-100, "wait1", "focus on air", "wait"), scored(None)]
+    some = EvalReport.from_episodes(episodes, protocol="strict30", suite="s", split="iid", seconds=0.0)
+    assert (some.mean_score, some.wait_rate) == (10.0, 3 / 5)
+    assert (some.scalars()["score"], some.scalars()["wait_actions"]) == (10.0, 0.6)
+    assert EvalReport.from_dict(json.loads(json.dumps(some.to_dict()))) == some
+    row = next(line for line in format_table([some]).splitlines() if line.split()[:1] == ["iid"])
+    assert row.split()[8:10] == ["10.0", "60.0"]
+    # without a score there is nothing to show
+    assert report.mean_score is None
+    assert "score" not in report.scalars()
+    assert "score" not in format_table([report])
 
 
 def test_an_aborted_episode_lowers_the_success_rate(report):

@@ -168,7 +168,8 @@ def test_reasoning_may_be_optional(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("max_turns", 0), ("invalid_action", "drop"), ("invalid_action_penalty", -0.1)]
+    ("field", "value"),
+    [("max_turns", 0), ("invalid_action", "drop"), ("invalid_action_penalty", -0.1), ("success_rule", "score")],
 )
 def test_bad_settings_are_errors_that_name_the_field(field, value):
     with pytest.raises(ValueError, match=f"{field}: got {value!r}, takes"):
@@ -194,6 +195,34 @@ def test_each_stop_reason_is_reached(tokenizer, answers, stop, won, turns):
     [episode] = play(tokenizer, [ScriptedEnv(*answers)])
     assert (episode.stop, episode.won, len(episode.turns)) == (stop, won, turns)
     assert episode.is_usable == (stop is not StopReason.ABORTED)
+
+
+@pytest.mark.parametrize(
+    ("last", "score", "strict", "released"),
+    [
+        (step(truncated=True), 7, (StopReason.TRUNCATED, 0.0), (StopReason.WON, 10.0)),  # the engine's move limit
+        (step(truncated=True), 0, (StopReason.TRUNCATED, 0.0), (StopReason.TRUNCATED, 0.0)),
+        (step(), 7, (StopReason.TURN_LIMIT, 0.0), (StopReason.TURN_LIMIT, 0.0)),  # our limit ends nothing in the engine
+        (LOSE, -100, (StopReason.LOST, 0.0), (StopReason.LOST, 0.0)),
+        (WIN, 100, (StopReason.WON, 10.0), (StopReason.WON, 10.0)),
+    ],
+)
+def test_the_success_rule_decides_what_is_solved(tokenizer, last, score, strict, released):
+    last = (*last[:4], {**last[4], "score": score})
+    for rule, expected in (("won", strict), ("ended-with-score", released)):
+        settings = RolloutSettings(max_turns=1, success_rule=rule)
+        [episode] = play(tokenizer, [ScriptedEnv(last)], settings=settings)
+        assert (episode.stop, episode.total_reward) == expected
+        assert episode.won == (episode.stop is StopReason.WON)
+        assert episode.score == score
+
+
+def test_the_environment_gets_the_options_beside_the_task(tokenizer):
+    env = ScriptedEnv(WIN)
+    [episode] = play(tokenizer, [env], settings=RolloutSettings(env_options={"engine_limit": 100}))
+    [(_, options)] = env.resets
+    assert options == {"engine_limit": 100, "task_id": episode.task_id}
+    assert episode.score is None
 
 
 def test_winning_on_the_last_turn_counts(tokenizer):

@@ -39,7 +39,11 @@ def protocol_context(
 def protocol_settings(protocol: Protocol, *, require_think: bool = True) -> RolloutSettings:
     """Returns the protocol's rules."""
     return RolloutSettings(
-        max_turns=protocol.max_turns, invalid_action=protocol.invalid_action, require_think=require_think
+        max_turns=protocol.max_turns,
+        invalid_action=protocol.invalid_action,
+        require_think=require_think,
+        success_rule=protocol.success_rule,
+        env_options=protocol.env_options,
     )
 
 

@@ -6,9 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from epo_trl.rollout.context import CONTEXTS
-from epo_trl.rollout.loop import INVALID_ACTIONS
-
-SUCCESS_RULES = {"won": "the engine's own `won`: the task is solved, whatever the reward"}
+from epo_trl.rollout.loop import INVALID_ACTIONS, SUCCESS_RULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +21,7 @@ class Protocol:
         success_rule: A key of `SUCCESS_RULES`.
         invalid_action: `"pass"` hands an action that is not valid to the engine, `"skip"` does not.
         context: `"windowed"` or `"concatenated"`.
+        env_options: What every `reset` is given beside the task: settings of the engine that change the numbers.
         description: What it is for and what it can be compared with. Not part of the settings.
     """
 
@@ -33,6 +32,7 @@ class Protocol:
     success_rule: str = "won"
     invalid_action: str = "pass"
     context: str = "windowed"
+    env_options: dict[str, Any] = field(default_factory=dict)
     description: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -126,5 +126,38 @@ register_protocol(
         description="ALFWorld-style, generated games for a tiny model, 20 turns, sampled at the training temperature: "
         "colder, so small a model walks in circles. Not comparable with any published "
         "ALFWorld number.",
+    )
+)
+register_protocol(
+    Protocol(
+        name="strict30",
+        max_turns=30,
+        history_length=2,
+        temperature=0.4,
+        env_options={"simplification": "easy"},
+        description="ScienceWorld, 30 turns of our own counting, the engine's limit far above; solved means a score of "
+        "100. About half of the gold paths are longer than that, so 100 % cannot be reached.",
+    )
+)
+register_protocol(
+    Protocol(
+        name="strict100",
+        max_turns=100,
+        history_length=2,
+        temperature=0.4,
+        env_options={"simplification": "easy"},
+        description="ScienceWorld as in strict30, with 100 turns.",
+    )
+)
+register_protocol(
+    Protocol(
+        name="epo-released",
+        max_turns=30,
+        history_length=2,
+        temperature=0.4,
+        success_rule="ended-with-score",
+        env_options={"simplification": "easy", "engine_limit": 100},
+        description="The success rule of the EPO release, for comparison with its numbers only: an episode that the "
+        "engine ends at its move limit counts as solved if any score was made, so a script of `wait` wins.",
     )
 )

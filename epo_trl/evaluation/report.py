@@ -16,6 +16,8 @@ from epo_trl.evaluation.protocol import Protocol, get_protocol
 from epo_trl.evaluation.wilson import wilson_interval
 from epo_trl.types import Episode, StopReason
 
+WAITS = ("wait", "wait1")
+
 
 @dataclass(frozen=True, slots=True)
 class TypeCount:
@@ -43,6 +45,8 @@ class EvalReport:
         invalid_turns: Those whose action was not valid.
         stop_reasons: Number of episodes per `StopReason`, by its value.
         seconds: Wall time of the evaluation.
+        wait_turns: Turns whose action was to wait: `wait` or `wait1`.
+        score_sum: Sum of the environment's final scores, a negative one counted as 0; `None` if it keeps no score.
     """
 
     protocol: Protocol
@@ -53,6 +57,8 @@ class EvalReport:
     invalid_turns: int
     stop_reasons: dict[str, int]
     seconds: float
+    wait_turns: int = 0
+    score_sum: float | None = None
 
     @classmethod
     def from_episodes(
@@ -64,6 +70,7 @@ class EvalReport:
         total = Counter(episode.task_type for episode in episodes)
         wins = Counter(episode.task_type for episode in episodes if episode.won)
         stops = Counter(episode.stop for episode in episodes)
+        scores = [episode.score for episode in episodes if episode.score is not None]
         return cls(
             protocol=get_protocol(protocol) if isinstance(protocol, str) else protocol,
             suite=suite,
@@ -73,6 +80,8 @@ class EvalReport:
             invalid_turns=sum(episode.invalid_actions for episode in episodes),
             stop_reasons={reason.value: stops[reason] for reason in StopReason if stops[reason]},
             seconds=seconds,
+            wait_turns=sum(turn.action in WAITS for episode in episodes for turn in episode.turns),
+            score_sum=sum(max(0.0, score) for score in scores) if scores else None,
         )
 
     @property
@@ -110,6 +119,16 @@ class EvalReport:
         """Share of the turns whose action was not valid; 0.0 if there was no turn."""
         return self.invalid_turns / self.turns if self.turns else 0.0
 
+    @property
+    def wait_rate(self) -> float:
+        """Share of the turns that waited; 0.0 if there was no turn."""
+        return self.wait_turns / self.turns if self.turns else 0.0
+
+    @property
+    def mean_score(self) -> float | None:
+        """Mean of the environment's final scores, failures and aborted episodes as 0; `None` if it keeps none."""
+        return None if self.score_sum is None else self.score_sum / self.episodes
+
     def scalars(self) -> dict[str, float]:
         """Returns what a training run logs of an evaluation, by metric name."""
         low, high = self.success_interval
@@ -122,6 +141,7 @@ class EvalReport:
             "invalid_actions": self.invalid_action_rate,
             "aborted": self.stop_reasons.get(StopReason.ABORTED.value, 0) / self.episodes,
             "seconds": self.seconds,
+            **({} if self.mean_score is None else {"score": self.mean_score, "wait_actions": self.wait_rate}),
             **{f"success_rate_{name}": count.success_rate for name, count in self.types.items() if len(self.types) > 1},
         }
 
@@ -139,6 +159,8 @@ class EvalReport:
             "macro_success_rate": self.macro_success_rate,
             "mean_turns": self.mean_turns,
             "invalid_action_rate": self.invalid_action_rate,
+            "wait_rate": self.wait_rate,
+            "mean_score": self.mean_score,
             "types": {
                 name: {**asdict(count), "success_rate": count.success_rate} for name, count in self.types.items()
             },
@@ -146,6 +168,8 @@ class EvalReport:
             "invalid_turns": self.invalid_turns,
             "stop_reasons": dict(self.stop_reasons),
             "seconds": self.seconds,
+            "wait_turns": self.wait_turns,
+            "score_sum": self.score_sum,
         }
 
     @classmethod
@@ -163,6 +187,8 @@ class EvalReport:
             invalid_turns=data["invalid_turns"],
             stop_reasons=dict(data["stop_reasons"]),
             seconds=data["seconds"],
+            wait_turns=data["wait_turns"],
+            score_sum=data["score_sum"],
         )
 
 
@@ -193,18 +219,22 @@ def format_table(
     table = Table(title=", ".join(shared) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in (*columns, "split", "task type"):
         table.add_column(heading)
-    for heading in ("n", "success %", "95 % interval", "macro %", "turns", "invalid %"):
+    scored = any(report.mean_score is not None for _, report in rows)
+    for heading in ("n", "success %", "95 % interval", "macro %", *(("score", "wait %") if scored else ())):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("turns", "invalid %"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("stopped by")
     for index, (_, report) in enumerate(rows):
-        _add_rows(table, [heads[name][index] for name in columns], report)
+        _add_rows(table, [heads[name][index] for name in columns], report, scored)
     text = io.StringIO()
     Console(file=text, width=width, color_system=None, force_terminal=False).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
-def _add_rows(table: Table, head: list[str], report: EvalReport) -> None:
+def _add_rows(table: Table, head: list[str], report: EvalReport, scored: bool) -> None:
     several = len(report.types) > 1
+    score = "" if report.mean_score is None else f"{report.mean_score:.1f}"
     table.add_row(
         *head,
         report.split,
@@ -213,6 +243,7 @@ def _add_rows(table: Table, head: list[str], report: EvalReport) -> None:
         f"{100 * report.success_rate:.1f}",
         _percent_interval(*report.success_interval),
         f"{100 * report.macro_success_rate:.1f}",
+        *((score, f"{100 * report.wait_rate:.1f}") if scored else ()),
         f"{report.mean_turns:.1f}",
         f"{100 * report.invalid_action_rate:.1f}",
         ", ".join(f"{reason} {count}" for reason, count in report.stop_reasons.items()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,10 @@ from epo_trl.types import Episode, StopReason, Turn
 Generate = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
 
 INVALID_ACTIONS = ("pass", "skip")
+SUCCESS_RULES = {
+    "won": "the engine's own `won`: the task is solved, whatever the reward",
+    "ended-with-score": "the engine ended the episode, for whatever reason, with a score above 0 (exploitable)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class RolloutSettings:
         invalid_action: What becomes of an action that is not valid: `"pass"` hands it to the environment, which
             answers in its own words; `"skip"` leaves the environment alone and repeats the observation.
         require_think: Whether a response without reasoning is invalid.
+        success_rule: A key of `SUCCESS_RULES`: what counts as solved.
+        env_options: Handed to every `reset`, beside the task.
     """
 
     max_turns: int = 50
@@ -38,12 +44,16 @@ class RolloutSettings:
     env_reward_weight: float = 0.0
     invalid_action: str = "pass"
     require_think: bool = True
+    success_rule: str = "won"
+    env_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.max_turns < 1:
             raise ValueError(f"max_turns: got {self.max_turns}, takes an integer >= 1")
         if self.invalid_action not in INVALID_ACTIONS:
             raise ValueError(f"invalid_action: got {self.invalid_action!r}, takes one of {INVALID_ACTIONS}")
+        if self.success_rule not in SUCCESS_RULES:
+            raise ValueError(f"success_rule: got {self.success_rule!r}, takes one of {tuple(SUCCESS_RULES)}")
         if self.invalid_action_penalty < 0:
             raise ValueError(f"invalid_action_penalty: got {self.invalid_action_penalty}, takes a number >= 0")
 
@@ -87,6 +97,7 @@ class _Play:
             final_observation=self.observation,
             error=self.error,
             seed=self.seed,
+            score=self.info.get("score"),
         )
 
 
@@ -124,8 +135,9 @@ def play_episodes(
     plays = [_Play(task_id, seed, env) for (task_id, seed), env in zip(tasks, envs, strict=False)]
     start = time.perf_counter()
     for play in plays:
+        options = {**settings.env_options, "task_id": play.task_id}
         try:
-            play.observation, play.info = play.env.reset(seed=play.seed, options={"task_id": play.task_id})
+            play.observation, play.info = play.env.reset(seed=play.seed, options=options)
         except Exception as error:
             play.abort(error)
     times.env += time.perf_counter() - start
@@ -198,8 +210,10 @@ def _take_turn(
     settings: RolloutSettings,
 ) -> None:
     observation, env_reward, terminated, truncated, info = _step(play, parsed.action, parsed.is_valid, settings)
-    won = bool(info["won"])
-    reward = settings.env_reward_weight * float(env_reward) + settings.success_reward * (won and terminated)
+    won = bool(info["won"]) and terminated
+    if settings.success_rule == "ended-with-score":
+        won = (terminated or truncated) and info["score"] > 0
+    reward = settings.env_reward_weight * float(env_reward) + settings.success_reward * won
     if not parsed.is_valid:
         reward -= settings.invalid_action_penalty
     play.turns.append(
@@ -218,8 +232,10 @@ def _take_turn(
     )
     play.history.append((play.observation, parsed.action))
     play.observation, play.info = observation, info
-    if terminated:
-        play.stop = StopReason.WON if won else StopReason.LOST
+    if won:
+        play.stop = StopReason.WON
+    elif terminated:
+        play.stop = StopReason.LOST
     elif truncated:
         play.stop = StopReason.TRUNCATED
     elif len(play.turns) >= settings.max_turns:
