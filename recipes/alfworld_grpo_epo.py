@@ -13,17 +13,15 @@ Every field of the config can be overridden on the command line, for example `--
 that was interrupted goes on from its last checkpoint when it is started again.
 """
 
-from trl import ModelConfig, TrlParser
+from trl import ModelConfig
 
-from epo_trl.envs.alfworld.arguments import AlfworldArguments
-from epo_trl.experiment import train
+from epo_trl.experiment import parse_recipe, train
 from epo_trl.trainers import EPOConfig
 
 
 def main() -> None:
     """Parses the configuration and trains."""
-    games, args, model_args = TrlParser((AlfworldArguments, EPOConfig, ModelConfig)).parse_args_and_config()
-    train(games.make_suite(), args, model_args)
+    train(*parse_recipe(EPOConfig, ModelConfig, environment="alfworld"))
 
 
 if __name__ == "__main__":

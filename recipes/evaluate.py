@@ -13,12 +13,12 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
-from trl import ModelConfig, TrlParser
+from trl import ModelConfig
 
-from epo_trl.envs.alfworld.arguments import AlfworldArguments
 from epo_trl.evaluation import EvalReport, format_table, get_protocol
 from epo_trl.evaluation.play import play_split, protocol_context
 from epo_trl.evaluation.samples import print_episodes
+from epo_trl.experiment import parse_recipe
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.trainers.state_file import write_state
@@ -43,10 +43,8 @@ class EvaluationArguments:
 
 def main() -> None:
     """Parses the configuration, plays and reports."""
-    parser = TrlParser((AlfworldArguments, EvaluationArguments, ModelConfig))
-    games, args, model_args = parser.parse_args_and_config()
-    state = PartialState()
-    protocol, suite = get_protocol(args.protocol), games.make_suite()
+    suite, args, model_args = parse_recipe(EvaluationArguments, ModelConfig)
+    state, protocol = PartialState(), get_protocol(args.protocol)
     model, tokenizer = load_policy(model_args, suite, args.prompt_template, seed=args.seed)
     if isinstance(model, str):
         model = AutoModelForCausalLM.from_pretrained(

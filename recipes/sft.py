@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 
 from datasets import Dataset
 from tqdm.auto import tqdm
-from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser, get_peft_config
+from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
-from epo_trl.envs.alfworld.arguments import AlfworldArguments
 from epo_trl.envs.base import TaskSuite
-from epo_trl.experiment import last_checkpoint
+from epo_trl.experiment import last_checkpoint, parse_recipe
 from epo_trl.models import load_policy
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes
@@ -66,9 +65,7 @@ def demonstrations(suite: TaskSuite, tokenizer, args: DemonstrationArguments, se
 
 def main() -> None:
     """Parses the configuration, plays the expert and trains."""
-    parser = TrlParser((AlfworldArguments, DemonstrationArguments, SFTConfig, ModelConfig))
-    games, demo_args, args, model_args = parser.parse_args_and_config()
-    suite = games.make_suite()
+    suite, demo_args, args, model_args = parse_recipe(DemonstrationArguments, SFTConfig, ModelConfig)
     model, tokenizer = load_policy(model_args, suite, demo_args.prompt_template, seed=args.seed)
     trainer = SFTTrainer(
         model,

@@ -1,13 +1,16 @@
 """Every recipe config builds its config objects, and a wrong one says what is wrong."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import yaml
-from trl import ModelConfig, SFTConfig, TrlParser
+from trl import ModelConfig, SFTConfig
 
 from epo_trl.envs.alfworld.arguments import AlfworldArguments
 from epo_trl.envs.base import EnvError
+from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
+from epo_trl.experiment import parse_recipe
 from epo_trl.trainers import EPOConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -15,8 +18,17 @@ CONFIGS = sorted(RECIPES.glob("*/*.yaml"))
 RL = [path for path in CONFIGS if not path.stem.startswith(("sft_", "eval_"))]
 
 
-def parse(path, *arguments, types=(AlfworldArguments, EPOConfig, ModelConfig), world=1):
-    return TrlParser(types).parse_args_and_config(["--config", str(path), *arguments])
+def parse(path, *arguments, types=(EPOConfig, ModelConfig)):
+    """Returns the suite and the config objects; an RL recipe's environment is the name of its folder."""
+    environment = path.parent.name if path in RL or path not in CONFIGS else None
+    return parse_recipe(*types, environment=environment, argv=["--config", str(path), *arguments])
+
+
+@pytest.fixture(autouse=True)
+def alfworld_data(tmp_path, monkeypatch):
+    """A folder that looks like the real games; nothing is read from it before a task list is asked for."""
+    (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
 
 
 def test_the_recipes_are_all_here():
@@ -27,10 +39,10 @@ def test_the_recipes_are_all_here():
 @pytest.mark.parametrize("path", RL, ids=lambda path: path.stem)
 def test_an_rl_config_builds(path, monkeypatch):
     monkeypatch.setattr(EPOConfig, "world_size", 8 if "8gpu" in path.stem else 1, raising=False)
-    games, args, model_args = parse(path, "--bf16", "false", "--use_cpu", "true")
+    suite, args, model_args = parse(path, "--bf16", "false", "--use_cpu", "true")
     assert args.generation_batch_size % args.num_generations == 0
     assert args.eval_steps % 1 == 0 and args.save_steps % args.eval_steps in (0, args.save_steps)
-    assert games.games in ("generated", "data")
+    assert suite.name in ("alfworld-generated", "alfworld")
     assert model_args.model_name_or_path
 
 
@@ -56,12 +68,13 @@ def test_the_other_configs_have_only_known_keys(path, monkeypatch):
     if path.stem.startswith("sft_"):
         from sft import DemonstrationArguments
 
-        types = (AlfworldArguments, DemonstrationArguments, SFTConfig, ModelConfig)
+        types = (DemonstrationArguments, SFTConfig, ModelConfig)
     else:
         from evaluate import EvaluationArguments
 
-        types = (AlfworldArguments, EvaluationArguments, ModelConfig)
-    parse(path, types=types)
+        types = (EvaluationArguments, ModelConfig)
+    suite, *_ = parse(path, types=types)
+    assert suite.name.startswith(path.parent.name)
 
 
 def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompts():
@@ -74,7 +87,8 @@ def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompt
 
 
 def test_an_unknown_key_is_refused_by_name(tmp_path):
-    config = tmp_path / "wrong.yaml"
+    config = tmp_path / "alfworld" / "wrong.yaml"
+    config.parent.mkdir()
     config.write_text((RECIPES / "alfworld" / "tiny_cpu.yaml").read_text() + "epo_lamda: 0.1\n")
     with pytest.raises(ValueError, match="epo_lamda"):
         parse(config)
@@ -88,3 +102,48 @@ def test_the_command_line_overrides_the_config():
 def test_an_unknown_kind_of_games_is_refused():
     with pytest.raises(EnvError, match="games.*'real'.*generated"):
         AlfworldArguments(games="real").make_suite()
+
+
+@dataclass
+class OtherArguments:
+    """An environment that is not ours."""
+
+    size: int = field(default=3)
+
+    def make_suite(self):
+        return ("a suite of size", self.size)
+
+
+def test_the_config_says_which_environment_a_general_recipe_plays(tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"environment: {__name__}:OtherArguments\nsize: 5\noutput_dir: {tmp_path}\nuse_cpu: true\nbf16: false\n"
+    )
+    suite, args = parse_recipe(SFTConfig, argv=["--config", str(config)])
+    assert (suite, args.output_dir) == (("a suite of size", 5), str(tmp_path))
+    suite, _ = parse_recipe(SFTConfig, argv=["--config", str(config), "--size", "7"])
+    assert suite == ("a suite of size", 7)
+    suite, _ = parse_recipe(
+        SFTConfig, argv=["--environment", "alfworld", "--games", "generated", "--use_cpu", "true", "--bf16", "false"]
+    )
+    assert suite.name == "alfworld-generated"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ([], "got nothing, takes one of alfworld"),
+        (["--environment", "alfred"], "got 'alfred', takes 'alfworld'"),
+        (["--environment", "no_such_module:Arguments"], "cannot be imported"),
+        (["--environment", "epo_trl.envs.alfworld.arguments:Nothing"], "cannot be imported"),
+        (["--environment", "epo_trl.types:Episode"], "has no make_suite"),
+    ],
+)
+def test_an_environment_that_is_not_there_is_an_error_that_names_it(name, says):
+    with pytest.raises(EnvError, match=f"environment: .*{says}"):
+        parse_recipe(SFTConfig, argv=name)
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_every_known_environment_has_settings(name):
+    assert hasattr(environment_arguments(name), "make_suite")
