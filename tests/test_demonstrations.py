@@ -93,6 +93,88 @@ def test_an_answer_does_not_repeat_the_tag_that_the_chat_template_writes():
     assert tokenizer.decode(turn.response_ids[:-1]) == " I see start </think> <action> go </action>"
 
 
+class Recorded(ToySuite):
+    """Keeps what its environments were asked to do, and what the expert said."""
+
+    def __init__(self):
+        super().__init__()
+        self.played, self.said = [], []
+
+    def make_env(self):
+        env = super().make_env()
+        reset, step_ = env.reset, env.step
+
+        def reset_and_note(**kwargs):
+            observation, first = reset(**kwargs)
+            self.played.append([])
+            self.allowed = first["admissible_actions"]
+            return observation, first
+
+        def step_and_note(action):
+            self.played[-1].append((action, action in self.allowed))
+            answer = step_(action)
+            self.allowed = answer[4]["admissible_actions"]
+            return answer
+
+        env.reset, env.step = reset_and_note, step_and_note
+        return env
+
+    def make_expert(self, seed=0):
+        expert = super().make_expert(seed)
+        act, said = expert.act, []
+        self.said.append(said)
+
+        def act_and_note(observation, about):
+            thought, action = act(observation, about)
+            said.append(action)
+            return thought, action
+
+        expert.act = act_and_note
+        return expert
+
+
+def test_mistakes_are_played_and_not_taught(tokenizers):
+    tokenizer, suite, tasks = tokenizers["compact"], Recorded(), [(f"train/{i}", i) for i in range(40)]
+    context = context_of(tokenizer, template=PromptTemplate.load("compact"))
+    won = []
+    episodes = list(expert_episodes(suite, tasks, context, max_turns=30, mistake_rate=0.3, on_episode=won.append))
+    assert all(won) and len(episodes) == 40  # the expert goes on after each
+
+    pairs = [
+        pair for said, played in zip(suite.said, suite.played, strict=True) for pair in zip(said, played, strict=True)
+    ]
+    mistakes = [(taught, played) for taught, (played, _) in pairs if taught != played]
+    assert all(admissible == (taught == played) for taught, (played, admissible) in pairs)
+    known = sum(len(said) - 1 for said in suite.said)  # nothing was admissible before the first turn
+    assert 0.2 < len(mistakes) / known < 0.4
+
+    after = 0
+    for said, played, turns in zip(suite.said, suite.played, episodes, strict=True):
+        for i, turn in enumerate(turns):
+            assert tokenizer.decode(turn.response_ids).endswith(f"<action> {said[i]} </action> <|im_end|>")
+            if i and played[i - 1][0] != said[i - 1]:
+                after += 1
+                prompt = tokenizer.decode(turn.prompt_ids)
+                assert "nothing happens" in prompt and "<unk>" not in prompt
+                assert f"{played[i - 1][0]} ;" in prompt  # the history shows what was done
+    assert after == len(mistakes)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0])
+def test_a_mistake_rate_that_is_none_is_refused(tokenizers, rate):
+    episodes = expert_episodes(ToySuite(), TASKS, context_of(tokenizers["alfworld"]), max_turns=7, mistake_rate=rate)
+    with pytest.raises(ValueError, match=f"mistake_rate: got {rate}, takes a number in"):
+        next(episodes)
+
+
+def test_mistakes_need_a_list_of_the_actions(tokenizers):
+    start = ("start", {**info(), "admissible_actions": None})
+    suite = LineSuite([WIN])
+    suite.env.start = start
+    with pytest.raises(ValueError, match="mistake_rate: got 0.1, takes 0 .* lists no admissible actions"):
+        next(expert_episodes(suite, [("a", 0)], context_of(tokenizers["alfworld"]), max_turns=3, mistake_rate=0.1))
+
+
 def test_lost_cut_and_too_long_episodes_are_left_out_and_reported(tokenizers):
     games = [[step(), WIN], [step(), LOSE], [step(truncated=True)], [step(), step(), WIN], [WIN]]
     won = []

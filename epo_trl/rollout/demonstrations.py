@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from epo_trl.envs.base import TaskSuite, TextEnv
+from epo_trl.envs.base import Info, TaskSuite, TextEnv
 from epo_trl.rollout.context import ContextBuilder, TurnView
 
 ANSWER = "<think> {thought} </think> <action> {action} </action>"
@@ -82,15 +82,23 @@ def _play(
         thought, action = expert.act(observation, info)
         view = TurnView(observation=observation, info=info, history=tuple(history))
         turns.append((view, ANSWER.format(thought=thought, action=action)))
-        known.update(info["admissible_actions"])
-        mistakes = known.difference(info["admissible_actions"])
-        if mistakes and chance.random() < mistake_rate:
-            action = chance.choice(sorted(mistakes))
+        if mistake_rate:
+            action = _with_mistake(action, known, info, mistake_rate, chance)
         history.append((observation, action))
         observation, _, terminated, truncated, info = env.step(action)
         if terminated or truncated:
             break
     return turns, bool(info["won"])
+
+
+def _with_mistake(action: str, known: set[str], info: Info, rate: float, chance: random.Random) -> str:
+    """Returns the action, or at the given rate one of `known` that is not admissible; adds to `known`."""
+    admissible = info["admissible_actions"]
+    if admissible is None:
+        raise ValueError(f"mistake_rate: got {rate}, takes 0 for an environment that lists no admissible actions")
+    known.update(admissible)
+    mistakes = sorted(known.difference(admissible))
+    return chance.choice(mistakes) if mistakes and chance.random() < rate else action
 
 
 def _encode(turns: Sequence[tuple[TurnView, str]], context: ContextBuilder) -> list[Demonstration]:
