@@ -49,7 +49,8 @@ def expert_episodes(
         mistake_rate: Probability that the environment is given, in place of the expert's action, one that was
             admissible earlier in the episode and is not now. The example keeps the expert's answer; what is added is
             the state after the mistake, from which a policy that saw only flawless play does not find back (noise
-            injection as in DART, Laskey et al. 2017, arXiv 1703.09327).
+            injection as in DART, Laskey et al. 2017, arXiv 1703.09327). An
+            environment that lists no actions takes 0.
         on_episode: Called after each episode with whether it was won in time.
     """
     if context.mode != "windowed":
@@ -82,8 +83,11 @@ def _play(
         thought, action = expert.act(observation, info)
         view = TurnView(observation=observation, info=info, history=tuple(history))
         turns.append((view, ANSWER.format(thought=thought, action=action)))
-        known.update(info["admissible_actions"])
-        mistakes = known.difference(info["admissible_actions"])
+        listed = info["admissible_actions"]
+        if listed is None and mistake_rate:
+            raise ValueError(f"mistake_rate: got {mistake_rate}, takes 0 for an environment that lists no actions")
+        known.update(listed or ())
+        mistakes = known.difference(listed or ())
         if mistakes and chance.random() < mistake_rate:
             action = chance.choice(sorted(mistakes))
         history.append((observation, action))
