@@ -132,8 +132,50 @@ class StrangeInstances(Broken):
         return f"{observation} {self.number}", info
 
 
+class ListsNothing(Broken):
+    """Keeps the contract of an environment whose actions are too many to be listed."""
+
+    def spoil_reset(self, observation, info):
+        return observation, {**info, "admissible_actions": None, "accepted": True}
+
+    def spoil_step(self, action, observation, *rest):
+        info = {**rest[-1], "admissible_actions": None, "accepted": observation != "Nothing happens."}
+        return observation, *rest[:-1], info
+
+
+class AcceptsEverything(ListsNothing):
+    def spoil_step(self, action, *result):
+        *rest, info = super().spoil_step(action, *result)
+        return *rest, {**info, "accepted": True}
+
+
+class ForgetsWhetherItAccepts(ListsNothing):
+    def spoil_step(self, action, *result):
+        *rest, info = super().spoil_step(action, *result)
+        return *rest, {**info, "accepted": None}
+
+
+class SometimesLists(ListsNothing):
+    def spoil_step(self, action, *result):
+        return *result[:4], {**result[4], "accepted": True}
+
+
+class AnswersAnotherRequest(Broken):
+    def step_async(self, action):
+        super().step_async("fly")
+
+
+class WaitsForNothing(Broken):
+    def step_wait(self):
+        return super().step_wait() if self._request else None
+
+
 class NotATextEnv:
     pass
+
+
+def looks_or_opens(info, rng):
+    return rng.choice([f"open {box}" for box in info["unvisited"]] + ["look"])
 
 
 BROKEN = {
@@ -183,6 +225,8 @@ BROKEN = {
     "differs in the same environment, after an episode": RemembersEpisodes,
     "differs in another environment": StrangeInstances,
     "after the same actions: observation was": NoisySteps,
+    "step_async and step_wait of": AnswersAnotherRequest,
+    "step_wait without step_async was accepted": WaitsForNothing,
     "the second close() raised RuntimeError": ClosesOnce,
 }
 
@@ -194,6 +238,27 @@ def test_a_broken_environment_is_told_what_is_wrong_and_how_to_mend_it(message, 
         check_text_env(env_class(), TASKS, make_env=env_class)
     assert message in str(caught.value)
     assert "To mend it:" in str(caught.value)
+
+
+LISTING_NOTHING = {
+    "'fly to the moon') in 'train/0': info['accepted'] is True": AcceptsEverything,
+    "info['accepted'] is None": ForgetsWhetherItAccepts,
+    "is None at one time and a tuple at another": SometimesLists,
+}
+
+
+@pytest.mark.parametrize(("message", "env_class"), LISTING_NOTHING.items(), ids=LISTING_NOTHING.keys())
+def test_an_environment_that_lists_nothing_has_to_judge_actions(message, env_class):
+    with pytest.raises(EnvCheckError) as caught:
+        check_text_env(env_class(), TASKS, make_env=env_class, player=looks_or_opens)
+    assert message in str(caught.value)
+    assert "To mend it:" in str(caught.value)
+
+
+def test_an_environment_that_lists_nothing_can_be_checked_with_a_player():
+    check_text_env(ListsNothing(), TASKS, make_env=ListsNothing, player=looks_or_opens)
+    with pytest.raises(EnvCheckError, match="player="):
+        check_text_env(ListsNothing(), TASKS, make_env=ListsNothing)
 
 
 def test_a_noisy_engine_may_say_so():
@@ -232,6 +297,14 @@ def test_a_broken_suite_is_told_what_is_wrong_and_how_to_mend_it(message, member
         check_task_suite(suite)
     assert message in str(caught.value)
     assert "To mend it:" in str(caught.value)
+
+
+def test_training_may_name_a_task_more_than_once():
+    suite = type("Weighed", (BrokenSuite,), {"spoil": lambda self, split, ids: ids * (1 + (split == "train"))})()
+    check_task_suite(suite)
+    twice = type("Weighed", (BrokenSuite,), {"spoil": lambda self, split, ids: ids * (1 + (split == "iid"))})()
+    with pytest.raises(EnvCheckError, match="'iid/0' occurs twice"):
+        check_task_suite(twice)
 
 
 def test_a_suite_that_takes_any_split_is_refused():

@@ -85,6 +85,13 @@ def test_of_a_long_response_its_end_is_passed_on(text):
     assert action.endswith("end")
 
 
+def test_any_action_is_admissible_where_none_are_listed():
+    parsed = parse_response("<think>x</think><action> Pick  up THE pot </action>", None)
+    assert (parsed.action, parsed.error) == ("Pick up THE pot", "")
+    assert parse_response("<think>x</think><action> </action>", None).error == "not an admissible action"
+    assert not parse_response("<action>go</action>", None).is_valid
+
+
 def test_nothing_is_admissible_when_the_list_is_empty():
     assert not parse_response("<think>x</think><action>look</action>", ()).is_valid
 

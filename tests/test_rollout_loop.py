@@ -121,6 +121,54 @@ def test_an_invalid_action_is_passed_to_the_environment_and_penalised(tokenizer)
     assert (episode.turns[1].observation, episode.invalid_actions) == ("Nothing happens.", 1)
 
 
+def unlisted(accepted):
+    return {**info(), "admissible_actions": None, "accepted": accepted}
+
+
+def test_an_environment_that_lists_no_actions_judges_them_itself(tokenizer):
+    answers = [(*step(text)[:4], unlisted(accepted)) for text, accepted in (("What?", False), ("a", True))]
+    env = ScriptedEnv(*answers, start=("b", unlisted(True)))
+    settings = RolloutSettings(invalid_action="skip", invalid_action_penalty=0.25, max_turns=3)
+    [episode] = play(tokenizer, [env], [[answer("fly")], [answer("Go  on")], ["nonsense"]], settings)
+    assert env.received == ["fly", "Go on"]
+    assert [(turn.is_valid, turn.reward) for turn in episode.turns] == [(False, -0.25), (True, 0.0), (False, -0.25)]
+    assert episode.turns[0].error == "the environment does not know this action"
+
+
+def test_all_actions_of_a_turn_are_sent_before_the_first_answer_is_awaited(tokenizer):
+    calls = []
+
+    class Slow(ScriptedEnv):
+        def reset_async(self, **arguments):
+            calls.append("ask")
+            super().reset_async(**arguments)
+
+        def reset(self, **arguments):
+            calls.append("answer")
+            return super().reset(**arguments)
+
+        def step_async(self, action):
+            calls.append("ask")
+            super().step_async(action)
+
+        def step(self, action):
+            calls.append("answer")
+            return super().step(action)
+
+    play(tokenizer, [Slow(WIN), Slow(WIN)], [[answer("go"), answer("go")]], RolloutSettings())
+    assert calls == ["ask", "ask", "answer", "answer"] * 2
+
+
+def test_an_exception_while_sending_aborts_that_episode_alone(tokenizer):
+    class Broken(ScriptedEnv):
+        def step_async(self, action):
+            raise OSError("pipe")
+
+    broken, fine = play(tokenizer, [Broken(WIN), ScriptedEnv(WIN)], [[answer("go"), answer("go")]], RolloutSettings())
+    assert (broken.stop, broken.error, broken.turns) == (StopReason.ABORTED, "OSError: pipe", ())
+    assert fine.won
+
+
 def test_an_invalid_action_is_skipped_and_the_observation_repeated(tokenizer):
     env = ScriptedEnv(WIN)
     settings = RolloutSettings(invalid_action="skip", invalid_action_penalty=0.25)

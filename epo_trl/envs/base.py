@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 Info = dict[str, Any]
@@ -18,7 +18,9 @@ class TextEnv(ABC):
 
     `info`, from `reset` and from `step`, holds at least
 
-    - `admissible_actions` (`tuple[str, ...]`): the actions that the engine accepts now,
+    - `admissible_actions` (`tuple[str, ...]`, or `None` throughout): the actions that the engine accepts now; `None`
+      if listing them is too slow,
+    - `accepted` (`bool`), if nothing is listed: whether the engine knew the last action; `True` after `reset`,
     - `won` (`bool`): whether the task is solved, by the strict rule,
     - `task` (`str`): the task in words,
     - `task_type` (`str`): its kind,
@@ -36,6 +38,33 @@ class TextEnv(ABC):
     @abstractmethod
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Returns `(observation, reward, terminated, truncated, info)`. Any text is allowed as action."""
+
+    # Sending to all environments and then waiting for all lets those with processes of their own work side by side.
+    # The others do their work in the wait, by these defaults.
+
+    _request: Callable[[], Any] | None = None
+
+    def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Asks for a reset, whose result `reset_wait` returns. A request before it that nobody waited for is void."""
+        self._request = lambda: self.reset(seed=seed, options=options)
+
+    def reset_wait(self) -> tuple[str, Info]:
+        """Returns the result of `reset_async`, or raises what went wrong."""
+        return self._requested()
+
+    def step_async(self, action: str) -> None:
+        """Asks for a step, whose result `step_wait` returns."""
+        self._request = lambda: self.step(action)
+
+    def step_wait(self) -> tuple[str, float, bool, bool, Info]:
+        """Returns the result of `step_async`, or raises what went wrong."""
+        return self._requested()
+
+    def _requested(self) -> Any:
+        request, self._request = self._request, None
+        if request is None:
+            raise EnvError("nothing to wait for; call reset_async or step_async first")
+        return request()
 
     def close(self) -> None:  # noqa: B027 - most games hold nothing
         """Frees what the environment holds. May be called twice."""
@@ -64,7 +93,10 @@ class TaskSuite(ABC):
 
     @abstractmethod
     def task_ids(self, split: str) -> Sequence[str]:
-        """Returns the task ids of a split, in a fixed order, the same in every process."""
+        """Returns the task ids of a split, in a fixed order, the same in every process.
+
+        Training draws uniformly from this list. "train" may name a task more than once, to weigh it.
+        """
 
     @abstractmethod
     def make_env(self) -> TextEnv:

@@ -10,9 +10,11 @@ from typing import Any
 
 from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
 
-_REQUIRED: dict[str, type] = {"admissible_actions": tuple, "won": bool, "task": str, "task_type": str}
-_ODD_ACTIONS = ("", "   ", "fly to the moon", "look\nlook", "Ünïcödé ✨", "x" * 5000)
+_REQUIRED: dict[str, type] = {"won": bool, "task": str, "task_type": str}
+_UNKNOWN_ACTION = "fly to the moon"
+_ODD_ACTIONS = ("", "   ", _UNKNOWN_ACTION, "look\nlook", "Ünïcödé ✨", "x" * 5000)
 _Step = tuple[str, float, bool, bool, Info]
+Player = Callable[[Info, random.Random], str]
 
 
 class EnvCheckError(EnvError):
@@ -27,10 +29,11 @@ def check_text_env(
     seed: int = 0,
     turns: int = 12,
     deterministic: bool = True,
+    player: Player | None = None,
 ) -> None:
     """Raises `EnvCheckError` with a way to mend it at the first thing that breaks the contract.
 
-    Plays random admissible actions and odd texts. Closes the environment at the end.
+    Plays random actions and odd texts. Closes the environment at the end.
 
     Args:
         env: A fresh environment, not yet reset.
@@ -40,12 +43,15 @@ def check_text_env(
         turns: How long the random player plays each task.
         deterministic: Whether the same actions must lead to the same texts. Set it to `False` for a game whose engine
             has noise of its own; the start must be reproducible in any case.
+        player: Chooses an action from an info, with the given source of randomness. By default one of the admissible
+            actions; an environment that lists none needs a player.
     """
     if not task_ids:
         raise ValueError("task_ids: got none, takes at least one task id of the environment")
+    player = player or _any_listed
     _check_bad_calls(env)
     for task_id in task_ids:
-        trace = _play(env, task_id, seed, turns)
+        trace = _play(env, task_id, seed, turns, player)
         _check_repeats(env, "the same environment, after an episode", task_id, seed, trace, deterministic)
         _check_odd_actions(env, task_id, seed)
         if make_env is not None:
@@ -56,9 +62,10 @@ def check_text_env(
                 "return a fresh environment from every call",
             )
             _check_repeats(other, "another environment", task_id, seed, trace, deterministic)
+            _check_requests(other, task_id, seed, trace, deterministic)
             _close_twice(other)
     if make_env is not None and deterministic and len(task_ids) > 1:
-        _check_independence(env, make_env(), task_ids, seed, turns)
+        _check_independence(env, make_env(), task_ids, seed, turns, player)
     _close_twice(env)
 
 
@@ -86,9 +93,9 @@ def check_task_suite(suite: TaskSuite) -> None:
         )
         for task_id in ids:
             _require(
-                task_id not in owner,
+                task_id not in owner or owner[task_id] == split == "train",
                 f"the task id {task_id!r} occurs twice, in {owner.get(task_id)!r} and {split!r}",
-                'begin ids with their split, for example "train/17"',
+                'begin ids with their split, for example "train/17"; only "train" may repeat one, to weigh it',
             )
             owner[task_id] = split
     try:
@@ -181,6 +188,11 @@ def _step(env: TextEnv, action: str, task_id: str, first: Info) -> _Step:
         f"{where}: info lacks {', '.join(lost)}, which reset gave",
         "build info in one method that reset and step both call; prompt templates need every field in every turn",
     )
+    _require(
+        (info["admissible_actions"] is None) == (first["admissible_actions"] is None),
+        f"{where}: info['admissible_actions'] is None at one time and a tuple at another",
+        "list the actions always or never",
+    )
     for key in ("task", "task_type"):
         _require(
             info[key] == first[key],
@@ -214,7 +226,28 @@ def _check_info(info: object, where: str, *, over: bool) -> None:
         )
     for key in ("task", "task_type"):
         _require(bool(info[key]), f"{where}: info[{key!r}] is empty", "prompts and reports show it: fill it")
+    _check_actions(info, where, over=over)
+
+
+def _check_actions(info: Info, where: str, *, over: bool) -> None:
+    _require(
+        "admissible_actions" in info,
+        f"{where}: info has no 'admissible_actions'",
+        "add info['admissible_actions'], a tuple, or None if listing them is too slow",
+    )
     actions = info["admissible_actions"]
+    if actions is None:
+        _require(
+            type(info.get("accepted")) is bool,
+            f"{where}: info['admissible_actions'] is None and info['accepted'] is {info.get('accepted')!r}",
+            "add info['accepted'], a bool: whether the game knew the last action, True after reset",
+        )
+        return
+    _require(
+        type(actions) is tuple,
+        f"{where}: info['admissible_actions'] is a {type(actions).__name__}",
+        "make it a tuple: `tuple(...)`",
+    )
     odd = [
         action for action in actions if not isinstance(action, str) or not action.strip() or action != action.strip()
     ]
@@ -236,14 +269,23 @@ def _check_info(info: object, where: str, *, over: bool) -> None:
     )
 
 
-def _play(env: TextEnv, task_id: str, seed: int, turns: int) -> list[tuple[str, Any]]:
+def _any_listed(info: Info, rng: random.Random) -> str:
+    _require(
+        info["admissible_actions"] is not None,
+        "the environment lists no actions, so a random player has none to choose from",
+        "give the check a player: check_text_env(..., player=lambda info, rng: <an action>)",
+    )
+    return rng.choice(info["admissible_actions"])
+
+
+def _play(env: TextEnv, task_id: str, seed: int, turns: int, player: Player) -> list[tuple[str, Any]]:
     """Returns `[("", reset result), (action, step result), ...]` of a random player."""
     rng = random.Random(f"{seed} {task_id}")
     observation, first = _reset(env, task_id, seed)
     trace: list[tuple[str, Any]] = [("", copy.deepcopy((observation, first)))]
     info = first
     for _ in range(turns):
-        action = rng.choice(info["admissible_actions"])
+        action = player(info, rng)
         before, shown = info, copy.deepcopy(info)
         result = _step(env, action, task_id, trace[0][1][1])
         _require(
@@ -303,17 +345,40 @@ def _check_odd_actions(env: TextEnv, task_id: str, seed: int) -> None:
             f"step({action[:40]!r}) in {task_id!r} won the game",
             "let only the engine's own success flag set `won`",
         )
+        _require(
+            action != _UNKNOWN_ACTION or info["admissible_actions"] is not None or not info["accepted"],
+            f"step({action!r}) in {task_id!r}: info['accepted'] is True",
+            "set it to whether the game knew the action; nothing else tells a policy's mistakes from its moves",
+        )
         if terminated or truncated:
             _, first = _reset(env, task_id, seed)
 
 
-def _check_independence(one: TextEnv, two: TextEnv, task_ids: Sequence[str], seed: int, turns: int) -> None:
+def _check_requests(env: TextEnv, task_id: str, seed: int, trace: list[tuple[str, Any]], deterministic: bool) -> None:
+    """Checks the two-phase calls: they must lead to what `reset` and `step` lead to."""
+    mend = "let `reset_async` and `step_async` start what `reset` and `step` do, or leave them to TextEnv"
+    env.reset_async(seed=seed, options={"task_id": task_id})
+    _compare(trace[0][1], env.reset_wait(), f"reset_async and reset_wait of {task_id!r} differ from reset", mend)
+    for action, expected in trace[1:2] if deterministic else []:
+        env.step_async(action)
+        _compare(expected, env.step_wait(), f"step_async and step_wait of {action!r} differ from step", mend)
+    try:
+        env.step_wait()
+    except EnvError:
+        return
+    raise _failure("step_wait without step_async was accepted", "raise EnvError: there is nothing to wait for")
+
+
+def _check_independence(
+    one: TextEnv, two: TextEnv, task_ids: Sequence[str], seed: int, turns: int, player: Player
+) -> None:
     """Plays one task while another environment plays another task between its steps."""
-    trace = _play(one, task_ids[0], seed, turns)
+    rng = random.Random(seed)
+    trace = _play(one, task_ids[0], seed, turns, player)
     _, first = _reset(one, task_ids[0], seed)
     _, shown = _reset(two, task_ids[1], seed)
     for turn, (action, expected) in enumerate(trace[1:], 1):
-        *_, terminated, truncated, shown = _step(two, shown["admissible_actions"][0], task_ids[1], shown)
+        *_, terminated, truncated, shown = _step(two, player(shown, rng), task_ids[1], shown)
         if terminated or truncated:
             _, shown = _reset(two, task_ids[1], seed)
         _compare(

@@ -72,12 +72,15 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
         expert.reset(observation, info)
         texts.add(env.step(NO_ACTION)[0])  # changes nothing; the answer is what a policy sees after a mistake
         for _ in range(CORPUS_TURNS):
-            texts |= {observation, info["task"], *info["admissible_actions"]}
-            texts |= {info[name] for name in shown & info.keys() if isinstance(info[name], str)}
+            texts |= {observation, info["task"], *(info["admissible_actions"] or ())}
+            for name in shown & info.keys():
+                value = info[name]
+                texts |= set(map(str, value)) if isinstance(value, tuple | list) else {str(value)}
             thought, action = expert.act(observation, info)
             texts.add(thought)
             observation, _, terminated, truncated, info = env.step(action)
             if terminated or truncated:
                 break
         texts.add(observation)
+    env.close()
     return sorted(texts)

@@ -49,7 +49,8 @@ def expert_episodes(
         mistake_rate: Probability that the environment is given, in place of the expert's action, one that was
             admissible earlier in the episode and is not now. The example keeps the expert's answer; what is added is
             the state after the mistake, from which a policy that saw only flawless play does not find back (noise
-            injection as in DART, Laskey et al. 2017, arXiv 1703.09327).
+            injection as in DART, Laskey et al. 2017, arXiv 1703.09327). An
+            environment that lists no actions takes 0.
         on_episode: Called after each episode with whether it was won in time.
     """
     if context.mode != "windowed":

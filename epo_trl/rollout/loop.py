@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from epo_trl.envs.base import Info, TextEnv
@@ -20,6 +21,7 @@ SUCCESS_RULES = {
     "won": "the engine's own `won`: the task is solved, whatever the reward",
     "ended-with-score": "the engine ended the episode, for whatever reason, with a score above 0 (exploitable)",
 }
+NOT_ACCEPTED = "the environment does not know this action"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class RolloutSettings:
         invalid_action_penalty: Subtracted on every turn whose action is not valid.
         env_reward_weight: Factor on the environment's own reward, added on every turn.
         invalid_action: What becomes of an action that is not valid: `"pass"` hands it to the environment, which
-            answers in its own words; `"skip"` leaves the environment alone and repeats the observation.
+            answers in its own words; `"skip"` leaves the environment alone and repeats the observation. Of an
+            environment that lists no actions, only ill-formed ones can be skipped; the others it judges itself.
         require_think: Whether a response without reasoning is invalid.
         success_rule: A key of `SUCCESS_RULES`: what counts as solved.
         env_options: Handed to every `reset`, beside the task.
@@ -79,11 +82,17 @@ class _Play:
     turns: list[Turn] = field(default_factory=list)
     history: list[tuple[str, str]] = field(default_factory=list)
     context_ids: list[int] = field(default_factory=list)  # concatenated context: the sequence so far
+    parsed: ParsedResponse | None = None  # of the turn that is being taken
+    is_sent: bool = False  # whether the environment got its action
     stop: StopReason | None = None
     error: str = ""
 
-    def abort(self, error: Exception) -> None:
-        self.stop, self.error = StopReason.ABORTED, f"{type(error).__name__}: {error}"
+    @contextlib.contextmanager
+    def aborted_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.stop, self.error = StopReason.ABORTED, f"{type(error).__name__}: {error}"
 
     def to_episode(self) -> Episode:
         assert self.stop is not None
@@ -115,7 +124,8 @@ def play_episodes(
     """Returns one episode per task, in order.
 
     All episodes advance together: each turn is one generation call with the prompts of the episodes that still run.
-    An exception in an environment aborts that episode alone.
+    Of each turn, all actions are sent before the first answer is awaited. An exception in an environment aborts that
+    episode alone.
 
     Args:
         envs: At least as many environments as tasks.
@@ -134,12 +144,7 @@ def play_episodes(
         raise ValueError(f"envs: got {len(envs)} for {len(tasks)} tasks, takes at least one each")
     plays = [_Play(task_id, seed, env) for (task_id, seed), env in zip(tasks, envs, strict=False)]
     start = time.perf_counter()
-    for play in plays:
-        options = {**settings.env_options, "task_id": play.task_id}
-        try:
-            play.observation, play.info = play.env.reset(seed=play.seed, options=options)
-        except Exception as error:
-            play.abort(error)
+    _reset_all(plays, settings.env_options)
     times.env += time.perf_counter() - start
 
     finished = 0
@@ -164,20 +169,27 @@ def play_episodes(
         responses = context.tokenizer.batch_decode(response_ids[: len(running)], skip_special_tokens=True)
         times.text += time.perf_counter() - start
         start = time.perf_counter()
+        for (play, _), response in zip(running, responses, strict=False):
+            with play.aborted_by_errors():
+                _send_action(play, context.answer_start + response, settings)
         for i, (play, prompt) in enumerate(running):
             sampled = tuple(response_ids[i])
-            try:
-                parsed = parse_response(
-                    context.answer_start + responses[i],
-                    play.info["admissible_actions"],
-                    require_think=settings.require_think,
-                )
-                _take_turn(play, prompt, sampled, responses[i], parsed, logprobs[i] if logprobs else None, settings)
-            except Exception as error:
-                play.abort(error)
+            with play.aborted_by_errors():
+                if play.stop is None:
+                    _take_turn(play, prompt, sampled, responses[i], logprobs[i] if logprobs else None, settings)
             if context.mode == "concatenated":
                 play.context_ids += [*prompt.ids, *sampled]
         times.env += time.perf_counter() - start
+
+
+def _reset_all(plays: list[_Play], options: Mapping[str, Any]) -> None:
+    for play in plays:
+        with play.aborted_by_errors():
+            play.env.reset_async(seed=play.seed, options={**options, "task_id": play.task_id})
+    for play in plays:
+        with play.aborted_by_errors():
+            if play.stop is None:
+                play.observation, play.info = play.env.reset_wait()
 
 
 def _with_prompts(plays: list[_Play], context: ContextBuilder) -> list[tuple[_Play, Prompt]]:
@@ -200,16 +212,29 @@ def _with_prompts(plays: list[_Play], context: ContextBuilder) -> list[tuple[_Pl
     return running
 
 
+def _send_action(play: _Play, text: str, settings: RolloutSettings) -> None:
+    play.parsed = parse_response(text, play.info["admissible_actions"], require_think=settings.require_think)
+    play.is_sent = play.parsed.is_valid or settings.invalid_action == "pass"
+    if play.is_sent:
+        play.env.step_async(play.parsed.action)
+
+
 def _take_turn(
     play: _Play,
     prompt: Prompt,
     response_ids: tuple[int, ...],
     response: str,
-    parsed: ParsedResponse,
     logprobs: Sequence[float] | None,
     settings: RolloutSettings,
 ) -> None:
-    observation, env_reward, terminated, truncated, info = _step(play, parsed.action, parsed.is_valid, settings)
+    parsed = play.parsed
+    assert parsed is not None
+    if play.is_sent:
+        observation, env_reward, terminated, truncated, info = play.env.step_wait()
+        if parsed.is_valid and not info.get("accepted", True):
+            parsed = replace(parsed, error=NOT_ACCEPTED)
+    else:
+        observation, env_reward, terminated, truncated, info = play.observation, 0.0, False, False, play.info
     won = bool(info["won"]) and terminated
     if settings.success_rule == "ended-with-score":
         won = (terminated or truncated) and info["score"] > 0
@@ -240,9 +265,3 @@ def _take_turn(
         play.stop = StopReason.TRUNCATED
     elif len(play.turns) >= settings.max_turns:
         play.stop = StopReason.TURN_LIMIT
-
-
-def _step(play: _Play, action: str, is_valid: bool, settings: RolloutSettings) -> tuple[str, float, bool, bool, Any]:
-    if not is_valid and settings.invalid_action == "skip":
-        return play.observation, 0.0, False, False, play.info
-    return play.env.step(action)

@@ -32,7 +32,7 @@ class ParsedResponse:
         return not self.error
 
 
-def parse_response(text: str, admissible: Iterable[str], *, require_think: bool = True) -> ParsedResponse:
+def parse_response(text: str, admissible: Iterable[str] | None, *, require_think: bool = True) -> ParsedResponse:
     """Returns the action between `<action>` and `</action>`, checked against the admissible ones.
 
     Case and white space do not matter; the environment gets its own spelling. A response is well-formed if it has
@@ -40,7 +40,8 @@ def parse_response(text: str, admissible: Iterable[str], *, require_think: bool 
 
     Args:
         text: The decoded response.
-        admissible: The actions that the environment accepts now.
+        admissible: The actions that the environment accepts now; `None` if it does not list them. Then any action is
+            valid that is not empty, until the environment says otherwise.
         require_think: Whether a response without reasoning is invalid.
     """
     actions = list(_ACTION.finditer(text))
@@ -50,7 +51,10 @@ def parse_response(text: str, admissible: Iterable[str], *, require_think: bool 
         error = "no <action> block" if not actions else f"{len(actions)} <action> blocks"
         return ParsedResponse(_squeeze(text)[-MAX_PASSED_CHARS:], thought, error)
     action = _squeeze(actions[0].group(1))
-    spelling = {_squeeze(a).lower(): a for a in admissible}.get(action.lower())
+    if admissible is None:
+        spelling = action[-MAX_PASSED_CHARS:] or None
+    else:
+        spelling = {_squeeze(a).lower(): a for a in admissible}.get(action.lower())
     if require_think and not (thoughts and thoughts[0].end() <= actions[0].start()):
         return ParsedResponse(spelling or action[-MAX_PASSED_CHARS:], thought, "no <think> block before the action")
     if spelling is None:
