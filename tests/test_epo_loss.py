@@ -264,6 +264,7 @@ def test_at_the_first_rl_step_there_is_no_smoothing(tmp_path):
 # ------------------------------------------------------------------------------------------------- cuts, padding, order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_loss_and_gradient_do_not_depend_on_cut_padding_or_order(tmp_path, tolerance, context):
     """Every trainer seed shuffles the rows differently; with 8 micro-batches one holds nothing but an aborted row."""

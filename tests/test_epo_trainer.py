@@ -133,7 +133,7 @@ def resumable(folder, **changes):
     return make_trainer(folder, **{**settings, "save_strategy": "steps", "save_steps": 3, "epo_lambda": 0.1, **changes})
 
 
-@pytest.mark.parametrize("history", ["step", "turn"])
+@pytest.mark.parametrize("history", ["step", pytest.param("turn", marks=pytest.mark.slow)])
 def test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped(tmp_path, history):
     straight = resumable(tmp_path / "straight", entropy_history=history)
     straight.train()
@@ -301,6 +301,7 @@ def test_both_contexts_train(trained, context):
     assert len(batches) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
 def test_both_contexts_learn_what_is_rewarded(tmp_path, context):
     """Rewarded is the share of sampled tokens in the lower half of the vocabulary: half of them at the start."""
@@ -467,8 +468,7 @@ def test_evaluation_changes_neither_random_state_nor_mode_nor_temperature(tmp_pa
     for metrics in (first, again):
         metrics.pop("eval_iid/seconds"), metrics.pop("eval_ood/seconds")
     assert first == again, "the sampling of evaluation has its own seed"
-
-
+@pytest.mark.slow
 def test_weights_are_the_same_with_and_without_evaluation(tmp_path):
     runs = []
     for name, changes in (

@@ -251,6 +251,7 @@ def test_logps_of_the_update_are_those_of_sampling(tmp_path, monkeypatch, family
     assert got.min() < -2, "flat distributions agree with anything"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_gradient_checkpointing_changes_nothing(tmp_path, context):
     results, forwards = [], []
