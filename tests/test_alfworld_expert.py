@@ -28,6 +28,8 @@ def play(env, task_id, expert, turns=50):
         if won:
             return log, True
     return log, False
+
+
 @pytest.mark.slow
 def test_it_wins_nearly_all_games_of_every_type_within_50_turns_and_all_within_150():
     suite = GeneratedAlfworld(n_train=180, n_iid=60, n_ood=60, seed=5)

@@ -468,6 +468,8 @@ def test_evaluation_changes_neither_random_state_nor_mode_nor_temperature(tmp_pa
     for metrics in (first, again):
         metrics.pop("eval_iid/seconds"), metrics.pop("eval_ood/seconds")
     assert first == again, "the sampling of evaluation has its own seed"
+
+
 @pytest.mark.slow
 def test_weights_are_the_same_with_and_without_evaluation(tmp_path):
     runs = []
