@@ -1,7 +1,7 @@
 # Every target makes its own virtual environment when it is missing or older than setup.cfg and constraints.txt.
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= alfworld,deepspeed,notebooks,dev
+EXTRAS ?= alfworld,scienceworld,deepspeed,notebooks,dev
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)

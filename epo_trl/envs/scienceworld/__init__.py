@@ -1,0 +1,8 @@
+"""ScienceWorld: elementary-school science experiments as text, many worlds on one JVM."""
+
+from epo_trl.envs.scienceworld.env import Rules, ScienceWorldEnv
+from epo_trl.envs.scienceworld.host import JvmSettings
+from epo_trl.envs.scienceworld.suite import ScienceWorldSuite
+from epo_trl.envs.scienceworld.tasks import TaskLists
+
+__all__ = ["JvmSettings", "Rules", "ScienceWorldEnv", "ScienceWorldSuite", "TaskLists"]

@@ -1,0 +1,195 @@
+"""`ScienceWorldEnv`: one ScienceWorld world behind the contract of `epo_trl.envs.base`."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.envs.scienceworld.host import Host
+from epo_trl.envs.scienceworld.tasks import TaskLists
+from epo_trl.envs.scienceworld.world import Seen, World
+
+AMBIGUITY = ("agent", "first")
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the engine is played.
+
+    Args:
+        simplification: `""`, `"easy"` or a list of simplifications, separated by commas.
+        ambiguity: Who answers the engine's "Ambiguous request: Please enter the number ...". With `"agent"` the agent
+            may give a number; any other action withdraws the request first, so that no turn is lost. With `"first"` the
+            environment takes the choice that comes first in alphabetical order.
+        list_actions: Whether `info["admissible_actions"]` is filled; a step then takes 40 to 80 ms more.
+        failure_reward: Reward on the step that fails the task. The engine's own value of -100 is never paid.
+    """
+
+    simplification: str = "easy"
+    ambiguity: str = "agent"
+    list_actions: bool = False
+    failure_reward: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.ambiguity not in AMBIGUITY:
+            raise EnvError(f"ambiguity: got {self.ambiguity!r}, takes one of {', '.join(AMBIGUITY)}")
+
+
+@dataclass(slots=True)
+class _Episode:
+    """A running episode."""
+
+    task_id: str
+    task_type: str
+    world: World
+    seen: Seen
+    engine_limit: int | None
+    listed: tuple[str, ...] | None = None
+
+
+class ScienceWorldEnv(TextEnv):
+    """A ScienceWorld environment that plays any task of its suite.
+
+    The turns are not limited here: the engine has no limit of its own, its Python wrapper has. An episode terminates
+    with the task done (score 100, `won`) or failed (score -100). It is truncated only if `engine_limit` is given to
+    `reset`, by a step after which more ticks have passed; with 100 that is when the stock wrapper says "done".
+
+    The reward of a step is the increase of the score, divided by 100; on failure it is `Rules.failure_reward`.
+
+    Beside the keys of the contract, `info` holds `accepted` (whether the engine knew the action), `score` (0 to 100,
+    or -100), `failed`, `moves` (ticks so far), `objects` (tuple: what is in reach), `look` and `inventory` (texts),
+    `action_templates` (tuple) and `task_id`. `admissible_actions` is `None` unless `Rules.list_actions` asks for it.
+
+    Args:
+        host: The owner of the JVM. Environments may share one.
+        lists: The tasks.
+        rules: How the engine is played.
+    """
+
+    def __init__(self, host: Host, lists: TaskLists, rules: Rules) -> None:
+        self._host, self._lists, self._rules = host, lists, rules
+        self._seat = host.take_seat()
+        self._forget = weakref.finalize(self, host.forget_seat, self._seat)
+        self._episode: _Episode | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Returns the first observation and info.
+
+        Args:
+            seed: Of what is left to chance after the start; 0 if `None`. The start depends on the variation alone.
+            options: `task_id`; `engine_limit`, the ticks after which the episode is truncated (no limit by default);
+                `simplification`, which must be the suite's.
+
+        Raises:
+            EnvError: If an option is wrong, the environment is closed, or the JVM cannot be started, died or hangs.
+        """
+        self.reset_async(seed=seed, options=options)
+        return self.reset_wait()
+
+    def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Starts a reset, for `reset_wait` to return."""
+        task_id, engine_limit = self._read(options or {})
+        self._episode = None
+        self._request = self._host.submit(lambda: self._begin(task_id, engine_limit, seed or 0)).result
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Returns `(observation, reward, terminated, truncated, info)`. Case and white space do not matter.
+
+        Raises:
+            EnvError: If there was no reset, or the JVM died or hangs; the next `reset` starts another.
+        """
+        self.step_async(action)
+        return self.step_wait()
+
+    def step_async(self, action: str) -> None:
+        """Starts a step, for `step_wait` to return."""
+        episode = self._episode
+        if episode is None:
+            raise EnvError("step: there is no episode; call reset(options={'task_id': ...}) first")
+        text = " ".join(action.lower().split())
+        self._request = self._host.submit(lambda: self._go_on(episode, text)).result
+
+    def close(self) -> None:
+        """Frees the world; with the last one of a JVM, that JVM stops. May be called twice."""
+        self._episode = self._request = None
+        if self._forget.detach():
+            self._host.free_seat(self._seat)
+
+    def _read(self, options: dict[str, Any]) -> tuple[str, int | None]:
+        unknown = options.keys() - {"task_id", "engine_limit", "simplification"}
+        if unknown:
+            raise EnvError(f"options: got {sorted(unknown)}, takes task_id, engine_limit and simplification")
+        task_id, limit = options.get("task_id"), options.get("engine_limit")
+        if not isinstance(task_id, str):
+            raise EnvError(f"options: got task_id={task_id!r}, takes a task id such as 'train/boil/0'")
+        self._lists.find(task_id)
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise EnvError(f"engine_limit: got {limit!r}, takes an integer >= 1 or None")
+        wanted = options.get("simplification", self._rules.simplification)
+        if wanted != self._rules.simplification:
+            raise EnvError(
+                f"simplification: got {wanted!r}, but the worlds of this suite share JVMs that play with "
+                f"{self._rules.simplification!r}, and a JVM has one; make another suite"
+            )
+        if not self._forget.alive:
+            raise EnvError("reset: the environment is closed; make another")
+        return task_id, limit
+
+    # --- On the thread of the JVM --------------------------------------------------------------------------------
+
+    def _begin(self, task_id: str, limit: int | None, seed: int) -> tuple[str, Info]:
+        task_type, variation = self._lists.find(task_id)
+        world = self._host.world(self._seat)
+        seen = world.load(task_type, variation, self._rules.simplification, seed=seed)
+        self._episode = episode = _Episode(task_id, task_type, world, seen, limit)
+        self._list(episode)
+        return seen.observation, self._info(episode)
+
+    def _go_on(self, episode: _Episode, text: str) -> tuple[str, float, bool, bool, Info]:
+        before, world = episode.seen, episode.world
+        if before.choices and not _NUMBER.fullmatch(text):
+            world.cancel()
+        seen = world.step(text)
+        if seen.choices and self._rules.ambiguity == "first":
+            seen = world.step(min(seen.choices, key=lambda number: (seen.choices[number], int(number))))
+        episode.seen = seen
+        self._list(episode)
+        terminated = seen.completed or seen.score < 0
+        truncated = episode.engine_limit is not None and seen.moves > episode.engine_limit and not terminated
+        return seen.observation, self._reward(before.score, seen.score), terminated, truncated, self._info(episode)
+
+    def _reward(self, before: int, after: int) -> float:
+        if after < 0:
+            return self._rules.failure_reward if before >= 0 else 0.0
+        return (after - before) / 100
+
+    def _list(self, episode: _Episode) -> None:
+        if not self._rules.list_actions:
+            return
+        if not episode.seen.choices:
+            episode.listed = episode.world.valid_actions()
+        else:  # an ambiguous request changes nothing, so what was possible before still is
+            known = [action for action in episode.listed or () if not action.isdecimal()]
+            episode.listed = (*episode.seen.choices, *known)
+
+    def _info(self, episode: _Episode) -> Info:
+        seen = episode.seen
+        return {
+            "admissible_actions": episode.listed,
+            "accepted": seen.is_known,
+            "won": seen.completed and seen.score == 100,
+            "failed": seen.score < 0,
+            "task": episode.world.task,
+            "task_type": episode.task_type,
+            "task_id": episode.task_id,
+            "score": seen.score,
+            "moves": seen.moves,
+            "objects": seen.objects,
+            "look": seen.look,
+            "inventory": seen.inventory,
+            "action_templates": episode.world.action_templates,
+        }

@@ -1,0 +1,111 @@
+"""The owner of a JVM: one thread, the worlds on it, and what happens when it dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from typing import TypeVar
+
+from epo_trl.envs.base import EnvError
+from epo_trl.envs.scienceworld.jvm import Jvm, find_java, heap_mb_for
+from epo_trl.envs.scienceworld.world import World
+
+T = TypeVar("T")
+_LEAST_WORLDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class JvmSettings:
+    """How JVMs are started.
+
+    Args:
+        java: See `find_java`.
+        heap_mb: Heap of every JVM; if `None`, it grows with the number of worlds.
+        timeout_seconds: For every call; a JVM that takes longer counts as hung.
+    """
+
+    java: str | None = None
+    heap_mb: int | None = None
+    timeout_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.heap_mb is not None and self.heap_mb < 1:
+            raise EnvError(f"heap_mb: got {self.heap_mb}, takes an integer >= 1 or None")
+        if not self.timeout_seconds > 0:
+            raise EnvError(f"timeout_seconds: got {self.timeout_seconds}, takes a number > 0")
+
+
+class Host:
+    """Runs functions on the one thread that may touch its JVM, and keeps a JVM running while a seat is taken.
+
+    A JVM that died, or whose heap is too small for the seats that have been taken since it started, is replaced for
+    the worlds that start from then on. One that still serves running worlds is kept until the last of them has left.
+
+    Args:
+        settings: For the JVMs.
+    """
+
+    def __init__(self, settings: JvmSettings) -> None:
+        find_java(settings.java)  # complain at once
+        self._settings = settings
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scienceworld")
+        self._numbers = count()
+        self._seats: set[int] = set()
+        # Touched by the thread only:
+        self._worlds: dict[int, World] = {}  # by seat
+        self._jvms: list[Jvm] = []  # the newest comes last
+        self._room = 0  # worlds that the newest JVM has heap for
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def take_seat(self) -> int:
+        """Returns the number of a new seat: the right to one world."""
+        seat = next(self._numbers)
+        self._seats.add(seat)
+        return seat
+
+    def forget_seat(self, seat: int) -> None:
+        """Marks a seat as free. Safe to be called by the garbage collector: its world goes when the next one comes."""
+        self._seats.discard(seat)
+
+    def free_seat(self, seat: int) -> None:
+        """Frees a seat and its world. With the last one the JVM stops before this returns."""
+        self.forget_seat(seat)
+        self.submit(self._clean_up).result()
+
+    def submit(self, function: Callable[[], T]) -> Future[T]:
+        """Returns at once; the function runs on the thread of the JVM."""
+        return self._thread.submit(function)
+
+    def world(self, seat: int) -> World:
+        """Returns the seat's world, to be loaded. On the thread only.
+
+        Raises:
+            EnvError: If no JVM can be started.
+        """
+        jvm = self._jvms[-1] if self._jvms else None
+        if jvm is None or not jvm.is_alive or len(self._seats) > self._room:
+            worlds = max(len(self._seats), _LEAST_WORLDS)
+            given = self._settings.heap_mb
+            jvm = Jvm(given or heap_mb_for(worlds), self._settings.java, self._settings.timeout_seconds)
+            self._jvms.append(jvm)
+            self._room = worlds
+        old = self._worlds.get(seat)
+        if old is None or old.jvm is not jvm:
+            self._worlds[seat] = World(jvm)
+            if old is not None:
+                old.release()
+            self._clean_up()
+        return self._worlds[seat]
+
+    def _clean_up(self) -> None:
+        """Frees the worlds whose seats are free, and stops the JVMs on which no world is left."""
+        for seat in self._worlds.keys() - self._seats:
+            self._worlds.pop(seat).release()
+        used = {world.jvm for world in self._worlds.values()}
+        for jvm in [jvm for jvm in self._jvms if jvm not in used]:
+            jvm.close()
+            self._jvms.remove(jvm)

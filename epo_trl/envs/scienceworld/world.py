@@ -1,0 +1,161 @@
+"""One ScienceWorld world on a shared JVM, with only the calls that a prompt needs."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from epo_trl.envs.base import EnvError
+from epo_trl.envs.scienceworld.jvm import Jvm
+
+AMBIGUOUS = "Ambiguous request"
+_UNKNOWN = ("No known action matches that input", "Unknown action")
+_CHOICE = re.compile(r"^(\d+):\t(.*)$", re.MULTILINE)
+_SPACES = re.compile(" +")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the engine says after an input.
+
+    Args:
+        observation: Its answer.
+        score: 0 to 100, or -100 after a failure.
+        completed: Whether the engine counts the task as over.
+        moves: Ticks of the world's clock so far. `wait` takes several, looking none.
+        objects: Names of the things in reach, sorted.
+        look: What `look around` would answer.
+        inventory: What `inventory` would answer.
+    """
+
+    observation: str
+    score: int
+    completed: bool
+    moves: int
+    objects: tuple[str, ...]
+    look: str
+    inventory: str
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the engine understood the input."""
+        return not self.observation.startswith(_UNKNOWN)
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """The numbers that the engine waits for, and what they mean; empty unless the input was ambiguous."""
+        return dict(_CHOICE.findall(self.observation)) if self.observation.startswith(AMBIGUOUS) else {}
+
+
+class World:
+    """A world. The id counter, the random generator and the simplifications are global in the JVM: no threads.
+
+    So that worlds on one JVM do not disturb each other, a world seeds the generator before each input, and puts its
+    simplifications back before it does anything: "easy" means others for circuit tasks than for the rest, and every
+    load replaces those of the whole JVM. The same inputs then lead to the same texts, in every process.
+
+    Args:
+        jvm: Where it lives. Other worlds may live there too.
+    """
+
+    def __init__(self, jvm: Jvm) -> None:
+        self.jvm = jvm
+        with jvm.calls():
+            self._server = jvm.java.scienceworld.runtime.pythonapi.PythonInterface()
+            self._simplifier = jvm.java.main.scala.scienceworld.runtime.SimplifierProcessor
+        self._parts: tuple[Any, ...] = ()  # Java objects of the loaded task
+
+    def load(
+        self, task_type: str, variation: int, simplification: str, *, seed: int = 0, gold_path: bool = False
+    ) -> Seen:
+        """Returns what is seen at the start of a task. The variation alone decides it, `seed` what chance does later.
+
+        Raises:
+            EnvError: If the engine does not have the task or the variation; it says so only in a string.
+        """
+        with self.jvm.calls():
+            problem = self._server.load(task_type, variation, simplification, gold_path)
+            if problem:
+                raise EnvError(f"ScienceWorld cannot load variation {variation} of {task_type!r}: {problem}")
+            self._flags = self.jvm.flags = self._server.getSimplificationsUsed()
+            self.jvm.release(*self._parts)
+            holder = self._server.agentInterface()
+            self._interface = holder.get()
+            self._parser = self._interface.inputParser()
+            self._parts = (holder, self._interface, self._parser)
+            self.task: str = " ".join(self._server.getTaskDescription().split())
+            self.action_templates = self._strings(self._server.getPossibleActions())
+        self._seed, self._inputs = seed, 0
+        return self.step("look around")
+
+    def step(self, text: str) -> Seen:
+        """Returns what follows an input.
+
+        Raises:
+            EnvError: If the engine broke. It reports that as a failure of the player, with a score of -100.
+        """
+        with self.jvm.calls():
+            self._use_flags()
+            self.jvm.random.setSeed(zlib.crc32(f"{self._seed} {self._inputs}".encode()))
+            self._inputs += 1
+            observation = self._server.step(text)
+            score = round(100 * self._server.getScore())
+            if score < 0 and self._interface.isInErrorState():
+                raise EnvError(f"ScienceWorld broke at {text!r}: {self._interface.getErrorStateMessage()}")
+            return Seen(
+                observation=observation.strip(),
+                score=score,
+                completed=self._server.getCompleted(),
+                moves=self._server.getNumMoves(),
+                objects=tuple(dict.fromkeys(self._strings(self._server.getPossibleObjects()))),
+                look=_SPACES.sub(" ", self._server.freeActionLook().strip()),
+                inventory=_SPACES.sub(" ", self._server.freeActionInventory().strip()),
+            )
+
+    def cancel(self) -> None:
+        """Withdraws an ambiguous input. Sent as a text, any answer but a valid number would be lost and cost a tick."""
+        with self.jvm.calls():
+            self._parser.clearAmbiguousState()
+
+    def valid_actions(self) -> tuple[str, ...]:
+        """Returns what the engine would accept now, sorted; 36 to 80 ms."""
+        with self.jvm.calls():
+            self._use_flags()
+            return tuple(sorted(set(self._strings(self._server.getValidActionObjectCombinations()))))
+
+    def gold_path(self) -> tuple[str, ...]:
+        """Returns the actions of the gold path, if the task was loaded with one."""
+        with self.jvm.calls():
+            return self._strings(self._server.getGoldActionSequence())
+
+    def task_types(self) -> tuple[str, ...]:
+        """Returns the engine's task types, in alphabetical order."""
+        with self.jvm.calls():
+            return self._strings(self._server.getTaskNames())
+
+    def variations(self) -> list[list[int]]:
+        """Returns the variations of the loaded task type for training, development and test."""
+        with self.jvm.calls():
+            server = self._server
+            return [
+                list(part()) for part in (server.getVariationsTrain, server.getVariationsDev, server.getVariationsTest)
+            ]
+
+    def release(self) -> None:
+        """Frees the world's memory in the JVM, if that is alive."""
+        if self.jvm.is_alive:
+            with self.jvm.calls():
+                self.jvm.release(self._server, *self._parts)
+
+    def _use_flags(self) -> None:
+        if self.jvm.flags != self._flags:
+            self.jvm.release(self._simplifier.parseSimplificationStr(self._flags))
+            self.jvm.flags = self._flags
+
+    def _strings(self, java_list: Any) -> tuple[str, ...]:
+        """Returns a Java list of strings, in one call."""
+        joined = self.jvm.java.java.lang.String.join("\n", java_list)
+        self.jvm.release(java_list)
+        return tuple(joined.split("\n")) if joined else ()

@@ -1,0 +1,306 @@
+"""ScienceWorld keeps the contract, counts success strictly, never loses a turn, and names what is wrong."""
+
+import pickle
+
+import pytest
+from env_contract import EnvContract
+
+from epo_trl.envs import EnvError
+from epo_trl.envs.scienceworld import Rules, ScienceWorldSuite, TaskLists
+from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments
+from epo_trl.envs.scienceworld.tasks import all_task_types
+
+pytestmark = pytest.mark.games
+
+TOUR = ("look around", "inventory", "open door to kitchen", "teleport to kitchen", "look around")
+TOUR += tuple(f"teleport to {place}" for place in ("workshop", "outside", "bathroom", "greenhouse"))
+WAITING = TOUR + ("wait",) * (30 - len(TOUR))
+
+
+def looks_around(info, rng):
+    thing = rng.choice(info["objects"])
+    return rng.choice(["look around", "inventory", "wait1", f"look at {thing}", f"open {thing}", f"go to {thing}"])
+
+
+class TestScienceWorld(EnvContract):
+    expert_turns = None
+    player = staticmethod(looks_around)
+
+    def make_suite(self):
+        return ScienceWorldSuite(TaskLists(n_iid=10, n_ood=10))
+
+
+class TestScienceWorldWithListedActions(TestScienceWorld):
+    player = None
+
+    def make_suite(self):
+        return ScienceWorldSuite(TaskLists(n_iid=2, n_ood=2, heldout_types=()), Rules(list_actions=True))
+
+
+@pytest.fixture(scope="module")
+def suite():
+    return ScienceWorldSuite()
+
+
+@pytest.fixture
+def env(suite):
+    env = suite.make_env()
+    yield env
+    env.close()
+
+
+def start(env, task_id="train/boil/3", **options):
+    return env.reset(seed=0, options={"task_id": task_id, **options})
+
+
+def play(env, actions):
+    """Returns the last result of `step`, and all rewards."""
+    rewards = []
+    for action in actions:
+        result = env.step(action)
+        rewards.append(result[1])
+        if result[2] or result[3]:
+            break
+    return result, rewards
+
+
+def test_info_holds_what_prompts_show(env):
+    observation, info = start(env)
+    assert observation == info["look"] and observation.startswith("This outside location is called the outside.")
+    assert info["task"].startswith("Your task is to boil water. ")
+    assert (info["task_type"], info["task_id"], info["score"], info["moves"]) == ("boil", "train/boil/3", 0, 0)
+    assert {"axe", "fountain", "door to kitchen"} <= set(info["objects"])
+    assert "orange" in info["inventory"]
+    assert {"pick up OBJ", "wait1", "teleport OBJ"} <= set(info["action_templates"])
+    assert "connect OBJ to OBJ" not in info["action_templates"]
+    assert info["accepted"] and not info["failed"] and info["admissible_actions"] is None
+
+
+def test_case_and_white_space_do_not_matter(env):
+    start(env)
+    observation, *_, info = env.step("  Teleport  TO\nkitchen ")
+    assert info["accepted"] and observation == "You teleport to the kitchen."
+
+
+def test_an_unknown_action_costs_no_tick_and_is_not_accepted(env):
+    start(env)
+    for action in ("fly to the moon", "", "pick up", "go to hallway kitchen"):
+        *_, info = env.step(action)
+        assert (info["accepted"], info["moves"]) == (False, 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"engine_limit": 1000}])
+def test_the_wait_script_wins_nothing(suite, env, options):
+    assert set(WAITING[len(TOUR) :]) == {"wait"}
+    for task_type in sorted({task_id.split("/")[1] for task_id in suite.task_ids("train")})[::6]:
+        start(env, f"train/{task_type}/0", **options)
+        (*_, terminated, truncated, info), _ = play(env, WAITING)
+        assert (terminated, truncated, info["won"]) == (False, False, False)
+        assert info["moves"] > 100
+
+
+def test_under_the_released_limit_the_wait_script_is_done_with_a_score(env):
+    start(env, "train/find-plant/0", engine_limit=100)
+    turns = []
+    for action in WAITING:
+        *_, terminated, truncated, info = env.step(action)
+        turns.append((terminated, truncated, info["moves"] > 100))
+        if truncated:
+            break
+    assert turns == [(False, False, False)] * (len(turns) - 1) + [(False, True, True)]
+    assert len(turns) < 30 and info["score"] > 0 and not info["won"]
+
+
+def test_a_failure_ends_the_episode_and_is_paid_once(suite):
+    for reward in (0.0, -0.5):
+        strict = ScienceWorldSuite(rules=Rules(failure_reward=reward)).make_env()
+        start(strict)
+        (_, _, terminated, truncated, info), rewards = play(strict, ["teleport to kitchen", "focus on stove"])
+        assert (terminated, truncated, info["won"], info["failed"], info["score"]) == (True, False, False, True, -100)
+        assert rewards == [0.0, reward] and strict.step("look around")[1] == 0.0
+        strict.close()
+
+
+def test_solving_a_task_pays_the_increase_of_the_score(env):
+    start(env, "train/lifespan-longest-lived/0")
+    actions = ["teleport to outside", "look around", "focus on baby baby brown bear"]
+    (_, _, terminated, truncated, info), rewards = play(env, actions)
+    assert (terminated, truncated, info["won"], info["score"]) == (True, False, True, 100)
+    assert sum(rewards) == pytest.approx(1.0) and rewards[0] > 0
+
+
+# --- Ambiguous requests --------------------------------------------------------------------------------------------
+
+
+def ask(env):
+    """Returns the choices after an input that means two things: an orange in the bowl, one in the inventory."""
+    start(env)
+    env.step("teleport to kitchen")
+    observation, *_, info = env.step("pick up orange")
+    return observation, info
+
+
+def test_the_agent_may_answer_an_ambiguous_request(env):
+    observation, info = ask(env)
+    assert observation.startswith("Ambiguous request") and info["accepted"]
+    number = next(line.split(":")[0] for line in observation.splitlines() if "in bowl" in line)
+    observation, *_, after = env.step(number)
+    assert "orange" in observation and after["moves"] == info["moves"] + 1 and after["accepted"]
+    assert after["inventory"].count("orange") == 2
+
+
+@pytest.mark.parametrize("action", ["look at table", "open cupboard", "inventory", "pick up lighter"])
+def test_another_action_is_not_swallowed_by_an_ambiguous_request(env, action):
+    start(env)
+    env.step("teleport to kitchen")
+    expected, *_, before = env.step(action)
+    _, info = ask(env)
+    observation, *_, after = env.step(action)
+    assert (observation, after["accepted"]) == (expected, True)
+    assert after["moves"] - info["moves"] == before["moves"] - 1
+
+
+def test_an_unknown_action_withdraws_an_ambiguous_request(env):
+    _, info = ask(env)
+    assert env.step("fly")[4]["accepted"] is False
+    observation, *_, after = env.step("0")
+    assert (after["accepted"], after["moves"]) == (False, info["moves"])
+
+
+def test_the_environment_may_answer_an_ambiguous_request():
+    env = ScienceWorldSuite(rules=Rules(ambiguity="first")).make_env()
+    for _ in range(3):
+        observation, info = ask(env)
+        assert observation == "You move the orange to the inventory." and info["inventory"].count("orange") == 2
+        assert info["moves"] == 2
+    env.close()
+
+
+def test_the_numbers_are_listed_beside_what_was_possible_before():
+    env = ScienceWorldSuite(rules=Rules(list_actions=True)).make_env()
+    start(env)
+    *_, before = env.step("teleport to kitchen")
+    *_, asked = env.step("pick up orange")
+    assert asked["admissible_actions"] == ("0", "1", *before["admissible_actions"])
+    assert "open cupboard door" in before["admissible_actions"] or "open cupboard" in before["admissible_actions"]
+    env.close()
+
+
+# --- Worlds that share a JVM ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_every_member_of_a_group_starts_the_same():
+    suite = ScienceWorldSuite(jvms=2)
+    envs = [suite.make_env() for _ in range(4)]
+    types = all_task_types()
+    for round_ in range(25):
+        task_id = f"train/{types[round_ % len(types)]}/{round_ % 3}"
+        for env in envs:
+            env.reset_async(seed=round_, options={"task_id": task_id})
+        starts = [env.reset_wait() for env in envs]
+        assert all(other == starts[0] for other in starts)
+        for number, env in enumerate(envs):  # the members part
+            env.step(f"teleport to {('kitchen', 'workshop', 'outside', 'greenhouse')[number]}")
+    for env in envs:
+        env.close()
+
+
+@pytest.mark.slow
+def test_chance_depends_on_the_seed_and_not_on_the_neighbours():
+    suite = ScienceWorldSuite()
+    envs = [suite.make_env() for _ in range(3)]
+
+    def texts(env, seed, *others):
+        start(env, "train/mendelian-genetics-known-plant/5")
+        env.reset(seed=seed, options={"task_id": "train/mendelian-genetics-known-plant/5"})
+        seen = [env.step("teleport to greenhouse")]
+        for turn in range(40):
+            for other in others:
+                other.step(("wait1", "look around")[turn % 2])
+            seen += [env.step("wait"), env.step("look around")]
+        return seen
+
+    start(envs[1], "train/grow-fruit/1")
+    start(envs[2], "train/power-component/1")
+    alone = texts(envs[0], 1)
+    assert texts(envs[0], 1, *envs[1:]) == alone
+    assert texts(envs[0], 2) != alone
+    for env in envs:
+        env.close()
+
+
+def test_a_world_keeps_its_own_simplifications_beside_others():
+    env, other = (ScienceWorldSuite(rules=Rules(list_actions=True)).make_env() for _ in range(2))
+    other._host, other._seat = env._host, env._host.take_seat()
+    _, alone = start(env, "train/power-component/0")
+    start(other, "train/boil/0")  # "easy" takes the electrical actions away from it, in the whole JVM
+    *_, beside = env.step("look around")
+    assert beside["admissible_actions"] == alone["admissible_actions"]
+    assert any(action.startswith("connect ") for action in alone["admissible_actions"])
+    assert not any(action.startswith("connect ") for action in other.step("look around")[4]["admissible_actions"])
+    env.close()
+
+
+# --- Wrong input ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task_id": 3}, "task_id=3"),
+        ({"task_id": "train/boil/14"}, "'train/boil/14', but the variations of train/boil are 0 to 13"),
+        ({"task_id": "train/boil/-1"}, "train, iid, ood, heldout.*boil, change"),
+        ({"task_id": "train/cook/0"}, "'train/cook/0'.*boil, change"),
+        ({"task_id": "test/boil/0"}, "'test/boil/0'.*train, iid, ood, heldout"),
+        ({"task_id": "train/boil/0", "limit": 3}, "got \\['limit'\\], takes task_id, engine_limit"),
+        ({"task_id": "train/boil/0", "engine_limit": 0}, "engine_limit: got 0"),
+        ({"task_id": "train/boil/0", "simplification": "openDoors"}, "'openDoors'.*'easy'.*make another suite"),
+    ],
+)
+def test_reset_says_what_it_takes(env, options, message):
+    with pytest.raises(EnvError, match=message):
+        env.reset(options=options)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"task_types": ["cook"]}, "task_types: got 'cook'.*boil"),
+        ({"heldout_types": ["cook"]}, "heldout_types: got 'cook'.*boil"),
+        ({"heldout_types": ["boil"], "task_types": ["boil"]}, "heldout_types: got 'boil'.*task_types"),
+        ({"heldout_types": list(all_task_types())}, "heldout_types: got every task type"),
+        ({"sampling": "tasks"}, "sampling: got 'tasks', takes one of types, variations"),
+        ({"n_iid": 1000}, "n_iid: got 1000, takes 0 to 213"),
+        ({"n_ood": -1}, "n_ood: got -1"),
+        ({"simplification": "hard"}, "simplification: got 'hard', takes 'easy'.*openDoors"),
+        ({"simplification": "openDoors,noElectricalAction"}, "'power-component' needs the electrical actions"),
+        ({"ambiguity": "last"}, "ambiguity: got 'last', takes one of agent, first"),
+        ({"jvms": 0}, "jvms: got 0"),
+        ({"heap_mb": 0}, "heap_mb: got 0"),
+        ({"timeout_seconds": 0}, "timeout_seconds: got 0"),
+        ({"java": "/no/java"}, "java: got '/no/java'.*epo-trl\\[scienceworld\\]"),
+    ],
+)
+def test_a_bad_setting_is_named_when_the_suite_is_made(bad, message):
+    with pytest.raises(EnvError, match=message):
+        ScienceWorldArguments(**bad).make_suite()
+
+
+def test_circuit_tasks_can_be_left_out_for_the_electrical_simplification():
+    suite = ScienceWorldArguments(
+        task_types=["boil"], heldout_types=[], simplification="noElectricalAction"
+    ).make_suite()
+    env = suite.make_env()
+    _, info = start(env, "train/boil/0")
+    assert "teleport OBJ" not in info["action_templates"]
+    env.close()
+
+
+def test_a_suite_can_be_pickled_while_it_is_played(suite, env):
+    start(env)
+    copied = pickle.loads(pickle.dumps(suite))
+    assert copied.task_ids("iid") == suite.task_ids("iid")
+    other = copied.make_env()
+    assert start(other) == start(env)
+    other.close()

@@ -1,0 +1,87 @@
+"""The committed task lists are what the engine says and the draw makes of it."""
+
+from collections import Counter
+
+import pytest
+
+from epo_trl.envs import EnvError
+from epo_trl.envs.scienceworld.tasks import HELD_OUT, TaskLists, _content, all_task_types, draw_tests
+
+
+def types_of(task_ids):
+    return Counter(task_id.split("/")[1] for task_id in task_ids)
+
+
+def variations_of(task_ids):
+    return {tuple(task_id.split("/")[1:]) for task_id in task_ids}
+
+
+@pytest.mark.games
+@pytest.mark.slow
+def test_the_committed_lists_are_drawn_from_the_variations_of_the_engine():
+    from epo_trl.envs.scienceworld.jvm import Jvm
+    from epo_trl.envs.scienceworld.tasks import engine_sizes
+
+    jvm = Jvm(512)
+    try:
+        sizes = engine_sizes(jvm)
+    finally:
+        jvm.close()
+    assert len(sizes) == 30 and [sum(part) for part in zip(*sizes.values(), strict=True)] == [3592, 1796, 1819]
+    assert draw_tests(sizes) == _content()
+
+
+def test_another_seed_draws_other_tests():
+    sizes = {name: content["variations"] for name, content in _content().items()}
+    assert draw_tests(sizes) == _content() != draw_tests(sizes, seed=1)
+
+
+def test_the_splits_share_no_variation_and_the_held_out_types_are_nowhere_else():
+    ids = TaskLists().ids
+    seen = [variations_of(ids[split]) for split in ("train", "iid", "ood", "heldout")]
+    assert sum(map(len, seen)) == len(set().union(*seen))
+    assert types_of(ids["heldout"]).keys() == set(HELD_OUT)
+    assert types_of(ids["train"]).keys() == set(all_task_types()) - set(HELD_OUT) == types_of(ids["iid"]).keys()
+    assert types_of(ids["ood"]).keys() == types_of(ids["iid"]).keys()
+
+
+def test_training_draws_every_type_equally_often_and_every_variation_of_a_type_nearly():
+    ids = TaskLists().ids["train"]
+    assert set(types_of(ids).values()) == {692}  # the most variations that a type has
+    assert len(set(types_of(ids[:250]).values())) == 1
+    boil = Counter(task_id for task_id in ids if task_id.startswith("train/boil/"))
+    assert len(boil) == 14 and max(boil.values()) - min(boil.values()) == 1
+
+
+def test_training_may_draw_every_variation_equally_often():
+    ids = TaskLists(sampling="variations", heldout_types=()).ids["train"]
+    assert len(ids) == len(set(ids)) == 3592
+    assert types_of(ids)["inclined-plane-friction-named-surfaces"] == 692
+
+
+def test_test_lists_are_stratified_at_every_length():
+    ids = TaskLists(n_iid=50, n_ood=25, n_heldout=5).ids
+    assert {split: set(types_of(ids[split]).values()) for split in ("iid", "ood", "heldout")} == {
+        "iid": {2},
+        "ood": {1},
+        "heldout": {1},
+    }
+    assert TaskLists().ids["iid"][:50] == ids["iid"]
+
+
+def test_types_can_be_chosen():
+    lists = TaskLists(task_types=("melt", "boil"), heldout_types=("freeze",))
+    assert types_of(lists.ids["train"]).keys() == {"boil", "melt"}
+    assert types_of(lists.ids["heldout"]).keys() == {"freeze"}
+    assert "heldout" not in TaskLists(heldout_types=()).ids
+    assert TaskLists(task_types=HELD_OUT).ids.keys() == {"train", "iid", "ood"}
+    assert "iid" not in TaskLists(n_iid=0).ids
+
+
+def test_an_id_is_found_by_its_part_of_scienceworld():
+    lists = TaskLists()
+    assert lists.find("iid/boil/20") == ("boil", 20)
+    assert lists.find("ood/freeze/29") == ("freeze", 29)
+    for wrong in ("iid/boil/13", "train/boil/20", "heldout/boil/20", "boil/3", "train/boil", "train/boil/x", ""):
+        with pytest.raises(EnvError, match="task_id: got"):
+            lists.find(wrong)
