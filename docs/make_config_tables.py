@@ -19,11 +19,13 @@ from evaluate import EvaluationArguments  # noqa: E402
 from sft import DemonstrationArguments  # noqa: E402
 
 from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
+from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E402
 from epo_trl.trainers import EPOConfig  # noqa: E402
 
 TABLES = {
     "`EPOConfig`: training": EPOConfig,
     "`AlfworldArguments`: games": AlfworldArguments,
+    "`ScienceWorldArguments`: tasks": ScienceWorldArguments,
     "`DemonstrationArguments`: what `recipes/sft.py` shows": DemonstrationArguments,
     "`EvaluationArguments`: `recipes/evaluate.py`": EvaluationArguments,
 }

@@ -69,6 +69,17 @@ def test_test_lists_are_stratified_at_every_length():
     assert TaskLists().ids["iid"][:50] == ids["iid"]
 
 
+def test_few_types_can_have_long_test_lists():
+    ids = TaskLists(task_types=("find-plant", "boil"), tests_per_type=60).ids
+    assert types_of(ids["iid"]) == {"find-plant": 60, "boil": 7}
+    assert types_of(ids["ood"]) == {"find-plant": 60, "boil": 9}
+    few = TaskLists(task_types=("find-plant", "boil")).ids
+    assert set(few["iid"]) < set(ids["iid"])
+    for wrong in (0, 76):
+        with pytest.raises(EnvError, match=f"tests_per_type: got {wrong}, takes 1 to 75"):
+            TaskLists(tests_per_type=wrong)
+
+
 def test_types_can_be_chosen():
     lists = TaskLists(task_types=("melt", "boil"), heldout_types=("freeze",))
     assert types_of(lists.ids["train"]).keys() == {"boil", "melt"}

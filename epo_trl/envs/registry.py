@@ -10,6 +10,7 @@ from epo_trl.envs.base import EnvError, TaskSuite
 # A dataclass whose fields are the settings and whose `make_suite()` returns the task suite.
 ENVIRONMENTS = {
     "alfworld": "epo_trl.envs.alfworld.arguments:AlfworldArguments",
+    "scienceworld": "epo_trl.envs.scienceworld.arguments:ScienceWorldArguments",
 }
 
 

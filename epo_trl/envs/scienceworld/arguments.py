@@ -25,7 +25,10 @@ class ScienceWorldArguments:
         default="types",
         metadata={"help": "'types': training draws all task types equally often; 'variations': all variations."},
     )
-    n_iid: int | None = field(default=None, metadata={"help": "Test tasks; the whole list by default, 10 a type."})
+    tests_per_type: int = field(
+        default=10, metadata={"help": "Most tasks of one type in a test list, up to 75; some types have fewer."}
+    )
+    n_iid: int | None = field(default=None, metadata={"help": "Test tasks; by default all that tests_per_type gives."})
     n_ood: int | None = field(default=None, metadata={"help": "As n_iid, of unseen variations."})
     n_heldout: int | None = field(default=None, metadata={"help": "As n_iid, of held-out task types."})
     simplification: str = field(
@@ -75,6 +78,7 @@ class ScienceWorldArguments:
                 task_types=tuple(self.task_types or ()),
                 heldout_types=None if self.heldout_types is None else tuple(self.heldout_types),
                 sampling=self.sampling,
+                tests_per_type=self.tests_per_type,
                 n_iid=self.n_iid,
                 n_ood=self.n_ood,
                 n_heldout=self.n_heldout,

@@ -24,6 +24,7 @@ SPLITS = ("train", "iid", "ood", "heldout")
 SAMPLING = ("types", "variations")
 SIMPLIFICATIONS = ("teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction")
 TESTS_PER_TYPE = 10
+DRAWN_PER_TYPE = 75  # the committed lists are longer than the default, for runs on few task types
 HELD_OUT = (
     "chemistry-mix-paint-tertiary-color",
     "find-plant",
@@ -66,8 +67,8 @@ def draw_tests(sizes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, A
     content = {}
     for task_type, (train, dev, test) in sizes.items():
         rng = random.Random(f"scienceworld {task_type} {seed}")
-        iid = rng.sample(range(train, train + dev), min(dev, TESTS_PER_TYPE))
-        ood = rng.sample(range(train + dev, train + dev + test), min(test, TESTS_PER_TYPE))
+        iid = rng.sample(range(train, train + dev), min(dev, DRAWN_PER_TYPE))
+        ood = rng.sample(range(train + dev, train + dev + test), min(test, DRAWN_PER_TYPE))
         content[task_type] = {"variations": [train, dev, test], "iid": iid, "ood": ood}
     return content
 
@@ -105,7 +106,8 @@ class TaskLists:
         sampling: `"types"`: every type has equally many training entries, so that drawing uniformly from the list draws
             uniformly over types; where a type has fewer variations they come more often. `"variations"`: every
             variation once.
-        n_iid, n_ood, n_heldout: Length of the test lists; the whole committed lists if `None`, at most 10 tasks a type.
+        tests_per_type: Most tasks of one type in a test list, up to 75; some types have fewer variations.
+        n_iid, n_ood, n_heldout: Length of the test lists, cut from what `tests_per_type` gives; the whole if `None`.
 
     Raises:
         EnvError: If a setting is wrong.
@@ -114,6 +116,7 @@ class TaskLists:
     task_types: tuple[str, ...] = ()
     heldout_types: tuple[str, ...] | None = None
     sampling: str = "types"
+    tests_per_type: int = TESTS_PER_TYPE
     n_iid: int | None = None
     n_ood: int | None = None
     n_heldout: int | None = None
@@ -122,6 +125,8 @@ class TaskLists:
     def __post_init__(self) -> None:
         if self.sampling not in SAMPLING:
             raise EnvError(f"sampling: got {self.sampling!r}, takes one of {', '.join(SAMPLING)}")
+        if not 1 <= self.tests_per_type <= DRAWN_PER_TYPE:
+            raise EnvError(f"tests_per_type: got {self.tests_per_type}, takes 1 to {DRAWN_PER_TYPE}")
         for name, given in (("task_types", self.task_types), ("heldout_types", self.heldout_types or ())):
             unknown = sorted(set(given) - set(_content()))
             if unknown:
@@ -184,12 +189,15 @@ class TaskLists:
         return _interleaved(columns)
 
     def _tests(self, split: str, part: str, types: Sequence[str], size: int | None) -> tuple[str, ...]:
-        tasks = _interleaved([[f"{split}/{name}/{i}" for i in _content()[name][part]] for name in types])
+        tasks = _interleaved([self._drawn(split, part, name) for name in types])
         if size is None:
             return tasks
         if not 0 <= size <= len(tasks):
             raise EnvError(f"n_{split}: got {size}, takes 0 to {len(tasks)} with these task types")
         return tasks[:size]
+
+    def _drawn(self, split: str, part: str, task_type: str) -> list[str]:
+        return [f"{split}/{task_type}/{number}" for number in _content()[task_type][part][: self.tests_per_type]]
 
 
 def _part(split: str, task_type: str) -> tuple[int, int]:
