@@ -15,6 +15,7 @@ from epo_trl.trainers import EPOConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 CONFIGS = sorted(RECIPES.glob("*/*.yaml"))
+NAME = lambda path: f"{path.parent.name}-{path.stem}"  # noqa: E731
 RL = [path for path in CONFIGS if not path.stem.startswith(("sft_", "eval_"))]
 
 
@@ -31,30 +32,45 @@ def alfworld_data(tmp_path, monkeypatch):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
 
 
-def test_the_recipes_are_all_here():
-    assert {path.stem for path in RL} == {"tiny_cpu", "qwen2.5-1.5b_1gpu", "qwen2.5-3b_8gpu"}
-    assert {path.stem for path in CONFIGS} - {path.stem for path in RL} == {"sft_tiny_cpu", "eval_tiny_cpu"}
+@pytest.mark.parametrize(("environment", "largest"), [("alfworld", "qwen2.5-3b"), ("scienceworld", "qwen2.5-7b")])
+def test_the_recipes_are_all_here(environment, largest):
+    folder = RECIPES / environment
+    assert {path.stem for path in RL if path.parent == folder} == {"tiny_cpu", "qwen2.5-1.5b_1gpu", f"{largest}_8gpu"}
+    assert {path.stem for path in folder.glob("*_tiny_cpu.yaml")} == {"sft_tiny_cpu", "eval_tiny_cpu"}
+    assert (RECIPES / f"{environment}_grpo_epo.py").is_file()
 
 
-@pytest.mark.parametrize("path", RL, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RL, ids=NAME)
 def test_an_rl_config_builds(path, monkeypatch):
     monkeypatch.setattr(EPOConfig, "world_size", 8 if "8gpu" in path.stem else 1, raising=False)
     suite, args, model_args = parse(path, "--bf16", "false", "--use_cpu", "true")
     assert args.generation_batch_size % args.num_generations == 0
     assert args.eval_steps % 1 == 0 and args.save_steps % args.eval_steps in (0, args.save_steps)
-    assert suite.name in ("alfworld-generated", "alfworld")
+    assert suite.name.startswith(path.parent.name)
     assert model_args.model_name_or_path
 
 
-def test_the_paper_s_table_is_the_8_gpu_config(monkeypatch):
+@pytest.mark.parametrize(
+    ("path", "model", "rl_steps", "own"),
+    [
+        ("alfworld/qwen2.5-3b_8gpu.yaml", "Qwen/Qwen2.5-3B-Instruct", 150, {"smoothing_alpha": 0.1, "max_turns": 50}),
+        (
+            "scienceworld/qwen2.5-7b_8gpu.yaml",
+            "Qwen/Qwen2.5-7B-Instruct",
+            125,
+            {"smoothing_alpha": 0.05, "max_turns": 30},
+        ),
+    ],
+)
+def test_the_paper_s_table_is_the_8_gpu_config(path, model, rl_steps, own, monkeypatch):
     monkeypatch.setattr(EPOConfig, "world_size", 8, raising=False)
-    _, args, model_args = parse(RECIPES / "alfworld" / "qwen2.5-3b_8gpu.yaml", "--bf16", "false", "--use_cpu", "true")
-    assert model_args.model_name_or_path == "Qwen/Qwen2.5-3B-Instruct"
+    _, args, model_args = parse(RECIPES / path, "--bf16", "false", "--use_cpu", "true")
+    assert model_args.model_name_or_path == model
     assert args.generation_batch_size == 128 and args.num_generations == 8
-    assert args.total_rl_steps(args.max_steps) == 150
+    assert args.total_rl_steps(args.max_steps) == rl_steps
     table = {
-        "epo_lambda": 0.001, "smoothing_alpha": 0.1, "smoothing_beta_start": 2.0, "smoothing_beta_end": 1.0,
-        "smoothing_decay": 3.0, "kappa_low": 0.0, "kappa_high": 2.0, "max_turns": 50, "history_length": 2,
+        **own, "epo_lambda": 0.001, "smoothing_beta_start": 2.0, "smoothing_beta_end": 1.0,
+        "smoothing_decay": 3.0, "kappa_low": 0.0, "kappa_high": 2.0, "history_length": 2,
         "max_prompt_length": 2048, "max_completion_length": 512, "learning_rate": 5e-6, "epsilon": 0.2, "beta": 0.01,
         "success_reward": 10.0, "invalid_action_penalty": 0.1, "temperature": 1.0, "weight_decay": 0.01,
     }  # fmt: skip
@@ -62,7 +78,7 @@ def test_the_paper_s_table_is_the_8_gpu_config(monkeypatch):
     assert args.eval_steps == 5 * args.micro_steps_per_rl_step / args.gradient_accumulation_steps
 
 
-@pytest.mark.parametrize("path", [path for path in CONFIGS if path not in RL], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in CONFIGS if path not in RL], ids=NAME)
 def test_the_other_configs_have_only_known_keys(path, monkeypatch):
     monkeypatch.syspath_prepend(str(RECIPES))
     if path.stem.startswith("sft_"):
@@ -77,12 +93,20 @@ def test_the_other_configs_have_only_known_keys(path, monkeypatch):
     assert suite.name.startswith(path.parent.name)
 
 
-def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompts():
-    read = {name: yaml.safe_load((RECIPES / "alfworld" / f"{name}.yaml").read_text()) for name in
+@pytest.mark.parametrize(
+    ("environment", "in_all", "in_tests"),
+    [
+        ("alfworld", ("games", "task_types", "room_types", "max_receptacles"), ("n_iid", "n_ood")),
+        ("scienceworld", ("task_types", "heldout_types", "tests_per_type"), ()),
+    ],
+)
+def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompts(environment, in_all, in_tests):
+    read = {name: yaml.safe_load((RECIPES / environment / f"{name}.yaml").read_text()) for name in
             ("tiny_cpu", "eval_tiny_cpu", "sft_tiny_cpu")}  # fmt: skip
-    for key in ("games", "task_types", "room_types", "max_receptacles", "prompt_template", "max_prompt_length"):
+    for key in (*in_all, "prompt_template", "max_prompt_length"):
         assert len({str(config[key]) for config in read.values()}) == 1, key
-    for key in ("n_iid", "n_ood", "protocol"):
+    assert read["tiny_cpu"]["history_length"] == read["sft_tiny_cpu"]["history_length"]
+    for key in (*in_tests, "protocol", "max_completion_length"):
         assert read["tiny_cpu"][key] == read["eval_tiny_cpu"][key], key
 
 

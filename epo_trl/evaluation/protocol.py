@@ -161,3 +161,14 @@ register_protocol(
         "engine ends at its move limit counts as solved if any score was made, so a script of `wait` wins.",
     )
 )
+register_protocol(
+    Protocol(
+        name="scienceworld-tiny20",
+        max_turns=20,
+        history_length=8,
+        temperature=1.0,
+        env_options={"simplification": "easy"},
+        description="ScienceWorld for a tiny model, 20 turns, sampled at the training temperature; strict success. Not "
+        "comparable with any published ScienceWorld number.",
+    )
+)

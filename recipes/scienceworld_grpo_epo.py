@@ -1,0 +1,28 @@
+"""GRPO + EPO (arXiv 2509.22576) on ScienceWorld.
+
+On 8 GPUs, with the paper's table:
+
+    accelerate launch --config_file accelerate_configs/zero3.yaml recipes/scienceworld_grpo_epo.py \
+        --config recipes/scienceworld/qwen2.5-7b_8gpu.yaml
+
+On a laptop, with a tiny model (`make train ENV=scienceworld` does this after a warm start):
+
+    python recipes/scienceworld_grpo_epo.py --config recipes/scienceworld/tiny_cpu.yaml
+
+Every field of the config can be overridden on the command line, for example `--epo_lambda 0` for plain GRPO. A run
+that was interrupted goes on from its last checkpoint when it is started again.
+"""
+
+from trl import ModelConfig
+
+from epo_trl.experiment import parse_recipe, train
+from epo_trl.trainers import EPOConfig
+
+
+def main() -> None:
+    """Parses the configuration and trains."""
+    train(*parse_recipe(EPOConfig, ModelConfig, environment="scienceworld"))
+
+
+if __name__ == "__main__":
+    main()
