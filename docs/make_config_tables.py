@@ -20,10 +20,11 @@ from sft import DemonstrationArguments  # noqa: E402
 
 from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E402
-from epo_trl.trainers import EPOConfig  # noqa: E402
+from epo_trl.trainers import EPOConfig, EPOPPOConfig  # noqa: E402
 
 TABLES = {
     "`EPOConfig`: training": EPOConfig,
+    "`EPOPPOConfig`: training with a critic; all of `EPOConfig` too": EPOPPOConfig,
     "`AlfworldArguments`: games": AlfworldArguments,
     "`ScienceWorldArguments`: tasks": ScienceWorldArguments,
     "`DemonstrationArguments`: what `recipes/sft.py` shows": DemonstrationArguments,

@@ -10,10 +10,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from epo_trl.trainers.config import EPOConfig
     from epo_trl.trainers.epo_trainer import EPOTrainer
+    from epo_trl.trainers.ppo_config import EPOPPOConfig
+    from epo_trl.trainers.ppo_trainer import EPOPPOTrainer
 
-__all__ = ["EPOConfig", "EPOTrainer", "__version__"]
+__all__ = ["EPOConfig", "EPOPPOConfig", "EPOPPOTrainer", "EPOTrainer", "__version__"]
 
-_LAZY = {"EPOConfig": "epo_trl.trainers.config", "EPOTrainer": "epo_trl.trainers.epo_trainer"}
+_LAZY = {
+    "EPOConfig": "epo_trl.trainers.config",
+    "EPOPPOConfig": "epo_trl.trainers.ppo_config",
+    "EPOPPOTrainer": "epo_trl.trainers.ppo_trainer",
+    "EPOTrainer": "epo_trl.trainers.epo_trainer",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -80,6 +80,11 @@ SEAMS = [
     ),
     Seam("log", "self, logs, start_time=None", "overridden: adds metrics and shows sample episodes"),
     Seam("_get_output_dir", "self, trial", "the folder of a checkpoint"),
+    Seam("create_optimizer", "self, model=None", "overridden: groups of its own for the critic"),
+    Seam("create_scheduler", "self, num_training_steps, optimizer=None", "overridden: holds the policy in the warm-up"),
+    Seam("_clip_grad_norm", "self, model", "overridden: clips policy and critic apart"),
+    Seam("_save", "self, output_dir=None, state_dict=None", "overridden: the critic goes to a file of its own"),
+    Seam("_load_from_checkpoint", "self, resume_from_checkpoint, model=None", "overridden: reads that file"),
 ]
 
 
@@ -132,6 +137,16 @@ def test_seam_has_the_expected_signature(seam):
 def test_source_says_what_we_rely_on(where, pattern, used):
     source = inspect.getsource(inspect.unwrap(getattr(GRPOTrainer, where)))
     assert re.search(pattern, source), advice(where, pattern, "no such line", used)
+
+
+def test_only_the_configuration_refuses_groups_of_one():
+    """EPOPPOConfig shows GRPOConfig another number while it is checked; the trainer has a case for one."""
+    used = "PPO plays each task once (ppo_config.py)"
+    with pytest.raises(ValueError, match="GRPO requires at least 2 generations"):
+        GRPOConfig("x", num_generations=1, use_cpu=True, bf16=False)
+    source = inspect.getsource(GRPOTrainer)
+    for line in ("self.num_generations = args.num_generations", "if num_generations > 1:"):
+        assert line in source, advice("groups of one", line, "no such line", used)
 
 
 # ------------------------------------------------------------------------------------------ the seams on a tiny model

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.load import corpus
-from epo_trl.trainers import EPOConfig, EPOTrainer
+from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 from epo_trl.types import Episode, StopReason, Turn
 
 ROWS = 8  # episodes of one RL step
@@ -31,7 +31,7 @@ def toy_tokenizer(template: str = "compact") -> Any:
     return _TOKENIZERS[template]
 
 
-def make_config(folder: Path | str, **changes: Any) -> EPOConfig:
+def make_config(folder: Path | str, *, kind: type = EPOConfig, **changes: Any) -> Any:
     settings: dict[str, Any] = {
         "per_device_train_batch_size": ROWS,
         "num_generations": GROUP,
@@ -51,7 +51,7 @@ def make_config(folder: Path | str, **changes: Any) -> EPOConfig:
         "report_to": [],
         "disable_tqdm": True,
     }
-    return EPOConfig(str(folder), **{**settings, **changes})
+    return kind(str(folder), **{**settings, **changes})
 
 
 def make_model(family: str = "llama", *, seed: int = 0, sharpness: float = 12.0, **sizes: Any) -> Any:
@@ -65,11 +65,25 @@ def make_model(family: str = "llama", *, seed: int = 0, sharpness: float = 12.0,
 
 
 def make_trainer(folder: Path | str, *, model: Any = None, suite: Any = None, **changes: Any) -> EPOTrainer:
-    kwargs = {name: changes.pop(name) for name in ("callbacks", "reward_funcs", "train_dataset") if name in changes}
-    return EPOTrainer(
+    return _trainer(EPOTrainer, EPOConfig, folder, model, suite, changes)
+
+
+def make_ppo(folder: Path | str, *, model: Any = None, suite: Any = None, **changes: Any) -> EPOPPOTrainer:
+    """Returns a PPO trainer whose critic's head is not zero, so that values differ."""
+    trainer = _trainer(EPOPPOTrainer, EPOPPOConfig, folder, model, suite, {"num_generations": 1, **changes})
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(1)
+        trainer.critic.head.weight.normal_()
+    return trainer
+
+
+def _trainer(trainer: type, config: type, folder: Path | str, model: Any, suite: Any, changes: dict[str, Any]) -> Any:
+    names = ("callbacks", "reward_funcs", "train_dataset", "peft_config", "optimizers")
+    kwargs = {name: changes.pop(name) for name in names if name in changes}
+    return trainer(
         model if model is not None else make_model(),
         suite if suite is not None else ToySuite(),
-        args=make_config(folder, **changes),
+        args=make_config(folder, kind=config, **changes),
         processing_class=toy_tokenizer(),
         **kwargs,
     )

@@ -3,5 +3,13 @@
 from epo_trl.objectives.aggregation import turn_mean_weights
 from epo_trl.objectives.history import EntropyHistory
 from epo_trl.objectives.smoothing import band_shares, beta_schedule, smoothing_penalty
+from epo_trl.objectives.value import value_loss
 
-__all__ = ["EntropyHistory", "band_shares", "beta_schedule", "smoothing_penalty", "turn_mean_weights"]
+__all__ = [
+    "EntropyHistory",
+    "band_shares",
+    "beta_schedule",
+    "smoothing_penalty",
+    "turn_mean_weights",
+    "value_loss",
+]

@@ -2,5 +2,7 @@
 
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.epo_trainer import EPOTrainer
+from epo_trl.trainers.ppo_config import EPOPPOConfig
+from epo_trl.trainers.ppo_trainer import EPOPPOTrainer
 
-__all__ = ["EPOConfig", "EPOTrainer"]
+__all__ = ["EPOConfig", "EPOPPOConfig", "EPOPPOTrainer", "EPOTrainer"]

@@ -6,6 +6,7 @@ from typing import Any
 
 from accelerate.utils import is_peft_model
 
+from epo_trl.models import load_tokenizer
 from epo_trl.trainers.config import EPOConfig
 
 
@@ -57,3 +58,52 @@ def check_context_fits(args: EPOConfig, model_config: Any) -> int | None:
             f"{known[name]}; lower {advice}"
         )
     return known[name]
+
+
+def check_trunk(critic: str, model: Any, peft_config: Any) -> None:
+    """Raises `ValueError` if there is no transformer that a critic could be made from, or put on.
+
+    Args:
+        critic: `"separate"` or `"value_head"`.
+        model: The policy, without an adapter around it.
+        peft_config: Of the policy's adapter, or `None`.
+    """
+    if model.base_model is model:
+        raise ValueError(
+            f"critic: got {critic!r}, takes a policy whose transformer can be told from its LM head, but "
+            f"{type(model).__name__}.base_model is the model itself (base_model_prefix={model.base_model_prefix!r})"
+        )
+    if critic == "value_head" and getattr(peft_config, "is_prompt_learning", False):
+        raise ValueError(
+            f"critic: got 'value_head' with {type(peft_config).__name__}, whose virtual tokens are no part of the text "
+            "that is valued; takes 'separate'"
+        )
+
+
+def check_critic_vocabulary(path: str, vocabulary_size: int, tokenizer: Any, **kwargs: Any) -> None:
+    """Raises `ValueError` if a critic cannot read the policy's tokens.
+
+    Args:
+        path: What `critic_model_name_or_path` names.
+        vocabulary_size: Rows of the critic's embedding.
+        tokenizer: The policy's.
+        **kwargs: For loading the critic's tokenizer.
+    """
+    needed = len(tokenizer)
+    if vocabulary_size < needed:
+        raise ValueError(
+            f"critic_model_name_or_path: got {path!r} with a vocabulary of {vocabulary_size} tokens, takes a model "
+            f"with the policy's tokenizer, which has {needed}"
+        )
+    try:
+        own = load_tokenizer(path, **kwargs)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"critic_model_name_or_path: got {path!r}, whose tokenizer cannot be read ({error}); takes a model that "
+            "was saved with its tokenizer, which has to be the policy's"
+        ) from error
+    if own.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"critic_model_name_or_path: got {path!r}, whose tokenizer gives other ids to the same text; takes a model "
+            "with the policy's tokenizer"
+        )

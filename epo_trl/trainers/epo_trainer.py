@@ -46,7 +46,7 @@ from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.entropy_meter import EntropyMeter
 from epo_trl.trainers.progress import use_short_progress
 from epo_trl.trainers.state_file import read_state, write_state
-from epo_trl.trainers.turn_forward import TurnLayout, cut_turns, score_turns
+from epo_trl.trainers.turn_forward import TurnBatch, TurnLayout, TurnScores, cut_turns, score_turns
 from epo_trl.types import Episode, StopReason
 
 STATE_FILE = "epo_state.json"
@@ -200,7 +200,7 @@ class EPOTrainer(GRPOTrainer):
         `context` and `settings` are those of training unless given.
         """
         while len(self._envs) < len(tasks):
-            self._envs.append(self.suite.make_env())
+            self._envs.append(self._make_env())
         hidden = self.args.disable_tqdm or not self.accelerator.is_main_process
         with tqdm(total=len(tasks), desc=description, unit="episode", leave=False, disable=hidden) as bar:
             return play_episodes(
@@ -213,6 +213,9 @@ class EPOTrainer(GRPOTrainer):
                 on_finished=bar.update,
                 times=times,
             )
+
+    def _make_env(self) -> TextEnv:
+        return self.suite.make_env()
 
     def _prompts_needed(self, running: int) -> int:
         """Generation is collective, so all ranks go on until the last episode of any rank has ended."""
@@ -274,7 +277,7 @@ class EPOTrainer(GRPOTrainer):
             end = start + rows
             turns = cut_turns(input_ids[start:end], attention_mask[start:end], self._layout.rows(start, end))
             with self.accelerator.autocast():
-                scores = score_turns(model, turns, buckets=self.args.turn_buckets, **extra)
+                scores = self._score_turns(model, turns, **extra)
             logps.append(turns.to_rows(scores.log_probs))
             if compute_entropy and scores.entropy is not None:
                 entropies.append(turns.to_rows(scores.entropy))
@@ -287,6 +290,10 @@ class EPOTrainer(GRPOTrainer):
             self._entropies if compute_entropy else None,
             torch.stack(aux_losses).mean() if compute_aux_loss else None,
         )
+
+    def _score_turns(self, model: Any, turns: TurnBatch, **model_inputs: Any) -> TurnScores:
+        """Returns what the model says about the turns. The hook for what else is to come from the same forward."""
+        return score_turns(model, turns, buckets=self.args.turn_buckets, **model_inputs)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -536,7 +543,7 @@ class EPOTrainer(GRPOTrainer):
 
     def _check_first_task(self, task_id: str, seed: int) -> None:
         """Fails before any training if the environment does not start or the template asks for what it lacks."""
-        env = self.suite.make_env()
+        env = self._make_env()
         self._envs.append(env)
         _, info = env.reset(seed=seed, options={"task_id": task_id})
         self.context.template.check(info)

@@ -116,11 +116,13 @@ class TurnScores:
         log_probs: (N, L - 1) log-probability of each sampled token in nats, 0 elsewhere; column p - 1 is token p.
         entropy: (N, L - 1) entropy of its distribution in nats, 0 elsewhere; `None` if the model was not asked.
         aux_loss: Load-balancing loss of a mixture of experts, or `None`.
+        values: (N, L - 1) value of the state in which each token came, or `None` if the model was not asked.
     """
 
     log_probs: Tensor
     entropy: Tensor | None
     aux_loss: Tensor | None
+    values: Tensor | None = None
 
 
 def score_turns(model: Any, batch: TurnBatch, *, buckets: int = 1, **model_inputs: Any) -> TurnScores:
@@ -133,16 +135,9 @@ def score_turns(model: Any, batch: TurnBatch, *, buckets: int = 1, **model_input
             number of passes is the same on every rank, whatever the number of turns.
         **model_inputs: Passed to the model.
     """
-    width = batch.labels.shape[1] - 1
     order = batch.lengths.argsort()
-    log_probs, entropy, aux_losses = [], [], []
-    for rows in order.tensor_split(buckets):
-        if not len(rows):
-            rows = order[:1]  # every rank makes the same number of passes; this one's result is not used
-            used = 0
-        else:
-            used = len(rows)
-        longest = max(2, int(batch.lengths[rows].max()))
+    log_probs, entropy, aux_losses, values = [], [], [], []
+    for rows, used, longest, padding in _passes(batch, order, buckets):
         with _compact_scoring():
             output = model(
                 input_ids=batch.input_ids[rows, :longest],
@@ -150,18 +145,46 @@ def score_turns(model: Any, batch: TurnBatch, *, buckets: int = 1, **model_input
                 fused_lm_head=True,
                 **model_inputs,
             )
-        padding = (0, width - (longest - 1))
         log_probs.append(pad(output.log_probs[:used], padding))
         if output.entropy is not None:
             entropy.append(pad(output.entropy[:used], padding))
         if output.aux_loss is not None:
             aux_losses.append(output.aux_loss)
+        if output.get("state_values") is not None:
+            values.append(pad(output.state_values[:used], padding))
     back = order.argsort()
     return TurnScores(
         log_probs=torch.cat(log_probs)[back],
         entropy=torch.cat(entropy)[back] if entropy else None,
         aux_loss=torch.stack(aux_losses).mean() if aux_losses else None,
+        values=torch.cat(values)[back] if values else None,
     )
+
+
+def value_turns(model: Any, batch: TurnBatch, *, buckets: int = 1) -> Tensor:
+    """Returns (N, L - 1) values of the state in which each token came, without scoring the tokens.
+
+    Args:
+        model: With a critic (`epo_trl.models.critic`).
+        batch: The turns.
+        buckets: As for `score_turns`.
+    """
+    order = batch.lengths.argsort()
+    values = []
+    for rows, used, longest, padding in _passes(batch, order, buckets):
+        output = model(input_ids=batch.input_ids[rows, :longest], values_only=True)
+        values.append(pad(output.state_values[:used, :-1], padding))
+    return torch.cat(values)[order.argsort()]
+
+
+def _passes(batch: TurnBatch, order: Tensor, buckets: int) -> Iterator[tuple[Tensor, int, int, tuple[int, int]]]:
+    """Yields, for each forward pass, its rows, how many of them count, their length, and what widens its results."""
+    for rows in order.tensor_split(buckets):
+        used = len(rows)
+        if not used:
+            rows = order[:1]  # every rank makes the same number of passes; this one's result is not used
+        longest = max(2, int(batch.lengths[rows].max()))
+        yield rows, used, longest, (0, batch.labels.shape[1] - longest)
 
 
 @contextmanager

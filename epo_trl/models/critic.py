@@ -1,0 +1,146 @@
+"""A critic inside of the policy's module, so that one optimizer and one distributed engine serve both.
+
+The critic is a submodule of the policy and is called within the policy's `forward`: under DDP a call outside of it
+would not be synchronised, and under ZeRO-3 every rank has to make the same calls.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from torch import Tensor, nn
+from transformers import AutoModel
+from transformers.utils import ModelOutput
+from trl.trainer.utils import FusedCausalLMOutput
+
+
+@dataclass
+class ScoredOutput(FusedCausalLMOutput):
+    """What TRL's fused head returns, and `state_values` (N, L - 1): the value before the token of the same column."""
+
+    state_values: Tensor | None = None
+
+
+@dataclass
+class ValueOutput(ModelOutput):
+    """`state_values` (N, L): the value of the state after each token."""
+
+    state_values: Tensor | None = None
+
+
+class Critic(nn.Module):
+    """The value of a text as the state of an episode, in units of reward.
+
+    The head starts at zero, so that every value is 0 at first and nothing depends on a random draw. It computes in its
+    weights' precision, outside of autocast.
+
+    Args:
+        hidden_size: Width of the hidden states.
+        trunk: A transformer without LM head, or `None` to use the policy's hidden states.
+        dtype: Of the head.
+    """
+
+    def __init__(self, hidden_size: int, trunk: nn.Module | None = None, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        self.trunk = trunk
+        self.head = nn.Linear(hidden_size, 1, dtype=dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, hidden: Tensor | None, input_ids: Tensor) -> Tensor:
+        """Returns (N, L) values of the states after each token.
+
+        Args:
+            hidden: (N, L, hidden_size) of the policy, used if there is no trunk.
+            input_ids: (N, L), right-padded. There is no attention mask: no token sees the padding to its right.
+        """
+        if self.trunk is not None:
+            hidden = self.trunk(input_ids=input_ids, use_cache=False).last_hidden_state
+        assert hidden is not None
+        with torch.autocast(hidden.device.type, enabled=False):
+            values = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
+        return values.to(torch.promote_types(values.dtype, torch.float32))
+
+    def trained_names(self) -> list[str]:
+        """Returns the names of the parameters that are trained: what a checkpoint has to hold."""
+        return [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+
+
+def causal_lm(model: Any) -> Any:
+    """Returns the causal language model under a PEFT adapter, or the model itself."""
+    return model.get_base_model() if is_peft_model(model) else model
+
+
+def attach_critic(model: Any, critic: Critic) -> None:
+    """Makes the critic a part of the model and lets its `forward` return values.
+
+    `model(..., fused_lm_head=True, with_values=True)` returns a [`ScoredOutput`] and
+    `model(input_ids=..., values_only=True)` a [`ValueOutput`]; without either the forward is the one it was. Call it
+    after TRL has put its fused head in place and PEFT has wrapped the model: the policy's adapter must not reach into
+    the critic.
+    """
+    model = causal_lm(model)
+    original = model.forward
+
+    # Keep the signature: `generate` validates its arguments against it.
+    @functools.wraps(type(model).forward)
+    def forward(self: Any, *args: Any, with_values: bool = False, values_only: bool = False, **kwargs: Any) -> Any:
+        if values_only:
+            hidden = None
+            if self.critic.trunk is None:
+                hidden = self.base_model(input_ids=kwargs["input_ids"], use_cache=False).last_hidden_state
+            return ValueOutput(state_values=self.critic(hidden, kwargs["input_ids"]))
+        if not with_values:
+            return original(*args, **kwargs)
+        seen: list[Tensor] = []
+        hook = self.base_model.register_forward_hook(lambda module, args, out: seen.append(out.last_hidden_state))
+        try:
+            output = original(*args, **kwargs)
+        finally:
+            hook.remove()
+        return ScoredOutput(**output, state_values=self.critic(seen[0], kwargs["input_ids"])[:, :-1])
+
+    model.forward = types.MethodType(forward, model)
+    model.critic = critic
+
+
+@contextmanager
+def critic_aside(model: Any) -> Iterator[None]:
+    """Takes the critic out of the model's parts, for code that must see the policy alone: saving, loading, vLLM."""
+    modules = causal_lm(model)._modules
+    critic = modules.pop("critic")
+    try:
+        yield
+    finally:
+        modules["critic"] = critic
+
+
+def copied_trunk(policy: Any) -> Any:
+    """Returns a copy of the policy's transformer without its LM head."""
+    trunk = copy.deepcopy(policy.base_model)
+    trunk.requires_grad_(True)
+    return trunk
+
+
+def loaded_trunk(path: str, policy: Any, **kwargs: Any) -> Any:
+    """Returns the transformer of a Hub id or local path, in the policy's precision and with its kind of attention."""
+    return AutoModel.from_pretrained(
+        path, dtype=policy.dtype, attn_implementation=policy.config._attn_implementation, **kwargs
+    )
+
+
+def with_adapter(trunk: nn.Module, peft_config: Any) -> Any:
+    """Returns the trunk with a fresh adapter of the same kind as the policy's; only the adapter is trained."""
+    from peft import get_peft_model
+
+    config = copy.copy(peft_config)
+    config.task_type = None
+    return get_peft_model(trunk, config)

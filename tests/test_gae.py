@@ -1,0 +1,214 @@
+"""Generalized advantage estimation: numbers worked out by hand, a slow reference, and what each credit leaves alone."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from epo_trl.advantages.gae import (
+    CREDITS,
+    ValueBatch,
+    explained_variance,
+    outcome_credit,
+    token_credit,
+    turn_credit,
+    turn_edges,
+)
+from epo_trl.objectives import value_loss
+
+# Two turns: two sampled tokens, two of the environment, two sampled, one of padding.
+TURN_IDS = [0, 0, 1, 1, 1, 1, -1]
+RESPONSE = [1, 1, 0, 0, 1, 1, 0]
+VALUES = [1.0, 2.0, 50.0, 60.0, 3.0, 5.0, 70.0]  # 50, 60, 70 belong to no decision
+
+
+def one_episode(final_value: float, rewards=(0.5, 10.0)) -> ValueBatch:
+    return ValueBatch(
+        values=torch.tensor([VALUES], dtype=torch.float64),
+        turn_rewards=torch.tensor([rewards], dtype=torch.float64),
+        final_values=torch.tensor([final_value], dtype=torch.float64),
+        turn_ids=torch.tensor([TURN_IDS]),
+        response_mask=torch.tensor([RESPONSE]),
+    )
+
+
+def close(tensor, expected):
+    torch.testing.assert_close(tensor, torch.tensor([expected], dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_turn_credit_of_a_terminated_episode_by_hand():
+    """gamma 0.5, lambda 0.5. Turn 1: 10 + 0.5 * 0 - 3 = 7. Turn 0: 0.5 + 0.5 * 3 - 1 + 0.25 * 7 = 2.75."""
+    result = turn_credit(one_episode(0.0), 0.5, 0.5)
+    close(result.advantages, [2.75, 2.75, 0, 0, 7, 7, 0])
+    close(result.returns, [3.75, 0, 0, 0, 10, 0, 0])
+    assert result.points.tolist() == [[True, False, False, False, True, False, False]]
+
+
+def test_turn_credit_of_a_truncated_episode_by_hand():
+    """The state after the last turn is worth 8. Turn 1: 10 + 0.5 * 8 - 3 = 11. Turn 0: 1 + 0.25 * 11 = 3.75."""
+    result = turn_credit(one_episode(8.0), 0.5, 0.5)
+    close(result.advantages, [3.75, 3.75, 0, 0, 11, 11, 0])
+    close(result.returns, [4.75, 0, 0, 0, 14, 0, 0])
+
+
+def test_token_credit_of_a_terminated_episode_by_hand():
+    """gamma 1, lambda 0.5. Last: 10 - 5 = 5. Before it: 5 - 3 + 0.5 * 5 = 4.5. Over the environment's two tokens:
+    0.5 + 3 - 2 + 0.5 * 4.5 = 3.75. First: 2 - 1 + 0.5 * 3.75 = 2.875."""
+    result = token_credit(one_episode(0.0), 1.0, 0.5)
+    close(result.advantages, [2.875, 3.75, 0, 0, 4.5, 5, 0])
+    close(result.returns, [3.875, 5.75, 0, 0, 7.5, 10, 0])
+    assert torch.equal(result.points, torch.tensor([RESPONSE]).bool())
+
+
+def test_token_credit_of_a_truncated_episode_by_hand():
+    """Last: 10 + 8 - 5 = 13. Then 2 + 6.5 = 8.5, 1.5 + 4.25 = 5.75, 1 + 2.875 = 3.875."""
+    result = token_credit(one_episode(8.0), 1.0, 0.5)
+    close(result.advantages, [3.875, 5.75, 0, 0, 8.5, 13, 0])
+
+
+@pytest.mark.parametrize("final_value", [0.0, 8.0])
+def test_outcome_credit_pays_every_turn_the_whole_reward_and_never_bootstraps(final_value):
+    """gamma 1, lambda 0.5, both turns are paid 10.5. Turn 1: 5.5, then 2 + 2.75. Turn 0: 8.5, then 1 + 4.25."""
+    result = outcome_credit(one_episode(final_value), 1.0, 0.5)
+    close(result.advantages, [5.25, 8.5, 0, 0, 4.75, 5.5, 0])
+    close(result.returns, [6.25, 10.5, 0, 0, 7.75, 10.5, 0])
+
+
+def test_lambda_1_is_the_return_minus_the_value_and_lambda_0_the_temporal_difference():
+    batch = one_episode(8.0)
+    close(turn_credit(batch, 0.9, 1.0).returns, [0.5 + 0.9 * (10 + 0.9 * 8), 0, 0, 0, 10 + 0.9 * 8, 0, 0])
+    close(turn_credit(batch, 0.9, 0.0).returns, [0.5 + 0.9 * 3, 0, 0, 0, 10 + 0.9 * 8, 0, 0])
+
+
+def test_a_turn_of_one_token_is_its_first_and_its_last():
+    turn_ids, mask = torch.tensor([[0, 1, 1, 2, 2, -1]]), torch.tensor([[1, 0, 1, 1, 1, 0]])
+    first, last = turn_edges(turn_ids, mask)
+    assert first.tolist() == [[True, False, True, True, False, False]]
+    assert last.tolist() == [[True, False, True, False, True, False]]
+
+
+# ------------------------------------------------------------------------------------------------- slow reference
+
+
+def random_batch(seed: int, rows: int = 6) -> ValueBatch:
+    """Returns episodes of 0 to 6 turns, turns of 1 to 4 tokens with 0 to 3 of the environment between them."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    ids, masks = [], []
+    for row in range(rows):
+        ids.append([])
+        masks.append([])
+        for turn in range(rng.randrange(0, 7) if row else 0):
+            prompt, response = rng.randrange(4) if turn else 0, rng.randrange(1, 5)
+            ids[-1] += [turn] * (prompt + response)
+            masks[-1] += [0] * prompt + [1] * response
+    width = max(map(len, ids)) + 2
+    pad = [width - len(row) for row in ids]
+    return ValueBatch(
+        values=torch.randn(rows, width, dtype=torch.float64, generator=generator),
+        turn_rewards=torch.randn(rows, 7, dtype=torch.float64, generator=generator),
+        final_values=torch.randn(rows, dtype=torch.float64, generator=generator)
+        * torch.tensor([rng.random() < 0.5 for _ in range(rows)]),
+        turn_ids=torch.tensor([row + [-1] * n for row, n in zip(ids, pad, strict=True)]),
+        response_mask=torch.tensor([row + [0] * n for row, n in zip(masks, pad, strict=True)]),
+    )
+
+
+def discounted_sum(deltas: list[float], factor: float) -> list[float]:
+    """Returns `sum_l factor^l delta_{n+l}` for each n, by the definition and not by recursion."""
+    return [sum(factor**k * d for k, d in enumerate(deltas[n:])) for n in range(len(deltas))]
+
+
+def chain(values: list[float], rewards: list[float], end: float, gamma: float, lam: float) -> list[float]:
+    following = [*values, end][1:]
+    deltas = [r + gamma * after - v for r, after, v in zip(rewards, following, values, strict=True)]
+    return discounted_sum(deltas, gamma * lam)
+
+
+def slow(batch: ValueBatch, credit: str, gamma: float, lam: float):
+    """Returns advantages and returns, in loops over episodes, turns and tokens."""
+    advantages, returns = torch.zeros_like(batch.values), torch.zeros_like(batch.values)
+    for b in range(len(batch.values)):
+        value, reward = batch.values[b].tolist(), batch.turn_rewards[b].tolist()
+        end = float(batch.final_values[b])
+        turns: dict[int, list[int]] = {}
+        for t in range(batch.turn_ids.shape[1]):
+            if batch.response_mask[b, t]:
+                turns.setdefault(int(batch.turn_ids[b, t]), []).append(t)
+        tokens = [t for places in turns.values() for t in places]
+        if credit == "turn":
+            result = chain([value[p[0]] for p in turns.values()], [reward[k] for k in turns], end, gamma, lam)
+            for a, places in zip(result, turns.values(), strict=True):
+                advantages[b, places] = a
+                returns[b, places[0]] = a + value[places[0]]
+            continue
+        if credit == "token":
+            paid = [reward[k] * (t == places[-1]) for k, places in turns.items() for t in places]
+            result = chain([value[t] for t in tokens], paid, end, gamma, lam)
+        else:
+            result = []
+            for places in turns.values():
+                paid = [sum(reward) * (t == places[-1]) for t in places]
+                result += chain([value[t] for t in places], paid, 0.0, gamma, lam)
+        for t, a in zip(tokens, result, strict=True):
+            advantages[b, t], returns[b, t] = a, a + value[t]
+    return advantages, returns
+
+
+@pytest.mark.parametrize("credit", CREDITS)
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.95), (1.0, 0.0), (0.0, 1.0), (0.7, 0.3)])
+def test_every_credit_agrees_with_loops_over_turns_and_tokens(credit, gamma, lam):
+    for seed in range(8):
+        batch = random_batch(seed)
+        advantages, returns = slow(batch, credit, gamma, lam)
+        result = CREDITS[credit](batch, gamma, lam)
+        torch.testing.assert_close(result.advantages, advantages, rtol=0, atol=1e-10)
+        torch.testing.assert_close(result.returns, returns, rtol=0, atol=1e-10)
+        assert result.advantages.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("credit", CREDITS)
+def test_only_values_at_decision_points_count_and_an_episode_does_not_see_its_neighbours(credit):
+    batch = random_batch(3)
+    result = CREDITS[credit](batch, 0.9, 0.8)
+    changed = ValueBatch(
+        torch.where(result.points, batch.values, 1e6), batch.turn_rewards, batch.final_values, batch.turn_ids,
+        batch.response_mask,
+    )  # fmt: skip
+    assert torch.equal(CREDITS[credit](changed, 0.9, 0.8).advantages, result.advantages)
+    alone = ValueBatch(*(getattr(batch, name)[4:5] for name in ValueBatch.__slots__))
+    assert torch.equal(CREDITS[credit](alone, 0.9, 0.8).advantages, result.advantages[4:5])
+
+
+def test_an_episode_without_a_sampled_token_has_no_advantage_and_no_target():
+    """An aborted episode's row: placeholders, an empty mask."""
+    for rule in CREDITS.values():
+        result = rule(random_batch(0), 1.0, 1.0)
+        assert not result.advantages[0].any() and not result.returns[0].any() and not result.points[0].any()
+
+
+def test_explained_variance_by_hand():
+    targets = torch.tensor([0.0, 2.0, 4.0])  # variance 8 / 3
+    assert explained_variance(targets, targets) == 1.0
+    assert explained_variance(targets, torch.full((3,), 7.0)) == pytest.approx(0.0, abs=1e-6)
+    assert explained_variance(targets, torch.tensor([0.0, 1.0, 2.0])) == pytest.approx(0.75)  # (2/3) / (8/3) is left
+    assert math.isnan(explained_variance(torch.ones(3), targets))
+
+
+# ----------------------------------------------------------------------------------------------------- the value loss
+
+
+def test_value_loss_by_hand():
+    """Old value 1, clip 0.5, target 4. At 3: (3 - 4)^2 against (1.5 - 4)^2. At 1.2 both are the same. Target 0 at 3:
+    9 against 2.25, so moving the wrong way is not forgiven."""
+    values = torch.tensor([3.0, 1.2, 3.0], requires_grad=True)
+    loss, clipped = value_loss(values, torch.ones(3), torch.tensor([4.0, 4.0, 0.0]), clip=0.5)
+    torch.testing.assert_close(loss, torch.tensor([3.125, 3.92, 4.5]))
+    assert clipped.tolist() == [True, False, False]
+    loss.sum().backward()
+    torch.testing.assert_close(values.grad, torch.tensor([0.0, -2.8, 3.0]))
+
+
+def test_value_loss_without_clipping_is_half_the_squared_error():
+    loss, clipped = value_loss(torch.tensor([3.0]), torch.tensor([1.0]), torch.tensor([4.0]))
+    assert loss.tolist() == [0.5] and clipped.tolist() == [False]

@@ -1,0 +1,719 @@
+"""EPOPPOTrainer: values, the value loss, warm-up, bootstrapping, epochs, adapters, checkpoints, bad input."""
+
+import copy
+import math
+
+import pytest
+import safetensors.torch
+import torch
+from test_epo_trainer import StopAt, assert_bit_equal, logged, weights
+from trainer_kit import (
+    ROWS,
+    catch_step,
+    difference,
+    largest,
+    make_config,
+    make_episode,
+    make_episodes,
+    make_model,
+    make_ppo,
+    toy_tokenizer,
+)
+from transformers import AutoModelForCausalLM
+
+from epo_trl.advantages import Estimate
+from epo_trl.envs.toy import ToySuite
+from epo_trl.models import build_model, build_tokenizer
+from epo_trl.models.critic import Critic, attach_critic, critic_aside
+from epo_trl.rollout.context import TurnView
+from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
+from epo_trl.trainers.final_states import final_states
+from epo_trl.trainers.ppo_trainer import CRITIC_FILE
+from epo_trl.trainers.value_statistics import normalized, turn_bins, value_statistics
+from epo_trl.types import StopReason
+
+CRITICS = ["separate", "value_head"]
+CONTEXTS = ["windowed", "concatenated"]
+STATES = [[20, 21, 22], [23], [24, 25], [], [26], [], [], [27, 28]]  # after the last turn of `make_episodes()`
+
+
+def inject(trainer, seed=0):
+    """Lets the trainer "play" the episodes made by hand; returns the batches that come out of them."""
+    batches = []
+    trainer.play = lambda tasks, **kwargs: make_episodes(seed)
+    trainer._states_after = lambda episodes: [list(state) for state in STATES]
+    original = trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: batches.append(original(inputs)) or batches[-1]
+    return batches
+
+
+def is_critic(name):
+    return "critic." in name
+
+
+def parts(gradients):
+    """Returns the policy's and the critic's share of named tensors."""
+    policy = {name: value for name, value in gradients.items() if not is_critic(name)}
+    critic = {name: value for name, value in gradients.items() if is_critic(name)}
+    assert policy and critic
+    return policy, critic
+
+
+# ------------------------------------------------------------------------------------------------------------- values
+
+
+def value_of(trainer, ids):
+    """Returns the value after the last of these tokens, from a pass of its own."""
+    trunk = trainer.critic.trunk if trainer.critic.trunk is not None else trainer.model.base_model
+    with torch.no_grad():
+        hidden = trunk(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0, -1]
+        return float(hidden @ trainer.critic.head.weight[0] + trainer.critic.head.bias[0])
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_a_value_is_that_of_what_stood_before_the_token(tmp_path, critic, context, buckets):
+    """Windowed: the turn's own prompt and response so far; concatenated: all since the start. No other turn is seen."""
+    trainer = make_ppo(tmp_path, critic=critic, context=context, per_device_train_batch_size=4, turn_buckets=buckets,
+                       gradient_accumulation_steps=2)  # fmt: skip
+    batches = inject(trainer)
+    catch_step(trainer)
+    before = make_ppo(tmp_path, critic=critic, context=context)
+    for row, episode in enumerate(make_episodes()):
+        values = batches[0]["old_values"][row][(batches[0]["tool_mask"] * batches[0]["completion_mask"])[row].bool()]
+        expected, sequence = [], []
+        for turn in episode.turns if episode.is_usable else ():
+            sequence = [*(sequence if context == "concatenated" else []), *turn.prompt_ids]
+            for token in turn.response_ids:
+                expected.append(value_of(before, sequence))
+                sequence.append(token)
+        torch.testing.assert_close(values, torch.tensor(expected), rtol=1e-4, atol=1e-4)
+    assert batches[0]["old_values"].std() > 0.5
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+def test_values_with_the_loss_are_the_old_values_before_any_update(tmp_path, critic):
+    trainer = make_ppo(tmp_path, critic=critic, value_clip=None)
+    inject(trainer)
+    _, gradients = catch_step(trainer)
+    (value_error,) = logged(trainer, "critic/value_loss")
+    batch = inject(other := make_ppo(tmp_path, critic=critic))
+    catch_step(other)
+    points = batch[0]["value_points"]
+    expected = 0.5 * (batch[0]["returns"] - batch[0]["old_values"])[points].square().mean()
+    assert value_error == pytest.approx(float(expected), rel=1e-5)
+    assert largest(parts(gradients)[1]) > 0.01
+
+
+def test_a_critic_leaves_log_probs_and_generation_as_they_were():
+    model, prompt = make_model(), torch.tensor([[9, 10, 11]])
+    logits, sampled = model(prompt).logits, model.generate(prompt, max_new_tokens=5, do_sample=False)
+    attach_critic(model, Critic(32, copy.deepcopy(model.base_model)))
+    assert torch.equal(model(prompt).logits, logits)
+    assert torch.equal(model.generate(prompt, max_new_tokens=5, do_sample=False), sampled)
+    assert not model(input_ids=prompt, values_only=True).state_values.any(), "the head starts at zero"
+
+
+def test_a_critic_starts_from_the_policy_and_shares_nothing_with_it(tmp_path):
+    model = make_model()
+    trainer = make_ppo(tmp_path, model=model)
+    trunk, base = dict(trainer.critic.trunk.named_parameters()), dict(model.base_model.named_parameters())
+    assert_bit_equal(trunk, base)
+    assert not {p.data_ptr() for p in trunk.values()} & {p.data_ptr() for p in base.values()}
+
+
+# ------------------------------------------------------------------------------------------------------ what comes next
+
+
+def played(folder, suite=None, **changes):
+    """Returns a trainer and the episodes of one rollout. Sampling with one seed, so a longer play begins the same."""
+    trainer = make_ppo(folder, suite=suite, per_device_train_batch_size=4, **changes)
+    torch.manual_seed(0)
+    rows = trainer._rollout([f"train/{i}" for i in range(4)], trainer)
+    return trainer, rows["episode"]
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("cut_by", ["our turn limit", "the game's"])
+def test_an_episode_is_cut_off_in_the_state_that_a_longer_one_goes_on_from(tmp_path, context, cut_by):
+    if cut_by == "our turn limit":
+        trainer, episodes = played(tmp_path, context=context, max_turns=2)
+        expected = StopReason.TURN_LIMIT
+    else:
+        trainer, episodes = played(tmp_path, ToySuite(move_limit=2), context=context, max_turns=3)
+        expected = StopReason.TRUNCATED
+    _, longer = played(tmp_path, context=context, max_turns=3)
+    assert {e.stop for e in episodes} == {expected}
+    for state, short, long in zip(trainer._final_states, episodes, longer, strict=True):
+        assert [t.response_ids for t in long.turns[:2]] == [t.response_ids for t in short.turns]
+        next_prompt = list(long.turns[2].prompt_ids)
+        before = [i for t in short.turns for i in (*t.prompt_ids, *t.response_ids)]
+        assert state == (before + next_prompt if context == "concatenated" else next_prompt)
+
+
+def test_the_value_of_a_cut_off_episode_is_that_of_its_final_state(tmp_path):
+    trainer, episodes = played(tmp_path, max_turns=2)
+    trainer._final_states = [list(state) for state in trainer._final_states]
+    trainer._final_states[1] = []
+    values = trainer._final_values().tolist()
+    expected = [value_of(trainer, state) if state else 0.0 for state in trainer._final_states]
+    assert values == pytest.approx(expected, abs=1e-4)
+    assert values[1] == 0.0 and min(map(abs, [values[0], *values[2:]])) > 1e-3
+
+
+def test_only_cut_off_episodes_have_a_state_after_their_last_turn():
+    import random
+
+    rng = random.Random(0)
+    episodes = [make_episode([(5, 3)], 0.0, rng, stop=stop) for stop in StopReason]
+    context = make_ppo_context()
+    info = ToySuite().make_env().reset(options={"task_id": "train/0"})[1]
+    states = final_states(episodes, [info] * len(episodes), context)
+    cut = {StopReason.TRUNCATED, StopReason.TURN_LIMIT, StopReason.CONTEXT_FULL}
+    assert {stop for stop, state in zip(StopReason, states, strict=True) if state} == cut
+
+
+def make_ppo_context(**changes):
+    from epo_trl.rollout import ContextBuilder, PromptTemplate
+
+    return ContextBuilder(toy_tokenizer(), PromptTemplate.load("compact"), **changes)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_next_prompt_that_does_not_fit_loses_its_beginning(context):
+    import random
+
+    limits = {"windowed": {"max_prompt_tokens": 12}, "concatenated": {"max_context_tokens": 20}}[context]
+    builder, whole = make_ppo_context(mode=context, **limits), make_ppo_context(mode=context)
+    episode = make_episode([(5, 3), (4, 2)], 0.0, random.Random(0), stop=StopReason.CONTEXT_FULL)
+    info = ToySuite().make_env().reset(options={"task_id": "train/0"})[1]
+    (state,) = final_states([episode], [info], builder)
+    (full,) = final_states([episode], [info], whole)
+    limit = next(iter(limits.values()))
+    assert len(full) > len(state) == limit and state == full[-limit:]
+    view = TurnView("", info, [(t.observation, t.action) for t in episode.turns], (1,))
+    assert builder.build([view])[0] is None or context == "concatenated"
+
+
+def test_without_bootstrapping_a_cut_off_episode_ends(tmp_path):
+    trainer, _ = played(tmp_path, max_turns=2, bootstrap_truncated=False)
+    assert trainer._final_states == [[]] * 4
+    assert trainer._final_values().tolist() == [0.0] * 4
+
+
+# -------------------------------------------------------------------------------------------------------------- batch
+
+
+def test_the_returns_of_a_batch_by_hand(tmp_path):
+    """gamma 1, lambda 1, one chain per episode: the rest of its rewards plus the value of its final state."""
+    trainer = make_ppo(tmp_path)
+    batches = inject(trainer)
+    final_values = []
+    original = trainer._final_values
+    trainer._final_values = lambda: final_values.append(original()) or final_values[-1]
+    catch_step(trainer)
+    batch, (finals,) = batches[0], final_values
+    for row, episode in enumerate(make_episodes()):
+        points = batch["value_points"][row]
+        assert int(points.sum()) == len(episode.turns) * episode.is_usable
+        expected = [episode.total_reward + float(finals[row])] * int(points.sum())
+        torch.testing.assert_close(batch["returns"][row][points], torch.tensor(expected))
+    assert [bool(value) for value in finals] == [bool(state) for state in STATES]
+
+
+def test_advantages_are_normalized_over_the_tokens_of_the_batch(tmp_path):
+    trainer = make_ppo(tmp_path, credit="token")
+    batches = inject(trainer)
+    catch_step(trainer)
+    batch = batches[0]
+    mask = (batch["completion_mask"] * batch["tool_mask"]).bool()
+    chosen = batch["advantages"][mask]
+    assert len(chosen) == 39
+    assert float(chosen.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(chosen.std(correction=0)) == pytest.approx(1, abs=1e-6)
+    assert not batch["advantages"][~mask].any()
+
+
+def test_normalization_by_hand():
+    """Mean 3, deviation 2 over the masked entries."""
+    advantages, mask = torch.tensor([[1.0, 100.0, 5.0]]), torch.tensor([[1, 0, 1]])
+    torch.testing.assert_close(normalized(advantages, mask, lambda sums: sums), torch.tensor([[-1.0, 0.0, 1.0]]))
+    assert not normalized(advantages, torch.zeros_like(mask), lambda sums: sums).any()
+
+
+@pytest.mark.parametrize("credit", ["turn", "token", "outcome"])
+@pytest.mark.parametrize("critic", CRITICS)
+def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(tmp_path, credit, critic):
+    runs = []
+    for size, steps in ((ROWS, 1), (2, 4)):
+        trainer = make_ppo(
+            tmp_path, critic=critic, credit=credit, per_device_train_batch_size=size, gamma=0.9, gae_lambda=0.8,
+            gradient_accumulation_steps=steps, epo_lambda=0.3,
+        )  # fmt: skip
+        inject(trainer)
+        runs.append(catch_step(trainer))
+    (loss, whole), (other_loss, cut) = runs
+    assert float(loss) == pytest.approx(float(other_loss), rel=1e-5)
+    for part, other in zip(parts(whole), parts(cut), strict=True):
+        assert difference(part, other) < 2e-5 * largest(part)
+        assert largest(part) > 1e-3
+
+
+def test_an_aborted_episode_reaches_neither_policy_nor_critic(tmp_path):
+    gradients = []
+    for seed in (0, 7):
+        trainer = make_ppo(tmp_path, credit="token")
+        inject(trainer)
+        episodes = make_episodes()
+        episodes[5] = make_episodes(seed)[5]
+        trainer.play = lambda tasks, episodes=episodes, **kwargs: list(episodes)
+        gradients.append(catch_step(trainer)[1])
+    assert difference(*gradients) == 0.0 and largest(gradients[0]) > 0.01
+
+
+def test_the_entropy_terms_stay_and_do_not_touch_a_separate_critic(tmp_path):
+    gradients = []
+    for coefficient in (0.0, 0.5):
+        trainer = make_ppo(tmp_path, epo_lambda=coefficient)
+        inject(trainer)
+        gradients.append(parts(catch_step(trainer)[1]))
+    (policy, critic), (other_policy, other_critic) = gradients
+    assert difference(policy, other_policy) > 1e-3
+    assert difference(critic, other_critic) == 0.0
+
+
+def test_a_value_head_moves_the_trunk_and_a_separate_critic_does_not(tmp_path):
+    moved = {}
+    for critic in CRITICS:
+        policies = []
+        for coefficient in (0.0, 1.0):
+            trainer = make_ppo(tmp_path, critic=critic, value_coef=coefficient)
+            inject(trainer)
+            policies.append(parts(catch_step(trainer)[1])[0])
+        moved[critic] = difference(*policies)
+    assert moved["separate"] == 0.0 and moved["value_head"] > 1e-3
+
+
+@pytest.mark.parametrize("episodes", [1, 3])
+def test_a_group_of_one_is_taken_whatever_the_size_of_the_batch(tmp_path, episodes):
+    """3 rows a step: no group of two would divide it."""
+    trainer = make_ppo(
+        tmp_path, per_device_train_batch_size=episodes, gradient_accumulation_steps=3 // episodes, max_steps=2
+    )
+    assert trainer.args.num_generations == trainer.num_generations == 1
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert len({e.task_id for e in trainer._episodes}) == 3
+
+
+def test_groups_are_still_taken(tmp_path):
+    trainer = make_ppo(tmp_path, num_generations=4, max_steps=1)
+    trainer.train()
+    assert len({e.task_id for e in trainer._episodes}) == 2
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+def test_old_log_probs_and_values_are_those_of_the_collecting_policy_in_every_epoch(tmp_path, critic):
+    """Two epochs of two mini-batches: four optimizer steps on one batch."""
+    trainer = make_ppo(
+        tmp_path, critic=critic, per_device_train_batch_size=4, steps_per_generation=2, num_iterations=2, max_steps=4,
+        optim="sgd", learning_rate=1e-3, lr_scheduler_type="constant", gradient_accumulation_steps=1,
+    )  # fmt: skip
+    batches = inject(trainer)
+    seen = []
+    original = trainer.compute_loss
+
+    def spy(model, inputs, *args, **kwargs):
+        loss = original(model, inputs, *args, **kwargs)
+        again = trainer._old_values(inputs)
+        with torch.no_grad():
+            now = trainer._get_per_token_logps_and_entropies(
+                trainer.model,
+                torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1),
+                torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1),
+                inputs["completion_ids"].shape[1],
+            )[0]
+        seen.append((inputs, again, now))
+        return loss
+
+    trainer.compute_loss = spy
+    trainer.train()
+    assert len(batches) == 1 and len(seen) == 4
+    for first, second in ((0, 2), (1, 3)):
+        (inputs, values, logps), (again, new_values, new_logps) = seen[first], seen[second]
+        for name in ("old_values", "returns", "value_points", "old_per_token_logps", "advantages"):
+            assert torch.equal(inputs[name], again[name])
+        assert (new_values - again["old_values"]).abs().max() > 1e-2, "the critic has moved, its old values not"
+        assert (new_logps - again["old_per_token_logps"]).abs().max() > 1e-4
+        if first == 0:  # nothing was updated before the first mini-batch
+            torch.testing.assert_close(values, inputs["old_values"], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(logps, inputs["old_per_token_logps"], rtol=1e-4, atol=1e-4)
+
+
+def test_clipped_values_stop_pulling(tmp_path):
+    """A rate that throws the values far off in the first epoch; in the second, those nearer to the target clip."""
+    shares = {}
+    for clip in (None, 0.01):
+        trainer = make_ppo(
+            tmp_path, value_clip=clip, num_iterations=2, max_steps=2, critic_learning_rate=0.1, optim="sgd",
+            lr_scheduler_type="constant", gradient_accumulation_steps=1,
+        )  # fmt: skip
+        inject(trainer)
+        trainer.train()
+        (shares[clip],) = logged(trainer, "critic/value_clip_share")
+    assert shares[None] == 0.0 and 0.0 < shares[0.01] <= 0.5, "the first epoch cannot clip"
+
+
+# ---------------------------------------------------------------------------------------------- rates and warm-up
+
+
+def moved(trainer, before):
+    policy, critic = parts({name: now - before[name] for name, now in weights(trainer).items()})
+    return largest(policy), largest(critic)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_torch", "sgd"])
+def test_in_the_warm_up_the_critic_alone_is_trained(tmp_path, optimizer):
+    settings = {"critic_warmup_steps": 2, "weight_decay": 0.1, "optim": optimizer, "lr_scheduler_type": "constant"}
+    trainer = make_ppo(tmp_path, max_steps=3, callbacks=[StopAt(2)], **settings)
+    before = weights(trainer)
+    trainer.train()
+    policy, critic = moved(trainer, before)
+    assert policy == 0.0 and critic > 1e-3
+    assert logged(trainer, "learning_rate") == [0.0, 0.0]
+    trainer = make_ppo(tmp_path, max_steps=3, **settings)
+    trainer.train()
+    assert moved(trainer, before)[0] > 1e-3
+    assert logged(trainer, "learning_rate") == [0.0, 0.0, 0.01]
+    assert logged(trainer, "critic/learning_rate") == [0.01] * 3
+
+
+def test_the_critic_has_its_own_learning_rate(tmp_path):
+    steps = {}
+    for rate in (1e-2, 3e-2):
+        trainer = make_ppo(tmp_path, max_steps=1, optim="sgd", learning_rate=1e-2, critic_learning_rate=rate,
+                           lr_scheduler_type="constant")  # fmt: skip
+        inject(trainer)
+        before = weights(trainer)
+        trainer.train()
+        steps[rate] = moved(trainer, before)
+        assert logged(trainer, "critic/learning_rate") == [rate] and logged(trainer, "learning_rate") == [1e-2]
+    assert steps[1e-2][0] == pytest.approx(steps[3e-2][0], rel=1e-6)
+    assert 3 * steps[1e-2][1] == pytest.approx(steps[3e-2][1], rel=1e-3)
+
+
+def test_a_large_error_of_the_critic_does_not_shrink_the_policys_step(tmp_path):
+    gradients = []
+    for coefficient in (1.0, 1000.0):
+        trainer = make_ppo(tmp_path, value_coef=coefficient, max_grad_norm=0.1)
+        inject(trainer)
+        gradients.append(parts(catch_step(trainer)[1]))
+    for policy, critic in gradients:
+        for part in (policy, critic):
+            norm = math.sqrt(sum(float(g.square().sum()) for g in part.values()))
+            assert norm == pytest.approx(0.1, rel=1e-3)
+    assert difference(gradients[0][0], gradients[1][0]) == 0.0
+
+
+def test_every_trained_parameter_is_in_one_group_only(tmp_path):
+    trainer = make_ppo(tmp_path, weight_decay=0.1)
+    optimizer = trainer.create_optimizer()
+    assert trainer.create_optimizer() is optimizer
+    ids = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert len(ids) == len(set(ids)) == len([p for p in trainer.model.parameters() if p.requires_grad])
+    critic = {id(p) for group in optimizer.param_groups if group.get("part") == "critic" for p in group["params"]}
+    assert critic == {id(p) for p in trainer.critic.parameters()}
+    assert {group["weight_decay"] for group in optimizer.param_groups if group.get("part") == "critic"} == {0.1, 0.0}
+
+
+# ----------------------------------------------------------------------------------------------------------- adapters
+
+
+def lora(**changes):
+    peft = pytest.importorskip("peft")
+    return peft.LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **changes)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize(("critic", "adapter"), [("separate", False), ("separate", True), ("value_head", False)])
+def test_a_policy_with_an_adapter_trains_with_every_critic(tmp_path, context, critic, adapter):
+    trainer = make_ppo(
+        tmp_path, critic=critic, critic_use_peft=adapter, peft_config=lora(), max_steps=3, beta=0.01, context=context
+    )
+    before = weights(trainer)
+    trainer.train()
+    names = {name for name, value in weights(trainer).items() if not torch.equal(value, before[name])}
+    policy = {name for name in names if not is_critic(name)}
+    assert policy and all("lora_" in name for name in policy)
+    inside = {name.partition("critic.")[2] for name in names - policy}
+    assert {"head.weight", "head.bias"} <= inside
+    trunk = {name for name in inside if name.startswith("trunk.")}
+    assert bool(trunk) == (critic == "separate")
+    assert all("lora_" in name for name in trunk) == (adapter or not trunk)
+    kl = logged(trainer, "kl")
+    assert kl[0] == pytest.approx(0.0, abs=1e-6) and kl[2] > 1e-7
+
+
+def test_an_adapter_of_the_policy_does_not_reach_into_the_critic(tmp_path):
+    trainer = make_ppo(tmp_path, peft_config=lora())
+    assert not any("lora_" in name for name, _ in trainer.critic.named_parameters())
+    assert all(p.requires_grad for p in trainer.critic.parameters())
+
+
+# -------------------------------------------------------------------------------------------------------- checkpoints
+
+KINDS = {
+    "separate": {},
+    "value head": {"critic": "value_head"},
+    "adapter": {"peft": True},
+    "two adapters": {"peft": True, "critic_use_peft": True},
+}
+
+
+def resumable(folder, kind="separate", **changes):
+    settings = {**KINDS[kind], **changes}
+    peft_config = lora() if settings.pop("peft", False) else None
+    return make_ppo(
+        folder, peft_config=peft_config, save_strategy="steps",
+        **{"save_steps": 3, "max_steps": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
+           "epo_lambda": 0.1, "gae_lambda": 0.9, "critic_learning_rate": 3e-2, "critic_warmup_steps": 1, **settings},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped(tmp_path, kind):
+    straight = resumable(tmp_path / "straight", kind)
+    before = weights(straight)
+    straight.train()
+    stopped = resumable(tmp_path / "stopped", kind, callbacks=[StopAt(3)])
+    stopped.train()
+    resumed = resumable(tmp_path / "stopped", kind)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / "checkpoint-3"))
+    assert min(moved(straight, weights(stopped))) > 1e-4 and min(moved(straight, before)) > 1e-4
+    assert_bit_equal(weights(resumed), weights(straight))
+    states = [trainer.optimizer.state_dict() for trainer in (resumed, straight)]
+    assert states[0]["param_groups"] == states[1]["param_groups"]
+    for key, state in states[1]["state"].items():
+        assert all(torch.equal(value, states[0]["state"][key][name]) for name, value in state.items())
+    for name in ("loss", "grad_norm", "critic/value_loss", "critic/value", "critic/learning_rate", "epo/beta"):
+        assert logged(resumed, name) == logged(straight, name), name
+        assert len(logged(straight, name)) == 6
+
+
+def test_a_run_with_several_epochs_resumes_bit_equal(tmp_path):
+    settings = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "num_iterations": 2, "save_steps": 4}
+    straight = resumable(tmp_path / "straight", max_steps=8, **settings)
+    straight.train()
+    resumed = resumable(tmp_path / "resumed", max_steps=8, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / "checkpoint-4"))
+    assert_bit_equal(weights(resumed), weights(straight))
+
+
+@pytest.mark.parametrize("kind", ["separate", "value head"])
+def test_the_saved_policy_loads_alone_and_has_no_critic(tmp_path, kind):
+    trainer = resumable(tmp_path, kind, max_steps=3)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "final"))
+    for folder in (tmp_path / "checkpoint-3", tmp_path / "final"):
+        model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        saved = safetensors.torch.load_file(folder / "model.safetensors")
+        assert not any("critic" in name or "head." in name.replace("lm_head.", "") for name in saved)
+        policy, critic = parts(weights(trainer))
+        assert_bit_equal(dict(model.named_parameters()), policy)
+        own = safetensors.torch.load_file(folder / CRITIC_FILE)
+        assert_bit_equal(own, {name.partition("critic.")[2]: value for name, value in critic.items()})
+        assert (kind == "separate") == any(name.startswith("trunk.") for name in own)
+
+
+def test_a_saved_adapter_has_no_critic_and_an_adapted_critic_saves_what_it_trains(tmp_path):
+    trainer = resumable(tmp_path, "two adapters", max_steps=3)
+    trainer.train()
+    adapter = safetensors.torch.load_file(tmp_path / "checkpoint-3" / "adapter_model.safetensors")
+    assert len(adapter) == 8 and not any("critic" in name for name in adapter)  # 2 layers, q and v, A and B
+    critic = safetensors.torch.load_file(tmp_path / "checkpoint-3" / CRITIC_FILE)
+    assert len(critic) == 10 and {"head.weight", "head.bias"} <= critic.keys()
+
+
+def test_a_checkpoint_without_its_critic_or_with_another_kind_is_refused(tmp_path):
+    resumable(tmp_path, max_steps=3).train()
+    checkpoint = str(tmp_path / "checkpoint-3")
+    with pytest.raises(ValueError, match="resume_from_checkpoint: .*another kind of critic: 20 parameters"):
+        resumable(tmp_path, "value head").train(resume_from_checkpoint=checkpoint)
+    (tmp_path / "checkpoint-3" / CRITIC_FILE).unlink()
+    with pytest.raises(ValueError, match=f"resume_from_checkpoint: .*{CRITIC_FILE} is missing"):
+        resumable(tmp_path).train(resume_from_checkpoint=checkpoint)
+
+
+def test_a_policy_by_name_gets_its_critic_from_the_same_files(tmp_path):
+    make_model("qwen2").save_pretrained(tmp_path / "model")
+    toy_tokenizer().save_pretrained(tmp_path / "model")
+    trainer = EPOPPOTrainer(
+        str(tmp_path / "model"), ToySuite(), args=make_config(tmp_path, kind=EPOPPOConfig, num_generations=1)
+    )
+    base = dict(trainer.model.base_model.named_parameters())
+    assert_bit_equal(dict(trainer.critic.trunk.named_parameters()), base)
+
+
+def test_a_critic_can_start_from_another_model_with_the_same_tokenizer(tmp_path):
+    make_model("qwen2", hidden_size=16).save_pretrained(tmp_path / "small")
+    toy_tokenizer().save_pretrained(tmp_path / "small")
+    trainer = make_ppo(tmp_path, critic_model_name_or_path=str(tmp_path / "small"), max_steps=1)
+    assert trainer.critic.head.in_features == 16
+    trainer.train()
+    assert math.isfinite(logged(trainer, "critic/value_loss")[0])
+
+
+def test_a_run_with_gradient_checkpointing_is_bit_equal(tmp_path):
+    runs = []
+    for checkpointing in (False, True):
+        trainer = make_ppo(tmp_path, gradient_checkpointing=checkpointing, max_steps=2)
+        trainer.train()
+        assert trainer.critic.trunk.is_gradient_checkpointing == checkpointing
+        runs.append(weights(trainer))
+    assert_bit_equal(*runs)
+
+
+def test_vllm_is_sent_the_policy_alone(tmp_path):
+    """The engine needs a GPU; what it is sent is what the model lists while `sync_weights` runs."""
+    trainer = make_ppo(tmp_path)
+    sent = []
+
+    class Engine:
+        def sync_weights(self):
+            sent.extend(name for name, _ in trainer.model.named_parameters())
+
+    trainer.vllm_generation = Engine()
+    trainer._hide_critic_from_vllm()
+    trainer.vllm_generation.sync_weights()
+    assert sent and not any(is_critic(name) for name in sent)
+    assert any(is_critic(name) for name, _ in trainer.model.named_parameters())
+
+
+def test_a_critic_comes_back_after_an_error():
+    model = make_model()
+    attach_critic(model, Critic(32))
+    with pytest.raises(KeyError), critic_aside(model):
+        raise KeyError
+    assert "critic.head.weight" in dict(model.named_parameters())
+
+
+# ------------------------------------------------------------------------------------------------------------ metrics
+
+
+def test_turn_positions_are_kept_apart_in_powers_of_two():
+    assert [turn_bins(n) for n in (1, 2, 3, 5)] == [["1"], ["1", "2"], ["1", "2", "3_4"], ["1", "2", "3_4", "5_8"]]
+    assert turn_bins(50)[-1] == "33_64"
+
+
+def test_value_statistics_by_hand():
+    """Returns 0, 2, 4 (variance 8/3) against values 0, 1, 2: the errors 0, 1, 2 have variance 2/3."""
+    points = torch.tensor([[True, False, True], [True, False, False]])
+    estimate = Estimate(
+        advantages=torch.tensor([[1.0, 9.0, 2.0], [3.0, 9.0, 9.0]]),
+        returns=torch.tensor([[0.0, 9.0, 2.0], [4.0, 9.0, 9.0]]),
+        points=points,
+    )
+    values = torch.tensor([[0.0, 9.0, 1.0], [2.0, 9.0, 9.0]])
+    turn_ids = torch.tensor([[0, 1, 3], [0, 0, -1]])
+    metrics = value_statistics(estimate, values, turn_ids, 4, lambda sums: sums)
+    assert metrics == pytest.approx(
+        {
+            "critic/return": 2.0, "critic/value": 1.0, "critic/explained_variance": 0.75,
+            "gae/value_turns_1": 1.0, "gae/advantage_turns_1": 2.0, "gae/advantage_std_turns_1": 1.0,
+            "gae/value_turns_3_4": 1.0, "gae/advantage_turns_3_4": 2.0, "gae/advantage_std_turns_3_4": 0.0,
+        }
+    )  # fmt: skip
+    doubled = value_statistics(estimate, values, turn_ids, 4, lambda sums: 2 * sums)
+    assert doubled == pytest.approx(metrics), "two ranks with the same batch"
+    nothing = Estimate(estimate.advantages, estimate.returns, torch.zeros_like(points))
+    assert value_statistics(nothing, values, turn_ids, 4, lambda sums: sums) == {}
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gamma": 1.1}, "gamma: got 1.1, takes a number from 0 to 1"),
+        ({"gamma": -0.1}, "gamma: got -0.1"),
+        ({"gae_lambda": math.nan}, "gae_lambda: got nan, takes a number from 0 to 1"),
+        ({"credit": "step"}, "credit: got 'step', takes one of .*'turn', 'token', 'outcome'"),
+        ({"critic": "shared"}, "critic: got 'shared', takes one of .*value_head"),
+        ({"critic_warmup_steps": -1}, "critic_warmup_steps: got -1, takes a number >= 0"),
+        ({"value_clip": 0.0}, "value_clip: got 0.0, takes a number > 0 or null"),
+        ({"critic_learning_rate": 0.0}, "critic_learning_rate: got 0.0"),
+        ({"value_coef": -1.0}, "value_coef: got -1.0"),
+        ({"critic": "value_head", "critic_model_name_or_path": "x"}, "critic_model_name_or_path: got 'x', .*head"),
+        ({"critic": "value_head", "critic_use_peft": True}, "critic_use_peft: got True, .*value_head"),
+        ({"num_generations": 0}, "num_generations: got 0"),
+        ({"num_generations": 3}, "num_generations"),
+        ({"per_device_train_batch_size": 1}, "per_device_train_batch_size: got 1 with one step"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_a_bad_setting_is_named(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, kind=EPOPPOConfig, **{"num_generations": 1, **changes})
+
+
+def test_the_defaults_are_those_of_the_paper():
+    config = EPOPPOConfig("x", use_cpu=True, bf16=False)
+    assert (config.num_generations, config.gamma, config.gae_lambda, config.critic) == (1, 1.0, 1.0, "separate")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        ("few words", "with a vocabulary of .* tokens, takes a model with the policy's tokenizer, which has"),
+        ("other words", "whose tokenizer gives other ids to the same text"),
+        (None, "whose tokenizer cannot be read"),
+    ],
+)
+def test_a_critic_with_another_vocabulary_or_tokenizer_is_named(tmp_path, tokenizer, message):
+    texts = ["a b"] if tokenizer == "few words" else [f"w{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(600)]
+    own = build_tokenizer(texts)
+    if tokenizer is not None:
+        own.save_pretrained(tmp_path / "critic")
+    family = "qwen2" if tokenizer is not None else "llama"  # without files, Qwen2 would get a default tokenizer
+    build_model(own, family=family, hidden_size=32, heads=2).save_pretrained(tmp_path / "critic")
+    with pytest.raises(ValueError, match=f"critic_model_name_or_path: got '.*critic'.*{message}"):
+        make_ppo(tmp_path, critic_model_name_or_path=str(tmp_path / "critic"))
+
+
+def test_a_model_without_a_transformer_of_its_own_is_named(tmp_path):
+    model = make_model()
+    type(model).base_model_prefix, kept = "nothing", type(model).base_model_prefix
+    try:
+        for critic in CRITICS:
+            with pytest.raises(
+                ValueError, match=f"critic: got '{critic}', takes a policy .*base_model_prefix='nothing'"
+            ):
+                make_ppo(tmp_path, model=model, critic=critic)
+    finally:
+        type(model).base_model_prefix = kept
+
+
+def test_a_value_head_on_virtual_tokens_is_refused(tmp_path):
+    peft = pytest.importorskip("peft")
+    prefix = peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    with pytest.raises(ValueError, match="critic: got 'value_head' with PromptTuningConfig, .*takes 'separate'"):
+        make_ppo(tmp_path, critic="value_head", peft_config=prefix)
+
+
+def test_other_impossible_combinations_are_named(tmp_path):
+    with pytest.raises(ValueError, match="reward_funcs: got reward functions, takes none"):
+        make_ppo(tmp_path, reward_funcs=[lambda **kwargs: [0.0]])
+    with pytest.raises(ValueError, match="critic_use_peft: got True for a policy without adapter"):
+        make_ppo(tmp_path, critic_use_peft=True)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = make_ppo(tmp_path, model=model, optimizers=(optimizer, None))
+    with pytest.raises(ValueError, match="optimizers: got an optimizer that was made before"):
+        trainer.train()
+    trainer = make_ppo(tmp_path, critic_warmup_steps=2, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps",
+                       eval_steps=1)  # fmt: skip
+    with pytest.raises(ValueError, match="critic_warmup_steps: got 2 with lr_scheduler_type=.*cosine"):
+        trainer.train()
