@@ -17,7 +17,7 @@ $(STAMP): setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 13) or sys.exit("make: Python 3.11 or 3.12 is needed, $(PYTHON) is " + sys.version.split()[0] + "; say for example: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q -c constraints.txt $(TORCH)
-	$(PY) -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'  # builds call "python"
 	touch $@
 
 train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ALGO=grpo_epo] [SEED=0]
