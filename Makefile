@@ -13,11 +13,12 @@ unexport DS_ACCELERATOR
 .PHONY: train compare test test-fast test-vllm lint bench notebooks clean
 .DELETE_ON_ERROR:
 
+# The PATH: the build of a dependency calls `python`, which not every machine has under that name.
 $(STAMP): setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 13) or sys.exit("make: Python 3.11 or 3.12 is needed, $(PYTHON) is " + sys.version.split()[0] + "; say for example: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q -c constraints.txt $(TORCH)
-	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'  # builds call "python"
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
 train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ALGO=grpo_epo] [SEED=0]
