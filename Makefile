@@ -21,7 +21,7 @@ $(STAMP): setup.cfg constraints.txt
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
-train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ALGO=grpo_epo] [SEED=0]
+train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ALGO=grpo_epo|grpo|ppo_epo|ppo] [SEED=0]
 	$(PY) recipes/make_train.py $(if $(ALGO),--algo $(ALGO)) $(if $(SEED),--seed $(SEED))
 
 compare: $(STAMP)  ## three seeds of GRPO and of GRPO+EPO side by side; hours on 2 cores

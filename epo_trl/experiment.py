@@ -63,10 +63,18 @@ def _environment(argv: Sequence[str]) -> str:
     return str(given.environment)
 
 
-def train(suite: TaskSuite, args: EPOConfig, model_args: ModelConfig) -> EPOTrainer:
+def train(
+    suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, trainer_class: type[EPOTrainer] = EPOTrainer
+) -> EPOTrainer:
     """Returns the trainer after a run that starts, or goes on from the last checkpoint in `args.output_dir`.
 
     The final model and tokenizer are saved to `output_dir` as a Hub-style checkpoint.
+
+    Args:
+        suite: The tasks.
+        args: The configuration, of the kind that the trainer takes.
+        model_args: Which model, and its adapter.
+        trainer_class: `EPOTrainer` or a subclass.
     """
     model, tokenizer = load_policy(
         model_args, suite, args.prompt_template, seed=args.seed, trust_remote_code=args.trust_remote_code
@@ -76,7 +84,7 @@ def train(suite: TaskSuite, args: EPOConfig, model_args: ModelConfig) -> EPOTrai
     checkpoint = args.resume_from_checkpoint or last_checkpoint(args.output_dir, complete=STATE_FILE)
     if checkpoint is not None:
         args.eval_on_start = False  # was done when the run began
-    trainer = EPOTrainer(
+    trainer = trainer_class(
         model,
         suite,
         args=args,

@@ -3,7 +3,7 @@
     python recipes/make_train.py --algo grpo_epo --seed 0
 
 1. `recipes/sft.py` warm-starts a tiny model on episodes of an expert that knows only what it is shown.
-2. `recipes/alfworld_grpo_epo.py` trains it with RL; the test lists are played before and after.
+2. `recipes/alfworld_{grpo,ppo}_epo.py` trains it with RL; the test lists are played before and after.
 3. A table with both, and a plot of the run.
 
 Each step that has finished is not run again, and an interrupted one goes on from its last checkpoint.
@@ -14,13 +14,29 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from epo_trl.evaluation import EvalReport, format_table
 from epo_trl.plots import plot_runs
 
 RECIPES = Path(__file__).parent
-# What each algorithm changes in the shared config.
-ALGORITHMS = {"grpo_epo": [], "grpo": ["--epo_lambda", "0"]}
+
+
+class Algorithm(NamedTuple):
+    """A recipe, its config, and what is changed in it."""
+
+    recipe: str
+    config: str
+    overrides: tuple[str, ...] = ()
+
+
+NO_EPO = ("--epo_lambda", "0")
+ALGORITHMS = {
+    "grpo_epo": Algorithm("alfworld_grpo_epo.py", "tiny_cpu.yaml"),
+    "grpo": Algorithm("alfworld_grpo_epo.py", "tiny_cpu.yaml", NO_EPO),
+    "ppo_epo": Algorithm("alfworld_ppo_epo.py", "ppo_tiny_cpu.yaml"),
+    "ppo": Algorithm("alfworld_ppo_epo.py", "ppo_tiny_cpu.yaml", NO_EPO),
+}
 FINISHED = "model.safetensors"  # a run writes its final model last
 
 
@@ -56,9 +72,10 @@ def main() -> None:
     warm_start = args.output_dir / f"sft-seed{args.seed}"
     policy = args.output_dir / f"{args.algo}-seed{args.seed}"
     run("sft.py", "sft_tiny_cpu.yaml", warm_start, args.seed)
+    algorithm = ALGORITHMS[args.algo]
     run(
-        "alfworld_grpo_epo.py", "tiny_cpu.yaml", policy, args.seed,
-        "--model_name_or_path", str(warm_start), *ALGORITHMS[args.algo], *overrides,
+        algorithm.recipe, algorithm.config, policy, args.seed,
+        "--model_name_or_path", str(warm_start), *algorithm.overrides, *overrides,
     )  # fmt: skip
     table = format_table(read_reports(policy), width=140)
     (policy / "table.txt").write_text(table, encoding="utf-8")

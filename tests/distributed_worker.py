@@ -1,7 +1,9 @@
-"""One rank of `test_distributed.py`: `python distributed_worker.py {ddp,zero3} FOLDER` with torch's rank variables.
+"""One rank of `test_distributed.py`: `python distributed_worker.py {ddp,zero3} FOLDER ...`, with torch's variables.
 
-Step 1 trains on episodes made by hand, so that one process can do the same; steps 2 and 3 play. Rank 0's games end
-after one turn, rank 1's after three, so rank 0 has to go on generating while it has nothing to play.
+`grpo`: step 1 trains on episodes made by hand, so that one process can do the same; steps 2 and 3 play. Rank 0's games
+end after one turn, rank 1's after three, so rank 0 has to go on generating while it has nothing to play.
+
+`ppo CRITIC [CHECKPOINT]`: steps 1 to 3 train on episodes made by hand, 4 and 5 play; those alone from a checkpoint.
 """
 
 import json
@@ -15,7 +17,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import torch
 import torch.distributed as dist
-from trainer_kit import ROWS, make_episodes, make_trainer
+from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer
 from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
@@ -33,6 +35,17 @@ SETTINGS: dict[str, Any] = {
     "eval_episodes": 5,
     "per_device_eval_batch_size": 2,
 }
+PPO: dict[str, Any] = {
+    **SETTINGS,
+    "num_generations": 1,
+    "learning_rate": 0.1,
+    "critic_learning_rate": 0.3,
+    "value_coef": 0.01,  # larger steps make float errors grow
+    "gamma": 0.9,
+    "gae_lambda": 0.8,
+    "max_steps": 5,
+}
+STATES = [[20, 21, 22], [23], [24, 25], [], [26], [], [], [27, 28]]  # after the last turn of `make_episodes()`
 ZERO3 = {
     "zero_optimization": {
         "stage": 3,
@@ -51,14 +64,15 @@ ZERO3 = {
 }
 
 
-class KeepFirst(TrainerCallback):
-    """Keeps the weights after the first optimizer step. Collective under ZeRO-3."""
+class KeepWeights(TrainerCallback):
+    """Keeps the weights after an optimizer step. Collective under ZeRO-3."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: int = 1) -> None:
+        self.step = step
         self.weights: dict[str, torch.Tensor] = {}
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
-        if state.global_step == 1:
+        if state.global_step == self.step:
             self.weights = gathered(model)
 
 
@@ -100,14 +114,54 @@ def inject_first(trainer: EPOTrainer, episodes: list[Any]) -> None:
     trainer.play = lambda tasks, **kwargs: left.pop() if left else original(tasks, **kwargs)
 
 
-def main(mode: str, folder: Path) -> None:
+def inject_ppo(trainer: Any, part: slice, rollouts: int) -> None:
+    """The first rollouts give a part of these episodes and final states, the later ones are played."""
+    play, states_after, left = trainer.play, trainer._states_after, list(range(rollouts))
+    trainer.play = lambda tasks, **kwargs: make_episodes(left.pop(0))[part] if left else play(tasks, **kwargs)
+    trainer._states_after = lambda episodes: (
+        [list(state) for state in STATES[part]] if len(trainer._envs) < 2 else states_after(episodes)
+    )
+
+
+def start(mode: str) -> int:
+    """Returns the rank, after joining the others."""
     if mode == "zero3":
         import deepspeed
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it is compiled for 38 s
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-    rank = dist.get_rank()
-    keep = KeepFirst()
+    return dist.get_rank()
+
+
+def train_ppo(mode: str, folder: Path, critic: str, checkpoint: str | None = None) -> None:
+    rank = start(mode)
+    keep = KeepWeights(3)
+    trainer = make_ppo(
+        folder / "run",
+        suite=OneFaultySuite(rank),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        save_strategy="steps",
+        save_steps=3,
+        deepspeed=ZERO3 if mode == "zero3" else None,
+        callbacks=[keep],
+        critic=critic,
+        **PPO,
+    )
+    share = ROWS // WORLD
+    inject_ppo(trainer, slice(rank * share, (rank + 1) * share), rollouts=0 if checkpoint else 3)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    weights = {"third": keep.weights, "last": gathered(trainer.model)}
+    torch.save(weights, folder / f"{'resumed' if checkpoint else 'weights'}{rank}.pt")
+    result = {"kind": str(trainer.accelerator.distributed_type), "log": trainer.state.log_history}
+    (folder / f"rank{rank}.json").write_text(json.dumps(result))
+    dist.barrier()
+    trainer.accelerator.end_training()
+
+
+def train_grpo(mode: str, folder: Path) -> None:
+    rank = start(mode)
+    keep = KeepWeights()
     trainer = make_trainer(
         folder / "run",
         suite=OneFaultySuite(rank),
@@ -144,7 +198,8 @@ def main(mode: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    mode, folder, method, *arguments = sys.argv[1:]
+    {"grpo": train_grpo, "ppo": train_ppo}[method](mode, Path(folder), *arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # some runs abort while the interpreter goes down, after all is done

@@ -11,12 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
-from distributed_worker import SETTINGS, WORLD, KeepFirst, inject_first
-from trainer_kit import ROWS, difference, make_episodes, make_model, make_trainer
+from distributed_worker import PPO, SETTINGS, WORLD, KeepWeights, inject_first, inject_ppo
+from test_epo_trainer import StopAt
+from trainer_kit import ROWS, difference, make_episodes, make_model, make_ppo, make_trainer
 from transformers import AutoModelForCausalLM
 
 from epo_trl.trainers.epo_trainer import STATE_FILE
+from epo_trl.trainers.ppo_trainer import CRITIC_FILE
 
 pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parent
@@ -30,7 +33,7 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def launch(mode: str, folder: Path) -> None:
+def launch(mode: str, folder: Path, *arguments: str) -> None:
     """Runs one process per rank; kills them all and shows what they wrote if one fails or time is up."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "PYTEST_"))}
     env |= {
@@ -43,7 +46,7 @@ def launch(mode: str, folder: Path) -> None:
         for rank, log in enumerate(logs):
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, str(TESTS / "distributed_worker.py"), mode, str(folder)],
+                    [sys.executable, str(TESTS / "distributed_worker.py"), mode, str(folder), *arguments],
                     env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD)},
                     stdout=log.open("w"),
                     stderr=subprocess.STDOUT,
@@ -69,7 +72,7 @@ def launch(mode: str, folder: Path) -> None:
 def ranks(request, tmp_path_factory):
     """Returns what both ranks wrote, and the folder."""
     folder = tmp_path_factory.mktemp(request.param)
-    launch(request.param, folder)
+    launch(request.param, folder, "grpo")
     results = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
     expected = {"ddp": "DistributedType.MULTI_CPU", "zero3": "DistributedType.DEEPSPEED"}[request.param]
     assert [r["kind"] for r in results] == [expected] * WORLD
@@ -120,7 +123,7 @@ def test_the_checkpoint_has_the_history_and_a_model_that_loads_alone(ranks):
 def test_loss_gradient_and_history_are_those_of_one_process(ranks, tmp_path):
     """SGD with rate 1, so the weights moved by the gradient."""
     (result, _), (weights, _), _ = ranks
-    keep = KeepFirst()
+    keep = KeepWeights()
     trainer = make_trainer(tmp_path, max_steps=1, callbacks=[keep], **SETTINGS)
     inject_first(trainer, make_episodes())
     trainer.train()
@@ -133,3 +136,67 @@ def test_loss_gradient_and_history_are_those_of_one_process(ranks, tmp_path):
         assert together[name] == pytest.approx(alone[name], rel=2e-5, abs=1e-5), name
     entries = [state["entries"][0]["0"] for state in (trainer.entropy_history.state_dict(), result["history"])]
     assert entries[0] == pytest.approx(entries[1], rel=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------------------- PPO
+
+MODES = ["ddp", pytest.param("zero3", marks=needs_deepspeed)]
+
+
+@pytest.fixture(scope="module", params=["separate", "value_head"])
+def critic(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=MODES)
+def ppo(request, critic, tmp_path_factory):
+    """Returns the mode, the kind of critic, what both ranks wrote, and the folder."""
+    folder = tmp_path_factory.mktemp(f"ppo_{request.param}")
+    launch(request.param, folder, "ppo", critic)
+    logs = [json.loads((folder / f"rank{rank}.json").read_text())["log"] for rank in range(WORLD)]
+    return request.param, critic, logs, [torch.load(folder / f"weights{rank}.pt") for rank in range(WORLD)], folder
+
+
+def test_policy_and_critic_after_three_steps_are_those_of_one_process(ppo, tmp_path):
+    _, critic, (log, _), (weights, other), _ = ppo
+    keep = KeepWeights(3)
+    trainer = make_ppo(tmp_path, callbacks=[keep, StopAt(3)], critic=critic, **PPO)
+    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    inject_ppo(trainer, slice(None), rollouts=3)
+    trainer.train()
+    assert difference(weights["third"], other["third"]) == difference(weights["last"], other["last"]) == 0.0
+    for part in (True, False):
+        alone, together, before = (
+            {name: p for name, p in named.items() if ("critic." in name) == part}
+            for named in (keep.weights, weights["third"], start)
+        )
+        assert difference(alone, before) > 1e-2
+        assert difference(alone, together) < 1e-5
+    for mine, theirs in zip(trainer.state.log_history[:3], log, strict=False):
+        for name in ("critic/value_loss", "critic/value", "gae/advantage_turns_2", "epo/entropy_loss"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), name
+
+
+def test_ranks_with_different_numbers_of_turns_play_on_with_a_critic(ppo):
+    *_, (one, other), _, _ = ppo
+    steps = [line for line in one if "critic/value_loss" in line]
+    assert len(steps) == 5 and [line["env/aborted"] for line in steps] == [1 / ROWS] * 5
+    played = [line["env/turns"] for line in steps[3:]]
+    assert played == [(4 * 1 + 3 * 3 + 1) / 7] * 2
+
+
+def test_the_checkpoint_of_several_ranks_has_policy_and_critic_apart(ppo):
+    mode, critic, _, (weights, _), folder = ppo
+    checkpoint = folder / "run" / "checkpoint-3"
+    model, info = AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    saved = {f"critic.{name}": value for name, value in safetensors.torch.load_file(checkpoint / CRITIC_FILE).items()}
+    assert difference({**dict(model.named_parameters()), **saved}, weights["third"]) == 0.0
+
+
+def test_ranks_resume_bit_equal_with_a_critic(ppo):
+    mode, critic, _, (weights, _), folder = ppo
+    launch(mode, folder, "ppo", critic, str(folder / "run" / "checkpoint-3"))
+    resumed = torch.load(folder / "resumed0.pt")
+    assert difference(weights["third"], weights["last"]) > 1e-4
+    assert difference(resumed["last"], weights["last"]) == 0.0

@@ -22,12 +22,12 @@ from trainer_kit import (
 from transformers import AutoModelForCausalLM
 
 from epo_trl.advantages import Estimate
-from epo_trl.envs.toy import ToySuite
+from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.critic import Critic, attach_critic, critic_aside
 from epo_trl.rollout.context import TurnView
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
-from epo_trl.trainers.final_states import final_states
+from epo_trl.trainers.final_states import RememberingEnv, final_states
 from epo_trl.trainers.ppo_trainer import CRITIC_FILE
 from epo_trl.trainers.value_statistics import normalized, turn_bins, value_statistics
 from epo_trl.types import StopReason
@@ -160,6 +160,30 @@ def test_the_value_of_a_cut_off_episode_is_that_of_its_final_state(tmp_path):
     expected = [value_of(trainer, state) if state else 0.0 for state in trainer._final_states]
     assert values == pytest.approx(expected, abs=1e-4)
     assert values[1] == 0.0 and min(map(abs, [values[0], *values[2:]])) > 1e-3
+
+
+def test_an_environment_that_is_remembered_still_works_in_two_phases():
+    """Its own phases are called: environments in processes of their own work side by side."""
+    calls = []
+
+    class TwoPhases(TreasureHunt):
+        def reset_async(self, **kwargs):
+            calls.append("reset sent")
+            super().reset_async(**kwargs)
+
+        def step_async(self, action):
+            calls.append("step sent")
+            super().step_async(action)
+
+    env = RememberingEnv(TwoPhases())
+    env.reset_async(options={"task_id": "train/0"})
+    observation, info = env.reset_wait()
+    assert env.info is info and observation
+    env.step_async("look")
+    assert calls == ["reset sent", "step sent"]
+    assert env.step_wait()[-1] is env.info is not info
+    first = env.reset(options={"task_id": "train/0"})[1]
+    assert env.info is first and env.step("look")[-1] is env.info is not first
 
 
 def test_only_cut_off_episodes_have_a_state_after_their_last_turn():

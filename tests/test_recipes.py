@@ -1,6 +1,6 @@
 """Every recipe config builds its config objects, and a wrong one says what is wrong."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from epo_trl.envs.alfworld.arguments import AlfworldArguments
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
 from epo_trl.experiment import parse_recipe
-from epo_trl.trainers import EPOConfig
+from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 CONFIGS = sorted(RECIPES.glob("*/*.yaml"))
@@ -19,8 +19,9 @@ NAME = lambda path: f"{path.parent.name}-{path.stem}"  # noqa: E731
 RL = [path for path in CONFIGS if not path.stem.startswith(("sft_", "eval_"))]
 
 
-def parse(path, *arguments, types=(EPOConfig, ModelConfig)):
+def parse(path, *arguments, types=None):
     """Returns the suite and the config objects; an RL recipe's environment is the name of its folder."""
+    types = types or (EPOPPOConfig if path.stem.startswith("ppo_") else EPOConfig, ModelConfig)
     environment = path.parent.name if path in RL or path not in CONFIGS else None
     return parse_recipe(*types, environment=environment, argv=["--config", str(path), *arguments])
 
@@ -35,8 +36,14 @@ def alfworld_data(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("environment", "largest"), [("alfworld", "qwen2.5-3b"), ("scienceworld", "qwen2.5-7b")])
 def test_the_recipes_are_all_here(environment, largest):
     folder = RECIPES / environment
-    assert {path.stem for path in RL if path.parent == folder} == {"tiny_cpu", "qwen2.5-1.5b_1gpu", f"{largest}_8gpu"}
-    assert {path.stem for path in folder.glob("*_tiny_cpu.yaml")} == {"sft_tiny_cpu", "eval_tiny_cpu"}
+    sizes = {"tiny_cpu", "qwen2.5-1.5b_1gpu", f"{largest}_8gpu"}
+    found = {path.stem for path in RL if path.parent == folder}
+    ppo = {name for name in found if name.startswith("ppo_")}
+    assert found - ppo == sizes
+    if (RECIPES / f"{environment}_ppo_epo.py").is_file() or ppo:
+        assert ppo == {f"ppo_{size}" for size in sizes}
+    others = {path.stem for path in CONFIGS if path.parent == folder and path not in RL}
+    assert others == {"sft_tiny_cpu", "eval_tiny_cpu"}
     assert (RECIPES / f"{environment}_grpo_epo.py").is_file()
 
 
@@ -76,6 +83,38 @@ def test_the_paper_s_table_is_the_8_gpu_config(path, model, rl_steps, own, monke
     }  # fmt: skip
     assert {name: getattr(args, name) for name in table} == table
     assert args.eval_steps == 5 * args.micro_steps_per_rl_step / args.gradient_accumulation_steps
+
+
+def test_the_paper_s_ppo_is_the_8_gpu_config(monkeypatch):
+    monkeypatch.setattr(EPOConfig, "world_size", 8, raising=False)
+    _, args, _ = parse(RECIPES / "alfworld" / "ppo_qwen2.5-3b_8gpu.yaml", "--bf16", "false", "--use_cpu", "true")
+    table = {
+        "generation_batch_size": 128, "num_generations": 1, "learning_rate": 5e-6, "critic_learning_rate": 5e-6,
+        "gamma": 1.0, "gae_lambda": 1.0, "critic": "separate", "epsilon": 0.2, "beta": 0.01,
+    }  # fmt: skip
+    assert {name: getattr(args, name) for name in table} == table
+
+
+PPO = [path for path in RL if path.stem.startswith("ppo_")]
+
+
+@pytest.mark.parametrize("path", PPO, ids=NAME)
+def test_ppo_differs_from_grpo_in_groups_and_critic_alone(path):
+    """Same games, rules, sampling and budget of updates: what is compared is the method."""
+    ppo, grpo = (yaml.safe_load(p.read_text()) for p in (path, path.with_name(path.name.removeprefix("ppo_"))))
+    own = {field.name for field in fields(EPOPPOConfig)} - {field.name for field in fields(EPOConfig)}
+    differ = {key for key in ppo.keys() | grpo.keys() if ppo.get(key) != grpo.get(key)}
+    assert "gae_lambda" in differ and differ - own <= {"num_generations", "output_dir", "scale_rewards"}
+
+
+def test_every_algorithm_of_make_train_has_its_recipe_and_config(monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPES))
+    from make_train import ALGORITHMS
+
+    assert {"grpo", "grpo_epo", "ppo", "ppo_epo"} <= ALGORITHMS.keys()
+    for algorithm in ALGORITHMS.values():
+        assert (RECIPES / algorithm.recipe).is_file()
+        parse(RECIPES / "alfworld" / algorithm.config, *algorithm.overrides)
 
 
 @pytest.mark.parametrize("path", [path for path in CONFIGS if path not in RL], ids=NAME)
