@@ -21,11 +21,11 @@ $(STAMP): setup.cfg constraints.txt
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
-train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ALGO=grpo_epo|grpo|ppo_epo|ppo] [SEED=0]
-	$(PY) recipes/make_train.py $(if $(ALGO),--algo $(ALGO)) $(if $(SEED),--seed $(SEED))
+train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ENV=alfworld] [ALGO=grpo_epo|grpo|ppo_epo|ppo] [SEED=0]
+	$(PY) recipes/make_train.py $(if $(ENV),--env $(ENV)) $(if $(ALGO),--algo $(ALGO)) $(if $(SEED),--seed $(SEED))
 
 compare: $(STAMP)  ## three seeds of GRPO and of GRPO+EPO side by side; hours on 2 cores
-	$(PY) recipes/compare.py --seeds $(or $(SEEDS),0 1 2)
+	$(PY) recipes/compare.py $(if $(ENV),--env $(ENV)) --seeds $(or $(SEEDS),0 1 2)
 
 test: $(STAMP)  ## the whole suite
 	$(PY) -m pytest -n 2

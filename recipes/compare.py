@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from make_train import ALGORITHMS, RECIPES, read_reports
+from make_train import ALGORITHMS, ENVIRONMENTS, RECIPES, read_reports
 
 from epo_trl.plots import plot_runs
 
@@ -20,27 +20,29 @@ from epo_trl.plots import plot_runs
 def main() -> None:
     """Runs what is missing, then writes `comparison.{md,json,png}`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", choices=ENVIRONMENTS, default=ENVIRONMENTS[0])
     parser.add_argument("--algos", nargs="+", choices=ALGORITHMS, default=["grpo", "grpo_epo"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/alfworld-tiny"))
+    parser.add_argument("--output_dir", type=Path, help="runs/<env>-tiny by default")
     args, overrides = parser.parse_known_args()
+    folder = args.output_dir or Path(f"runs/{args.env}-tiny")
 
     results: dict[str, dict[str, list[float]]] = {}
     for algo in args.algos:
         for seed in args.seeds:
             command = [sys.executable, str(RECIPES / "make_train.py"), "--algo", algo, "--seed", str(seed)]
-            subprocess.run([*command, "--output_dir", str(args.output_dir), *overrides], check=True)
-            for when, reports in read_reports(args.output_dir / f"{algo}-seed{seed}").items():
+            subprocess.run([*command, "--env", args.env, "--output_dir", str(folder), *overrides], check=True)
+            for when, reports in read_reports(folder / f"{algo}-seed{seed}").items():
                 for report in reports:
                     cell = results.setdefault(f"{algo}, {when}", {}).setdefault(report.split, [])
                     cell.append(report.success_rate)
                     protocol, episodes = report.protocol.name, report.episodes
 
     table = markdown(results, args.seeds, protocol, episodes)
-    (args.output_dir / "comparison.md").write_text(table, encoding="utf-8")
-    (args.output_dir / "comparison.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    runs = [args.output_dir / f"{algo}-seed{seed}" for algo in args.algos for seed in args.seeds]
-    plot = plot_runs(runs, args.output_dir / "comparison.png")
+    (folder / "comparison.md").write_text(table, encoding="utf-8")
+    (folder / "comparison.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    runs = [folder / f"{algo}-seed{seed}" for algo in args.algos for seed in args.seeds]
+    plot = plot_runs(runs, folder / "comparison.png")
     sys.stdout.write(f"\n{table}\ncurves: {plot}\n")
 
 

@@ -1,9 +1,9 @@
 """The main job on a CPU, end to end: warm start, RL, and what it changed. `make train` runs this.
 
-    python recipes/make_train.py --algo grpo_epo --seed 0
+    python recipes/make_train.py --env alfworld --algo grpo_epo --seed 0
 
-1. `recipes/sft.py` warm-starts a tiny model on episodes of an expert that knows only what it is shown.
-2. `recipes/alfworld_{grpo,ppo}_epo.py` trains it with RL; the test lists are played before and after.
+1. `recipes/sft.py` warm-starts a tiny model on expert episodes.
+2. `recipes/<env>_{grpo,ppo}_epo.py` trains it with RL; the test lists are played before and after.
 3. A table with both, and a plot of the run.
 
 Each step that has finished is not run again, and an interrupted one goes on from its last checkpoint.
@@ -22,8 +22,11 @@ from epo_trl.plots import plot_runs
 RECIPES = Path(__file__).parent
 
 
+ENVIRONMENTS = ("alfworld", "scienceworld")
+
+
 class Algorithm(NamedTuple):
-    """A recipe, its config, and what is changed in it."""
+    """The ends of the names of a recipe and of its config, and what is changed in it."""
 
     recipe: str
     config: str
@@ -32,20 +35,20 @@ class Algorithm(NamedTuple):
 
 NO_EPO = ("--epo_lambda", "0")
 ALGORITHMS = {
-    "grpo_epo": Algorithm("alfworld_grpo_epo.py", "tiny_cpu.yaml"),
-    "grpo": Algorithm("alfworld_grpo_epo.py", "tiny_cpu.yaml", NO_EPO),
-    "ppo_epo": Algorithm("alfworld_ppo_epo.py", "ppo_tiny_cpu.yaml"),
-    "ppo": Algorithm("alfworld_ppo_epo.py", "ppo_tiny_cpu.yaml", NO_EPO),
+    "grpo_epo": Algorithm("grpo_epo.py", "tiny_cpu.yaml"),
+    "grpo": Algorithm("grpo_epo.py", "tiny_cpu.yaml", NO_EPO),
+    "ppo_epo": Algorithm("ppo_epo.py", "ppo_tiny_cpu.yaml"),
+    "ppo": Algorithm("ppo_epo.py", "ppo_tiny_cpu.yaml", NO_EPO),
 }
 FINISHED = "model.safetensors"  # a run writes its final model last
 
 
-def run(script: str, config: str, output_dir: Path, seed: int, *overrides: str) -> None:
+def run(script: str, config: Path, output_dir: Path, seed: int, *overrides: str) -> None:
     """Runs a recipe to its end, unless it has been there."""
     if (output_dir / FINISHED).is_file():
         sys.stderr.write(f"{output_dir} is finished\n")
         return
-    command = [sys.executable, str(RECIPES / script), "--config", str(RECIPES / "alfworld" / config)]
+    command = [sys.executable, str(RECIPES / script), "--config", str(config)]
     command += ["--output_dir", str(output_dir), "--seed", str(seed), *overrides]
     sys.stderr.write(f"$ {' '.join(command)}\n")
     subprocess.run(command, check=True)
@@ -64,17 +67,18 @@ def read_reports(run_dir: Path) -> dict[str, list[EvalReport]]:
 def main() -> None:
     """Runs the three steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", choices=ENVIRONMENTS, default=ENVIRONMENTS[0])
     parser.add_argument("--algo", choices=ALGORITHMS, default="grpo_epo")
     parser.add_argument("--seed", type=int, default=0, help="of the warm start, of RL and of the sampling")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/alfworld-tiny"))
+    parser.add_argument("--output_dir", type=Path, help="runs/<env>-tiny by default")
     args, overrides = parser.parse_known_args()
 
-    warm_start = args.output_dir / f"sft-seed{args.seed}"
-    policy = args.output_dir / f"{args.algo}-seed{args.seed}"
-    run("sft.py", "sft_tiny_cpu.yaml", warm_start, args.seed)
+    folder, configs = args.output_dir or Path(f"runs/{args.env}-tiny"), RECIPES / args.env
+    warm_start, policy = folder / f"sft-seed{args.seed}", folder / f"{args.algo}-seed{args.seed}"
+    run("sft.py", configs / "sft_tiny_cpu.yaml", warm_start, args.seed)
     algorithm = ALGORITHMS[args.algo]
     run(
-        algorithm.recipe, algorithm.config, policy, args.seed,
+        f"{args.env}_{algorithm.recipe}", configs / algorithm.config, policy, args.seed,
         "--model_name_or_path", str(warm_start), *algorithm.overrides, *overrides,
     )  # fmt: skip
     table = format_table(read_reports(policy), width=140)
