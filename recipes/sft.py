@@ -44,7 +44,9 @@ def demonstrations(suite: TaskSuite, tokenizer, args: DemonstrationArguments, se
         history_length=args.history_length,
         max_prompt_tokens=args.max_prompt_length,
     )
-    ids = suite.task_ids("train")
+    ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
+    if not ids:
+        raise ValueError(f"max_turns: got {args.max_turns}, in which the expert solves no training task of {suite.name}")
     tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes)]
     rng = random.Random(seed)
     rows: dict[str, list] = {"input_ids": [], "labels": []}

@@ -106,6 +106,18 @@ class TaskSuite(ABC):
         """Returns a player for demonstrations, or raises `EnvError` if the suite has none. `seed` makes its choices."""
         raise EnvError(f"the task suite {self.name!r} has no expert, so it cannot make demonstrations")
 
+    def demonstration_tasks(self, split: str, max_turns: int, count: int | None = None) -> Sequence[str]:
+        """Returns tasks of a split for the expert to play, in the order of the list, each once.
+
+        A suite that knows without playing which tasks the expert solves within `max_turns` leaves out the others.
+
+        Args:
+            split: Name of the split.
+            max_turns: The turn limit.
+            count: How many to return at most.
+        """
+        return list(dict.fromkeys(self.task_ids(split)))[:count]
+
     def check_split(self, split: str) -> None:
         """Raises `EnvError` if there is no such split."""
         if split not in self.splits:

@@ -66,7 +66,7 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
     texts = {getattr(words, part) for part in PARTS} | {ANSWER}
     shown = {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
     env = suite.make_env()
-    for seed, task_id in enumerate(suite.task_ids("train")[:CORPUS_TASKS]):
+    for seed, task_id in enumerate(suite.demonstration_tasks("train", CORPUS_TURNS, CORPUS_TASKS)):
         observation, info = env.reset(seed=seed, options={"task_id": task_id})
         expert = suite.make_expert(seed)
         expert.reset(observation, info)
