@@ -46,7 +46,7 @@ def demonstrations(suite: TaskSuite, tokenizer, args: DemonstrationArguments, se
     )
     ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
     if not ids:
-        raise ValueError(f"max_turns: got {args.max_turns}, in which the expert solves no training task of {suite.name}")
+        raise ValueError(f"max_turns: got {args.max_turns}, takes more: no task is solved in that")
     tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes)]
     rng = random.Random(seed)
     rows: dict[str, list] = {"input_ids": [], "labels": []}
