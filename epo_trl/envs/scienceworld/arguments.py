@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from epo_trl.envs.scienceworld.env import Rules
+from epo_trl.envs.scienceworld.gold import GoldSettings
 from epo_trl.envs.scienceworld.host import JvmSettings
 from epo_trl.envs.scienceworld.suite import ScienceWorldSuite
 from epo_trl.envs.scienceworld.tasks import TaskLists
@@ -67,6 +68,14 @@ class ScienceWorldArguments:
         default=60.0, metadata={"help": "A Java process that does not answer in this time is killed and replaced."}
     )
 
+    gold_folder: str | None = field(
+        default=None,
+        metadata={"help": "Cache of gold paths; by default $EPO_TRL_CACHE, or epo_trl in the user's cache folder."},
+    )
+    gold_workers: int = field(
+        default=1, metadata={"help": "Java processes that generate gold paths side by side, with 2 GB of memory each."}
+    )
+
     def make_suite(self) -> ScienceWorldSuite:
         """Returns the task suite.
 
@@ -86,4 +95,5 @@ class ScienceWorldArguments:
             Rules(self.simplification, self.ambiguity, self.list_actions, self.failure_reward),
             JvmSettings(self.java, self.heap_mb, self.timeout_seconds),
             self.jvms,
+            GoldSettings(self.gold_folder, self.gold_workers),
         )

@@ -7,8 +7,12 @@ from typing import Any
 
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.scienceworld.env import Rules, ScienceWorldEnv
+from epo_trl.envs.scienceworld.expert import GoldExpert
+from epo_trl.envs.scienceworld.gold import GoldPaths, GoldSettings
 from epo_trl.envs.scienceworld.host import Host, JvmSettings
 from epo_trl.envs.scienceworld.tasks import TaskLists, check_simplification
+
+_TASKS_AT_ONCE = 100
 
 
 class ScienceWorldSuite(TaskSuite):
@@ -23,6 +27,7 @@ class ScienceWorldSuite(TaskSuite):
         jvms: Number of JVM processes, each with a thread that drives it. They work side by side when environments are
             stepped with `step_async`, as the rollout does; more than there are cores bring nothing. Python's share of
             a step is a tenth, so one process can keep several busy.
+        gold: Where gold paths are kept and how they are generated.
 
     Raises:
         EnvError: If a setting is wrong, or there is no Java.
@@ -36,6 +41,7 @@ class ScienceWorldSuite(TaskSuite):
         rules: Rules | None = None,
         jvm: JvmSettings | None = None,
         jvms: int = 1,
+        gold: GoldSettings | None = None,
     ) -> None:
         if jvms < 1:
             raise EnvError(f"jvms: got {jvms}, takes an integer >= 1")
@@ -43,6 +49,7 @@ class ScienceWorldSuite(TaskSuite):
         self.jvm, self.jvms = jvm or JvmSettings(), jvms
         self.splits = tuple(self.lists.ids)
         check_simplification(self.rules.simplification, self.lists.played_types)
+        self._gold = GoldPaths(self.rules.simplification, gold or GoldSettings(), self.jvm)
         self._hosts = self._make_hosts()
 
     def task_ids(self, split: str) -> Sequence[str]:
@@ -53,6 +60,31 @@ class ScienceWorldSuite(TaskSuite):
     def make_env(self) -> ScienceWorldEnv:
         """Returns a fresh environment on the JVM that serves the fewest."""
         return ScienceWorldEnv(min(self._hosts, key=len), self.lists, self.rules)
+
+    def make_expert(self, seed: int = 0) -> GoldExpert:
+        """Returns a player of gold paths, which know the whole world; there is nothing for `seed` to choose.
+
+        A path that is not in the cache is generated when it is needed; `demonstration_tasks` does so for many.
+        """
+        return GoldExpert(lambda task_id: self._gold.path(*self.lists.find(task_id)).actions)
+
+    def demonstration_tasks(self, split: str, max_turns: int, count: int | None = None) -> list[str]:
+        """Returns the tasks of a split that the gold path solves in time, each once, in the order of the list.
+
+        Args:
+            split: Name of the split.
+            max_turns: The protocol's turn limit.
+            count: How many to return at most. Paths are generated, which takes 0.1 to 5 s each, until they are found.
+        """
+        found: list[str] = []
+        ids = list(dict.fromkeys(self.task_ids(split)))
+        for first in range(0, len(ids), _TASKS_AT_ONCE):
+            part = ids[first : first + _TASKS_AT_ONCE]
+            self._gold.generate(map(self.lists.find, part))
+            found += [task_id for task_id in part if 0 < self._gold.path(*self.lists.find(task_id)).turns <= max_turns]
+            if count is not None and len(found) >= count:
+                return found[:count]
+        return found
 
     def _make_hosts(self) -> list[Host]:
         return [Host(self.jvm) for _ in range(self.jvms)]

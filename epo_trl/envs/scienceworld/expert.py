@@ -1,0 +1,80 @@
+"""A scripted ScienceWorld player that follows the gold path. It knows more than it is shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from epo_trl.envs.base import Info
+from epo_trl.envs.scienceworld.world import AMBIGUOUS
+
+# What a player may think before an action, in terms of what it acts on.
+_THOUGHTS = [
+    (re.compile(pattern), thought)
+    for pattern, thought in {
+        r"(?:go|teleport) (?:to )?(.+)": "I have to be in the {0}.",
+        r"open door to (.+)": "The door to the {0} has to be open.",
+        r"open (.+)": "What I need may be in the {0}.",
+        r"close (.+)": "The {0} has to be shut.",
+        r"pick up (.+)": "I need the {0}.",
+        r"(?:put down|drop) (.+)": "I do not need to hold the {0}.",
+        r"focus on (.+)": "The task asks me to focus on the {0}.",
+        r"move (.+) to (.+)": "The {0} belongs in the {1}.",
+        r"(?:pour|dunk) (.+) (?:in|into) (.+)": "The {0} belongs in the {1}.",
+        r"connect (.+?) to (.+)": "The {0} has to be joined to the {1}.",
+        r"use (.+?) (?:on|in) (.+)": "The {0} tells me about the {1}.",
+        r"use (.+)": "I can work with the {0}.",
+        r"activate (.+)": "The {0} has to be on.",
+        r"deactivate (.+)": "The {0} has to be off.",
+        r"mix (.+)": "What is in the {0} has to be mixed.",
+        r"read (.+)": "The {0} may say what to do.",
+        r"(?:look at|look in|examine) (.+)": "I want to know more about the {0}.",
+        r"wait1?": "This takes time.",
+        r"look around": "Let me see what is here.",
+        r"inventory": "Let me see what I have.",
+        r"\d+": "I mean that one.",
+    }.items()
+]
+DONE = ("There is nothing left to do.", "look around")
+
+
+def thought_for(action: str) -> str:
+    """Returns a short reason for an action."""
+    for pattern, thought in _THOUGHTS:
+        match = pattern.fullmatch(action)
+        if match:
+            return thought.format(*match.groups())
+    return f"The next thing to do is: {action}."
+
+
+class GoldExpert:
+    """Plays the gold path of the task, whatever it sees; after an action that the engine did not know, that one again.
+
+    Args:
+        path_of: Task id to the actions that solve it.
+    """
+
+    def __init__(self, path_of: Callable[[str], tuple[str, ...]]) -> None:
+        self._path_of = path_of
+
+    def reset(self, observation: str, info: Info) -> None:
+        """Starts an episode.
+
+        Raises:
+            EnvError: If a gold path has to be generated and no JVM can be started.
+        """
+        self._path = self._path_of(info["task_id"])
+        self._next = 0
+
+    def act(self, observation: str, info: Info) -> tuple[str, str]:
+        """Returns `(thought, action)`; at the end of the path, a look around."""
+        if self._next and not info["accepted"]:
+            self._next -= 1
+        if not observation.startswith(AMBIGUOUS):  # the environment has answered itself
+            while self._next < len(self._path) and self._path[self._next].isdecimal():
+                self._next += 1
+        if self._next >= len(self._path):
+            return DONE
+        action = self._path[self._next]
+        self._next += 1
+        return thought_for(action), action

@@ -1,0 +1,174 @@
+"""Gold paths: the engine's own solutions, generated once and kept on disk.
+
+The engine finds them with full knowledge of the world, unlike an expert that only knows what it is shown. Most take a
+tenth of a second to find, those of the genetics tasks some seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from epo_trl.envs.base import EnvError
+from epo_trl.envs.scienceworld.host import JvmSettings
+from epo_trl.envs.scienceworld.jvm import Jvm
+from epo_trl.envs.scienceworld.world import World
+
+HEAP_MB = 2048
+_TIMEOUT_SECONDS = 600.0
+Task = tuple[str, int]  # task type and variation
+logger = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """Returns where gold paths are kept by default: `$EPO_TRL_CACHE`, else `epo_trl` in the user's cache folder."""
+    own = os.environ.get("EPO_TRL_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return (Path(own) if own else base / "epo_trl") / "scienceworld_gold"
+
+
+@dataclass(frozen=True, slots=True)
+class GoldSettings:
+    """Where gold paths are kept and how they are generated.
+
+    Args:
+        folder: See `cache_folder` for the default. Processes may share it.
+        workers: JVMs that generate side by side, each with up to 2 GB of heap.
+    """
+
+    folder: str | None = None
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise EnvError(f"gold_workers: got {self.workers}, takes an integer >= 1")
+
+
+@dataclass(frozen=True, slots=True)
+class GoldPath:
+    """A solution.
+
+    Args:
+        actions: All of it.
+        turns: After so many the task was solved when it was tried; often before the end. 0 if it was not.
+    """
+
+    actions: tuple[str, ...] = ()
+    turns: int = 0
+
+
+@dataclass
+class GoldPaths:
+    """The gold paths of one simplification.
+
+    Args:
+        simplification: As in `Rules`.
+        settings: Where they are kept and how they are generated.
+        jvm: The Java that generates them.
+    """
+
+    simplification: str
+    settings: GoldSettings
+    jvm: JvmSettings
+    _known: dict[Task, GoldPath] = field(default_factory=dict, repr=False)
+
+    def path(self, task_type: str, variation: int) -> GoldPath:
+        """Returns the path that solves a task, generated now if need be; without actions if the engine found none.
+
+        Raises:
+            EnvError: If no JVM can be started.
+        """
+        self.generate([(task_type, variation)])
+        return self._known[task_type, variation]
+
+    def generate(self, tasks: Iterable[Task]) -> None:
+        """Generates what is missing, with a progress bar if it is more than one path.
+
+        Raises:
+            EnvError: If no JVM can be started.
+        """
+        missing = [task for task in dict.fromkeys(tasks) if not self._read(task)]
+        if not missing:
+            return
+        from tqdm.auto import tqdm
+
+        todo: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        for task in missing:
+            todo.put(task)
+        workers = min(self.settings.workers, len(missing))
+        with tqdm(total=len(missing), desc="gold paths", unit="task", disable=len(missing) == 1) as bar:
+            with ThreadPoolExecutor(workers) as threads:
+                futures = [threads.submit(self._work, todo, bar.update) for _ in range(workers)]
+                try:
+                    for future in as_completed(futures):
+                        future.result()
+                finally:  # after an error or Ctrl-C, the threads end with the path that they are at
+                    with contextlib.suppress(queue.Empty):
+                        while True:
+                            todo.get_nowait()
+
+    def _work(self, todo: queue.SimpleQueue[Task], on_done: Callable[[], object]) -> None:
+        jvm = None
+        try:
+            while True:
+                task = todo.get_nowait()
+                if jvm is None or not jvm.is_alive:
+                    jvm = Jvm(HEAP_MB, self.jvm.java, _TIMEOUT_SECONDS)
+                self._known[task] = self._find(jvm, task)
+                on_done()
+        except queue.Empty:
+            pass
+        finally:
+            if jvm is not None:
+                jvm.close()
+
+    def _find(self, jvm: Jvm, task: Task) -> GoldPath:
+        try:
+            world = World(jvm)
+            world.load(*task, self.simplification, gold_path=True)
+            path = self._tried(world, task, world.gold_path())
+            world.release()
+        except EnvError as error:
+            logger.warning("no gold path for %s: %s", task, error)
+            return GoldPath()
+        self._write(task, path)
+        return path
+
+    def _tried(self, world: World, task: Task, actions: tuple[str, ...]) -> GoldPath:
+        seen = world.load(*task, self.simplification)
+        for turn, action in enumerate(actions, 1):
+            seen = world.step(action)
+            if seen.completed:
+                return GoldPath(actions, turn if seen.score == 100 else 0)
+        return GoldPath(actions)
+
+    def _file(self, task: Task) -> Path:
+        folder = Path(self.settings.folder) if self.settings.folder else cache_folder()
+        return folder / (self.simplification or "none") / task[0] / f"{task[1]}.json"
+
+    def _read(self, task: Task) -> bool:
+        """Whether the path is known, after a look on the disk."""
+        if task not in self._known:
+            with contextlib.suppress(
+                OSError, ValueError, KeyError, TypeError
+            ):  # absent, or damaged: it is generated again
+                content = json.loads(self._file(task).read_text(encoding="utf-8"))
+                self._known[task] = GoldPath(tuple(content["actions"]), int(content["turns"]))
+        return task in self._known
+
+    def _write(self, task: Task, path: GoldPath) -> None:
+        """Writes a file that is whole or absent."""
+        target = self._file(task)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump({"turns": path.turns, "actions": path.actions}, file)
+        os.replace(name, target)

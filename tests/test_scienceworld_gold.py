@@ -1,0 +1,179 @@
+"""Gold paths as demonstrations: they win, are kept on disk, and are filtered before they are played."""
+
+import json
+
+import pytest
+from env_contract import EnvContract
+from rollout_parts import byte_tokenizer, context_of
+
+from epo_trl.envs import EnvError
+from epo_trl.envs.scienceworld import GoldExpert, GoldSettings, Rules, ScienceWorldSuite, TaskLists
+from epo_trl.envs.scienceworld.expert import DONE, thought_for
+from epo_trl.envs.scienceworld.gold import GoldPath, cache_folder
+from epo_trl.envs.scienceworld.jvm import Jvm
+from epo_trl.rollout.demonstrations import expert_episodes
+
+SHORT = ("find-non-living-thing", "lifespan-longest-lived")  # task types with paths of 3 to 13 actions
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("gold"))
+
+
+def make_suite(folder, workers=1, **rules):
+    lists = TaskLists(task_types=SHORT, heldout_types=("power-component",), n_iid=4, n_ood=4, n_heldout=2)
+    return ScienceWorldSuite(lists, Rules(**rules), gold=GoldSettings(folder, workers))
+
+
+@pytest.mark.games
+@pytest.mark.slow
+class TestGoldExpert(EnvContract):
+    @pytest.fixture(autouse=True)
+    def _cache(self, folder):
+        self.folder = folder
+
+    @staticmethod
+    def player(info, rng):
+        return rng.choice(["look around", "inventory", *(f"look at {thing}" for thing in info["objects"])])
+
+    def make_suite(self):
+        return make_suite(self.folder)
+
+
+class NoJvm:
+    def __init__(self, *args):
+        raise AssertionError("a JVM was started")
+
+
+@pytest.mark.games
+def test_paths_are_generated_once_and_kept(folder, monkeypatch):
+    suite = make_suite(folder, workers=2)
+    found = suite.demonstration_tasks("ood", max_turns=30)
+    assert found == list(suite.task_ids("ood"))
+    paths = {task_id: suite._gold.path(*suite.lists.find(task_id)) for task_id in found}
+    assert all(0 < path.turns <= len(path.actions) for path in paths.values())
+    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", NoJvm)
+    again = make_suite(folder)
+    assert {task_id: again._gold.path(*again.lists.find(task_id)) for task_id in found} == paths
+
+
+@pytest.mark.games
+def test_long_paths_are_left_out_before_they_are_played(folder):
+    suite = make_suite(folder)
+    turns = [suite._gold.path(*suite.lists.find(task_id)).turns for task_id in suite.task_ids("ood")]
+    limit = sorted(turns)[1]
+    kept = suite.demonstration_tasks("ood", max_turns=limit)
+    assert kept == [task for task, n in zip(suite.task_ids("ood"), turns, strict=True) if n <= limit]
+    assert 0 < len(kept) < len(turns)
+    assert suite.demonstration_tasks("ood", max_turns=limit, count=1) == kept[:1]
+
+
+@pytest.mark.games
+def test_demonstrations_are_made_from_gold_paths(folder):
+    suite = make_suite(folder)
+    [task_id] = suite.demonstration_tasks("ood", max_turns=30, count=1)
+    path = suite._gold.path(*suite.lists.find(task_id))
+    tokenizer = byte_tokenizer()
+    [turns] = expert_episodes(suite, [(task_id, 0)], context_of(tokenizer), max_turns=path.turns)
+    shown = [tokenizer.decode(turn.response_ids, skip_special_tokens=True) for turn in turns]
+    assert [text.split("<action> ")[1].removesuffix(" </action>") for text in shown] == list(path.actions[: path.turns])
+    assert list(expert_episodes(suite, [(task_id, 0)], context_of(tokenizer), max_turns=path.turns - 1)) == []
+    with pytest.raises(ValueError, match="mistake_rate: got 0.5, takes 0"):
+        list(expert_episodes(suite, [(task_id, 0)], context_of(tokenizer), max_turns=9, mistake_rate=0.5))
+
+
+@pytest.mark.games
+def test_a_damaged_file_is_made_again(tmp_path):
+    suite = make_suite(str(tmp_path))
+    task = suite.lists.find("ood/lifespan-longest-lived/93")
+    path = suite._gold.path(*task)
+    [file] = tmp_path.rglob("*.json")
+    for damage in ("", "{", "[]", '{"actions": []}', '{"actions": 3, "turns": 1}'):
+        file.write_text(damage)
+        fresh = make_suite(str(tmp_path))
+        assert not fresh._gold._read(task)
+    assert fresh._gold.path(*task) == path
+    assert json.loads(file.read_text()) == {"turns": path.turns, "actions": list(path.actions)}
+    assert [entry.name for entry in file.parent.iterdir()] == [file.name]
+
+
+def test_a_path_that_cannot_be_found_is_left_out_and_not_kept(tmp_path, monkeypatch, caplog):
+    class Broken:
+        is_alive = True
+
+        def __init__(self, *args):
+            pass
+
+        def calls(self):
+            raise EnvError("out of heap")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", Broken)
+    suite = make_suite(str(tmp_path))
+    assert suite._gold.path("boil", 0) == GoldPath()
+    assert suite.demonstration_tasks("ood", max_turns=100) == []
+    assert "no gold path for ('boil', 0): out of heap" in caplog.text
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+def test_without_java_the_expert_says_so(tmp_path, monkeypatch):
+    def no_java(*args):
+        raise EnvError("java: there is no Java")
+
+    suite = make_suite(str(tmp_path))
+    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", no_java)
+    with pytest.raises(EnvError, match="no Java"):
+        suite.demonstration_tasks("train", max_turns=10)
+    assert Jvm is not no_java
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.delenv("EPO_TRL_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "epo_trl" / "scienceworld_gold"
+    monkeypatch.setenv("EPO_TRL_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own" / "scienceworld_gold"
+
+
+def info(accepted=True):
+    return {"task_id": "t", "accepted": accepted}
+
+
+def test_the_expert_repeats_what_was_not_understood_and_answers_only_when_asked():
+    expert = GoldExpert(lambda task_id: ("open door", "move seed to pot", "0", "wait"))
+    expert.reset("start", info())
+    assert expert.act("start", info())[1] == "open door"
+    assert expert.act("No known action matches that input.", info(accepted=False))[1] == "open door"
+    assert expert.act("It is open.", info())[1] == "move seed to pot"
+    assert expert.act("Ambiguous request: Please enter the number", info())[1] == "0"
+    assert expert.act("You move it.", info())[1] == "wait"
+    assert expert.act("You wait.", info()) == DONE
+    expert.reset("start", info())
+    acts = [expert.act("start", info())[1] for _ in range(3)]
+    assert acts == ["open door", "move seed to pot", "wait"]
+
+
+@pytest.mark.parametrize(
+    ("action", "thought"),
+    [
+        ("go to kitchen", "I have to be in the kitchen."),
+        ("open door to art studio", "The door to the art studio has to be open."),
+        ("open cupboard", "What I need may be in the cupboard."),
+        (
+            "move cup containing red paint in kitchen to red box",
+            "The cup containing red paint in kitchen belongs in the",
+        ),
+        (
+            "connect battery anode to red wire terminal 1",
+            "The battery anode has to be joined to the red wire terminal 1.",
+        ),
+        ("wait1", "This takes time."),
+        ("3", "I mean that one."),
+        ("eat soap", "The next thing to do is: eat soap."),
+    ],
+)
+def test_thoughts_name_what_is_acted_on(action, thought):
+    assert thought_for(action).startswith(thought)
