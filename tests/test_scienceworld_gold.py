@@ -58,15 +58,15 @@ def test_paths_are_generated_once_and_kept(folder, monkeypatch):
     assert {task_id: again._gold.path(*again.lists.find(task_id)) for task_id in found} == paths
 
 
-@pytest.mark.games
-def test_long_paths_are_left_out_before_they_are_played(folder):
-    suite = make_suite(folder)
-    turns = [suite._gold.path(*suite.lists.find(task_id)).turns for task_id in suite.task_ids("ood")]
-    limit = sorted(turns)[1]
-    kept = suite.demonstration_tasks("ood", max_turns=limit)
-    assert kept == [task for task, n in zip(suite.task_ids("ood"), turns, strict=True) if n <= limit]
-    assert 0 < len(kept) < len(turns)
-    assert suite.demonstration_tasks("ood", max_turns=limit, count=1) == kept[:1]
+def test_long_and_failing_paths_are_left_out_before_they_are_played(tmp_path, monkeypatch):
+    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", NoJvm)
+    suite = make_suite(str(tmp_path))
+    ids = suite.task_ids("ood")
+    for task_id, turns in zip(ids, (12, 13, 0, 3), strict=True):  # 0: the path did not solve it
+        suite._gold._write(suite.lists.find(task_id), GoldPath(("wait",) * 14, turns))
+    assert suite.demonstration_tasks("ood", max_turns=12) == [ids[0], ids[3]]
+    assert suite.demonstration_tasks("ood", max_turns=12, count=1) == [ids[0]]
+    assert suite.demonstration_tasks("ood", max_turns=2, count=9) == []
 
 
 @pytest.mark.games

@@ -24,7 +24,7 @@ HEAP_MB, HEAP_MB_PER_WORLD = 64, 24
 _OUT_OF_MEMORY = 3  # exit status that -XX:+ExitOnOutOfMemoryError stands for
 # The engine keeps its objects in hash sets without a hash of its own, so that their order is that of memory addresses:
 # what is listed first, which reading is shown. With one hash for all objects they keep the order of insertion.
-_DETERMINISTIC = ("-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
+DETERMINISTIC = ("-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
 _INSTALL = "pip install 'epo-trl[scienceworld]'"
 
 
@@ -86,7 +86,7 @@ class Jvm:
             f"-Xmx{heap_mb}m",
             "-XX:+UseSerialGC",
             "-XX:+ExitOnOutOfMemoryError",
-            *_DETERMINISTIC,
+            *DETERMINISTIC,
             "-classpath",
             os.pathsep.join((find_jar_path(), JAR_PATH)),
             "py4j.GatewayServer",

@@ -1,0 +1,129 @@
+"""Speed and memory of many ScienceWorld worlds: ours on shared JVMs against one stock `ScienceWorldEnv` process each.
+
+python benchmarks/bench_scienceworld_env.py --worlds 8 32 64 --turns 20 --stock-turns 10 --task-types 8
+
+Both play the same actions: gold paths, and a `look around` after their end. The stock worlds are processes with a JVM
+of their own, all asked before the first answer is awaited, as the authors' release and trainers in its style do it.
+Memory is the proportional set size of all processes, Java and Python, with all worlds loaded and played.
+"""
+
+import argparse
+import multiprocessing
+import time
+
+import psutil
+
+from epo_trl.envs.scienceworld import GoldSettings, ScienceWorldSuite, TaskLists
+from epo_trl.envs.scienceworld.tasks import all_task_types
+
+
+def memory_mb() -> float:
+    """Returns the proportional set size of this process and all below it, in MB."""
+    me = psutil.Process()
+    return sum(process.memory_full_info().pss for process in [me, *me.children(recursive=True)]) / 2**20
+
+
+def play_stock(pipe, task_type: str, variation: int) -> None:
+    """Serves one stock environment."""
+    from scienceworld import ScienceWorldEnv
+
+    env = ScienceWorldEnv("", None, envStepLimit=10**6)
+    env.load(task_type, variation, "easy")
+    pipe.send(env.reset()[0])
+    while (action := pipe.recv()) is not None:
+        pipe.send(env.step(action)[0])
+    env.close()
+
+
+def measure_stock(tasks, actions) -> tuple[float, float, float]:
+    """Returns seconds to start, turns of all worlds per second, and MB."""
+    before = memory_mb()
+    start = time.perf_counter()
+    context = multiprocessing.get_context("spawn")
+    pipes = []
+    for task in tasks:
+        mine, theirs = context.Pipe()
+        context.Process(target=play_stock, args=(theirs, *task), daemon=True).start()
+        pipes.append(mine)
+    for pipe in pipes:
+        pipe.recv()
+    started = time.perf_counter() - start
+    start = time.perf_counter()
+    for turn in range(len(actions[0])):
+        for pipe, path in zip(pipes, actions, strict=True):
+            pipe.send(path[turn])
+        for pipe in pipes:
+            pipe.recv()
+    rate = len(tasks) * len(actions[0]) / (time.perf_counter() - start)
+    memory = memory_mb() - before
+    for pipe in pipes:
+        pipe.send(None)
+    for process in multiprocessing.active_children():
+        process.join()
+    return started, rate, memory
+
+
+def measure_ours(tasks, actions, jvms: int) -> tuple[float, float, float]:
+    """Returns seconds to start, turns of all worlds per second, and MB."""
+    before = memory_mb()
+    start = time.perf_counter()
+    suite = ScienceWorldSuite(TaskLists(heldout_types=()), jvms=jvms)
+    envs = [suite.make_env() for _ in tasks]
+    for env, (task_type, variation) in zip(envs, tasks, strict=True):
+        env.reset_async(seed=0, options={"task_id": f"train/{task_type}/{variation}"})
+    for env in envs:
+        env.reset_wait()
+    started = time.perf_counter() - start
+    start = time.perf_counter()
+    for turn in range(len(actions[0])):
+        for env, path in zip(envs, actions, strict=True):
+            env.step_async(path[turn])
+        for env in envs:
+            env.step_wait()
+    rate = len(tasks) * len(actions[0]) / (time.perf_counter() - start)
+    memory = memory_mb() - before
+    for env in envs:
+        env.close()
+    return started, rate, memory
+
+
+def paths(tasks, turns: int, folder: str | None) -> list[list[str]]:
+    """Returns as many actions for every task: its gold path, then looks."""
+    suite = ScienceWorldSuite(TaskLists(heldout_types=()), gold=GoldSettings(folder))
+    golden = [suite._gold.path(*task) for task in tasks]
+    return [[*path.actions[: max(path.turns - 1, 0)], *["look around"] * turns][:turns] for path in golden]
+
+
+def show(name: str, worlds: int, started: float, rate: float, memory: float) -> None:
+    print(f"{name:8} {worlds:6d} {started:9.1f} {rate:11.1f} {memory:10.0f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", type=int, nargs="+", default=[8], help="numbers of worlds")
+    parser.add_argument("--turns", type=int, default=20, help="turns per world, ours")
+    parser.add_argument("--stock-turns", type=int, default=5, help="turns per world, stock")
+    parser.add_argument("--stock-worlds", type=int, default=8, help="no stock run with more worlds; 0 to leave it out")
+    parser.add_argument("--task-types", type=int, default=8, help="worlds cycle through so many task types")
+    parser.add_argument("--jvms", type=int, nargs="+", default=[1], help="numbers of JVMs, ours")
+    parser.add_argument("--gold-folder", help="cache of gold paths")
+    args = parser.parse_args()
+    names = all_task_types()
+    names = names[:: len(names) // min(args.task_types, len(names))]
+    print("          worlds  start s  turns per s    PSS in MB")
+    for worlds in args.worlds:
+        tasks = [(names[i % len(names)], i // len(names) % 4) for i in range(worlds)]
+        actions = paths(tasks, max(args.turns, args.stock_turns), args.gold_folder)
+        results = {}
+        for jvms in args.jvms:
+            results["ours"] = measure_ours(tasks, [path[: args.turns] for path in actions], jvms)
+            show(f"ours x{jvms}", worlds, *results["ours"])
+        if worlds <= args.stock_worlds:
+            results["stock"] = measure_stock(tasks, [path[: args.stock_turns] for path in actions])
+            show("stock", worlds, *results["stock"])
+            (_, fast, small), (_, slow, large) = results["ours"], results["stock"]
+            print(f"ratio    {worlds:6d} {'':9} {fast / slow:11.1f} {large / small:10.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
