@@ -1,0 +1,64 @@
+"""Corridor keeps the contract, and its optimal values are those of value iteration."""
+
+from pathlib import Path
+
+import pytest
+from env_contract import EnvContract
+
+from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on, optimal_value
+
+
+class TestCorridor(EnvContract):
+    def make_suite(self):
+        return CorridorSuite(4)
+
+
+def test_one_door_leads_on_and_the_other_back():
+    env = CorridorSuite(3).make_env()
+    assert env.reset(options={"task_id": "train/1"})[0] == "You are in room 2."
+    other = DOORS[1 - DOORS.index(door_on(2))]
+    assert env.step(other)[0] == "You are in room 1."
+    assert env.step(door_on(1))[0] == "You are in room 2."
+    assert env.step("jump")[0] == "You are in room 2."
+    observation, reward, terminated, truncated, info = [env.step(door_on(room)) for room in (2, 3)][-1]
+    assert (observation, reward, terminated, truncated, info["won"]) == ("You are out.", 1.0, True, False, True)
+
+
+def test_one_cannot_go_back_from_the_first_room_and_the_limit_truncates():
+    env = CorridorSuite(3, move_limit=2).make_env()
+    env.reset(options={"task_id": "train/0"})
+    back = DOORS[1 - DOORS.index(door_on(1))]
+    assert env.step(back)[0] == "You are in room 1."
+    assert env.step(back)[2:4] == (False, True)
+
+
+def test_both_doors_are_right_somewhere():
+    assert {door_on(room) for room in range(1, 9)} == set(DOORS)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9, 0.5])
+def test_the_optimal_values_are_those_of_value_iteration(gamma):
+    rooms, reward = 5, 10.0
+    values = [0.0] * (rooms + 2)  # 0 is unused, the last is outside
+    for _ in range(100):
+        for room in range(1, rooms + 1):
+            on = reward if room == rooms else gamma * values[room + 1]
+            values[room] = max(on, gamma * values[max(1, room - 1)])
+    expected = [optimal_value(room, rooms, gamma=gamma, reward=reward) for room in range(1, rooms + 1)]
+    assert values[1:-1] == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_ppo_with_turn_credit_learns_the_way_out_and_its_critic_the_optimal_values(tmp_path, monkeypatch):
+    """The setting of benchmarks/bench_credit.py, shorter. A critic that knew the mean alone is off by 2."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    import bench_credit
+
+    trainer = bench_credit.make_trainer("turn", seed=0, folder=str(tmp_path), steps=40)
+    bench_credit.learn_the_form(trainer)
+    trainer.train()
+    rates = [line["env/success_rate"] for line in trainer.state.log_history if "env/success_rate" in line]
+    assert rates[0] < 0.7 and min(rates[-5:]) > 0.9
+    values, optimal = bench_credit.room_values(trainer)
+    assert max(optimal) - min(optimal) > 4
+    assert values == pytest.approx(optimal, abs=0.6)
