@@ -1,0 +1,61 @@
+"""What a script without any skill gets under each ScienceWorld protocol: nine commands of a tour, then `wait`.
+
+python benchmarks/scienceworld_wait_script.py --split iid
+
+It walks through the whole list by the evaluation that policies go through. A success rule that it satisfies measures
+something else than solving tasks.
+"""
+
+import argparse
+
+from epo_trl.envs.scienceworld import ScienceWorldSuite, TaskLists
+from epo_trl.evaluation import EvalReport, format_table, get_protocol
+from epo_trl.evaluation.play import play_split, protocol_context
+from epo_trl.models import build_tokenizer
+from epo_trl.rollout.demonstrations import ANSWER
+
+TOUR = (
+    "look around", "inventory", "open door to kitchen", "teleport to kitchen", "look around",
+    "teleport to workshop", "teleport to outside", "teleport to bathroom", "teleport to greenhouse",
+)  # fmt: skip
+PROTOCOLS = ("strict30", "strict100", "epo-released")
+
+
+class WaitScript:
+    """A policy that does not read: all episodes advance together, so the turn is the number of calls."""
+
+    def __init__(self, tokenizer) -> None:
+        self.tokenizer, self.turn = tokenizer, 0
+
+    def __call__(self, prompts: list[list[int]]) -> tuple[list[list[int]], None]:
+        """Returns the answer of this turn for every prompt."""
+        action = TOUR[self.turn] if self.turn < len(TOUR) else "wait"
+        self.turn += 1
+        answer = self.tokenizer(ANSWER.format(thought="wait", action=action))["input_ids"]
+        return [[*answer, self.tokenizer.eos_token_id]] * len(prompts), None
+
+
+def main() -> None:
+    """Plays and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--split", default="iid")
+    parser.add_argument("--episodes", type=int, help="the first N of the list, cycling through the task types")
+    args = parser.parse_args()
+    suite = ScienceWorldSuite(TaskLists())
+    tokenizer = build_tokenizer([*TOUR, "wait"])
+    tasks = suite.task_ids(args.split)[: args.episodes]
+    reports = []
+    for name in PROTOCOLS:
+        protocol = get_protocol(name)
+        context = protocol_context(
+            protocol, tokenizer, "scienceworld_compact", max_prompt_tokens=10**6, max_response_tokens=20
+        )
+        episodes, seconds = play_split(suite, tasks, WaitScript(tokenizer), context, protocol, parallel=len(tasks))
+        reports.append(
+            EvalReport.from_episodes(episodes, protocol=protocol, suite=suite.name, split=args.split, seconds=seconds)
+        )
+    print(format_table(reports, width=160))
+
+
+if __name__ == "__main__":
+    main()
