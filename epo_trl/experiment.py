@@ -92,7 +92,10 @@ def train(
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )
-    trainer.train(resume_from_checkpoint=checkpoint)
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    finally:
+        trainer.close_envs()
     trainer.save_model(args.output_dir)
     return trainer
 

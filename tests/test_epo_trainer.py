@@ -618,3 +618,15 @@ def test_a_trainer_of_a_saved_tiny_model_finds_its_tokenizer(tmp_path):
     toy_tokenizer().save_pretrained(tmp_path / "model")
     trainer = EPOTrainer(str(tmp_path / "model"), ToySuite(), args=make_config(tmp_path / "run"))
     assert trainer.processing_class.get_vocab() == toy_tokenizer().get_vocab()
+
+
+def test_closing_frees_every_environment_and_the_next_rollout_makes_new_ones(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    trainer.train()
+    used, closed = list(trainer._envs), []
+    for env in used:
+        env.close = lambda env=env: closed.append(env)
+    trainer.close_envs()
+    assert len(used) > 1 and closed == used[::-1] and not trainer._envs
+    trainer.evaluate()
+    assert trainer._envs and not set(map(id, trainer._envs)) & set(map(id, used))

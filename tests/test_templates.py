@@ -7,24 +7,31 @@ from pathlib import Path
 import pytest
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
+from epo_trl.envs.corridor import CorridorSuite
+from epo_trl.envs.scienceworld import Rules, ScienceWorldSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.rollout import PromptTemplate, TemplateError
 from epo_trl.rollout.templates import PARTS, TEMPLATES, render
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted(path.name for path in TEMPLATES.iterdir() if path.is_dir())
-SUITES = {"toy": ToySuite, "alfworld": lambda: GeneratedAlfworld(n_train=2, n_iid=0, n_ood=0)}
+LISTED = {
+    "alfworld": GeneratedAlfworld(n_train=2, n_iid=0, n_ood=0),
+    "toy": ToySuite(),
+}
+PLAYED_WITH = {"alfworld": ("alfworld", "toy"), "compact": ("alfworld", "toy")}
+SCIENCEWORLD = [name for name in SHIPPED if name.startswith("scienceworld")]
 
 
-@pytest.fixture(scope="module", params=SUITES)
-def seen(request):
+def views_of(suite, actions):
     """Returns the first observations and infos of a game."""
-    env = SUITES[request.param]().make_env()
-    observation, info = env.reset(seed=0, options={"task_id": "train/0"})
+    env = suite.make_env()
+    observation, info = env.reset(seed=0, options={"task_id": suite.task_ids("train")[0]})
     views = [(observation, info)]
-    for _ in range(3):
-        observation, _, _, _, info = env.step(info["admissible_actions"][0])
+    for action in actions:
+        observation, _, _, _, info = env.step(action or info["admissible_actions"][0])
         views.append((observation, info))
+    env.close()
     return views
 
 
@@ -39,12 +46,35 @@ def fields(observation, info):
 
 
 def test_there_are_templates():
-    assert {"alfworld", "compact"} <= set(SHIPPED)
+    assert PLAYED_WITH.keys() | set(SCIENCEWORLD) == set(SHIPPED) - {"corridor"} and len(SCIENCEWORLD) == 3
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_template_renders_on_what_environments_really_say(name, seen):
-    template = PromptTemplate.load(name)
+@pytest.mark.parametrize(("name", "game"), [(name, game) for name, games in PLAYED_WITH.items() for game in games])
+def test_a_shipped_template_renders_on_what_environments_really_say(name, game):
+    assert_renders(PromptTemplate.load(name), views_of(LISTED[game], [None] * 3))
+
+
+def test_the_corridor_shows_the_room_and_nothing_of_the_past():
+    template = PromptTemplate.load("corridor")
+    for observation, info in views_of(CorridorSuite(), [None] * 3):
+        template.check(info)
+        assert render(template.next, fields(observation, info)) == render(template.first, fields(observation, info))
+
+
+@pytest.mark.games
+def test_the_scienceworld_templates_render_on_what_it_really_says():
+    listing, plain = ScienceWorldSuite(rules=Rules(list_actions=True)), ScienceWorldSuite()
+    seen = views_of(listing, ["look around", "sing"])
+    for name in SCIENCEWORLD:
+        assert_renders(PromptTemplate.load(name), seen)
+    unlisted = views_of(plain, ["look around"])
+    assert_renders(PromptTemplate.load("scienceworld"), unlisted)
+    assert_renders(PromptTemplate.load("scienceworld_compact"), unlisted)
+    with pytest.raises(TemplateError, match="first.txt: shows {admissible_actions}, which the environment"):
+        PromptTemplate.load("scienceworld_actions").check(unlisted[0][1])
+
+
+def assert_renders(template, seen):
     for observation, info in seen:
         template.check(info)
         first, later, followup = (
@@ -133,7 +163,7 @@ def test_an_unknown_field_is_an_error_that_names_file_and_field(folder, part, fi
     (folder / f"{part}.txt").write_text(f"{{task}} {{{field}}}" if part != "history" else f"{{{field}}}")
     message = rf"mine', {part}.txt: unknown field \['{field}'\]; takes .*turn".replace("[0]", r"\[0\]")
     with pytest.raises(TemplateError, match=message):
-        PromptTemplate.load(folder).check(["task_type"])
+        PromptTemplate.load(folder).check({"task_type": "find"})
 
 
 @pytest.mark.parametrize(
@@ -142,14 +172,14 @@ def test_an_unknown_field_is_an_error_that_names_file_and_field(folder, part, fi
 def test_a_field_of_another_file_is_unknown(folder, part, field):
     (folder / f"{part}.txt").write_text(f"{{task}} {{{field}}}" if part != "history" else f"{{{field}}}")
     with pytest.raises(TemplateError, match=rf"{part}.txt: unknown field \['{field}'\]"):
-        PromptTemplate.load(folder).check([])
+        PromptTemplate.load(folder).check({})
 
 
 def test_a_field_of_the_environment_is_known_in_prompts(folder):
     (folder / "next.txt").write_text("{task} {history} {weather}")
-    PromptTemplate.load(folder).check(["weather"])
+    PromptTemplate.load(folder).check({"weather": "fine"})
     with pytest.raises(TemplateError, match="'weather'"):
-        PromptTemplate.load(folder).check(["task_type"])
+        PromptTemplate.load(folder).check({"task_type": "find"})
 
 
 def test_the_package_ships_every_template_file():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,12 +68,19 @@ class PromptTemplate:
                 raise TemplateError(f"prompt_template: {path} never shows {{task}}")
         return cls(str(name_or_path), **texts)
 
-    def check(self, info_fields: Iterable[str]) -> None:
+    def check(self, info: Mapping[str, Any]) -> None:
         """Raises `TemplateError` if a file names a field that neither the rollout nor the environment provides."""
-        provided = set(info_fields)
+        provided = set(info)
         for part in PARTS:
             allowed = {"history": HISTORY_FIELDS, "next": NEXT_FIELDS | provided}.get(part, FIELDS | provided)
-            unknown = _fields(getattr(self, part), f"{part}.txt") - allowed
+            shown = _fields(getattr(self, part), f"{part}.txt")
+            empty = sorted(name for name in shown if info.get(name, "") is None)
+            if empty:
+                raise TemplateError(
+                    f"prompt_template {self.name!r}, {part}.txt: shows {{{empty[0]}}}, which the environment as it is "
+                    "set does not give; take another template or change the environment's settings"
+                )
+            unknown = shown - allowed
             if unknown:
                 raise TemplateError(
                     f"prompt_template {self.name!r}, {part}.txt: unknown field {sorted(unknown)}; "

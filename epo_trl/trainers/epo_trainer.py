@@ -214,6 +214,11 @@ class EPOTrainer(GRPOTrainer):
                 times=times,
             )
 
+    def close_envs(self) -> None:
+        """Frees what the environments hold, processes of theirs too. A later rollout makes new ones."""
+        while self._envs:
+            self._envs.pop().close()
+
     def _make_env(self) -> TextEnv:
         return self.suite.make_env()
 
