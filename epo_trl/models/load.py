@@ -27,7 +27,7 @@ def load_policy(
     """Returns the model, or its name for TRL to load, and the tokenizer.
 
     Args:
-        model_args: `model_name_or_path` is a Hub id, a local path, or `"tiny"`: half a million weights from scratch,
+        model_args: `model_name_or_path` is a Hub id, a local path, or `"tiny"`: some 400,000 weights from scratch,
             with a vocabulary made from the suite's text.
         suite: The tasks.
         template: Name or folder of the prompt template.

@@ -1,4 +1,4 @@
-"""A language model of half a million parameters whose vocabulary is an environment's own text. No download.
+"""A language model of some 400,000 parameters whose vocabulary is an environment's own text. No download.
 
 What makes so small a model learn a text game is its vocabulary: an entity such as "drawer 3" is **one** token, whose
 embedding starts as the sum of those of "drawer" and "3". The model can then copy an entity from the prompt with one
