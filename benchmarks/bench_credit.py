@@ -3,14 +3,18 @@
 python benchmarks/bench_credit.py --seeds 0 1 2
 
 Each run starts from a tiny model that takes doors at random, learned in seconds, and trains it with PPO. Reported are
-the training episodes that it took until LEARNED of them won, averaged over WINDOW RL steps, and the distance between
-the critic's value of every room and the optimal one at the end.
+the training episodes that it took, averaged over WINDOW RL steps,
+- "wins": until the share WON of them won,
+- "way": until they took no more than LENGTH times the turns of the best player,
+success and turns over the last WINDOW steps, and, with turn credit, the distance between the critic's value of every
+room and the optimal one at the end.
 """
 
 import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -21,10 +25,12 @@ from epo_trl.models.load import corpus
 from epo_trl.rollout.context import TurnView
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
 
-ROOMS, MOVE_LIMIT = 6, 12
+ROOMS, MOVE_LIMIT = 6, 30
 EPISODES, STEPS, EPOCHS = 32, 60, 4  # episodes of an RL step, RL steps, updates on one batch
 GAMMA, REWARD = 0.9, 10.0
-LEARNED, WINDOW = 0.9, 5
+ENTROPY_BONUS = 0.03  # lambda of L_H; without it some runs settle on a wrong door before they have tried the right one
+WON, LENGTH, WINDOW = 0.9, 1.25, 5
+SHORTEST = (ROOMS + 1) / 2  # turns, on average over the first rooms
 WEIGHT_SCALE = 6.0
 RESPONSE_TOKENS = 4  # <action> red </action> <|im_end|>
 # `outcome` has no discount: it would fall within a turn's tokens, not between turns.
@@ -61,7 +67,9 @@ def learn_the_form(trainer: EPOPPOTrainer) -> None:
     trainer.critic.trunk.load_state_dict(model.base_model.state_dict())  # it starts where the policy does
 
 
-def make_trainer(credit: str, seed: int, folder: str, steps: int) -> EPOPPOTrainer:
+def make_trainer(
+    credit: str, seed: int, folder: str, *, steps: int = STEPS, entropy_bonus: float = ENTROPY_BONUS
+) -> EPOPPOTrainer:
     """Returns the trainer of a run."""
     suite = CorridorSuite(ROOMS, move_limit=MOVE_LIMIT)
     tokenizer = build_tokenizer(corpus(suite, "corridor"))
@@ -76,7 +84,8 @@ def make_trainer(credit: str, seed: int, folder: str, steps: int) -> EPOPPOTrain
         lr_scheduler_type="constant",
         critic_learning_rate=5e-3,
         value_clip=None,
-        epo_lambda=0.0,
+        epo_lambda=entropy_bonus,
+        smoothing_alpha=0.0,
         success_reward=REWARD,
         invalid_action_penalty=0.0,
         prompt_template="corridor",
@@ -110,40 +119,42 @@ def room_values(trainer: EPOPPOTrainer) -> tuple[list[float], list[float]]:
     return values.tolist(), [optimal_value(r + 1, ROOMS, gamma=GAMMA, reward=REWARD) for r in range(ROOMS)]
 
 
-def episodes_until_learned(rates: list[float]) -> int | None:
-    """Returns the episodes played until the mean success over `WINDOW` RL steps reached `LEARNED`."""
-    for end in range(WINDOW, len(rates) + 1):
-        if statistics.mean(rates[end - WINDOW : end]) >= LEARNED:
-            return end * EPISODES
-    return None
+def episodes_until(reached: Callable[[float], bool], series: list[float]) -> str:
+    """Returns the episodes played until the mean over `WINDOW` RL steps was good enough, `"never"` if it never was."""
+    for end in range(WINDOW, len(series) + 1):
+        if reached(statistics.mean(series[end - WINDOW : end])):
+            return str(end * EPISODES)
+    return "never"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--credits", nargs="+", choices=CREDITS, default=list(CREDITS))
+    parser.add_argument("--credits", nargs="+", choices=CREDITS, default=["turn", "outcome"])
     parser.add_argument("--steps", type=int, default=STEPS, help="RL steps of each run")
+    parser.add_argument("--entropy_bonus", type=float, default=ENTROPY_BONUS, help="epo_lambda")
     args = parser.parse_args()
     lines = []
     for credit in args.credits:
         for seed in args.seeds:
             with tempfile.TemporaryDirectory() as folder:
-                trainer = make_trainer(credit, seed, folder, args.steps)
+                trainer = make_trainer(credit, seed, folder, steps=args.steps, entropy_bonus=args.entropy_bonus)
                 learn_the_form(trainer)
                 start = time.perf_counter()
                 trainer.train()
-            rates = [line["env/success_rate"] for line in trainer.state.log_history if "env/success_rate" in line]
-            values, optimal = room_values(trainer)
-            errors = [abs(v - o) for v, o in zip(values, optimal, strict=True)]
-            lines.append(
-                f"{credit:8} {seed:4} {rates[0]:8.0%} {statistics.mean(rates[-WINDOW:]):8.0%} "
-                f"{episodes_until_learned(rates) or 'not':>10} {statistics.mean(errors):10.2f} {max(errors):8.2f} "
-                f"{time.perf_counter() - start:8.0f}"
+            won, turns = (
+                [line[name] for line in trainer.state.log_history if name in line]
+                for name in ("env/success_rate", "env/turns")
             )
+            line = f"{credit:8} {seed:4} {episodes_until(lambda x: x >= WON, won):>6}"
+            line += f" {episodes_until(lambda x: x <= LENGTH * SHORTEST, turns):>6}"
+            line += f" {statistics.mean(won[-WINDOW:]):8.0%} {statistics.mean(turns[-WINDOW:]):6.1f}"
             if credit == "turn":
-                lines.append("         values  " + " ".join(f"{value:5.2f}" for value in values))
-                lines.append("         optimal " + " ".join(f"{value:5.2f}" for value in optimal))
-    print("credit   seed    first     last  learned at  mean error     max  seconds")
+                values, optimal = room_values(trainer)
+                errors = [abs(v - o) for v, o in zip(values, optimal, strict=True)]
+                line += f" {statistics.mean(errors):8.2f} {max(errors):6.2f}"
+            lines.append(f"{line:56} {time.perf_counter() - start:8.0f}")
+    print("credit   seed   wins    way  success  turns    error    max  seconds")
     print("\n".join(lines))
 
 

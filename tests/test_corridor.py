@@ -13,10 +13,10 @@ class TestCorridor(EnvContract):
         return CorridorSuite(4)
 
 
-def test_one_door_leads_on_and_the_other_back():
+def test_one_door_leads_on_and_the_other_to_the_start():
     env = CorridorSuite(3).make_env()
-    assert env.reset(options={"task_id": "train/1"})[0] == "You are in room 2."
-    other = DOORS[1 - DOORS.index(door_on(2))]
+    assert env.reset(options={"task_id": "train/2"})[0] == "You are in room 3."
+    other = DOORS[1 - DOORS.index(door_on(3))]
     assert env.step(other)[0] == "You are in room 1."
     assert env.step(door_on(1))[0] == "You are in room 2."
     assert env.step("jump")[0] == "You are in room 2."
@@ -24,7 +24,7 @@ def test_one_door_leads_on_and_the_other_back():
     assert (observation, reward, terminated, truncated, info["won"]) == ("You are out.", 1.0, True, False, True)
 
 
-def test_one_cannot_go_back_from_the_first_room_and_the_limit_truncates():
+def test_the_wrong_door_of_the_first_room_leads_nowhere_and_the_limit_truncates():
     env = CorridorSuite(3, move_limit=2).make_env()
     env.reset(options={"task_id": "train/0"})
     back = DOORS[1 - DOORS.index(door_on(1))]
@@ -43,7 +43,7 @@ def test_the_optimal_values_are_those_of_value_iteration(gamma):
     for _ in range(100):
         for room in range(1, rooms + 1):
             on = reward if room == rooms else gamma * values[room + 1]
-            values[room] = max(on, gamma * values[max(1, room - 1)])
+            values[room] = max(on, gamma * values[1])
     expected = [optimal_value(room, rooms, gamma=gamma, reward=reward) for room in range(1, rooms + 1)]
     assert values[1:-1] == pytest.approx(expected)
 

@@ -1,7 +1,8 @@
 """Corridor: a text game whose optimal values are known in closed form, to test a critic. Standard library only.
 
-A row of rooms, each with a red and a blue door. One of them leads on, the other back by one room; which is which
-differs from room to room. The door that leads on from the last room leads out.
+A row of rooms, each with a red and a blue door. One of them leads on, the other back to the first room; which is which
+differs from room to room. The door that leads on from the last room leads out. Given time, almost every player gets out
+in the end: that an episode was won says little about any one of its turns.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Corridor(TextEnv):
             raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
         self.moves += 1
         if action in DOORS:
-            self.room = self.room + 1 if action == door_on(self.room) else max(1, self.room - 1)
+            self.room = self.room + 1 if action == door_on(self.room) else 1
         won = self.room > self.rooms
         truncated = not won and self.moves >= self.move_limit
         result = self._see(), float(won), won, truncated, self._info(won)
