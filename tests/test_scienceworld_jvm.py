@@ -20,7 +20,8 @@ pytestmark = pytest.mark.games
 
 TASK = "train/lifespan-longest-lived/0"
 PLAYER = f"""
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 envs = [ScienceWorldSuite(jvms=2).make_env() for _ in range(2)]
 for env in envs:
@@ -90,14 +91,17 @@ def test_no_jvm_outlives_python(end):
     player = subprocess.Popen(
         [sys.executable, "-c", PLAYER, str(end)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    pids = [int(pid) for pid in player.stdout.readline().split()]
-    assert len(pids) == 2
-    if end != "crash":
-        assert all(map(is_running, pids))
-        time.sleep(0.3)
-        player.send_signal(end)
-    assert player.wait(30) != 0
-    player.stdout.close()
+    with player:
+        pids = [int(pid) for pid in player.stdout.readline().split()]
+        assert len(pids) == 2
+        if end != "crash":
+            assert all(map(is_running, pids))
+            time.sleep(0.3)
+            player.send_signal(end)
+        try:
+            assert player.wait(30) != 0
+        finally:
+            player.kill()
     assert_gone(pids)
 
 
