@@ -175,6 +175,16 @@ def test_mistakes_need_a_list_of_the_actions(tokenizers):
         next(expert_episodes(suite, [("a", 0)], context_of(tokenizers["alfworld"]), max_turns=3, mistake_rate=0.1))
 
 
+def test_the_vocabulary_has_the_expert_s_actions_where_none_are_listed():
+    def unlisted(answer):
+        return (*answer[:4], {**answer[4], "admissible_actions": None})
+
+    suite = LineSuite([unlisted(step("no such action")), unlisted(WIN)])
+    suite.env.start = ("start", {**info(), "admissible_actions": None})
+    texts = corpus(suite, "compact")
+    assert {"go", "I see start", "no such action", "done"} <= set(texts)
+
+
 def test_lost_cut_and_too_long_episodes_are_left_out_and_reported(tokenizers):
     games = [[step(), WIN], [step(), LOSE], [step(truncated=True)], [step(), step(), WIN], [WIN]]
     won = []

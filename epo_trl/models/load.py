@@ -77,7 +77,7 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
                 value = info[name]
                 texts |= set(map(str, value)) if isinstance(value, tuple | list) else {str(value)}
             thought, action = expert.act(observation, info)
-            texts.add(thought)
+            texts |= {thought, action}
             observation, _, terminated, truncated, info = env.step(action)
             if terminated or truncated:
                 break
