@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from epo_trl.rollout.context import CONTEXTS
@@ -128,7 +128,7 @@ register_protocol(
         "ALFWorld number.",
     )
 )
-register_protocol(
+STRICT30 = register_protocol(
     Protocol(
         name="strict30",
         max_turns=30,
@@ -140,34 +140,25 @@ register_protocol(
     )
 )
 register_protocol(
-    Protocol(
-        name="strict100",
-        max_turns=100,
-        history_length=2,
-        temperature=0.4,
-        env_options={"simplification": "easy"},
-        description="ScienceWorld as in strict30, with 100 turns.",
-    )
+    replace(STRICT30, name="strict100", max_turns=100, description="ScienceWorld as in strict30, with 100 turns.")
 )
 register_protocol(
-    Protocol(
+    replace(
+        STRICT30,
         name="epo-released",
-        max_turns=30,
-        history_length=2,
-        temperature=0.4,
         success_rule="ended-with-score",
-        env_options={"simplification": "easy", "engine_limit": 100},
+        env_options={**STRICT30.env_options, "engine_limit": 100},
         description="The success rule of the EPO release, for comparison with its numbers only: an episode that the "
         "engine ends at its move limit counts as solved if any score was made, so a script of `wait` wins.",
     )
 )
 register_protocol(
-    Protocol(
+    replace(
+        STRICT30,
         name="scienceworld-tiny20",
         max_turns=20,
         history_length=8,
         temperature=1.0,
-        env_options={"simplification": "easy"},
         description="ScienceWorld for a tiny model, 20 turns, sampled at the training temperature; strict success. Not "
         "comparable with any published ScienceWorld number.",
     )
