@@ -8,14 +8,15 @@ import torch
 
 from epo_trl.advantages.gae import (
     CREDITS,
+    Estimate,
     ValueBatch,
-    explained_variance,
     outcome_credit,
     token_credit,
     turn_credit,
     turn_edges,
 )
 from epo_trl.objectives import value_loss
+from epo_trl.trainers.value_statistics import value_statistics
 
 # Two turns: two sampled tokens, two of the environment, two sampled, one of padding.
 TURN_IDS = [0, 0, 1, 1, 1, 1, -1]
@@ -185,6 +186,14 @@ def test_an_episode_without_a_sampled_token_has_no_advantage_and_no_target():
     for rule in CREDITS.values():
         result = rule(random_batch(0), 1.0, 1.0)
         assert not result.advantages[0].any() and not result.returns[0].any() and not result.points[0].any()
+
+
+def explained_variance(targets, values):
+    """Returns what is logged for returns and values of one row; NaN if nothing is."""
+    everywhere = torch.ones(1, len(targets), dtype=torch.bool)
+    estimate = Estimate(torch.zeros(1, len(targets)), targets[None], everywhere)
+    metrics = value_statistics(estimate, values[None], torch.zeros(1, len(targets)).long(), 4, lambda sums: sums)
+    return metrics.get("critic/explained_variance", math.nan)
 
 
 def test_explained_variance_by_hand():

@@ -154,12 +154,3 @@ def _chained(batch: ValueBatch, points: Tensor, gamma: float, gae_lambda: float)
         gamma=gamma,
         gae_lambda=gae_lambda,
     )
-
-
-def explained_variance(targets: Tensor, values: Tensor) -> float:
-    """Returns `1 - Var(targets - values) / Var(targets)`: 1 is perfect, 0 no better than a constant.
-
-    NaN for targets without variance.
-    """
-    spread = targets.var(correction=0)
-    return float(1 - (targets - values).var(correction=0) / spread) if spread > 0 else float("nan")
