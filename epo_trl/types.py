@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 
 class StopReason(StrEnum):
@@ -63,6 +64,7 @@ class Episode:
         error: The exception text of an aborted episode.
         seed: What `reset` was given.
         score: The environment's own score at the end, if it keeps one.
+        final_info: The environment's last info, which with `final_observation` would have made the next prompt.
     """
 
     task_id: str
@@ -75,6 +77,7 @@ class Episode:
     error: str = ""
     seed: int = 0
     score: float | None = None
+    final_info: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def total_reward(self) -> float:
@@ -92,6 +95,6 @@ class Episode:
         return self.stop is not StopReason.ABORTED and bool(self.turns)
 
     def without_tokens(self) -> Episode:
-        """Returns the episode without its token ids, small enough to send between ranks."""
+        """Returns the episode without token ids and info, small enough to send between ranks."""
         bare = tuple(replace(turn, prompt_ids=(), response_ids=(), logprobs=None) for turn in self.turns)
-        return replace(self, turns=bare)
+        return replace(self, turns=bare, final_info={})

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import safetensors.torch
@@ -22,12 +23,12 @@ from trainer_kit import (
 from transformers import AutoModelForCausalLM
 
 from epo_trl.advantages import Estimate
-from epo_trl.envs.toy import ToySuite, TreasureHunt
+from epo_trl.envs.toy import ToySuite
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.critic import Critic, attach_critic, critic_aside
 from epo_trl.rollout.context import TurnView
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
-from epo_trl.trainers.final_states import RememberingEnv, final_states
+from epo_trl.trainers.final_states import final_states
 from epo_trl.trainers.ppo_trainer import CRITIC_FILE
 from epo_trl.trainers.value_statistics import normalized, turn_bins, value_statistics
 from epo_trl.types import StopReason
@@ -162,30 +163,6 @@ def test_the_value_of_a_cut_off_episode_is_that_of_its_final_state(tmp_path):
     assert values[1] == 0.0 and min(map(abs, [values[0], *values[2:]])) > 1e-3
 
 
-def test_an_environment_that_is_remembered_still_works_in_two_phases():
-    """Its own phases are called: environments in processes of their own work side by side."""
-    calls = []
-
-    class TwoPhases(TreasureHunt):
-        def reset_async(self, **kwargs):
-            calls.append("reset sent")
-            super().reset_async(**kwargs)
-
-        def step_async(self, action):
-            calls.append("step sent")
-            super().step_async(action)
-
-    env = RememberingEnv(TwoPhases())
-    env.reset_async(options={"task_id": "train/0"})
-    observation, info = env.reset_wait()
-    assert env.info is info and observation
-    env.step_async("look")
-    assert calls == ["reset sent", "step sent"]
-    assert env.step_wait()[-1] is env.info is not info
-    first = env.reset(options={"task_id": "train/0"})[1]
-    assert env.info is first and env.step("look")[-1] is env.info is not first
-
-
 def test_only_cut_off_episodes_have_a_state_after_their_last_turn():
     import random
 
@@ -193,7 +170,7 @@ def test_only_cut_off_episodes_have_a_state_after_their_last_turn():
     episodes = [make_episode([(5, 3)], 0.0, rng, stop=stop) for stop in StopReason]
     context = make_ppo_context()
     info = ToySuite().make_env().reset(options={"task_id": "train/0"})[1]
-    states = final_states(episodes, [info] * len(episodes), context)
+    states = final_states([replace(episode, final_info=info) for episode in episodes], context)
     cut = {StopReason.TRUNCATED, StopReason.TURN_LIMIT, StopReason.CONTEXT_FULL}
     assert {stop for stop, state in zip(StopReason, states, strict=True) if state} == cut
 
@@ -212,8 +189,9 @@ def test_a_next_prompt_that_does_not_fit_loses_its_beginning(context):
     builder, whole = make_ppo_context(mode=context, **limits), make_ppo_context(mode=context)
     episode = make_episode([(5, 3), (4, 2)], 0.0, random.Random(0), stop=StopReason.CONTEXT_FULL)
     info = ToySuite().make_env().reset(options={"task_id": "train/0"})[1]
-    (state,) = final_states([episode], [info], builder)
-    (full,) = final_states([episode], [info], whole)
+    episode = replace(episode, final_info=info)
+    (state,) = final_states([episode], builder)
+    (full,) = final_states([episode], whole)
     limit = next(iter(limits.values()))
     assert len(full) > len(state) == limit and state == full[-limit:]
     view = TurnView("", info, [(t.observation, t.action) for t in episode.turns], (1,))

@@ -107,6 +107,7 @@ class _Play:
             error=self.error,
             seed=self.seed,
             score=self.info.get("score"),
+            final_info=self.info,
         )
 
 

@@ -200,7 +200,7 @@ class EPOTrainer(GRPOTrainer):
         `context` and `settings` are those of training unless given.
         """
         while len(self._envs) < len(tasks):
-            self._envs.append(self._make_env())
+            self._envs.append(self.suite.make_env())
         hidden = self.args.disable_tqdm or not self.accelerator.is_main_process
         with tqdm(total=len(tasks), desc=description, unit="episode", leave=False, disable=hidden) as bar:
             return play_episodes(
@@ -218,9 +218,6 @@ class EPOTrainer(GRPOTrainer):
         """Frees what the environments hold, processes of theirs too. A later rollout makes new ones."""
         while self._envs:
             self._envs.pop().close()
-
-    def _make_env(self) -> TextEnv:
-        return self.suite.make_env()
 
     def _prompts_needed(self, running: int) -> int:
         """Generation is collective, so all ranks go on until the last episode of any rank has ended."""
@@ -548,7 +545,7 @@ class EPOTrainer(GRPOTrainer):
 
     def _check_first_task(self, task_id: str, seed: int) -> None:
         """Fails before any training if the environment does not start or the template asks for what it lacks."""
-        env = self._make_env()
+        env = self.suite.make_env()
         self._envs.append(env)
         _, info = env.reset(seed=seed, options={"task_id": task_id})
         self.context.template.check(info)

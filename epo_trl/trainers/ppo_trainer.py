@@ -24,7 +24,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import disable_dropout_in_model
 
 from epo_trl.advantages import CREDITS, ValueBatch
-from epo_trl.envs.base import TaskSuite, TextEnv
+from epo_trl.envs.base import TaskSuite
 from epo_trl.models.critic import (
     Critic,
     attach_critic,
@@ -37,7 +37,7 @@ from epo_trl.models.critic import (
 from epo_trl.objectives import value_loss
 from epo_trl.trainers.checks import check_critic_vocabulary, check_trunk
 from epo_trl.trainers.epo_trainer import EPOTrainer
-from epo_trl.trainers.final_states import RememberingEnv, final_states
+from epo_trl.trainers.final_states import final_states
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 from epo_trl.trainers.turn_forward import TurnBatch, TurnScores, cut_turns, score_turns, value_turns
 from epo_trl.trainers.value_statistics import normalized, value_statistics
@@ -128,9 +128,6 @@ class EPOPPOTrainer(EPOTrainer):
 
     # --- Rollout -----------------------------------------------------------------------------------------------
 
-    def _make_env(self) -> TextEnv:
-        return RememberingEnv(super()._make_env())
-
     def _rollout(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
         output = super()._rollout(prompts, trainer)
         self._final_states = self._states_after(self._episodes)
@@ -140,8 +137,7 @@ class EPOPPOTrainer(EPOTrainer):
         """Returns the token ids of the state that each episode was cut off in, `[]` where nothing is bootstrapped."""
         if not self.args.bootstrap_truncated:
             return [[] for _ in episodes]
-        envs = [env for env in self._envs[: len(episodes)] if isinstance(env, RememberingEnv)]
-        return final_states(episodes, [env.info for env in envs], self.context)
+        return final_states(episodes, self.context)
 
     # --- Batch -------------------------------------------------------------------------------------------------
 
