@@ -5,6 +5,7 @@
 On several GPUs: `accelerate launch recipes/evaluate.py ...`; the lists are spread over the processes.
 """
 
+import contextlib
 import sys
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from epo_trl.evaluation import EvalReport, format_table, get_protocol
-from epo_trl.evaluation.play import play_split, protocol_context
+from epo_trl.evaluation.play import check_first_task, play_split, protocol_context
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.experiment import parse_recipe
 from epo_trl.models import load_policy
@@ -66,6 +67,8 @@ def main() -> None:
         max_response_tokens=args.max_completion_length,
         max_context_tokens=getattr(model.config.get_text_config(), "max_position_embeddings", None),
     )
+    with contextlib.closing(suite.make_env()) as env:
+        check_first_task(env, suite.task_ids(args.splits[0])[0], args.seed, context.template, protocol)
     reports = []
     for split in args.splits:
         task_ids = suite.task_ids(split)[: args.max_episodes]

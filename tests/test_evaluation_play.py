@@ -6,7 +6,8 @@ from rollout_parts import LOSE, WIN, ScriptedEnv, ScriptedPolicy, answer, byte_t
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import Protocol
-from epo_trl.evaluation.play import play_split, protocol_context, protocol_settings
+from epo_trl.evaluation.play import check_first_task, play_split, protocol_context, protocol_settings
+from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes
 from epo_trl.types import StopReason
 
@@ -96,6 +97,15 @@ def test_progress_counts_every_episode_once(tokenizer):
     counts = []
     play(ListSuite([WIN], [LOSE], [step(), WIN]), tokenizer, parallel=2, on_finished=counts.append)
     assert sum(counts) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "template", "named"),
+    [({"success_rule": "ended-with-score"}, "alfworld", "protocol"), ({}, "scienceworld", "prompt_template")],
+)
+def test_what_the_environment_lacks_is_said_before_anything_is_played(tokenizer, changes, template, named):
+    with pytest.raises(ValueError, match=f"^{named}"):
+        check_first_task(ListSuite([WIN]).make_env(), "0", 0, PromptTemplate.load(template), protocol(**changes))
 
 
 def test_an_empty_list_has_no_episodes(tokenizer):

@@ -47,6 +47,23 @@ def protocol_settings(protocol: Protocol, *, require_think: bool = True) -> Roll
     )
 
 
+def check_first_task(env: TextEnv, task_id: str, seed: int, template: PromptTemplate, protocol: Protocol) -> None:
+    """Fails before anything is played if the environment does not start, or lacks what will be asked of it.
+
+    Raises:
+        EnvError: If the environment does not start.
+        TemplateError: If the template shows what the environment does not give.
+        ValueError: If the protocol goes by a score and the environment keeps none.
+    """
+    _, info = env.reset(seed=seed, options={**protocol.env_options, "task_id": task_id})
+    template.check(info)
+    if protocol.success_rule == "ended-with-score" and "score" not in info:
+        raise ValueError(
+            f"protocol: got {protocol.name!r}, which calls an episode solved by its score, and the environment keeps "
+            "none; takes a protocol whose success rule is 'won'"
+        )
+
+
 def play_split(
     suite: TaskSuite,
     task_ids: Sequence[str],

@@ -29,7 +29,7 @@ from trl.trainer.utils import pad
 from epo_trl.advantages import CreditBatch, share_episode_advantage
 from epo_trl.envs.base import TaskSuite, TextEnv
 from epo_trl.evaluation import EvalReport, Protocol, get_protocol
-from epo_trl.evaluation.play import protocol_context, protocol_settings
+from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.models import load_tokenizer
 from epo_trl.objectives import EntropyHistory, band_shares, beta_schedule, smoothing_penalty, turn_mean_weights
@@ -133,7 +133,8 @@ class EPOTrainer(GRPOTrainer):
         self._envs: list[TextEnv] = []
         if train_dataset is None:
             train_dataset = Dataset.from_dict({"prompt": list(suite.task_ids("train"))})
-        self._check_first_task(train_dataset[0]["prompt"], args.seed)
+        self._envs.append(suite.make_env())
+        check_first_task(self._envs[0], train_dataset[0]["prompt"], args.seed, self.context.template, self.protocol)
 
         eval_lists = {split: suite.task_ids(split) for split in TEST_SPLITS if split in suite.splits}
         self.eval_tasks = {split: list(ids)[: args.eval_episodes] for split, ids in eval_lists.items()}
@@ -540,12 +541,3 @@ class EPOTrainer(GRPOTrainer):
             state = read_state(os.path.join(checkpoint, STATE_FILE))
             self.rl_step = state["rl_step"]
             self.entropy_history.load_state_dict(state["entropy_history"])
-
-    # --- Checks ------------------------------------------------------------------------------------------------
-
-    def _check_first_task(self, task_id: str, seed: int) -> None:
-        """Fails before any training if the environment does not start or the template asks for what it lacks."""
-        env = self.suite.make_env()
-        self._envs.append(env)
-        _, info = env.reset(seed=seed, options={"task_id": task_id})
-        self.context.template.check(info)
