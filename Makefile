@@ -49,8 +49,9 @@ lint: $(STAMP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-bench: $(STAMP)  ## every benchmarks/bench_*.py in turn
-	@set -e; for script in $(wildcard benchmarks/bench_*.py); do echo "== $$script"; $(PY) $$script; done
+bench: $(STAMP)  ## every benchmarks/bench_*.py in turn: tables, and JSON in runs/bench
+	@set -e; for script in $(wildcard benchmarks/bench_*.py); do echo "== $$script"; \
+		$(PY) $$script --json runs/bench/$$(basename $$script .py).json; done
 
 notebooks: $(STAMP)  ## runs the notebooks and stores their outputs
 	$(VENV)/bin/jupyter-execute --inplace notebooks/*.ipynb

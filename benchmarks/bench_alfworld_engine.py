@@ -1,47 +1,68 @@
-"""Speed of the fast ALFWorld engine against TextWorld's, in one run on one core.
+"""Speed of the fast ALFWorld engine against TextWorld's, on one core.
 
-python benchmarks/bench_alfworld_engine.py --games 128 --turns 50
+    python benchmarks/bench_alfworld_engine.py --games 128 --turns 50
+
+All games of an engine are open at once; the actions are random admissible ones.
 """
 
-import argparse
+from __future__ import annotations
+
 import random
 import time
+from functools import partial
+
+from harness import Work, measure, parser, table, write
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
 
 
-def measure(engine: str, games: int, turns: int) -> tuple[float, float]:
-    """Returns seconds per reset and steps per second, all games open at once, with random admissible actions."""
-    suite = GeneratedAlfworld(n_train=games, n_iid=0, n_ood=0, engine=engine)
-    envs = [suite.make_env() for _ in range(games)]
-    rng = random.Random(0)
-    start = time.perf_counter()
-    infos = [env.reset(options={"task_id": i})[1] for env, i in zip(envs, suite.task_ids("train"), strict=True)]
-    reset_seconds = (time.perf_counter() - start) / games
-    start = time.perf_counter()
-    for _ in range(turns):
-        for index, env in enumerate(envs):
-            infos[index] = env.step(rng.choice(infos[index]["admissible_actions"]))[-1]
-    rate = games * turns / (time.perf_counter() - start)
-    for env in envs:
-        env.close()
-    return reset_seconds, rate
+def make(engine: str, games: int, turns: int) -> Work:
+    """Returns a play of all games from their start, which returns steps per second and ms to make and reset a game."""
+
+    def work() -> tuple[float, float]:
+        suite = GeneratedAlfworld(n_train=games, n_iid=0, n_ood=0, engine=engine)
+        rng, start = random.Random(0), time.perf_counter()
+        envs = [suite.make_env() for _ in range(games)]
+        infos = [env.reset(options={"task_id": i})[1] for env, i in zip(envs, suite.task_ids("train"), strict=True)]
+        ready = time.perf_counter()
+        for _ in range(turns):
+            for index, env in enumerate(envs):
+                infos[index] = env.step(rng.choice(infos[index]["admissible_actions"]))[-1]
+        end = time.perf_counter()
+        for env in envs:
+            env.close()
+        return games * turns / (end - ready), (ready - start) / games * 1000
+
+    return work
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--games", type=int, default=128, help="games open at once, fast engine")
-    parser.add_argument("--turns", type=int, default=50, help="turns per game, fast engine")
-    parser.add_argument("--stock-games", type=int, default=4, help="games open at once, TextWorld; 0 to leave it out")
-    parser.add_argument("--stock-turns", type=int, default=10, help="turns per game, TextWorld")
-    args = parser.parse_args()
-    reset_seconds, fast = measure("fast", args.games, args.turns)
-    print("            games       steps/s    ms to make and reset a game")
-    print(f"fast       {args.games:6d} {fast:13,.1f} {reset_seconds * 1000:12.2f}")
-    if args.stock_games:
-        reset_seconds, stock = measure("textworld", args.stock_games, args.stock_turns)
-        print(f"textworld  {args.stock_games:6d} {stock:13,.1f} {reset_seconds * 1000:12.2f}")
-        print(f"ratio      {fast / stock:20,.1f}")
+    """Measures both engines and prints a table."""
+    args = parser(__doc__)
+    args.add_argument("--games", type=int, default=128, help="games open at once, fast engine")
+    args.add_argument("--turns", type=int, default=50, help="turns per game, fast engine")
+    args.add_argument("--stock-games", type=int, default=4, help="games open at once, TextWorld")
+    args.add_argument("--stock-turns", type=int, default=10, help="turns per game, TextWorld")
+    given = args.parse_args()
+    measured = measure(
+        {
+            "fast": partial(make, "fast", given.games, given.turns),
+            "textworld": partial(make, "textworld", given.stock_games, given.stock_turns),
+        },
+        given.rounds,
+    )
+    rates = {name: sorted(rate for rate, _ in one.results) for name, one in measured.items()}
+    base = rates["textworld"][given.rounds // 2]
+    rows = [
+        [
+            name, given.games if name == "fast" else given.stock_games, f"{rate[given.rounds // 2]:,.1f}",
+            f"{rate[0]:,.1f} to {rate[-1]:,.1f}", f"{rate[given.rounds // 2] / base:,.0f}x",
+            f"{measured[name].results[-1][1]:.2f}",
+        ]
+        for name, rate in rates.items()
+    ]  # fmt: skip
+    print(table(["engine", "games", "steps/s", "over the rounds", "ratio", "ms to make and reset a game"], rows))
+    write(given.json, options=vars(given), results=measured)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+from harness import write
 from torch.nn.functional import cross_entropy
 
 from epo_trl.envs.corridor import DOORS, CorridorSuite, optimal_value
@@ -132,9 +134,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--credits", nargs="+", choices=CREDITS, default=["turn", "outcome"])
     parser.add_argument("--steps", type=int, default=STEPS, help="RL steps of each run")
+    parser.add_argument("--json", type=Path, help="write what was measured to this file")
     parser.add_argument("--entropy_bonus", type=float, default=ENTROPY_BONUS, help="epo_lambda")
     args = parser.parse_args()
-    lines = []
+    lines, results = [], []
     for credit in args.credits:
         for seed in args.seeds:
             with tempfile.TemporaryDirectory() as folder:
@@ -146,8 +149,9 @@ def main() -> None:
                 [line[name] for line in trainer.state.log_history if name in line]
                 for name in ("env/success_rate", "env/turns")
             )
-            line = f"{credit:8} {seed:4} {episodes_until(lambda x: x >= WON, won):>6}"
-            line += f" {episodes_until(lambda x: x <= LENGTH * SHORTEST, turns):>6}"
+            until = episodes_until(lambda x: x >= WON, won), episodes_until(lambda x: x <= LENGTH * SHORTEST, turns)
+            results.append({"credit": credit, "seed": seed, "until": until, "won": won, "turns": turns})
+            line = f"{credit:8} {seed:4} {until[0]:>6} {until[1]:>6}"
             line += f" {statistics.mean(won[-WINDOW:]):8.0%} {statistics.mean(turns[-WINDOW:]):6.1f}"
             if credit == "turn":
                 values, optimal = room_values(trainer)
@@ -156,6 +160,7 @@ def main() -> None:
             lines.append(f"{line:56} {time.perf_counter() - start:8.0f}")
     print("credit   seed   wins    way  success  turns    error    max  seconds")
     print("\n".join(lines))
+    write(args.json, options=vars(args), results=results)
 
 
 if __name__ == "__main__":

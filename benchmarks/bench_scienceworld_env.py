@@ -10,8 +10,10 @@ Memory is the proportional set size of all processes, Java and Python, with all 
 import argparse
 import multiprocessing
 import time
+from pathlib import Path
 
 import psutil
+from harness import write
 
 from epo_trl.envs.scienceworld import GoldSettings, ScienceWorldSuite, TaskLists
 from epo_trl.envs.scienceworld.tasks import all_task_types
@@ -106,15 +108,17 @@ def main() -> None:
     parser.add_argument("--stock-worlds", type=int, default=8, help="no stock run with more worlds; 0 to leave it out")
     parser.add_argument("--task-types", type=int, default=8, help="worlds cycle through so many task types")
     parser.add_argument("--jvms", type=int, nargs="+", default=[1], help="numbers of JVMs, ours")
+    parser.add_argument("--json", type=Path, help="write what was measured to this file")
     parser.add_argument("--gold-folder", help="cache of gold paths")
     args = parser.parse_args()
     names = all_task_types()
     names = names[:: len(names) // min(args.task_types, len(names))]
+    everything: dict[int, dict[str, tuple[float, float, float]]] = {}
     print("          worlds  start s  turns per s    PSS in MB")
     for worlds in args.worlds:
         tasks = [(names[i % len(names)], i // len(names) % 4) for i in range(worlds)]
         actions = paths(tasks, max(args.turns, args.stock_turns), args.gold_folder)
-        results = {}
+        results = everything[worlds] = {}
         for jvms in args.jvms:
             results["ours"] = measure_ours(tasks, [path[: args.turns] for path in actions], jvms)
             show(f"ours x{jvms}", worlds, *results["ours"])
@@ -123,6 +127,7 @@ def main() -> None:
             show("stock", worlds, *results["stock"])
             (_, fast, small), (_, slow, large) = results["ours"], results["stock"]
             print(f"ratio    {worlds:6d} {'':9} {fast / slow:11.1f} {large / small:10.1f}", flush=True)
+    write(args.json, options=vars(args), results=everything)
 
 
 if __name__ == "__main__":

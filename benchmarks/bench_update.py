@@ -1,0 +1,162 @@
+"""Time and memory of one micro-batch of an update (forward and backward) on windowed episodes.
+
+    python benchmarks/bench_update.py --turns 5 15 50
+
+Three ways to learn from the same turns, with the same loss:
+
+- ours: `EPOTrainer`, which cuts an episode into its turns; `--buckets` passes, sorted by length; the LM head sees
+  responses only;
+- whole rows: stock `GRPOTrainer` on the same rows. It attends over the whole episode and scores every position of it.
+  Its log-probabilities are other ones: each turn sees those before it, prompts with their histories and all;
+- a row per turn: stock `GRPOTrainer` on a batch with every turn as a row, padded to the longest prompt and the
+  longest response, as trainers do that split episodes up. Same log-probabilities as ours.
+
+Prompts grow over the first turns with the history, then have `--prompt` tokens, give or take a quarter.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from functools import partial
+from typing import Any
+
+import torch
+from datasets import Dataset
+from harness import Work, device, measure, parser, table, write
+from torch.nn.utils.rnn import pad_sequence
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from epo_trl.envs.toy import ToySuite
+from epo_trl.models import build_tokenizer
+from epo_trl.models.load import corpus
+from epo_trl.rollout import episode_to_row
+from epo_trl.trainers import EPOConfig, EPOTrainer
+from epo_trl.types import Episode, StopReason, Turn
+
+HISTORY = 2
+
+
+def make_episodes(count: int, turns: int, prompt: int, response: int, vocabulary: int) -> list[Episode]:
+    """Returns episodes of random tokens."""
+    rng = random.Random(0)
+
+    def tokens(mean: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(10, vocabulary) for _ in range(rng.randint(mean * 3 // 4, mean * 5 // 4)))
+
+    def turn(index: int) -> Turn:
+        return Turn(tokens(prompt * (1 + min(index, HISTORY)) // (1 + HISTORY)), tokens(response), "", "", "", True)
+
+    return [Episode("", "", "", tuple(turn(i) for i in range(turns)), StopReason.TURN_LIMIT) for _ in range(count)]
+
+
+def make_model(sizes: dict[str, int]) -> Qwen2ForCausalLM:
+    """Returns Qwen2 with random weights."""
+    torch.manual_seed(0)
+    config = Qwen2Config(**sizes, tie_word_embeddings=True, max_position_embeddings=2**17)
+    return Qwen2ForCausalLM(config).to(device(), torch.bfloat16 if device() == "cuda" else torch.float32)
+
+
+def rows_of(episodes: list[Episode]) -> dict[str, torch.Tensor]:
+    """Returns the episodes as TRL has them: one row each."""
+    rows = [episode_to_row(episode, 0) for episode in episodes]
+    batch = _padded([row.prompt_ids for row in rows], [row.completion_ids for row in rows])
+    batch["tool_mask"] = _right([row.env_mask for row in rows])
+    batch["turn_ids"] = _right([row.turn_ids for row in rows], -1)
+    return batch
+
+
+def turns_of(episodes: list[Episode]) -> dict[str, torch.Tensor]:
+    """Returns the turns as one row each."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    return _padded([list(turn.prompt_ids) for turn in turns], [list(turn.response_ids) for turn in turns])
+
+
+def _padded(prompts: list[list[int]], completions: list[list[int]]) -> dict[str, torch.Tensor]:
+    def left(rows: list[list[int]]) -> torch.Tensor:
+        return pad_sequence([torch.tensor(row[::-1]) for row in rows], batch_first=True).flip(1).to(device())
+
+    ones = [[1] * len(row) for row in prompts], [[1] * len(row) for row in completions]
+    return {
+        "prompt_ids": left(prompts), "prompt_mask": left(ones[0]),
+        "completion_ids": _right(completions), "completion_mask": _right(ones[1]),
+    }  # fmt: skip
+
+
+def _right(rows: list[list[int]], value: int = 0) -> torch.Tensor:
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value).to(device())
+
+
+def make(way: str, episodes: list[Episode], sizes: dict[str, int], buckets: int) -> Work:
+    """Returns one forward and backward pass as `way` does it."""
+    model, tokenizer = make_model(sizes), build_tokenizer(corpus(ToySuite(), "compact"))
+    settings: dict[str, Any] = {
+        "output_dir": tempfile.mkdtemp(), "use_cpu": device() == "cpu", "bf16": device() == "cuda", "report_to": [],
+        "per_device_train_batch_size": 8, "num_generations": 8, "gradient_checkpointing": False, "loss_type": "dapo",
+        "max_steps": 1, "beta": 0.0,
+    }  # fmt: skip
+    trainer: GRPOTrainer
+    if way == "ours":
+        config = EPOConfig(**settings, turn_buckets=buckets, prompt_template="compact")
+        trainer = EPOTrainer(model, ToySuite(), args=config, processing_class=tokenizer)
+    else:
+        config = GRPOConfig(**settings)
+        tasks = Dataset.from_dict({"prompt": ["a", "b"]})
+        trainer = GRPOTrainer(model, lambda **_: [], config, tasks, processing_class=tokenizer)
+    batch: dict[str, Any] = turns_of(episodes) if way == "a row per turn" else rows_of(episodes)
+    advantages = torch.linspace(-1, 1, len(episodes), device=device())
+    if way == "a row per turn":
+        advantages = advantages.repeat_interleave(len(episodes[0].turns))
+    if way == "ours":
+        advantages = advantages.unsqueeze(1).expand_as(batch["turn_ids"])
+        batch["num_episodes"] = torch.tensor(float(len(episodes)))
+    batch["advantages"] = advantages
+    batch["num_items_in_batch"] = (batch["completion_mask"] * batch.get("tool_mask", 1)).sum()
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+
+    def work() -> float:
+        trainer.model.zero_grad()
+        trainer.compute_loss(trainer.model, dict(batch)).backward()
+        return float(trainer.model.model.layers[0].mlp.up_proj.weight.grad.float().norm())
+
+    return work
+
+
+def main() -> None:
+    """Measures all lengths and prints a table."""
+    args = parser(__doc__)
+    args.add_argument("--turns", type=int, nargs="+", default=[5, 15, 50])
+    args.add_argument("--episodes", type=int, default=2, help="of a micro-batch")
+    args.add_argument("--prompt", type=int, default=200, help="mean tokens of a prompt")
+    args.add_argument("--response", type=int, default=40, help="mean tokens of a response")
+    args.add_argument("--buckets", type=int, default=3)
+    args.add_argument("--hidden", type=int, default=256)
+    args.add_argument("--layers", type=int, default=4)
+    args.add_argument("--vocabulary", type=int, default=16384)
+    given = args.parse_args()
+    sizes = {
+        "vocab_size": given.vocabulary, "hidden_size": given.hidden, "intermediate_size": 4 * given.hidden,
+        "num_hidden_layers": given.layers, "num_attention_heads": max(4, given.hidden // 64),
+        "num_key_value_heads": max(2, given.hidden // 256),
+    }  # fmt: skip
+    results, rows = {}, []
+    for turns in given.turns:
+        episodes = make_episodes(given.episodes, turns, given.prompt, given.response, given.vocabulary)
+        ways = ("ours", "whole rows", "a row per turn")
+        measured = measure({way: partial(make, way, episodes, sizes, given.buckets) for way in ways}, given.rounds)
+        ours, results[turns] = measured["ours"], measured
+        for way, one in measured.items():
+            rows.append([
+                turns, way, f"{one.median:.2f} s ± {one.spread / 2:.0%}", f"{one.median / ours.median:.2f}x",
+                f"{one.peak_mb:,.0f} MB", f"{one.peak_mb / ours.peak_mb:.2f}x", f"{one.results[-1]:.3e}",
+            ])  # fmt: skip
+        sys.stderr.write(f"{turns} turns done\n")
+    print(table(["turns", "way", "time", "time / ours", "peak memory", "memory / ours", "a gradient's norm"], rows))
+    write(given.json, sizes=sizes, options=vars(given), results=results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""What the benchmarks share: variants of one piece of work, each in a process of its own, measured in turns.
+
+A variant is made by a function that returns the work: a function without arguments. Every round runs each variant once,
+so that what else the machine does meets all of them alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+Work = Callable[[], Any]
+
+
+@dataclass
+class Measurement:
+    """What one variant took.
+
+    Args:
+        seconds: Of each round.
+        peak_mb: Most memory held during the rounds, above what was held when the work was made; the GPU's if there is
+            one, otherwise the process's resident memory.
+        results: What the work returned in each round.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    peak_mb: float = 0.0
+    results: list[Any] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """Median of the seconds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Largest less smallest round, as a share of the median."""
+        return (max(self.seconds) - min(self.seconds)) / self.median
+
+
+def measure(variants: Mapping[str, Callable[[], Work]], rounds: int, warmup: int = 1) -> dict[str, Measurement]:
+    """Returns what each variant took.
+
+    Args:
+        variants: Name to a function that makes the work, called in the variant's own process; picklable.
+        rounds: How often each one is measured.
+        warmup: How often each one runs before.
+    """
+    context = multiprocessing.get_context("spawn")
+    pipes, processes, results = {}, [], {}
+    for name, make in variants.items():
+        pipes[name], theirs = context.Pipe()
+        processes.append(context.Process(target=_serve, args=(theirs, make), daemon=True))
+        processes[-1].start()
+        theirs.close()
+        results[name] = Measurement()
+        _answer(pipes[name], name)
+    for i in range(-warmup, rounds):
+        for name, pipe in pipes.items():
+            pipe.send(True)
+            seconds, peak, result = _answer(pipe, name)
+            results[name].peak_mb = peak
+            if i >= 0:
+                results[name].seconds.append(seconds)
+                results[name].results.append(result)
+    for pipe, process in zip(pipes.values(), processes, strict=True):
+        pipe.send(False)
+        process.join()
+    return results
+
+
+def _answer(pipe: Any, name: str) -> Any:
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise SystemExit(f"{name} failed, see above") from None
+
+
+def _serve(pipe: Any, make: Callable[[], Work]) -> None:
+    work = make()
+    before = _held()
+    pipe.send(None)
+    while pipe.recv():
+        _wait_for_gpu()
+        start = time.perf_counter()
+        result = work()
+        _wait_for_gpu()
+        pipe.send((time.perf_counter() - start, (_peak() - before) / 2**20, result))
+
+
+def _wait_for_gpu() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _held() -> int:
+    return torch.cuda.memory_allocated() if torch.cuda.is_available() else psutil.Process().memory_info().rss
+
+
+def _peak() -> int:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def device() -> str:
+    """Where a benchmark runs."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Returns a parser with the options of every benchmark."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--rounds", type=int, default=5, help="times that each variant is measured")
+    made.add_argument("--json", type=Path, help="write what was measured to this file")
+    return made
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Returns a Markdown table."""
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def write(path: Path | None, **content: Any) -> None:
+    """Writes results as JSON, with the machine that they are from; does nothing without a path."""
+    if path is None:
+        return
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    machine = {"cores": os.cpu_count(), "gpu": gpu, "python": platform.python_version(), "torch": torch.__version__}
+    content = {"machine": machine | {"threads": torch.get_num_threads()}, **content}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, default=_plain) + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if isinstance(value, Measurement) else str(value)
