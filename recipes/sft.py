@@ -25,6 +25,10 @@ class DemonstrationArguments:
 
     episodes: int = field(default=1000, metadata={"help": "Expert episodes to play; those that fail are left out."})
     max_turns: int = field(default=50, metadata={"help": "Longer episodes are left out."})
+    demonstrated_types: list[str] | None = field(
+        default=None,
+        metadata={"help": "Task types that the expert plays; all if not given. The vocabulary covers the others too."},
+    )
     prompt_template: str = field(default="alfworld", metadata={"help": "As in the RL recipe."})
     history_length: int = field(default=2, metadata={"help": "As in the RL recipe."})
     max_prompt_length: int = field(default=2048, metadata={"help": "As in the RL recipe, in tokens."})
@@ -56,12 +60,15 @@ def demonstrations(suite: TaskSuite, tokenizer, args: DemonstrationArguments, se
             tasks,
             context,
             max_turns=args.max_turns,
+            task_types=args.demonstrated_types,
             mistake_rate=args.mistake_rate,
             on_episode=lambda won: bar.update(),
         ):
             for turn in turns:
                 rows["input_ids"].append([*turn.prompt_ids, *turn.response_ids])
                 rows["labels"].append(turn.labels(args.prompt_label_rate, rng))
+    if not rows["labels"]:
+        raise ValueError(f"demonstrated_types: got {args.demonstrated_types}, takes types of the environment's tasks")
     return Dataset.from_dict(rows)
 
 

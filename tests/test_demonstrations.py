@@ -185,6 +185,23 @@ def test_the_vocabulary_has_the_expert_s_actions_where_none_are_listed():
     assert {"go", "I see start", "no such action", "done"} <= set(texts)
 
 
+def test_tasks_of_other_types_are_left_out(tokenizers):
+    """They cost a reset and are reported as without an episode."""
+    suite, won = LineSuite(*[[WIN]] * 4), []
+
+    reset = suite.env.reset
+
+    def reset_to_a_type(*, seed=None, options=None):
+        observation, about = reset(seed=seed, options=options)
+        return observation, {**about, "task_type": "wanted" if seed % 2 else "other"}
+
+    suite.env.reset = reset_to_a_type
+    tasks = [("a", i) for i in range(4)]
+    context = context_of(tokenizers["alfworld"])
+    episodes = list(expert_episodes(suite, tasks, context, max_turns=2, task_types=["wanted"], on_episode=won.append))
+    assert len(episodes) == 2 and won == [False, True, False, True]
+
+
 def test_lost_cut_and_too_long_episodes_are_left_out_and_reported(tokenizers):
     games = [[step(), WIN], [step(), LOSE], [step(truncated=True)], [step(), step(), WIN], [WIN]]
     won = []

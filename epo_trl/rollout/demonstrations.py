@@ -34,6 +34,7 @@ def expert_episodes(
     context: ContextBuilder,
     *,
     max_turns: int,
+    task_types: Sequence[str] | None = None,
     mistake_rate: float = 0.0,
     on_episode: Callable[[bool], None] = lambda won: None,
 ) -> Iterator[list[Demonstration]]:
@@ -46,12 +47,13 @@ def expert_episodes(
         tasks: `(task_id, seed)` pairs; the seed also makes the expert's choices.
         context: Builds the prompts.
         max_turns: Longer episodes, and lost ones, are left out.
+        task_types: Tasks of other types are left out; by default none is.
         mistake_rate: Probability that the environment is given, in place of the expert's action, one that was
             admissible earlier in the episode and is not now. The example keeps the expert's answer; what is added is
             the state after the mistake, from which a policy that saw only flawless play does not find back (noise
             injection as in DART, Laskey et al. 2017, arXiv 1703.09327). An
             environment that lists no actions takes 0.
-        on_episode: Called after each episode with whether it was won in time.
+        on_episode: Called after each task with whether it gave an episode.
     """
     if context.mode != "windowed":
         raise ValueError(f"context: got {context.mode!r}, demonstrations take 'windowed'")
@@ -60,7 +62,11 @@ def expert_episodes(
     env = suite.make_env()
     try:
         for task_id, seed in tasks:
-            turns, won = _play(suite, env, task_id, seed, max_turns, mistake_rate)
+            observation, info = env.reset(seed=seed, options={"task_id": task_id})
+            if task_types is not None and info["task_type"] not in task_types:
+                on_episode(False)
+                continue
+            turns, won = _play(suite, env, (observation, info), seed, max_turns, mistake_rate)
             on_episode(won)
             if won:
                 yield _encode(turns, context)
@@ -69,10 +75,10 @@ def expert_episodes(
 
 
 def _play(
-    suite: TaskSuite, env: TextEnv, task_id: str, seed: int, max_turns: int, mistake_rate: float
+    suite: TaskSuite, env: TextEnv, start: tuple[str, Info], seed: int, max_turns: int, mistake_rate: float
 ) -> tuple[list[tuple[TurnView, str]], bool]:
     """Returns what the expert saw and answered at each turn, and whether it won."""
-    observation, info = env.reset(seed=seed, options={"task_id": task_id})
+    observation, info = start
     expert = suite.make_expert(seed)
     expert.reset(observation, info)
     turns: list[tuple[TurnView, str]] = []
