@@ -1,0 +1,129 @@
+"""Generation that goes on from where the last call ended gives what generation from the start gives."""
+
+import random
+
+import pytest
+import torch
+from trainer_kit import make_model, toy_tokenizer
+from transformers import GenerationConfig
+
+from epo_trl.models.prefix_cache import PrefixCache, can_reuse, reusing_prefixes
+
+ENDS, PAD = list(range(1, 12)), 0
+
+
+def padded(rows):
+    width = max(map(len, rows))
+    ids = torch.tensor([[PAD] * (width - len(row)) + row for row in rows])
+    return ids, torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+
+
+def respond(generate, rows, *, tokens=6, sample=True, seed=0):
+    """Returns a response for each row, as lists that end with the end token if there is one."""
+    ids, mask = padded(rows)
+    sampling = {"do_sample": True, "top_k": 0} if sample else {"do_sample": False}
+    config = GenerationConfig(max_new_tokens=tokens, pad_token_id=PAD, eos_token_id=ENDS, **sampling)
+    torch.manual_seed(seed)
+    output = generate(input_ids=ids, attention_mask=mask, generation_config=config)
+    assert torch.equal(output[:, : ids.shape[1]], ids)
+    responses = []
+    for row in output[:, ids.shape[1] :].tolist():
+        ends = [i for i, token in enumerate(row) if token in ENDS]
+        responses.append(row[: ends[0] + 1] if ends else row)
+    return responses
+
+
+def conversation(generate, *, turns, rows, leave=(), sample=True):
+    """Plays turns with prompts of random length; `leave` are the rows that end after each turn. Returns all rows."""
+    rng = random.Random(0)
+    texts = [[rng.randrange(12, 60) for _ in range(rng.randint(3, 9))] for _ in range(rows)]
+    running, said = list(range(rows)), []
+    for turn in range(turns):
+        responses = respond(generate, [texts[i] for i in running], sample=sample, seed=turn)
+        said.append(responses)
+        for i, response in zip(running, responses, strict=True):
+            texts[i] = texts[i] + response + [rng.randrange(12, 60) for _ in range(rng.randint(1, 7))]
+        running = [i for i in running if i not in (leave[turn] if turn < len(leave) else ())]
+    return said
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("sample", [True, False])
+def test_responses_are_those_of_generation_from_the_start(family, sample):
+    model = make_model(family, sharpness=4.0).eval()
+    assert can_reuse(model)
+    leave = [(), (2,), (0, 4), (), ()]
+    expected = conversation(model.generate, turns=6, rows=6, leave=leave, sample=sample)
+    lengths = {len(response) for responses in expected for response in responses}
+    assert len(lengths) > 1 or not sample, "some end early, some do not"
+    cache = PrefixCache(model)
+    assert conversation(cache.generate, turns=6, rows=6, leave=leave, sample=sample) == expected
+    assert cache.reused > 0
+
+
+def test_only_what_is_new_is_run():
+    model = make_model().eval()
+    widths = []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    cache = PrefixCache(model)
+    first = [[13, 14, 15, 16], [20, 21]]
+    responses = respond(cache.generate, first, tokens=3)
+    assert widths[0] == 4
+    widths.clear()
+    new = [[30, 31], [40, 41, 42]]
+    respond(cache.generate, [a + b + c for a, b, c in zip(first, responses, new, strict=True)], tokens=3)
+    assert widths[0] <= 3 + 1, "what is new, and at most the last sampled token"
+    lengths = [len(a) + min(len(b), 2) for a, b in zip(first, responses, strict=True)]
+    assert cache.reused == sum(lengths)
+
+
+@pytest.mark.parametrize(
+    "rows", [[[13, 14, 50]], [[20, 21, 22, 50], [13, 14, 15, 51]], [[13, 14, 15]], [[13, 14, 15, 2]] * 3]
+)
+def test_what_does_not_go_on_from_before_is_run_from_the_start(rows):
+    """Another beginning, another order, nothing new, more rows than before."""
+    model = make_model().eval()
+    cache = PrefixCache(model)
+    respond(cache.generate, [[13, 14, 15], [20, 21, 22]], tokens=1)
+    expected = respond(model.generate, rows, seed=5)
+    before = cache.reused
+    assert respond(cache.generate, rows, seed=5) == expected
+    assert cache.reused == before
+
+
+def test_padding_does_not_pile_up():
+    """A row of long turns leaves; what it had made the others carry is dropped."""
+    model = make_model().eval()
+    cache = PrefixCache(model)
+    long, short = list(range(12, 62)), [13, 14]
+    (_, response) = respond(cache.generate, [long, short], tokens=2)
+    assert respond(cache.generate, [short + response + [19]], tokens=2, seed=3) == respond(
+        model.generate, [short + response + [19]], tokens=2, seed=3
+    )
+    assert cache.reused == 0 and cache._mask.shape[1] < 10
+
+
+def test_the_model_gets_its_generate_back():
+    model = make_model()
+    original = type(model).generate
+    with pytest.raises(KeyError), reusing_prefixes(model) as cache:
+        assert model.generate == cache.generate
+        raise KeyError
+    assert model.generate.__func__ is original and "generate" not in vars(model)
+
+
+def test_models_that_forget_are_told_apart():
+    from transformers import AutoModelForCausalLM, Gemma2Config, MambaConfig, MistralConfig
+
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2}
+    attention = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16, "head_dim": 8}
+    for config, expected in [
+        (Gemma2Config(**sizes, **attention), False),
+        (MistralConfig(**sizes, **attention, sliding_window=8), False),
+        (MistralConfig(**sizes, **attention, sliding_window=None), True),
+        (MambaConfig(**sizes, state_size=4), False),
+    ]:
+        assert can_reuse(AutoModelForCausalLM.from_config(config)) == expected, config.model_type
+    assert toy_tokenizer().eos_token_id is not None
