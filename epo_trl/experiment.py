@@ -18,6 +18,7 @@ from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
 from epo_trl.models import load_policy
 from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.trainers.epo_trainer import STATE_FILE
+from epo_trl.trainers.preemption import EXIT_CODE
 
 
 @dataclass
@@ -68,7 +69,8 @@ def train(
 ) -> EPOTrainer:
     """Returns the trainer after a run that starts, or goes on from the last checkpoint in `args.output_dir`.
 
-    The final model and tokenizer are saved to `output_dir` as a Hub-style checkpoint.
+    The final model and tokenizer are saved to `output_dir` as a Hub-style checkpoint. After a SIGTERM the run has saved
+    a checkpoint instead, and the program exits with code 143.
 
     Args:
         suite: The tasks.
@@ -96,6 +98,8 @@ def train(
         trainer.train(resume_from_checkpoint=checkpoint)
     finally:
         trainer.close_envs()
+    if trainer.preempted:
+        raise SystemExit(EXIT_CODE)
     trainer.save_model(args.output_dir)
     return trainer
 

@@ -138,6 +138,37 @@ def test_loss_gradient_and_history_are_those_of_one_process(ranks, tmp_path):
     assert entries[0] == pytest.approx(entries[1], rel=1e-6)
 
 
+# ------------------------------------------------------------------------------------------------------------- guards
+
+
+@pytest.mark.parametrize(
+    ("mode", "end"),
+    [
+        ("ddp", "nonfinite"),
+        pytest.param("zero3", "sigterm", marks=needs_deepspeed),
+    ],
+)
+def test_ranks_agree_to_skip_an_update_and_to_stop(tmp_path, mode, end):
+    """One rank alone has the NaN, one rank alone gets the signal."""
+    launch(mode, tmp_path, "guards", end)
+    results = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
+    one, other = (torch.load(tmp_path / f"weights{rank}.pt") for rank in range(WORLD))
+    assert difference(one[0], one[1]) == 0.0 < difference(one[1], one[2])
+    assert all(difference(*pair) == 0.0 for pair in zip(one, other, strict=True))
+    assert all(value.isfinite().all() for value in one[-1].values())
+    skipped = [entry["guard/skipped_updates"] for entry in results[0]["log"] if "guard/skipped_updates" in entry]
+    run = tmp_path / "run"
+    if end == "sigterm":
+        assert skipped == [0, 1, 1] and [r["preempted"] for r in results] == [True] * WORLD
+        assert (run / "checkpoint-3" / STATE_FILE).is_file()
+        assert AutoModelForCausalLM.from_pretrained(run / "checkpoint-3")
+    else:
+        assert skipped == [0, 1, 1, 2] and difference(one[2], one[3]) == 0.0
+        saved = run / "nonfinite"
+        assert sorted(path.name for path in saved.iterdir()) == [f"step_000004_rank{rank}.pt" for rank in range(WORLD)]
+        assert all(f"rank {r}: losses" in results[r]["error"] for r in range(WORLD))
+
+
 # ---------------------------------------------------------------------------------------------------------------- PPO
 
 MODES = ["ddp", pytest.param("zero3", marks=needs_deepspeed)]

@@ -107,6 +107,15 @@ class EPOConfig(GRPOConfig):
         default=0, metadata={"help": "Sample episodes to print as a table at every logging step."}
     )
 
+    # Long runs
+    max_skipped_updates: int = field(
+        default=5,
+        metadata={
+            "help": "An update whose loss or gradient is not finite is skipped; so many in a row end the run, with the "
+            "batch saved."
+        },
+    )
+
     def __post_init__(self) -> None:
         self._check_epo()
         if self.num_generations_eval is None:
@@ -134,7 +143,7 @@ class EPOConfig(GRPOConfig):
         at_least = {
             "epo_lambda": 0, "smoothing_alpha": 0, "smoothing_decay": 0, "kappa_low": 0, "history_length": 0,
             "max_turns": 1, "max_prompt_length": 1, "max_completion_length": 1, "invalid_action_penalty": 0,
-            "smoothing_beta_start": 0, "smoothing_beta_end": 0, "turn_buckets": 1,
+            "smoothing_beta_start": 0, "smoothing_beta_end": 0, "turn_buckets": 1, "max_skipped_updates": 1,
         }  # fmt: skip
         for name, least in at_least.items():
             value = getattr(self, name)

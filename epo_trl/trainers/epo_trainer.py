@@ -11,6 +11,7 @@ model, gradient accumulation, distribution, logging. This class fills four seams
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -44,9 +45,11 @@ from epo_trl.rollout import (
 from epo_trl.trainers.checks import check_context_fits, check_reference, check_tokenizer
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.entropy_meter import EntropyMeter
+from epo_trl.trainers.preemption import StopOnSigterm
 from epo_trl.trainers.progress import use_short_progress
 from epo_trl.trainers.state_file import read_state, write_state
 from epo_trl.trainers.turn_forward import TurnBatch, TurnLayout, TurnScores, cut_turns, score_turns
+from epo_trl.trainers.update_guard import UpdateGuard, check_skipped, spread_nonfinite
 from epo_trl.types import Episode, StopReason
 
 STATE_FILE = "epo_state.json"
@@ -151,6 +154,9 @@ class EPOTrainer(GRPOTrainer):
                 **kwargs,
             )
         use_short_progress(self)
+        self._guard = UpdateGuard(args.max_skipped_updates, args.output_dir)
+        self._sigterm = StopOnSigterm(self.accelerator)
+        self.add_callback(self._sigterm)
         for context in (self.context, self.eval_context):
             context.max_context_tokens = check_context_fits(args, self.model.config)
         self.entropy_history = EntropyHistory(per=args.entropy_history, window=args.entropy_history_window)
@@ -316,7 +322,7 @@ class EPOTrainer(GRPOTrainer):
         bonus, penalty = self._entropy_terms(entropies, inputs, response_mask)
         if self.args.epo_lambda:
             loss = loss - self.args.epo_lambda * (bonus - self.smoothing_beta * penalty)
-        return loss
+        return spread_nonfinite(loss)
 
     def _entropy_terms(self, entropies: Tensor, inputs: dict[str, Any], mask: Tensor) -> tuple[Tensor, Tensor]:
         """Returns this micro-batch's parts of L_H and L_smooth, and feeds the statistics of the RL step."""
@@ -362,6 +368,7 @@ class EPOTrainer(GRPOTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Runs one forward-backward pass; after the last one of a collected batch the RL step is closed."""
         output = super().training_step(model, inputs, num_items_in_batch)
+        self._guard.add_loss(output)
         if self._step % self.args.micro_steps_per_rl_step == 0:
             self._close_rl_step()
         return output
@@ -390,7 +397,8 @@ class EPOTrainer(GRPOTrainer):
             metrics["epo/reference"] = reference
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
-        if "all" in means:
+        # A batch without a token, or with an entropy that is not finite, has no entry.
+        if math.isfinite(means.get("all", math.nan)):
             per_step = self.entropy_history.per == "step"
             self.entropy_history.append(means["all"] if per_step else self._meter.turn_means())
         self.rl_step += 1
@@ -398,6 +406,34 @@ class EPOTrainer(GRPOTrainer):
 
     def _new_meter(self) -> EntropyMeter:
         return EntropyMeter(self.args.max_turns, self.accelerator.device)
+
+    # --- Long runs ---------------------------------------------------------------------------------------------
+
+    @property
+    def preempted(self) -> bool:
+        """Whether the last `train` ended early, with a checkpoint, because of SIGTERM."""
+        return self._sigterm.stopped
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains as TRL does. On SIGTERM it saves a checkpoint after the step in progress, and returns."""
+        with self._sigterm.listening():
+            return super().train(*args, **kwargs)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Returns the norm of the gradient; one that is not finite is not used for an update."""
+        norm = super()._get_grad_norm(model, grad_norm)
+        finite = math.isfinite(norm)
+        if not finite and self.is_deepspeed_enabled:
+            check_skipped(float(norm), lambda: self.accelerator.optimizer_step_was_skipped)
+        elif not finite and self.accelerator.scaler is None:  # a scaler skips by itself, and needs the gradients
+            model.zero_grad(set_to_none=True)
+        losses = self._guard.end_update(skipped=not finite)
+        self._metrics["train"]["guard/skipped_updates"] = [self._guard.skipped]
+        if self._guard.exhausted:
+            self._guard.stop(
+                self.state.global_step, self.accelerator.process_index, float(norm), losses, self._buffered_inputs
+            )
+        return norm
 
     # --- Evaluation --------------------------------------------------------------------------------------------
 
