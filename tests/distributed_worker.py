@@ -1,4 +1,4 @@
-"""One rank of `test_distributed.py`: `python distributed_worker.py {ddp,zero2,zero3} FOLDER ...`, with torch's settings.
+"""One rank of `test_distributed.py`: `python distributed_worker.py {ddp,zero2,zero3} FOLDER ...` in torch's variables.
 
 `grpo`: step 1 trains on episodes made by hand, so that one process can do the same; steps 2 and 3 play. Rank 0's games
 end after one turn, rank 1's after three, so rank 0 has to go on generating while it has nothing to play.

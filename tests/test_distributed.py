@@ -111,11 +111,13 @@ def test_evaluation_spreads_lists_that_do_not_divide_evenly(ranks):
     assert [path.name for path in (folder / "run" / "evaluations").iterdir()] == ["step_000003.json"]
 
 
-def test_the_checkpoint_has_the_history_and_a_model_that_loads_alone(ranks):
+def test_the_checkpoint_has_the_history_and_a_model_that_loads_alone_and_knows_its_ranks(ranks, tmp_path):
     results, (weights, _), folder = ranks
     checkpoint = folder / "run" / "checkpoint-3"
     state = json.loads((checkpoint / STATE_FILE).read_text())
-    assert state == {"rl_step": 3, "entropy_history": results[0]["history"]}
+    assert (state["rl_step"], state["entropy_history"]) == (3, results[0]["history"])
+    with pytest.raises(ValueError, match=f"world_size: {WORLD} in the checkpoint, 1 now"):
+        make_trainer(tmp_path, **SETTINGS).train(resume_from_checkpoint=str(checkpoint))
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     assert difference(dict(model.named_parameters()), weights["last"]) == 0.0
 

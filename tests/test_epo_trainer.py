@@ -164,7 +164,8 @@ def test_a_checkpoint_with_several_optimizer_steps_per_batch_resumes_bit_equal(t
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "epo_state.json is missing"), ('{"rl_step": 3', "epo_state.json is damaged")]
+    ("content", "message"),
+    [(None, "epo_state.json is missing"), ('{"rl_step": 3', "epo_state.json is damaged: it has 13 bytes")],
 )
 def test_a_checkpoint_without_its_state_is_refused(tmp_path, content, message):
     resumable(tmp_path, max_steps=3).train()

@@ -115,6 +115,13 @@ class EPOConfig(GRPOConfig):
             "batch saved."
         },
     )
+    resume_with_changes: bool = field(
+        default=False,
+        metadata={
+            "help": "Go on from a checkpoint although the number of processes or a setting that changes the result is "
+            "another now."
+        },
+    )
 
     def __post_init__(self) -> None:
         self._check_epo()

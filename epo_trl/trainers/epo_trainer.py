@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,11 +43,13 @@ from epo_trl.rollout import (
     episode_to_row,
     play_episodes,
 )
+from epo_trl.trainers.checkpoint_files import damage, last_checkpoint, rotate, seal
 from epo_trl.trainers.checks import check_context_fits, check_reference, check_tokenizer
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.entropy_meter import EntropyMeter
 from epo_trl.trainers.preemption import StopOnSigterm
 from epo_trl.trainers.progress import use_short_progress
+from epo_trl.trainers.resume_check import differences, refusal, settings_of
 from epo_trl.trainers.state_file import read_state, write_state
 from epo_trl.trainers.turn_forward import TurnBatch, TurnLayout, TurnScores, cut_turns, score_turns
 from epo_trl.trainers.update_guard import UpdateGuard, check_skipped, spread_nonfinite
@@ -155,6 +158,7 @@ class EPOTrainer(GRPOTrainer):
             )
         use_short_progress(self)
         self._guard = UpdateGuard(args.max_skipped_updates, args.output_dir)
+        self._settings: dict[str, Any] = {}
         self._sigterm = StopOnSigterm(self.accelerator)
         self.add_callback(self._sigterm)
         for context in (self.context, self.eval_context):
@@ -414,10 +418,39 @@ class EPOTrainer(GRPOTrainer):
         """Whether the last `train` ended early, with a checkpoint, because of SIGTERM."""
         return self._sigterm.stopped
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as TRL does. On SIGTERM it saves a checkpoint after the step in progress, and returns."""
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains as TRL does. On SIGTERM it saves a checkpoint after the step in progress, and returns.
+
+        Args:
+            resume_from_checkpoint: Path of a checkpoint, or `True` for the newest whole one in `output_dir`.
+            *args: As for TRL.
+            **kwargs: As for TRL.
+
+        Raises:
+            ValueError: If the checkpoint is damaged, or was made with other settings.
+        """
+        self._settings = settings_of(self)
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_checkpoint(self.args.output_dir)
+            if resume_from_checkpoint is None:
+                raise ValueError(
+                    f"resume_from_checkpoint: got True, but {self.args.output_dir} has no whole checkpoint"
+                )
+        if resume_from_checkpoint:
+            self._check_checkpoint(resume_from_checkpoint)
         with self._sigterm.listening():
-            return super().train(*args, **kwargs)
+            return super().train(resume_from_checkpoint or None, *args, **kwargs)
+
+    def _check_checkpoint(self, checkpoint: str) -> None:
+        wrong = damage(checkpoint)
+        if wrong is not None:
+            raise ValueError(f"resume_from_checkpoint: got {checkpoint}, where {wrong}; take an earlier checkpoint")
+        saved = read_state(os.path.join(checkpoint, STATE_FILE))["settings"]
+        lines = differences(saved, self._settings)
+        if lines and not self.args.resume_with_changes:
+            raise ValueError(refusal(checkpoint, lines))
+        if lines:
+            warnings.warn(f"{checkpoint} is resumed with other settings: {'; '.join(lines)}", stacklevel=3)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """Returns the norm of the gradient; one that is not finite is not used for an update."""
@@ -565,13 +598,32 @@ class EPOTrainer(GRPOTrainer):
     # --- Checkpoints -------------------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
+        run_dir = self._get_output_dir(trial=trial)
+        folder = os.path.join(run_dir, f"checkpoint-{self.state.global_step}")
         if self.args.should_save:
-            folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+            shutil.rmtree(folder, ignore_errors=True)  # the rest of one that was cut off here
+        self.accelerator.wait_for_everyone()
+        # TRL would delete the last whole checkpoint before this one is whole.
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save:
             write_state(
                 os.path.join(folder, STATE_FILE),
-                {"rl_step": self.rl_step, "entropy_history": self.entropy_history.state_dict()},
+                {
+                    "rl_step": self.rl_step,
+                    "entropy_history": self.entropy_history.state_dict(),
+                    "skipped_updates": self._guard.skipped,
+                    "settings": self._settings,
+                },
             )
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            seal(folder)
+            best = self.state.best_model_checkpoint
+            rotate(run_dir, limit, {folder, *([best] if best else [])})
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -579,6 +631,7 @@ class EPOTrainer(GRPOTrainer):
             state = read_state(os.path.join(checkpoint, STATE_FILE))
             self.rl_step = state["rl_step"]
             self.entropy_history.load_state_dict(state["entropy_history"])
+            self._guard.skipped = state["skipped_updates"]
 
     # --- Checks ------------------------------------------------------------------------------------------------
 
