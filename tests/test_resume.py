@@ -1,13 +1,18 @@
 """Checkpoints of a trainer: whole before the old one goes, resumed with the same settings only, exact at any step."""
 
 import dataclasses
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
 from peft import LoraConfig
-from test_epo_trainer import StopAt, assert_bit_equal, resumable, weights
+from test_epo_trainer import StopAt, assert_bit_equal, logged, resumable, weights
+from test_ppo_trainer import resumable as resumable_ppo
 from trainer_kit import make_model, make_trainer
 
 from epo_trl.envs.toy import ToySuite
@@ -16,7 +21,8 @@ from epo_trl.trainers import EPOPPOConfig, epo_trainer
 from epo_trl.trainers.checkpoint_files import MANIFEST, checkpoints, damage
 from epo_trl.trainers.resume_check import MAY_CHANGE, differences, settings_of
 
-DOCS = Path(__file__).parents[1] / "docs"
+TESTS = Path(__file__).parent
+DOCS = TESTS.parent / "docs"
 
 
 def left(folder):
@@ -134,3 +140,59 @@ def test_the_old_checkpoint_stays_until_the_new_one_is_whole(tmp_path, monkeypat
         resumable(tmp_path, **changes).train()
     assert left(tmp_path) == ["checkpoint-2", "checkpoint-3"]
     assert damage(tmp_path / "checkpoint-2") is None and not (tmp_path / "checkpoint-3" / MANIFEST).exists()
+
+
+# --------------------------------------------------------------------------------------------------------------- exact
+
+MINI_BATCHES = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "num_iterations": 2, "save_steps": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "step"), [(resumable, 1), (resumable_ppo, 3)], ids=["in its first pass", "with a critic, in its second"]
+)
+def test_a_checkpoint_inside_a_collected_batch_resumes_bit_equal(tmp_path, make, step):
+    """One RL step is four optimizer steps here, the last two of them the second pass over the batch."""
+    straight = make(tmp_path / "straight", max_steps=6, **MINI_BATCHES)
+    straight.train()
+    assert straight.rl_step == 1
+    kept = [path.name for path in checkpoints(tmp_path / "straight") if list(path.glob("collected_batch_*"))]
+    assert kept == [f"checkpoint-{step}" for step in (1, 2, 3, 5, 6)]
+    resumed = make(tmp_path / "resumed", max_steps=6, **MINI_BATCHES)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / f"checkpoint-{step}"))
+    assert_bit_equal(weights(resumed), weights(straight))
+    assert resumed.entropy_history.state_dict() == straight.entropy_history.state_dict()
+    for name in ("loss", "epo/entropy_loss", "epo/share_inside_band", "entropy/late_turns", "critic/value_loss"):
+        assert logged(resumed, name) == logged(straight, name), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3, 4], ids=["within the second epoch", "after it"])
+def test_a_run_resumes_bit_equal_after_it_has_seen_all_tasks(tmp_path, step):
+    """An epoch of 4 tasks is two steps; every epoch has an order of its own."""
+    changes = {"train_dataset": Dataset.from_dict({"prompt": ToySuite().task_ids("train")[:4]}), "save_steps": 1}
+    straight, played = resumable(tmp_path / "straight", **changes), []
+    original = straight.play
+    straight.play = lambda tasks, **kwargs: played.append({task for task, _ in tasks}) or original(tasks, **kwargs)
+    straight.train()
+    assert len(played) == 6 and len({frozenset(tasks) for tasks in played}) > 2
+    resumed = resumable(tmp_path / "resumed", **changes)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / f"checkpoint-{step}"))
+    assert_bit_equal(weights(resumed), weights(straight))
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path):
+    """By kill -9 at random moments: `EPO_TRL_KILLS` of them, 4 by default."""
+    kills = os.environ.get("EPO_TRL_KILLS", "4")
+    paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "killed_run.py"), str(tmp_path), kills, "0"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert counts["kills"] == int(kills) and counts["runs"] >= 1

@@ -78,7 +78,16 @@ SEAMS = [
     Seam("_get_grad_norm", "self, model, grad_norm=None", "overridden: skips an update that is not finite"),
     Seam("_save_checkpoint", "self, model, trial", "overridden: saves the entropy history next to the checkpoint"),
     Seam("_load_optimizer_and_scheduler", "self, checkpoint", "overridden: restores the entropy history on resume"),
-    Seam("_get_train_sampler", "self, dataset=None", "decides which rows are a group and which rank plays them"),
+    Seam(
+        "_get_train_sampler",
+        "self, dataset=None",
+        "overridden: kept for a resumed run; decides which rows are a group and which rank plays them",
+    ),
+    Seam(
+        "_init_training_state",
+        "self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial",
+        "overridden: returns the epochs that are over, so many orders of the tasks are drawn and left out",
+    ),
     Seam(
         "evaluate",
         "self, eval_dataset=None, ignore_keys=None, metric_key_prefix='eval'",

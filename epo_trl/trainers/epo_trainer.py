@@ -45,6 +45,7 @@ from epo_trl.rollout import (
 )
 from epo_trl.trainers.checkpoint_files import damage, last_checkpoint, rotate, seal
 from epo_trl.trainers.checks import check_context_fits, check_reference, check_tokenizer
+from epo_trl.trainers.collected_batch import load_batch, save_batch
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.entropy_meter import EntropyMeter
 from epo_trl.trainers.preemption import StopOnSigterm
@@ -159,6 +160,7 @@ class EPOTrainer(GRPOTrainer):
         use_short_progress(self)
         self._guard = UpdateGuard(args.max_skipped_updates, args.output_dir)
         self._settings: dict[str, Any] = {}
+        self._train_sampler: Any = None
         self._sigterm = StopOnSigterm(self.accelerator)
         self.add_callback(self._sigterm)
         for context in (self.context, self.eval_context):
@@ -609,11 +611,14 @@ class EPOTrainer(GRPOTrainer):
             super()._save_checkpoint(model, trial)
         finally:
             self.args.save_total_limit = limit
+        if self._inside_rl_step:
+            save_batch(folder, self.accelerator.process_index, self._batch_state())
         if self.args.should_save:
             write_state(
                 os.path.join(folder, STATE_FILE),
                 {
                     "rl_step": self.rl_step,
+                    "micro_step": self._step,
                     "entropy_history": self.entropy_history.state_dict(),
                     "skipped_updates": self._guard.skipped,
                     "settings": self._settings,
@@ -632,6 +637,44 @@ class EPOTrainer(GRPOTrainer):
             self.rl_step = state["rl_step"]
             self.entropy_history.load_state_dict(state["entropy_history"])
             self._guard.skipped = state["skipped_updates"]
+            self._step = state["micro_step"]
+            if self._inside_rl_step:
+                self._resume_inside_rl_step(checkpoint)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._train_sampler = super()._get_train_sampler(dataset)
+        return self._train_sampler
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Restores the trainer's state; the order of the tasks is made to go on where it was, too.
+
+        Every epoch takes another order out of one generator, which a resumed run would start again.
+        """
+        epochs, steps = super()._init_training_state(*args, **kwargs)
+        for _ in range(epochs):
+            next(iter(self._train_sampler))
+        return epochs, steps
+
+    @property
+    def _inside_rl_step(self) -> bool:
+        return self._step % self.args.micro_steps_per_rl_step != 0
+
+    def _batch_state(self) -> dict[str, Any]:
+        """Returns what is needed to go on with the collected batch: TRL's buffer and the sums over it so far."""
+        return {"inputs": self._buffered_inputs, "entropies": self._meter.state_dict()}
+
+    def _load_batch_state(self, state: dict[str, Any]) -> None:
+        self._buffered_inputs = state["inputs"]
+        self._meter.load_state_dict(state["entropies"])
+
+    def _resume_inside_rl_step(self, checkpoint: str) -> None:
+        state = load_batch(checkpoint, self.accelerator.process_index, self.accelerator.device)
+        found = torch.tensor(float(state is not None), device=self.accelerator.device)
+        everywhere = bool(self.accelerator.reduce(found, reduction="sum") == self.accelerator.num_processes)
+        if state is not None and everywhere:
+            self._load_batch_state(state)
+        else:  # other ranks than before, which was allowed: the rest of the RL step uses a batch of the new ones
+            self._buffered_inputs = None
 
     # --- Checks ------------------------------------------------------------------------------------------------
 

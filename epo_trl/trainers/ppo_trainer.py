@@ -313,6 +313,13 @@ class EPOPPOTrainer(EPOTrainer):
 
     # --- Checkpoints -------------------------------------------------------------------------------------------
 
+    def _batch_state(self) -> dict[str, Any]:
+        return {**super()._batch_state(), "value_sums": self._value_sums}
+
+    def _load_batch_state(self, state: dict[str, Any]) -> None:
+        super()._load_batch_state(state)
+        self._value_sums = state["value_sums"]
+
     @property
     def _critic_prefix(self) -> str:
         return next(name for name, module in self.model.named_modules() if module is self.critic) + "."
