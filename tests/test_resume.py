@@ -1,14 +1,18 @@
 """Checkpoints of a trainer: whole before the old one goes, resumed with the same settings only, exact at any step."""
 
 import dataclasses
+import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from datasets import Dataset
 from peft import LoraConfig
 from test_epo_trainer import StopAt, assert_bit_equal, logged, resumable, weights
@@ -18,7 +22,14 @@ from trainer_kit import make_model, make_trainer
 from epo_trl.envs.toy import ToySuite
 from epo_trl.experiment import newest_checkpoint
 from epo_trl.trainers import EPOPPOConfig, epo_trainer
-from epo_trl.trainers.checkpoint_files import MANIFEST, checkpoints, damage
+from epo_trl.trainers.checkpoint_files import (
+    MANIFEST,
+    DiskFullError,
+    checkpoints,
+    damage,
+    explain_full_disk,
+    room_problem,
+)
 from epo_trl.trainers.resume_check import MAY_CHANGE, differences, settings_of
 
 TESTS = Path(__file__).parent
@@ -140,6 +151,53 @@ def test_the_old_checkpoint_stays_until_the_new_one_is_whole(tmp_path, monkeypat
         resumable(tmp_path, **changes).train()
     assert left(tmp_path) == ["checkpoint-2", "checkpoint-3"]
     assert damage(tmp_path / "checkpoint-2") is None and not (tmp_path / "checkpoint-3" / MANIFEST).exists()
+
+
+# ----------------------------------------------------------------------------------------------------------- full disk
+
+
+def disk(monkeypatch, free):
+    """The disk has `free()` bytes left."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free()))
+
+
+NO_ROOM = (
+    r"(?s)output_dir: no room for the checkpoint .*checkpoint-2: it needs [\d.]+ MB at least.*checkpoint-1 is whole"
+)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_an_error_with_the_folder_and_the_need_and_the_last_checkpoint_stays(tmp_path, monkeypatch):
+    """Before anything is written, and in the middle of a file (`/dev/full` is as full as a disk can be)."""
+    changes = {"save_steps": 1, "save_total_limit": 1, "max_steps": 2}
+    trainer = resumable(tmp_path / "before", **changes)
+    disk(monkeypatch, lambda: 10**9 if trainer.state.global_step < 2 else 10**4)
+    with pytest.raises(DiskFullError, match=NO_ROOM):
+        trainer.train()
+    assert left(tmp_path / "before") == ["checkpoint-1"] and damage(tmp_path / "before" / "checkpoint-1") is None
+
+    space, save = [10**9], torch.save
+
+    def save_to_full_disk(value, path):
+        if path.endswith("checkpoint-2/optimizer.pt"):
+            space[0] = 0
+            path = "/dev/full"
+        save(value, path)
+
+    disk(monkeypatch, lambda: space[0])
+    monkeypatch.setattr(torch, "save", save_to_full_disk)
+    with pytest.raises(DiskFullError, match=NO_ROOM) as error:
+        resumable(tmp_path / "midway", **changes).train()
+    assert error.value.__cause__ is not None
+    assert left(tmp_path / "midway") == ["checkpoint-1"] and damage(tmp_path / "midway" / "checkpoint-1") is None
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "x"), RuntimeError("I/O error: No space left on device")])
+def test_an_error_that_tells_of_a_full_disk_is_explained_and_another_is_not(tmp_path, error):
+    with pytest.raises(DiskFullError, match="there is none before it"):
+        explain_full_disk(error, tmp_path / "checkpoint-1", 10)
+    assert explain_full_disk(RuntimeError("shapes differ"), tmp_path / "checkpoint-1", 10) is None
+    assert room_problem(tmp_path / "not" / "yet" / "checkpoint-1", 10) is None
 
 
 # --------------------------------------------------------------------------------------------------------------- exact

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import warnings
@@ -87,3 +88,59 @@ def rotate(folder: str | os.PathLike[str], limit: int | None, keep: set[str]) ->
     kept = {os.path.realpath(path) for path in keep}
     for path in [path for path in found if os.path.realpath(path) not in kept][: max(0, len(found) - limit)]:
         shutil.rmtree(path, ignore_errors=True)
+
+
+class DiskFullError(OSError):
+    """There is no room for a checkpoint."""
+
+
+def room_problem(folder: str | os.PathLike[str], weights: int) -> str | None:
+    """Returns what is wrong if a new checkpoint will not fit on the disk, or `None`.
+
+    Args:
+        folder: The folder of the new checkpoint, which need not exist.
+        weights: Bytes of the weights: what is needed at least. The last whole checkpoint beside it tells more.
+    """
+    run_dir = Path(folder).parent
+    free, needed = _free_bytes(run_dir), _size_of_last(run_dir) or weights
+    return None if free >= needed else _no_room(Path(folder), needed, free)
+
+
+def explain_full_disk(error: Exception, folder: str | os.PathLike[str], weights: int) -> None:
+    """Removes what was written and raises `DiskFullError` if a checkpoint failed for want of room; else does nothing.
+
+    Args:
+        error: What was raised while the checkpoint was written. The libraries that write it do not agree on a type.
+        folder: The folder of the checkpoint.
+        weights: As for `room_problem`.
+    """
+    run_dir = Path(folder).parent
+    free, needed = _free_bytes(run_dir), _size_of_last(run_dir) or weights
+    says_so = "no space left" in str(error).lower() or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    if says_so or free < needed:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise DiskFullError(_no_room(Path(folder), needed, free)) from error
+
+
+def _free_bytes(run_dir: Path) -> int:
+    existing = next(path for path in (run_dir, *run_dir.absolute().parents) if path.is_dir())
+    return shutil.disk_usage(existing).free
+
+
+def _whole(run_dir: Path) -> list[Path]:
+    return [path for path in checkpoints(run_dir) if damage(path) is None]
+
+
+def _size_of_last(run_dir: Path) -> int:
+    whole = _whole(run_dir)
+    return sum(read_state(str(whole[-1] / MANIFEST))["bytes"].values()) if whole else 0
+
+
+def _no_room(folder: Path, needed: int, free: int) -> str:
+    whole = _whole(folder.parent)
+    kept = f"{whole[-1]} is whole" if whole else "there is none before it"
+    return (
+        f"output_dir: no room for the checkpoint {folder}: it needs {needed / 1e6:,.1f} MB at least, "
+        f"{free / 1e6:,.1f} MB are free; {kept}. Free some room and start the same command again, or lower "
+        "save_total_limit"
+    )

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -43,7 +43,15 @@ from epo_trl.rollout import (
     episode_to_row,
     play_episodes,
 )
-from epo_trl.trainers.checkpoint_files import damage, last_checkpoint, rotate, seal
+from epo_trl.trainers.checkpoint_files import (
+    DiskFullError,
+    damage,
+    explain_full_disk,
+    last_checkpoint,
+    room_problem,
+    rotate,
+    seal,
+)
 from epo_trl.trainers.checks import check_context_fits, check_reference, check_tokenizer
 from epo_trl.trainers.collected_batch import load_batch, save_batch
 from epo_trl.trainers.config import EPOConfig
@@ -602,6 +610,22 @@ class EPOTrainer(GRPOTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         run_dir = self._get_output_dir(trial=trial)
         folder = os.path.join(run_dir, f"checkpoint-{self.state.global_step}")
+        weights = sum(vars(p).get("ds_numel", p.numel()) * p.element_size() for p in self.model.parameters())
+        problem = [room_problem(folder, weights) if self.accelerator.is_main_process else None]
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(problem)
+        if problem[0] is not None:
+            raise DiskFullError(problem[0])
+        try:
+            self._write_checkpoint(model, trial, folder)
+        except Exception as error:
+            explain_full_disk(error, folder, weights)
+            raise
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            rotate(run_dir, self.args.save_total_limit, {folder, *([best] if best else [])})
+
+    def _write_checkpoint(self, model: Any, trial: Any, folder: str) -> None:
         if self.args.should_save:
             shutil.rmtree(folder, ignore_errors=True)  # the rest of one that was cut off here
         self.accelerator.wait_for_everyone()
@@ -627,8 +651,6 @@ class EPOTrainer(GRPOTrainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             seal(folder)
-            best = self.state.best_model_checkpoint
-            rotate(run_dir, limit, {folder, *([best] if best else [])})
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
