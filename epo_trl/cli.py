@@ -1,4 +1,4 @@
-"""The command `epo-trl`: draw runs, make games, check games. Heavy imports wait until their command is called."""
+"""The command `epo-trl`: draw runs, make and check games, estimate memory. Heavy imports wait for their command."""
 
 from __future__ import annotations
 
@@ -64,6 +64,30 @@ def _verify_alfworld(args: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
+def _memory(args: argparse.Namespace) -> int:
+    from epo_trl.memory import PRESETS, Run, format_memory, format_table, shape_of
+
+    gpus = tuple(args.gpus)
+    settings = {
+        "zero_stage": args.zero_stage, "offload": args.offload, "batch_tokens": args.batch_tokens,
+        "reference": not args.no_reference, "critic": args.critic,
+        "gradient_checkpointing": not args.no_gradient_checkpointing,
+    }  # fmt: skip
+    try:
+        if args.model is None:
+            _say(format_table(gpus, args.gpu_gb, **settings))
+            return 0
+        shape = PRESETS.get(args.model)
+        if shape is None:
+            from transformers import AutoConfig
+
+            shape = shape_of(args.model, AutoConfig.from_pretrained(args.model).get_text_config().to_dict())
+        _say("\n\n".join(format_memory(shape, Run(gpus=count, **settings), args.gpu_gb) for count in gpus))
+    except (OSError, ValueError) as error:
+        return _fail(error)
+    return 0
+
+
 def _at_least(minimum: int) -> Any:
     def integer(text: str) -> int:
         value = int(text)
@@ -79,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"epo-trl {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_plot(commands)
+    _add_memory(commands)
 
     games = commands.add_parser("games", help="make games").add_subparsers(required=True, metavar="WORLD")
     _add_games_alfworld(games)
@@ -105,6 +130,34 @@ def _add_plot(commands: Any) -> None:
     )
     plot.add_argument("--window", type=_at_least(1), default=10, help="points of the running mean (default: 10)")
     plot.set_defaults(run=_plot)
+
+
+def _add_memory(commands: Any) -> None:
+    memory = commands.add_parser(
+        "memory",
+        help="estimate the memory that training takes on each GPU",
+        description="Estimates the memory that training takes on each GPU, by the formula in docs/memory.md.",
+    )
+    memory.add_argument(
+        "--model", help="1.5B, 3B or 7B (Qwen2.5), a local path or a Hub id (default: a table of those three)"
+    )
+    memory.add_argument(
+        "--gpus", type=_at_least(1), nargs="+", default=[1, 4, 8], metavar="N", help="numbers of GPUs (default: 1 4 8)"
+    )
+    memory.add_argument("--gpu-gb", type=float, default=80, metavar="GB", help="memory of one GPU (default: 80)")
+    memory.add_argument("--zero-stage", type=int, choices=(0, 2, 3), default=3, help="0 is DDP (default: 3)")
+    memory.add_argument("--offload", action="store_true", help="ZeRO-3 with weights and optimizer in the machine")
+    memory.add_argument(
+        "--batch-tokens",
+        type=_at_least(1),
+        default=16384,
+        metavar="N",
+        help="tokens of one forward pass on one GPU, padding included (default: 16384)",
+    )
+    memory.add_argument("--critic", action="store_true", help="PPO with a separate critic")
+    memory.add_argument("--no-reference", action="store_true", help="beta is 0: no reference model")
+    memory.add_argument("--no-gradient-checkpointing", action="store_true", help="keep all activations")
+    memory.set_defaults(run=_memory)
 
 
 def _add_games_alfworld(games: Any) -> None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from accelerate.utils import broadcast_object_list
+from transformers import TrainerCallback, TrainingArguments
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
 from epo_trl.models import load_policy
 from epo_trl.trainers import EPOConfig, EPOTrainer
-from epo_trl.trainers.epo_trainer import STATE_FILE
+from epo_trl.trainers.checkpoint_files import last_checkpoint, seal
+from epo_trl.trainers.preemption import EXIT_CODE
 
 
 @dataclass
@@ -46,7 +49,14 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
         environment, first = _environment(argv), (EnvironmentArguments,)
     settings = environment_arguments(environment) if environment else EnvironmentArguments
     parsed = TrlParser((*first, settings, *types)).parse_args_and_config(argv)
-    return parsed[len(first)].make_suite(), *parsed[len(first) + 1 :]
+    settings = parsed[len(first)]
+    suite = settings.make_suite()
+    if isinstance(suite, TaskSuite):
+        may_change = getattr(settings, "MAY_CHANGE", ())
+        suite.settings = {
+            field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in may_change
+        }
+    return suite, *parsed[len(first) + 1 :]
 
 
 def _environment(argv: Sequence[str]) -> str:
@@ -68,7 +78,8 @@ def train(
 ) -> EPOTrainer:
     """Returns the trainer after a run that starts, or goes on from the last checkpoint in `args.output_dir`.
 
-    The final model and tokenizer are saved to `output_dir` as a Hub-style checkpoint.
+    The final model and tokenizer are saved to `output_dir` as a Hub-style checkpoint. After a SIGTERM the run has saved
+    a checkpoint instead, and the program exits with code 143.
 
     Args:
         suite: The tasks.
@@ -81,7 +92,7 @@ def train(
     )
     if isinstance(model, str):
         args.model_init_kwargs = {**_model_init_kwargs(model_args), **(args.model_init_kwargs or {})}
-    checkpoint = args.resume_from_checkpoint or last_checkpoint(args.output_dir, complete=STATE_FILE)
+    checkpoint = args.resume_from_checkpoint or newest_checkpoint(args)
     if checkpoint is not None:
         args.eval_on_start = False  # was done when the run began
     trainer = trainer_class(
@@ -96,19 +107,27 @@ def train(
         trainer.train(resume_from_checkpoint=checkpoint)
     finally:
         trainer.close_envs()
+    if trainer.preempted:
+        raise SystemExit(EXIT_CODE)
     trainer.save_model(args.output_dir)
     return trainer
 
 
-def last_checkpoint(folder: str, complete: str = "trainer_state.json") -> str | None:
-    """Returns the newest whole checkpoint in the folder, or `None`.
+def newest_checkpoint(args: TrainingArguments) -> str | None:
+    """Returns the newest whole checkpoint in `args.output_dir`, or `None`; the main process's answer on all ranks."""
+    found = [last_checkpoint(args.output_dir) if args.process_index == 0 else None]
+    if args.world_size > 1:
+        broadcast_object_list(found)
+    return found[0]
 
-    Args:
-        folder: A run's output folder.
-        complete: The file that the trainer writes last. A checkpoint without it was cut off and is passed over.
-    """
-    found = [path for path in Path(folder).glob("checkpoint-*") if (path / complete).is_file()]
-    return str(max(found, key=lambda path: int(path.name.rpartition("-")[2]))) if found else None
+
+class SealCheckpoints(TrainerCallback):
+    """Makes the checkpoints of a trainer that is not ours ones that `newest_checkpoint` takes."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Writes the list of the checkpoint's files."""
+        if args.should_save:
+            seal(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
 
 def _model_init_kwargs(model_args: ModelConfig) -> dict[str, Any]:

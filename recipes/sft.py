@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from epo_trl.envs.base import TaskSuite
-from epo_trl.experiment import last_checkpoint, parse_recipe
+from epo_trl.experiment import SealCheckpoints, newest_checkpoint, parse_recipe
 from epo_trl.models import load_policy
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes
@@ -82,8 +82,9 @@ def main() -> None:
         train_dataset=demonstrations(suite, tokenizer, demo_args, args.seed),
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
+        callbacks=[SealCheckpoints()],
     )
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or last_checkpoint(args.output_dir))
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or newest_checkpoint(args))
     trainer.save_model(args.output_dir)
 
 

@@ -1,13 +1,17 @@
-"""One rank of `test_distributed.py`: `python distributed_worker.py {ddp,zero3} FOLDER ...`, with torch's variables.
+"""One rank of `test_distributed.py`: `python distributed_worker.py {ddp,zero2,zero3} FOLDER ...` in torch's variables.
 
 `grpo`: step 1 trains on episodes made by hand, so that one process can do the same; steps 2 and 3 play. Rank 0's games
 end after one turn, rank 1's after three, so rank 0 has to go on generating while it has nothing to play.
+
+`guards {sigterm,nonfinite}`: rank 1's loss is NaN in the second update; then rank 0 gets SIGTERM in the third, or rank
+1's loss is NaN from the fourth on.
 
 `ppo CRITIC [CHECKPOINT]`: steps 1 to 3 train on episodes made by hand, 4 and 5 play; those alone from a checkpoint.
 """
 
 import json
 import os
+import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +26,7 @@ from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.trainers import EPOTrainer
+from epo_trl.trainers.update_guard import NonFiniteError
 
 WORLD = 2
 SETTINGS: dict[str, Any] = {
@@ -35,6 +40,7 @@ SETTINGS: dict[str, Any] = {
     "eval_episodes": 5,
     "per_device_eval_batch_size": 2,
 }
+GUARDED: dict[str, Any] = {**SETTINGS, "learning_rate": 0.1, "max_steps": 6, "max_skipped_updates": 2}
 PPO: dict[str, Any] = {
     **SETTINGS,
     "num_generations": 1,
@@ -62,6 +68,7 @@ ZERO3 = {
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
 }
+DEEPSPEED = {"ddp": None, "zero2": {**ZERO3, "zero_optimization": {"stage": 2}}, "zero3": ZERO3}
 
 
 class KeepWeights(TrainerCallback):
@@ -125,7 +132,7 @@ def inject_ppo(trainer: Any, part: slice, rollouts: int) -> None:
 
 def start(mode: str) -> int:
     """Returns the rank, after joining the others."""
-    if mode == "zero3":
+    if DEEPSPEED[mode]:
         import deepspeed
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it is compiled for 38 s
@@ -143,7 +150,7 @@ def train_ppo(mode: str, folder: Path, critic: str, checkpoint: str | None = Non
         gradient_accumulation_steps=2,
         save_strategy="steps",
         save_steps=3,
-        deepspeed=ZERO3 if mode == "zero3" else None,
+        deepspeed=DEEPSPEED[mode],
         callbacks=[keep],
         critic=critic,
         **PPO,
@@ -170,7 +177,7 @@ def train_grpo(mode: str, folder: Path) -> None:
         max_steps=3,
         save_strategy="steps",
         save_steps=3,
-        deepspeed=ZERO3 if mode == "zero3" else None,
+        deepspeed=DEEPSPEED[mode],
         callbacks=[keep],
         **SETTINGS,
     )
@@ -197,9 +204,55 @@ def train_grpo(mode: str, folder: Path) -> None:
     trainer.accelerator.end_training()
 
 
+class KeepAll(KeepWeights):
+    """Keeps the weights after every optimizer step."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, torch.Tensor]] = []
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        self.steps.append(gathered(model))
+
+
+class SendSigterm(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train_guarded(mode: str, folder: Path, end: str) -> None:
+    rank = start(mode)
+    keep = KeepAll()
+    trainer = make_trainer(
+        folder / "run",
+        suite=OneFaultySuite(rank),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        deepspeed=DEEPSPEED[mode],
+        callbacks=[keep, *([SendSigterm()] if end == "sigterm" and rank == 0 else [])],
+        **GUARDED,
+    )
+    spoilt = {1} if end == "sigterm" else {1, 3, 4, 5}
+    if rank == 1:
+        original = trainer._compute_loss
+        trainer._compute_loss = lambda *args: (
+            original(*args) + (float("nan") if trainer.state.global_step in spoilt else 0.0)
+        )
+    error = ""
+    try:
+        trainer.train()
+    except NonFiniteError as failure:
+        error = str(failure)
+    torch.save(keep.steps, folder / f"weights{rank}.pt")
+    result = {"error": error, "preempted": trainer.preempted, "log": trainer.state.log_history}
+    (folder / f"rank{rank}.json").write_text(json.dumps(result))
+    dist.barrier()
+    trainer.accelerator.end_training()
+
+
 if __name__ == "__main__":
     mode, folder, method, *arguments = sys.argv[1:]
-    {"grpo": train_grpo, "ppo": train_ppo}[method](mode, Path(folder), *arguments)
+    {"grpo": train_grpo, "guards": train_guarded, "ppo": train_ppo}[method](mode, Path(folder), *arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # some runs abort while the interpreter goes down, after all is done

@@ -1,14 +1,18 @@
-"""Every accelerate config in the tree is one that accelerate reads."""
+"""Every accelerate config in the tree is one that accelerate reads and makes its objects from."""
 
+import importlib.util
+import os
 from pathlib import Path
 
 import pytest
 
 CONFIGS = sorted((Path(__file__).parents[1] / "accelerate_configs").glob("*.yaml"))
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
 
 
 def test_there_is_an_accelerate_config_for_every_setting():
-    assert {path.stem for path in CONFIGS} == {"cpu", "single_gpu", "multi_gpu", "zero2", "zero3"}
+    names = {"cpu", "single_gpu", "multi_gpu", "zero2", "zero3", "zero3_offload", "fsdp2"}
+    assert {path.stem for path in CONFIGS} == names
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +30,52 @@ def test_accelerate_reads_the_config_without_unknown_keys(path, load_config):
     assert bool(config.use_cpu) == (path.stem == "cpu")
 
 
-@pytest.mark.parametrize("path", [path for path in CONFIGS if path.stem.startswith("zero")], ids=lambda path: path.stem)
-def test_a_zero_config_names_its_stage_and_leaves_accumulation_to_the_trainer(path, load_config):
-    deepspeed = load_config(path).deepspeed_config
-    assert deepspeed["zero_stage"] == int(path.stem[-1])
-    assert "gradient_accumulation_steps" not in deepspeed
+@pytest.fixture
+def launched(monkeypatch):
+    """Returns a function that sets the variables which `accelerate launch` gives its processes for a config."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+    def launch(path):
+        args = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+        args, defaults, _ = _validate_launch_command(args)
+        if args.use_deepspeed:  # as accelerate's launch_command does
+            args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+        env = prepare_deepspeed_cmd_env(args)[1] if args.use_deepspeed else prepare_multi_gpu_env(args)
+        for name, value in env.items():
+            if os.environ.get(name) != value:
+                monkeypatch.setenv(name, value)
+
+    return launch
+
+
+@needs_deepspeed
+@pytest.mark.parametrize(
+    ("name", "stage", "offload"), [("zero2", 2, "none"), ("zero3", 3, "none"), ("zero3_offload", 3, "cpu")]
+)
+def test_a_zero_config_makes_its_plugin_and_leaves_accumulation_to_the_trainer(
+    name, stage, offload, launched, load_config
+):
+    from accelerate import DeepSpeedPlugin
+
+    path = CONFIGS[0].with_name(f"{name}.yaml")
+    launched(path)
+    plugin = DeepSpeedPlugin()
+    zero = plugin.deepspeed_config["zero_optimization"]
+    assert zero["stage"] == plugin.zero_stage == stage
+    assert (zero["offload_optimizer"]["device"], zero["offload_param"]["device"]) == (offload, offload)
+    # without it a checkpoint under ZeRO-3 has no weights that load alone
+    assert zero["stage3_gather_16bit_weights_on_model_save"] == (stage == 3)
+    assert "gradient_accumulation_steps" not in load_config(path).deepspeed_config
+
+
+def test_the_fsdp_config_makes_its_plugin(launched):
+    from accelerate import FullyShardedDataParallelPlugin
+
+    launched(CONFIGS[0].with_name("fsdp2.yaml"))
+    plugin = FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == 2 and plugin.reshard_after_forward is True
+    assert plugin.state_dict_type.name == "FULL_STATE_DICT" and plugin.cpu_ram_efficient_loading
 
 
 def test_an_unknown_key_is_refused(tmp_path, load_config):

@@ -111,11 +111,13 @@ def test_evaluation_spreads_lists_that_do_not_divide_evenly(ranks):
     assert [path.name for path in (folder / "run" / "evaluations").iterdir()] == ["step_000003.json"]
 
 
-def test_the_checkpoint_has_the_history_and_a_model_that_loads_alone(ranks):
+def test_the_checkpoint_has_the_history_and_a_model_that_loads_alone_and_knows_its_ranks(ranks, tmp_path):
     results, (weights, _), folder = ranks
     checkpoint = folder / "run" / "checkpoint-3"
     state = json.loads((checkpoint / STATE_FILE).read_text())
-    assert state == {"rl_step": 3, "entropy_history": results[0]["history"]}
+    assert (state["rl_step"], state["entropy_history"]) == (3, results[0]["history"])
+    with pytest.raises(ValueError, match=f"world_size: {WORLD} in the checkpoint, 1 now"):
+        make_trainer(tmp_path, **SETTINGS).train(resume_from_checkpoint=str(checkpoint))
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     assert difference(dict(model.named_parameters()), weights["last"]) == 0.0
 
@@ -136,6 +138,37 @@ def test_loss_gradient_and_history_are_those_of_one_process(ranks, tmp_path):
         assert together[name] == pytest.approx(alone[name], rel=2e-5, abs=1e-5), name
     entries = [state["entries"][0]["0"] for state in (trainer.entropy_history.state_dict(), result["history"])]
     assert entries[0] == pytest.approx(entries[1], rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------- guards
+
+
+@pytest.mark.parametrize(
+    ("mode", "end"),
+    [
+        ("ddp", "nonfinite"),
+        pytest.param("zero3", "sigterm", marks=needs_deepspeed),
+    ],
+)
+def test_ranks_agree_to_skip_an_update_and_to_stop(tmp_path, mode, end):
+    """One rank alone has the NaN, one rank alone gets the signal."""
+    launch(mode, tmp_path, "guards", end)
+    results = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
+    one, other = (torch.load(tmp_path / f"weights{rank}.pt") for rank in range(WORLD))
+    assert difference(one[0], one[1]) == 0.0 < difference(one[1], one[2])
+    assert all(difference(*pair) == 0.0 for pair in zip(one, other, strict=True))
+    assert all(value.isfinite().all() for value in one[-1].values())
+    skipped = [entry["guard/skipped_updates"] for entry in results[0]["log"] if "guard/skipped_updates" in entry]
+    run = tmp_path / "run"
+    if end == "sigterm":
+        assert skipped == [0, 1, 1] and [r["preempted"] for r in results] == [True] * WORLD
+        assert (run / "checkpoint-3" / STATE_FILE).is_file()
+        assert AutoModelForCausalLM.from_pretrained(run / "checkpoint-3")
+    else:
+        assert skipped == [0, 1, 1, 2] and difference(one[2], one[3]) == 0.0
+        saved = run / "nonfinite"
+        assert sorted(path.name for path in saved.iterdir()) == [f"step_000004_rank{rank}.pt" for rank in range(WORLD)]
+        assert all(f"rank {r}: losses" in results[r]["error"] for r in range(WORLD))
 
 
 # ---------------------------------------------------------------------------------------------------------------- PPO

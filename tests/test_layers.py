@@ -21,6 +21,7 @@ LAYERS = {
     "trainers": {"types", "objectives", "envs", "evaluation", "rollout", "models", "advantages"},
     "experiment": {"types", "objectives", "envs", "evaluation", "rollout", "models", "advantages", "trainers"},
     "plots": {"types", "evaluation"},
+    "memory": set(),
 }
 LAYERS["cli"] = set(LAYERS)
 # Third-party modules that a part must not import, not even inside a function.
@@ -31,6 +32,7 @@ FORBIDDEN = {
     "objectives": (HEAVY - {"torch"}) | GAMES,
     "envs": HEAVY,
     "evaluation": HEAVY | GAMES,
+    "memory": HEAVY | GAMES,
 }
 
 

@@ -70,9 +70,24 @@ SEAMS = [
         "self, inputs, prompts, completions, completion_ids_list",
         "hands the rollout's extra fields to the reward functions",
     ),
+    Seam(
+        "train",
+        "self, resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None",
+        "overridden: SIGTERM is taken over while it runs",
+    ),
+    Seam("_get_grad_norm", "self, model, grad_norm=None", "overridden: skips an update that is not finite"),
     Seam("_save_checkpoint", "self, model, trial", "overridden: saves the entropy history next to the checkpoint"),
     Seam("_load_optimizer_and_scheduler", "self, checkpoint", "overridden: restores the entropy history on resume"),
-    Seam("_get_train_sampler", "self, dataset=None", "decides which rows are a group and which rank plays them"),
+    Seam(
+        "_get_train_sampler",
+        "self, dataset=None",
+        "overridden: kept for a resumed run; decides which rows are a group and which rank plays them",
+    ),
+    Seam(
+        "_init_training_state",
+        "self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial",
+        "overridden: returns the epochs that are over, so many orders of the tasks are drawn and left out",
+    ),
     Seam(
         "evaluate",
         "self, eval_dataset=None, ignore_keys=None, metric_key_prefix='eval'",
@@ -120,6 +135,11 @@ def test_seam_has_the_expected_signature(seam):
         ("_generate", r'tool_mask = extra_fields\.pop\("env_mask", None\)', "env_mask of the rollout is the tool mask"),
         ("_generate", r"self\.rollout_func\(prompts, self\)", "the rollout gets the prompts and the trainer"),
         ("_generate_and_score_completions", r'output\["tool_mask"\] = tool_mask', "the tool mask is in the batch"),
+        (
+            "_run_epoch",
+            r"self\._get_grad_norm\(model, grad_norm=grad_norm\)[\s\S]*self\.optimizer\.step\(\)",
+            "gradients that are dropped there are not used by the optimizer",
+        ),
         ("training_step", r"self\._step \+= 1", "_step counts micro-batches and tells where an RL step ends"),
         (
             "_prepare_inputs",

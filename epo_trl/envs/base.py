@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 Info = dict[str, Any]
@@ -86,10 +86,12 @@ class TaskSuite(ABC):
     Attributes:
         name: Carried by every reported number, for example `"alfworld-generated"`.
         splits: Names of the lists. `"train"` comes first; `"iid"` and `"ood"` are the test lists.
+        settings: What it was made from, where known. A run is only resumed with equal ones.
     """
 
     name: str
     splits: tuple[str, ...] = ("train", "iid", "ood")
+    settings: Mapping[str, Any] = {}
 
     @abstractmethod
     def task_ids(self, split: str) -> Sequence[str]:

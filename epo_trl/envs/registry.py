@@ -15,7 +15,10 @@ ENVIRONMENTS = {
 
 
 class EnvArguments(Protocol):
-    """The settings of an environment, as fields of a dataclass."""
+    """The settings of an environment, as fields of a dataclass.
+
+    A class attribute `MAY_CHANGE` names those that do not change what is learned: a resumed run may have other values.
+    """
 
     def make_suite(self) -> TaskSuite:
         """Returns the task suite."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from trl import GRPOConfig
@@ -107,6 +106,22 @@ class EPOConfig(GRPOConfig):
         default=0, metadata={"help": "Sample episodes to print as a table at every logging step."}
     )
 
+    # Long runs
+    max_skipped_updates: int = field(
+        default=5,
+        metadata={
+            "help": "An update whose loss or gradient is not finite is skipped; so many in a row end the run, with the "
+            "batch saved."
+        },
+    )
+    resume_with_changes: bool = field(
+        default=False,
+        metadata={
+            "help": "Go on from a checkpoint although the number of processes or a setting that changes the result is "
+            "another now."
+        },
+    )
+
     def __post_init__(self) -> None:
         self._check_epo()
         if self.num_generations_eval is None:
@@ -119,7 +134,6 @@ class EPOConfig(GRPOConfig):
                 "it changes with the way a batch is cut. Set entropy_coef=0 and use_adaptive_entropy=False to train "
                 "EPO, or epo_lambda=0 to use TRL's bonus."
             )
-        self._check_alignment()
 
     def _check_epo(self) -> None:
         choices = {
@@ -134,7 +148,7 @@ class EPOConfig(GRPOConfig):
         at_least = {
             "epo_lambda": 0, "smoothing_alpha": 0, "smoothing_decay": 0, "kappa_low": 0, "history_length": 0,
             "max_turns": 1, "max_prompt_length": 1, "max_completion_length": 1, "invalid_action_penalty": 0,
-            "smoothing_beta_start": 0, "smoothing_beta_end": 0, "turn_buckets": 1,
+            "smoothing_beta_start": 0, "smoothing_beta_end": 0, "turn_buckets": 1, "max_skipped_updates": 1,
         }  # fmt: skip
         for name, least in at_least.items():
             value = getattr(self, name)
@@ -150,24 +164,6 @@ class EPOConfig(GRPOConfig):
             raise ValueError(
                 f"entropy_history_window: got {self.entropy_history_window}, takes an integer >= 1 or null"
             )
-
-    def _check_alignment(self) -> None:
-        """A checkpoint inside a collected batch could not be resumed exactly: the batch is not saved."""
-        per_rl_step = self.micro_steps_per_rl_step
-        steps = {"max_steps": self.max_steps} if self.max_steps > 0 and self.save_strategy != "no" else {}
-        if self.save_strategy == "steps":
-            if self.save_steps < 1 and self.max_steps <= 0:
-                raise ValueError(f"save_steps: got {self.save_steps} without max_steps; takes a number of steps then")
-            fraction = self.save_steps < 1
-            steps["save_steps"] = math.ceil(self.save_steps * self.max_steps) if fraction else int(self.save_steps)
-        for name, value in steps.items():
-            if (value * self.gradient_accumulation_steps) % per_rl_step:
-                raise ValueError(
-                    f"{name}: got {value}, which ends inside a collected batch, where a checkpoint cannot be resumed "
-                    f"exactly. One RL step is {per_rl_step / self.gradient_accumulation_steps:g} optimizer steps here "
-                    f"(steps_per_generation {self.steps_per_generation} x num_iterations {self.num_iterations} / "
-                    f"gradient_accumulation_steps {self.gradient_accumulation_steps}); take a multiple of it"
-                )
 
     @property
     def micro_steps_per_rl_step(self) -> int:

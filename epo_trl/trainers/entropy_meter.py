@@ -63,6 +63,14 @@ class EntropyMeter:
         self._shares += shares
         self._terms += torch.stack([bonus, penalty])
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns the sums so far."""
+        return {"sums": self._sums, "shares": self._shares, "terms": self._terms}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Replaces the sums by saved ones."""
+        self._sums, self._shares, self._terms = state["sums"], state["shares"], state["terms"]
+
     def reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """Replaces the sums by those of all ranks. Collective."""
         flat = sum_over_ranks(torch.cat([self._sums.flatten(), self._shares, self._terms]))

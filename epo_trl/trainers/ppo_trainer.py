@@ -40,6 +40,7 @@ from epo_trl.trainers.epo_trainer import EPOTrainer
 from epo_trl.trainers.final_states import final_states
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 from epo_trl.trainers.turn_forward import TurnBatch, TurnScores, cut_turns, score_turns, value_turns
+from epo_trl.trainers.update_guard import spread_nonfinite
 from epo_trl.trainers.value_statistics import normalized, value_statistics
 from epo_trl.types import Episode
 
@@ -233,7 +234,9 @@ class EPOPPOTrainer(EPOTrainer):
         steps = self.current_gradient_accumulation_steps / self.args.steps_per_generation
         per_update = inputs["num_values"].clamp(min=1) / self.accelerator.num_processes * steps
         # Values outside of the points take part with weight 0: every rank uses every parameter of the critic.
-        return loss + self.args.value_coef * (losses.sum() / per_update + 0.0 * values.sum()).to(loss.dtype)
+        return spread_nonfinite(
+            loss + self.args.value_coef * (losses.sum() / per_update + 0.0 * values.sum()).to(loss.dtype)
+        )
 
     def _close_rl_step(self) -> None:
         total, clipped, count = self._sum_over_ranks(self._value_sums).tolist()
@@ -293,17 +296,25 @@ class EPOPPOTrainer(EPOTrainer):
     def _clip_grad_norm(self, model: Any) -> Any:
         """Clips policy and critic apart, so that a large error of the critic does not shrink the policy's step.
 
-        DeepSpeed and FSDP clip both together. Returns the policy's norm before clipping.
+        DeepSpeed and FSDP clip both together. Returns the policy's norm before clipping, or the critic's if that is not
+        finite.
         """
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             return super()._clip_grad_norm(model)
         own = {id(p) for p in self.critic.parameters()}
         policy = [p for p in model.parameters() if id(p) not in own]
         norm = self.accelerator.clip_grad_norm_(policy, self.args.max_grad_norm)  # unscales all gradients, only once
-        torch.nn.utils.clip_grad_norm_(self.critic.parameters(), self.args.max_grad_norm)
-        return norm
+        critic_norm = torch.nn.utils.clip_grad_norm_(self.critic.parameters(), self.args.max_grad_norm)
+        return norm if critic_norm.isfinite() else critic_norm
 
     # --- Checkpoints -------------------------------------------------------------------------------------------
+
+    def _batch_state(self) -> dict[str, Any]:
+        return {**super()._batch_state(), "value_sums": self._value_sums}
+
+    def _load_batch_state(self, state: dict[str, Any]) -> None:
+        super()._load_batch_state(state)
+        self._value_sums = state["value_sums"]
 
     @property
     def _critic_prefix(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from epo_trl.envs.alfworld.suite import AlfworldData, GeneratedAlfworld
 from epo_trl.envs.base import EnvError, TaskSuite
@@ -13,6 +14,9 @@ GAMES = ("generated", "data")
 @dataclass
 class AlfworldArguments:
     """Which ALFWorld games are played."""
+
+    # What a resumed run may have otherwise: it does not change what is learned.
+    MAY_CHANGE: ClassVar[frozenset[str]] = frozenset("alfworld_data n_iid n_ood".split())
 
     games: str = field(
         default="data",

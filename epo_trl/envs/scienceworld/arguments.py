@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from epo_trl.envs.scienceworld.env import Rules
 from epo_trl.envs.scienceworld.gold import GoldSettings
@@ -14,6 +15,11 @@ from epo_trl.envs.scienceworld.tasks import TaskLists
 @dataclass
 class ScienceWorldArguments:
     """Which ScienceWorld tasks are played, and how."""
+
+    # What a resumed run may have otherwise: it does not change what is learned.
+    MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(
+        "n_iid n_ood n_heldout jvms java heap_mb timeout_seconds gold_folder gold_workers".split()
+    )
 
     task_types: list[str] | None = field(
         default=None, metadata={"help": "Task types to train and test on; all but the held-out ones by default."}

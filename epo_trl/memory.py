@@ -1,0 +1,173 @@
+"""How much memory a training run needs on each GPU, by the formula of docs/memory.md. No model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+GB = 1e9
+BF16, FP32 = 2, 4
+# CUDA context, communication buffers, fragments.
+OVERHEAD_BYTES = 4 * GB
+# bf16 numbers kept for every token and hidden unit while one transformer layer is run again in the backward pass: the
+# inputs of its matrix products, norms and residual sums. The feed-forward part adds 3 per unit of its inner width.
+KEPT_PER_HIDDEN = 8
+KEPT_PER_INNER = 3
+# The fused head computes the logits of this many tokens at a time, in fp32, with their gradient.
+HEAD_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a decoder-only transformer with a gated feed-forward part.
+
+    `key_value_size` is the number of key-value heads times the size of a head; `attention_bias` that of query, key and
+    value, as Qwen2 has it.
+    """
+
+    name: str
+    layers: int
+    hidden_size: int
+    inner_size: int
+    key_value_size: int
+    vocabulary: int
+    tied_embeddings: bool
+    attention_bias: bool = True
+
+    @property
+    def trunk_parameters(self) -> int:
+        """Parameters without the output head."""
+        h, kv = self.hidden_size, self.key_value_size
+        attention = 2 * h * h + 2 * h * kv + (h + 2 * kv if self.attention_bias else 0)
+        return self.vocabulary * h + self.layers * (attention + 3 * h * self.inner_size + 2 * h) + h
+
+    @property
+    def parameters(self) -> int:
+        """All parameters of the policy."""
+        return self.trunk_parameters + (0 if self.tied_embeddings else self.vocabulary * self.hidden_size)
+
+
+PRESETS = {
+    "1.5B": ModelShape("Qwen2.5-1.5B", 28, 1536, 8960, 256, 151936, True),
+    "3B": ModelShape("Qwen2.5-3B", 36, 2048, 11008, 256, 151936, True),
+    "7B": ModelShape("Qwen2.5-7B", 28, 3584, 18944, 512, 152064, False),
+}
+
+
+def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
+    """Returns the shape that a `config.json` describes.
+
+    Raises:
+        ValueError: If a size that is needed is missing.
+    """
+    try:
+        heads = config["num_attention_heads"]
+        hidden = config["hidden_size"]
+        head = config.get("head_dim") or hidden // heads
+        return ModelShape(
+            name,
+            layers=config["num_hidden_layers"],
+            hidden_size=hidden,
+            inner_size=config["intermediate_size"],
+            key_value_size=(config.get("num_key_value_heads") or heads) * head,
+            vocabulary=config["vocab_size"],
+            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            attention_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
+        )
+    except KeyError as error:
+        raise ValueError(f"model: the config of {name!r} has no {error.args[0]}; takes a decoder-only one") from error
+
+
+@dataclass(frozen=True)
+class Run:
+    """What of a run's configuration costs memory.
+
+    `zero_stage` is 0 (DDP), 2 or 3; `offload` puts weights and optimizer state under ZeRO-3 into the machine's memory.
+    `batch_tokens` is the number of tokens of one forward pass on one GPU, padding included:
+    `per_device_train_batch_size` x turns x tokens of a turn / `turn_buckets`. `reference`: whether `beta` is above 0.
+    """
+
+    gpus: int = 8
+    zero_stage: int = 3
+    offload: bool = False
+    batch_tokens: int = 16384
+    reference: bool = True
+    critic: bool = False
+    gradient_checkpointing: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "batch_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}, takes an integer >= 1")
+        if self.zero_stage not in (0, 2, 3):
+            raise ValueError(f"zero_stage: got {self.zero_stage}, takes 0, 2 or 3")
+        if self.offload and self.zero_stage != 3:
+            raise ValueError(f"offload: got True with zero_stage={self.zero_stage}, takes zero_stage=3")
+
+
+def memory_per_gpu(shape: ModelShape, run: Run) -> dict[str, float]:
+    """Returns the bytes that each part takes on one GPU at the peak, the update; `"total"` is their sum.
+
+    See docs/memory.md for the formula.
+    """
+    trained = shape.parameters + (shape.trunk_parameters + shape.hidden_size if run.critic else 0)
+    weights_over = run.gpus if run.zero_stage == 3 else 1
+    states_over = run.gpus if run.zero_stage >= 2 else 1
+    on_gpu = 0 if run.offload else 1
+    parts = {
+        "weights": on_gpu * BF16 * trained / weights_over,
+        "gradients": on_gpu * BF16 * trained / states_over,
+        "optimizer": on_gpu * 3 * FP32 * trained / states_over,  # fp32 copy of the weights and two moments
+        "reference": on_gpu * BF16 * shape.parameters / weights_over if run.reference else 0.0,
+        "gathered layers": BF16 * _gathered(shape) if run.zero_stage == 3 else 0.0,
+        "activations": BF16 * _activations(shape, run) * (2 if run.critic else 1),
+        "logits": 2 * FP32 * min(HEAD_CHUNK, run.batch_tokens) * shape.vocabulary,
+        "overhead": OVERHEAD_BYTES,
+    }
+    return {**parts, "total": sum(parts.values())}
+
+
+def _gathered(shape: ModelShape) -> int:
+    """Weights that ZeRO-3 has whole at a time: two layers, the embedding and the head."""
+    layer = (shape.trunk_parameters - shape.vocabulary * shape.hidden_size) // shape.layers
+    return 2 * layer + shape.vocabulary * shape.hidden_size
+
+
+def _activations(shape: ModelShape, run: Run) -> int:
+    """Numbers kept for the backward pass: every layer's input, and what one layer needs while it is run again."""
+    layer = KEPT_PER_HIDDEN * shape.hidden_size + KEPT_PER_INNER * shape.inner_size
+    if run.gradient_checkpointing:
+        return run.batch_tokens * (shape.layers * shape.hidden_size + layer)
+    return run.batch_tokens * shape.layers * layer
+
+
+def host_bytes(shape: ModelShape, run: Run) -> float:
+    """Returns the bytes in the machine's memory, of all its GPUs together, that `offload` takes."""
+    if not run.offload:
+        return 0.0
+    trained = shape.parameters + (shape.trunk_parameters + shape.hidden_size if run.critic else 0)
+    return (2 * BF16 + 3 * FP32) * trained + (BF16 * shape.parameters if run.reference else 0)
+
+
+def format_memory(shape: ModelShape, run: Run, gpu_gb: float) -> str:
+    """Returns the parts as text, with whether it fits."""
+    parts = memory_per_gpu(shape, run)
+    lines = [f"{shape.name}: {shape.parameters / 1e9:.2f} billion parameters, {run.gpus} GPU(s), per GPU:"]
+    lines += [f"  {name:<16}{size / GB:>8.1f} GB" for name, size in parts.items()]
+    if run.offload:
+        lines.append(f"  {'(machine)':<16}{host_bytes(shape, run) / GB:>8.1f} GB")
+    fits = "fits" if parts["total"] <= gpu_gb * GB else "does not fit"
+    return "\n".join([*lines, f"{fits} on {gpu_gb:g} GB"])
+
+
+def format_table(gpus: tuple[int, ...] = (1, 4, 8), gpu_gb: float = 80, **run: Any) -> str:
+    """Returns a Markdown table of the presets on several numbers of GPUs; bold is what fits."""
+    lines = ["| model | " + " | ".join(f"{n} x {gpu_gb:g} GB" for n in gpus) + " |", "|---" * (len(gpus) + 1) + "|"]
+    for shape in PRESETS.values():
+        cells = []
+        for n in gpus:
+            total = memory_per_gpu(shape, Run(gpus=n, **run))["total"]
+            cells.append(f"**{total / GB:.0f} GB**" if total <= gpu_gb * GB else f"{total / GB:.0f} GB")
+        lines.append(f"| {shape.name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

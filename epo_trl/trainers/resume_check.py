@@ -1,0 +1,99 @@
+"""Refuses to go on from a checkpoint with settings under which the run would not be the one that was interrupted."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+# Fields of the configuration that change what is watched, kept or how fast it goes, but not what is learned. Every
+# other field of TRL's, transformers' or ours has to stay; docs/long_runs.md shows this list.
+MAY_CHANGE = frozenset(
+    """output_dir run_name project trackio_space_id trackio_bucket_id trackio_static_space_id report_to
+    logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level
+    log_level_replica disable_tqdm print_episodes log_completions log_multimodal num_completions_to_print
+    log_unique_prompts log_completions_hub_repo include_num_input_tokens_seen
+    eval_strategy eval_steps eval_delay eval_on_start per_device_eval_batch_size eval_accumulation_steps eval_episodes
+    eval_seed eval_temperature protocol num_generations_eval prediction_loss_only eval_do_concat_batches
+    eval_use_gather_object include_for_metrics batch_eval_metrics bf16_full_eval fp16_full_eval
+    save_strategy save_steps save_on_each_node save_total_limit save_only_model enable_jit_checkpoint
+    load_best_model_at_end metric_for_best_model greater_is_better
+    push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
+    do_train do_eval do_predict resume_from_checkpoint resume_with_changes max_skipped_updates
+    restore_callback_states_from_checkpoint debug skip_memory_metrics torch_empty_cache_steps local_rank
+    activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs
+    dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
+    dataloader_multiprocessing_context ddp_timeout ddp_backend deepspeed fsdp fsdp_config model_init_kwargs
+    trust_remote_code vllm_enable_sleep_mode vllm_server_base_url vllm_server_host vllm_server_port
+    vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization""".split()
+)
+
+
+def settings_of(trainer: Any) -> dict[str, Any]:
+    """Returns everything that decides what a run learns, as plain JSON types.
+
+    The fields of its configuration but `MAY_CHANGE`, the number of processes and how they share the model, the model's
+    name and adapter, the tasks and the settings of their environment.
+    """
+    args, accelerator = trainer.args, trainer.accelerator
+    plugin = accelerator.state.deepspeed_plugin if trainer.is_deepspeed_enabled else None
+    adapters = getattr(trainer.model, "peft_config", None) or {}
+    tasks = list(trainer.train_dataset["prompt"])
+    digest = hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:12]
+    settings = {
+        "world_size": accelerator.num_processes,
+        "distributed_type": accelerator.distributed_type,
+        "zero_stage": plugin.zero_stage if plugin is not None else None,
+        "mixed_precision": accelerator.mixed_precision,
+        "model": trainer.model.config._name_or_path,
+        "adapter": {name: config.to_dict() for name, config in adapters.items()},
+        "reward_funcs": trainer.reward_func_names,
+        "suite": trainer.suite.name,
+        "environment": dict(trainer.suite.settings),
+        "train_tasks": f"{len(tasks)} tasks, sha256 {digest}",
+    }
+    for field in dataclasses.fields(args):
+        if field.name not in MAY_CHANGE and not field.name.startswith("_"):
+            settings[field.name] = getattr(args, field.name)
+    return {name: _plain(value) for name, value in settings.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(_plain(item) for item in value)
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return type(value).__name__
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Returns one line per setting that differs. Settings that only one of them has belong to another version."""
+    lines = []
+    for name in sorted(saved.keys() & now.keys()):
+        old, new = saved[name], now[name]
+        if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+            lines += differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            lines.append(f"{prefix}{name}: {old!r} in the checkpoint, {new!r} now")
+    return lines
+
+
+def refusal(checkpoint: str, lines: list[str]) -> str:
+    """Returns the message for settings that differ."""
+    return (
+        f"resume_from_checkpoint: {checkpoint} was made with other settings, so the result would be that of neither "
+        "run:\n  "
+        + "\n  ".join(lines)
+        + "\nSet them as they were, or resume_with_changes to true to go on all the same"
+    )

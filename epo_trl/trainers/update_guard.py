@@ -1,0 +1,89 @@
+"""Keeps updates that are not finite away from the weights, and stops a run that makes nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FOLDER = "nonfinite"  # in `output_dir`
+
+
+class NonFiniteError(RuntimeError):
+    """Loss or gradient was not finite in too many updates in a row."""
+
+
+def spread_nonfinite(loss: Tensor) -> Tensor:
+    """Returns the loss; where it is not finite, every gradient of it is NaN.
+
+    So one test of the gradient's norm finds both, and finds them on all ranks, since they add up their gradients.
+    """
+    return loss * torch.where(loss.detach().isfinite(), 1.0, float("nan"))
+
+
+class UpdateGuard:
+    """Counts the updates that were skipped.
+
+    Args:
+        limit: Number of skipped updates in a row that ends the run.
+        output_dir: The run's folder; the batch of the last skipped update is saved in `nonfinite` there.
+    """
+
+    def __init__(self, limit: int, output_dir: str):
+        self.limit, self.output_dir = limit, output_dir
+        self.skipped = 0
+        self.in_a_row = 0
+        self._losses: list[Tensor] = []
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Keeps the loss of a micro-batch for the message."""
+        self._losses.append(loss.detach())
+
+    def end_update(self, skipped: bool) -> list[float]:
+        """Counts one update. Returns the losses of its micro-batches."""
+        self.in_a_row = self.in_a_row + 1 if skipped else 0
+        self.skipped += skipped
+        losses, self._losses = self._losses, []
+        return [float(loss) for loss in losses] if skipped else []
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the limit is reached."""
+        return self.in_a_row >= self.limit
+
+    def stop(self, step: int, rank: int, grad_norm: float, losses: list[float], batch: Any) -> None:
+        """Saves the collected batch of this rank and raises `NonFiniteError`.
+
+        Args:
+            step: Optimizer steps so far.
+            rank: Of this process.
+            grad_norm: Norm of the gradient.
+            losses: Of the micro-batches of the last update on this rank.
+            batch: What `torch.save` can write.
+        """
+        folder = os.path.join(self.output_dir, FOLDER)
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, f"step_{step:06d}_rank{rank}.pt")
+        torch.save({"step": step, "losses": losses, "grad_norm": grad_norm, "batch": batch}, path)
+        raise NonFiniteError(
+            f"max_skipped_updates: {self.in_a_row} updates in a row had a loss or gradient that is not finite, the "
+            f"limit is {self.limit}; step {step}, rank {rank}: losses {losses}, gradient norm {grad_norm}. The "
+            f"weights are those of the last finite update, the collected batch is in {path} (read it with torch.load)"
+        )
+
+
+def check_skipped(grad_norm: float, was_skipped: Callable[[], bool]) -> None:
+    """Raises `NonFiniteError` if DeepSpeed, which updates within its backward pass, used a gradient that is not finite.
+
+    Args:
+        grad_norm: Norm of the gradient.
+        was_skipped: Whether DeepSpeed skipped the update.
+    """
+    if not was_skipped():
+        raise NonFiniteError(
+            f"deepspeed: the gradient's norm was {grad_norm} and DeepSpeed has updated the weights all the same; set "
+            "`check_grad_overflow: true` in the `bf16` block of its configuration"
+        )

@@ -1,0 +1,97 @@
+"""SIGTERM saves a checkpoint and ends the run; the same command goes on, as if nothing had happened."""
+
+import os
+import signal
+import threading
+
+import pytest
+from test_epo_trainer import assert_bit_equal, weights
+from trainer_kit import make_trainer
+from transformers import TrainerCallback
+
+from epo_trl import experiment
+from epo_trl.trainers.preemption import EXIT_CODE
+
+pytestmark = pytest.mark.slow
+
+
+class SendSigterm(TrainerCallback):
+    """Sends SIGTERM to this process, twice, when `event` happens at a step."""
+
+    def __init__(self, event, step):
+        self.step = step
+        setattr(self, event, self._send)
+
+    def _send(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def run(folder, *callbacks, **changes):
+    trainer = make_trainer(folder, callbacks=list(callbacks), **{"max_steps": 4, **changes})
+    trainer.train()
+    return trainer
+
+
+def checkpoints(folder):
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    ("event", "changes"),
+    [
+        ("on_step_begin", {}),
+        ("on_step_begin", {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}),
+        ("on_evaluate", {"eval_strategy": "steps", "eval_steps": 2}),
+        ("on_save", {"save_strategy": "steps", "save_steps": 2}),
+    ],
+    ids=["in a step", "in a step that saves anyway", "in an evaluation", "while saving"],
+)
+def test_the_step_in_progress_is_finished_saved_and_the_last(tmp_path, event, changes):
+    before = signal.getsignal(signal.SIGTERM)
+    trainer = run(tmp_path, SendSigterm(event, 1 if event == "on_step_begin" else 2), **changes)
+    assert trainer.preempted and trainer.state.global_step == 2
+    assert checkpoints(tmp_path) == ["checkpoint-2"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_run_goes_on_after_sigterm_as_if_it_had_not_been_stopped(tmp_path):
+    straight = run(tmp_path / "straight")
+    run(tmp_path / "stopped", SendSigterm("on_step_begin", 1))
+    resumed = make_trainer(tmp_path / "stopped", max_steps=4)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / "checkpoint-2"))
+    assert not resumed.preempted
+    assert_bit_equal(weights(resumed), weights(straight))
+
+
+def test_sigterm_in_the_last_step_is_a_finished_run(tmp_path):
+    trainer = run(tmp_path, SendSigterm("on_step_begin", 1), max_steps=2)
+    assert not trainer.preempted and checkpoints(tmp_path) == []
+
+
+def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(run(tmp_path, max_steps=1).state.global_step))
+    thread.start()
+    thread.join()
+    assert seen == [1]
+
+
+def test_a_recipe_exits_with_143_and_writes_no_final_model(tmp_path, monkeypatch):
+    """143 = 128 + 15. The model in the output folder would be taken for a finished one."""
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(make_trainer(tmp_path, callbacks=[SendSigterm("on_step_begin", 0)], max_steps=3))
+        return made[-1]
+
+    monkeypatch.setattr(experiment, "load_policy", lambda *args, **kwargs: (None, None))
+    monkeypatch.setattr(experiment, "get_peft_config", lambda *args: None)
+    monkeypatch.setattr(experiment, "get_quantization_config", lambda *args: None)
+    args = make_trainer(tmp_path).args
+    with pytest.raises(SystemExit) as stop:
+        experiment.train(None, args, None, trainer_class=make)
+    assert stop.value.code == EXIT_CODE == 143
+    assert checkpoints(tmp_path) == ["checkpoint-1"] and not (tmp_path / "model.safetensors").exists()
+    assert not made[0]._envs

@@ -1,0 +1,256 @@
+"""Checkpoints of a trainer: whole before the old one goes, resumed with the same settings only, exact at any step."""
+
+import dataclasses
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from test_epo_trainer import StopAt, assert_bit_equal, logged, resumable, weights
+from test_ppo_trainer import resumable as resumable_ppo
+from trainer_kit import make_model, make_trainer
+
+from epo_trl.envs.toy import ToySuite
+from epo_trl.experiment import newest_checkpoint
+from epo_trl.trainers import EPOPPOConfig, epo_trainer
+from epo_trl.trainers.checkpoint_files import (
+    MANIFEST,
+    DiskFullError,
+    checkpoints,
+    damage,
+    explain_full_disk,
+    room_problem,
+)
+from epo_trl.trainers.resume_check import MAY_CHANGE, differences, settings_of
+
+TESTS = Path(__file__).parent
+DOCS = TESTS.parent / "docs"
+
+
+def left(folder):
+    return [path.name for path in checkpoints(folder)]
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
+
+
+def test_the_fields_that_may_change_exist_and_are_those_of_the_docs():
+    names = {field.name for field in dataclasses.fields(EPOPPOConfig)}
+    assert MAY_CHANGE <= names
+    page = (DOCS / "long_runs.md").read_text(encoding="utf-8")
+    listed = page.partition("<!-- may change: begin -->")[2].partition("<!-- may change: end -->")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == MAY_CHANGE
+    assert not MAY_CHANGE & {"learning_rate", "seed", "max_steps", "epo_lambda", "critic", "bf16", "num_generations"}
+
+
+def test_differences_are_told_by_name_and_both_values():
+    saved = {"lr": 0.1, "world_size": 8, "adapter": {"r": 8, "alpha": 1}, "gone": 1, "kwargs": {"a": 1}}
+    now = {"lr": 0.2, "world_size": 8, "adapter": {"r": 4, "alpha": 1}, "new": 1, "kwargs": {}}
+    assert differences(saved, now) == [
+        "adapter.r: 8 in the checkpoint, 4 now",
+        "kwargs: {'a': 1} in the checkpoint, {} now",
+        "lr: 0.1 in the checkpoint, 0.2 now",
+    ]
+    assert differences(saved, saved) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"learning_rate": 5e-3}, r"learning_rate: 0\.01 in the checkpoint, 0\.005 now"),
+        ({"max_steps": 9}, "max_steps: 6 in the checkpoint, 9 now"),
+        ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_kwargs: "),
+        (
+            {"train_dataset": Dataset.from_dict({"prompt": ToySuite().task_ids("train")[:7]})},
+            "train_tasks: .*7 tasks, sha256",
+        ),
+        ({"peft_config": LoraConfig(r=2, target_modules=["q_proj"])}, r"adapter: \{\} in"),
+    ],
+    ids=["rate", "steps", "schedule", "tasks", "adapter"],
+)
+def test_a_setting_that_changes_the_result_is_seen(tmp_path, changes, line):
+    one, other = settings_of(resumable(tmp_path)), settings_of(resumable(tmp_path, **changes))
+    assert any(re.match(line, found) for found in differences(one, other))
+
+
+def test_settings_that_do_not_matter_are_not_compared(tmp_path):
+    one = settings_of(resumable(tmp_path))
+    other = settings_of(
+        resumable(tmp_path / "moved", logging_steps=7, save_steps=1, eval_episodes=2, report_to=["tensorboard"])
+    )
+    assert differences(one, other) == []
+
+
+@pytest.mark.slow
+def test_other_settings_are_refused_with_the_difference_shown_unless_forced(tmp_path):
+    resumable(tmp_path, max_steps=3).train()
+    checkpoint = str(tmp_path / "checkpoint-3")
+    with pytest.raises(
+        ValueError, match="(?s)resume_from_checkpoint: .*max_steps: 3 in the checkpoint, 4 now.*resume_"
+    ):
+        resumable(tmp_path, max_steps=4).train(resume_from_checkpoint=checkpoint)
+    forced = resumable(tmp_path, max_steps=4, resume_with_changes=True)
+    with pytest.warns(UserWarning, match="resumed with other settings: max_steps: 3"):
+        forced.train(resume_from_checkpoint=checkpoint)
+    assert forced.state.global_step == 4
+
+
+# --------------------------------------------------------------------------------------------------------- whole or not
+
+
+@pytest.mark.slow
+def test_after_a_truncated_file_the_run_goes_on_from_the_one_before_and_ends_the_same(tmp_path):
+    changes = {"save_steps": 1, "max_steps": 4}
+    straight = resumable(tmp_path / "straight", **changes)
+    straight.train()
+    resumable(tmp_path / "run", callbacks=[StopAt(3)], **changes).train()
+    newest = tmp_path / "run" / "checkpoint-3"
+    (newest / "optimizer.pt").write_bytes((newest / "optimizer.pt").read_bytes()[:-9])
+    (newest / "of_another_run.bin").write_bytes(b"stale")
+
+    resumed = resumable(tmp_path / "run", **changes)
+    with pytest.raises(ValueError, match="resume_from_checkpoint: got .*checkpoint-3, where optimizer.pt is damaged"):
+        resumed.train(resume_from_checkpoint=str(newest))
+    with pytest.warns(UserWarning, match="checkpoint-3 is passed over: optimizer.pt is damaged"):
+        assert newest_checkpoint(resumed.args) == str(tmp_path / "run" / "checkpoint-2")
+    with pytest.warns(UserWarning, match="passed over"):
+        resumed.train(resume_from_checkpoint=True)
+    assert_bit_equal(weights(resumed), weights(straight))
+    assert damage(newest) is None and not (newest / "of_another_run.bin").exists()
+
+
+def test_true_without_a_whole_checkpoint_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="resume_from_checkpoint: got True, but .* has no whole checkpoint"):
+        make_trainer(tmp_path, model=make_model()).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.slow
+def test_the_old_checkpoint_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
+    changes = {"save_steps": 1, "save_total_limit": 1, "max_steps": 3}
+
+    class KilledError(Exception):
+        pass
+
+    def seal_or_die(folder, seal=epo_trainer.seal):
+        if folder.endswith("-3"):
+            raise KilledError
+        assert left(tmp_path) in (["checkpoint-1"], ["checkpoint-1", "checkpoint-2"])
+        seal(folder)
+
+    monkeypatch.setattr(epo_trainer, "seal", seal_or_die)
+    with pytest.raises(KilledError):
+        resumable(tmp_path, **changes).train()
+    assert left(tmp_path) == ["checkpoint-2", "checkpoint-3"]
+    assert damage(tmp_path / "checkpoint-2") is None and not (tmp_path / "checkpoint-3" / MANIFEST).exists()
+
+
+# ----------------------------------------------------------------------------------------------------------- full disk
+
+
+def disk(monkeypatch, free):
+    """The disk has `free()` bytes left."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free()))
+
+
+NO_ROOM = (
+    r"(?s)output_dir: no room for the checkpoint .*checkpoint-2: it needs [\d.]+ MB at least.*checkpoint-1 is whole"
+)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_an_error_with_the_folder_and_the_need_and_the_last_checkpoint_stays(tmp_path, monkeypatch):
+    """Before anything is written, and in the middle of a file (`/dev/full` is as full as a disk can be)."""
+    changes = {"save_steps": 1, "save_total_limit": 1, "max_steps": 2}
+    trainer = resumable(tmp_path / "before", **changes)
+    disk(monkeypatch, lambda: 10**9 if trainer.state.global_step < 2 else 10**4)
+    with pytest.raises(DiskFullError, match=NO_ROOM):
+        trainer.train()
+    assert left(tmp_path / "before") == ["checkpoint-1"] and damage(tmp_path / "before" / "checkpoint-1") is None
+
+    space, save = [10**9], torch.save
+
+    def save_to_full_disk(value, path):
+        if path.endswith("checkpoint-2/optimizer.pt"):
+            space[0] = 0
+            path = "/dev/full"
+        save(value, path)
+
+    disk(monkeypatch, lambda: space[0])
+    monkeypatch.setattr(torch, "save", save_to_full_disk)
+    with pytest.raises(DiskFullError, match=NO_ROOM) as error:
+        resumable(tmp_path / "midway", **changes).train()
+    assert error.value.__cause__ is not None
+    assert left(tmp_path / "midway") == ["checkpoint-1"] and damage(tmp_path / "midway" / "checkpoint-1") is None
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "x"), RuntimeError("I/O error: No space left on device")])
+def test_an_error_that_tells_of_a_full_disk_is_explained_and_another_is_not(tmp_path, error):
+    with pytest.raises(DiskFullError, match="there is none before it"):
+        explain_full_disk(error, tmp_path / "checkpoint-1", 10)
+    assert explain_full_disk(RuntimeError("shapes differ"), tmp_path / "checkpoint-1", 10) is None
+    assert room_problem(tmp_path / "not" / "yet" / "checkpoint-1", 10) is None
+
+
+# --------------------------------------------------------------------------------------------------------------- exact
+
+MINI_BATCHES = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "num_iterations": 2, "save_steps": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "step"), [(resumable, 1), (resumable_ppo, 3)], ids=["in its first pass", "with a critic, in its second"]
+)
+def test_a_checkpoint_inside_a_collected_batch_resumes_bit_equal(tmp_path, make, step):
+    """One RL step is four optimizer steps here, the last two of them the second pass over the batch."""
+    straight = make(tmp_path / "straight", max_steps=6, **MINI_BATCHES)
+    straight.train()
+    assert straight.rl_step == 1
+    kept = [path.name for path in checkpoints(tmp_path / "straight") if list(path.glob("collected_batch_*"))]
+    assert kept == [f"checkpoint-{step}" for step in (1, 2, 3, 5, 6)]
+    resumed = make(tmp_path / "resumed", max_steps=6, **MINI_BATCHES)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / f"checkpoint-{step}"))
+    assert_bit_equal(weights(resumed), weights(straight))
+    assert resumed.entropy_history.state_dict() == straight.entropy_history.state_dict()
+    for name in ("loss", "epo/entropy_loss", "epo/share_inside_band", "entropy/late_turns", "critic/value_loss"):
+        assert logged(resumed, name) == logged(straight, name), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3, 4], ids=["within the second epoch", "after it"])
+def test_a_run_resumes_bit_equal_after_it_has_seen_all_tasks(tmp_path, step):
+    """An epoch of 4 tasks is two steps; every epoch has an order of its own."""
+    changes = {"train_dataset": Dataset.from_dict({"prompt": ToySuite().task_ids("train")[:4]}), "save_steps": 1}
+    straight, played = resumable(tmp_path / "straight", **changes), []
+    original = straight.play
+    straight.play = lambda tasks, **kwargs: played.append({task for task, _ in tasks}) or original(tasks, **kwargs)
+    straight.train()
+    assert len(played) == 6 and len({frozenset(tasks) for tasks in played}) > 2
+    resumed = resumable(tmp_path / "resumed", **changes)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / f"checkpoint-{step}"))
+    assert_bit_equal(weights(resumed), weights(straight))
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path):
+    """By kill -9 at random moments: `EPO_TRL_KILLS` of them, 4 by default."""
+    kills = os.environ.get("EPO_TRL_KILLS", "4")
+    paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "killed_run.py"), str(tmp_path), kills, "0"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert counts["kills"] == int(kills) and counts["runs"] >= 1
