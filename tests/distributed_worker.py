@@ -123,13 +123,13 @@ def inject_ppo(trainer: Any, part: slice, rollouts: int) -> None:
     )
 
 
-def start(mode: str) -> int:
+def start(mode: str, timeout_seconds: float = 30) -> int:
     """Returns the rank, after joining the others."""
     if mode == "zero3":
         import deepspeed
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it is compiled for 38 s
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
     return dist.get_rank()
 
 
