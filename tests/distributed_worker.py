@@ -130,13 +130,13 @@ def inject_ppo(trainer: Any, part: slice, rollouts: int) -> None:
     )
 
 
-def start(mode: str) -> int:
+def start(mode: str, timeout_seconds: float = 30) -> int:
     """Returns the rank, after joining the others."""
     if DEEPSPEED[mode]:
         import deepspeed
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it is compiled for 38 s
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
     return dist.get_rank()
 
 

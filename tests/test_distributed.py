@@ -33,7 +33,13 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def launch(mode: str, folder: Path, *arguments: str) -> None:
+def launch(
+    mode: str,
+    folder: Path,
+    *arguments: str,
+    script: str = "distributed_worker.py",
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> None:
     """Runs one process per rank; kills them all and shows what they wrote if one fails or time is up."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "PYTEST_"))}
     env |= {
@@ -46,14 +52,14 @@ def launch(mode: str, folder: Path, *arguments: str) -> None:
         for rank, log in enumerate(logs):
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, str(TESTS / "distributed_worker.py"), mode, str(folder), *arguments],
+                    [sys.executable, str(TESTS / script), mode, str(folder), *arguments],
                     env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD)},
                     stdout=log.open("w"),
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
             )
-        end = time.monotonic() + TIMEOUT_SECONDS
+        end = time.monotonic() + timeout_seconds
         while any(p.poll() is None for p in processes) and time.monotonic() < end:
             if any(p.poll() for p in processes):
                 break
@@ -65,7 +71,7 @@ def launch(mode: str, folder: Path, *arguments: str) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     tails = "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs)
-    assert codes == [0] * WORLD, f"exit codes {codes} (None: still running after {TIMEOUT_SECONDS} s)\n{tails}"
+    assert codes == [0] * WORLD, f"exit codes {codes} (None: still running after {timeout_seconds} s)\n{tails}"
 
 
 @pytest.fixture(scope="module", params=["ddp", pytest.param("zero3", marks=needs_deepspeed)])

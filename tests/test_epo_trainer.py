@@ -508,6 +508,7 @@ def test_weights_are_the_same_with_and_without_evaluation(tmp_path):
         ({"entropy_history_window": 0}, "entropy_history_window: got 0"),
         ({"eval_episodes": 0}, "eval_episodes: got 0"),
         ({"eval_temperature": 0.0}, "eval_temperature: got 0.0"),
+        ({"max_aborted_share": 1.5}, "max_aborted_share: got 1.5, takes a number from 0 to 1"),
         ({"num_generations": 3}, "num_generations"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

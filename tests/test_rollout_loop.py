@@ -1,5 +1,7 @@
 """The rollout by scripted policies and environments: who is asked when, what is paid, why an episode stops."""
 
+import math
+
 import pytest
 from rollout_parts import (
     LOSE,
@@ -15,7 +17,7 @@ from rollout_parts import (
     step,
 )
 
-from epo_trl.rollout import RolloutSettings, RolloutTimes, play_episodes
+from epo_trl.rollout import RolloutSettings, RolloutTimes, loop, parse_response, play_episodes
 from epo_trl.types import StopReason
 
 
@@ -312,6 +314,44 @@ def test_an_info_without_what_the_contract_demands_aborts_that_episode_alone(tok
     episodes = play(tokenizer, [bare, ScriptedEnv(WIN)])
     assert stops(episodes) == [StopReason.ABORTED, StopReason.WON]
     assert "won" in episodes[0].error
+
+
+def test_an_info_that_the_template_cannot_show_aborts_that_episode_alone(tokenizer):
+    observation, *rest, seen = step()
+    bare = ScriptedEnv((observation, *rest, {name: value for name, value in seen.items() if name != "task"}))
+    episodes = play(tokenizer, [ScriptedEnv(step(), WIN), bare, ScriptedEnv(step(), WIN)])
+    assert stops(episodes) == [StopReason.WON, StopReason.ABORTED, StopReason.WON]
+    assert episodes[1].error == "KeyError: 'task'" and len(episodes[1].turns) == 1
+
+
+def test_a_template_that_no_environment_can_fill_is_an_error(tokenizer):
+    envs = [ScriptedEnv(start=("start", {"won": False})) for _ in range(2)]
+    with pytest.raises(KeyError, match="task"):
+        play(tokenizer, envs)
+
+
+def test_an_exception_in_the_parser_aborts_that_episode_alone(tokenizer, monkeypatch):
+    def raise_at_look(text, admissible, **kwargs):
+        if "look" in text:
+            raise RecursionError("too deep")
+        return parse_response(text, admissible, **kwargs)
+
+    monkeypatch.setattr(loop, "parse_response", raise_at_look)
+    envs = [ScriptedEnv(WIN), ScriptedEnv(WIN), ScriptedEnv(WIN)]
+    policy = ScriptedPolicy(tokenizer, [[answer("go"), answer("look"), answer("go")]])
+    episodes = play(tokenizer, envs, policy=policy)
+    assert stops(episodes) == [StopReason.WON, StopReason.ABORTED, StopReason.WON]
+    assert episodes[1].error == "RecursionError: too deep"
+    assert envs[1].received == []
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_a_reward_that_is_no_number_aborts_that_episode_alone(tokenizer, reward, weight):
+    envs = [ScriptedEnv(step(reward=reward)), ScriptedEnv(WIN)]
+    episodes = play(tokenizer, envs, settings=RolloutSettings(max_turns=5, env_reward_weight=weight))
+    assert stops(episodes) == [StopReason.ABORTED, StopReason.WON]
+    assert episodes[0].error == f"EnvError: reward: the environment gave {reward} for 'go', takes a finite number"
 
 
 def test_ctrl_c_in_an_environment_is_not_swallowed(tokenizer):

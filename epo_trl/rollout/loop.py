@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from epo_trl.envs.base import Info, TextEnv
+from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
 from epo_trl.rollout.parsing import ParsedResponse, parse_response
 from epo_trl.types import Episode, StopReason, Turn
@@ -125,8 +126,8 @@ def play_episodes(
     """Returns one episode per task, in order.
 
     All episodes advance together: each turn is one generation call with the prompts of the episodes that still run.
-    Of each turn, all actions are sent before the first answer is awaited. An exception in an environment aborts that
-    episode alone.
+    Of each turn, all actions are sent before the first answer is awaited. An exception in an environment or in the
+    parser, or an answer that cannot be shown, aborts that episode alone.
 
     Args:
         envs: At least as many environments as tasks.
@@ -194,23 +195,35 @@ def _reset_all(plays: list[_Play], options: Mapping[str, Any]) -> None:
 
 
 def _with_prompts(plays: list[_Play], context: ContextBuilder) -> list[tuple[_Play, Prompt]]:
-    views = [
-        TurnView(
-            observation=play.observation,
-            info=play.info,
-            history=play.history,
-            last_response_ids=play.turns[-1].response_ids if play.turns else (),
-            context_tokens=len(play.context_ids),
-        )
-        for play in plays
-    ]
+    try:
+        prompts = context.build([_view(play) for play in plays]) if plays else []
+    except Exception:  # what one environment said cannot be shown; find out which
+        prompts = [_prompt_alone(play, context) for play in plays]
+        if all(play.error and not play.turns for play in plays):
+            raise  # no first prompt can be built: the template is wrong, not an environment
     running = []
-    for play, prompt in zip(plays, context.build(views) if views else [], strict=True):
-        if prompt is None:
-            play.stop = StopReason.CONTEXT_FULL
-        else:
+    for play, prompt in zip(plays, prompts, strict=True):
+        if prompt is not None:
             running.append((play, prompt))
+        elif play.stop is None:
+            play.stop = StopReason.CONTEXT_FULL
     return running
+
+
+def _prompt_alone(play: _Play, context: ContextBuilder) -> Prompt | None:
+    with play.aborted_by_errors():
+        return context.build([_view(play)])[0]
+    return None
+
+
+def _view(play: _Play) -> TurnView:
+    return TurnView(
+        observation=play.observation,
+        info=play.info,
+        history=play.history,
+        last_response_ids=play.turns[-1].response_ids if play.turns else (),
+        context_tokens=len(play.context_ids),
+    )
 
 
 def _send_action(play: _Play, text: str, settings: RolloutSettings) -> None:
@@ -242,6 +255,8 @@ def _take_turn(
     reward = settings.env_reward_weight * float(env_reward) + settings.success_reward * won
     if not parsed.is_valid:
         reward -= settings.invalid_action_penalty
+    if not math.isfinite(reward):
+        raise EnvError(f"reward: the environment gave {env_reward!r} for {parsed.action!r}, takes a finite number")
     play.turns.append(
         Turn(
             prompt_ids=tuple(prompt.ids),

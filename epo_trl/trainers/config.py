@@ -89,6 +89,13 @@ class EPOConfig(GRPOConfig):
     env_reward_weight: float = field(
         default=0.0, metadata={"help": "Factor on the environment's own reward, added to every turn's reward."}
     )
+    max_aborted_share: float = field(
+        default=0.5,
+        metadata={
+            "help": "If a larger share of a batch is aborted by errors of environments or the parser, all ranks save "
+            "a checkpoint and stop. 1 never stops."
+        },
+    )
 
     # Evaluation
     eval_temperature: float = field(
@@ -156,6 +163,8 @@ class EPOConfig(GRPOConfig):
                 raise ValueError(f"{name}: got {value!r}, takes a number >= {least}")
         if self.kappa_high < self.kappa_low:
             raise ValueError(f"kappa_high: got {self.kappa_high}, takes a number >= kappa_low ({self.kappa_low})")
+        if not 0 <= self.max_aborted_share <= 1:
+            raise ValueError(f"max_aborted_share: got {self.max_aborted_share}, takes a number from 0 to 1")
         if not self.eval_temperature > 0:
             raise ValueError(f"eval_temperature: got {self.eval_temperature}, takes a number > 0")
         if self.eval_episodes is not None and self.eval_episodes < 1:

@@ -43,6 +43,7 @@ from epo_trl.rollout import (
     episode_to_row,
     play_episodes,
 )
+from epo_trl.trainers.aborts import first_errors, too_many_aborted
 from epo_trl.trainers.checkpoint_files import (
     DiskFullError,
     damage,
@@ -196,7 +197,7 @@ class EPOTrainer(GRPOTrainer):
             self._pad_rows([row.env_mask for row in rows], 0),
             windowed=self._windowed,
         )
-        self._log_rollout(times)
+        self._stop_if_too_many_aborted(self._log_rollout(times)["stop/aborted"])
         has_logprobs = any(row.logprobs is not None for row in rows)
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
@@ -234,6 +235,17 @@ class EPOTrainer(GRPOTrainer):
                 on_finished=bar.update,
                 times=times,
             )
+
+    def _stop_if_too_many_aborted(self, share: float) -> None:
+        """Saves a checkpoint and raises, on all ranks, if more of the batch was aborted than the limit allows."""
+        if share <= self.args.max_aborted_share:
+            return
+        errors = gather_object(first_errors(self._episodes, self.accelerator.process_index))
+        checkpoint = None
+        if self._step % self.args.gradient_accumulation_steps == 0:
+            self._save_checkpoint(self.model, trial=None)
+            checkpoint = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        raise too_many_aborted(share, self.args.max_aborted_share, errors, checkpoint)
 
     def close_envs(self) -> None:
         """Frees what the environments hold, processes of theirs too. A later rollout makes new ones."""
@@ -556,8 +568,8 @@ class EPOTrainer(GRPOTrainer):
 
     # --- Watching ----------------------------------------------------------------------------------------------
 
-    def _log_rollout(self, times: RolloutTimes) -> None:
-        """Collects the rollout's metrics over all ranks."""
+    def _log_rollout(self, times: RolloutTimes) -> dict[str, float]:
+        """Collects the rollout's metrics over all ranks, and returns them."""
         episodes = self._episodes
         turns = sum(len(e.turns) for e in episodes)
         local = {
@@ -590,6 +602,7 @@ class EPOTrainer(GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         for name, value in metrics.items():
             self._metrics[mode][name].append(value)
+        return metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs as TRL does; with `print_episodes`, also shows sample episodes."""

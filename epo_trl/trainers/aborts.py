@@ -1,0 +1,35 @@
+"""When too many episodes of a batch are aborted, something is broken that training on the rest would only hide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from epo_trl.types import Episode, StopReason
+
+SHOWN = 3  # errors of each rank
+
+
+class TooManyAborted(RuntimeError):
+    """More episodes of a batch were aborted than `max_aborted_share` allows."""
+
+
+def first_errors(episodes: Sequence[Episode], rank: int) -> list[str]:
+    """Returns why the first aborted episodes of a rank were aborted."""
+    aborted = [episode for episode in episodes if episode.stop is StopReason.ABORTED]
+    return [f"rank {rank}, task {episode.task_id!r}: {episode.error}" for episode in aborted[:SHOWN]]
+
+
+def too_many_aborted(share: float, limit: float, errors: Sequence[str], checkpoint: str | None) -> TooManyAborted:
+    """Returns the error that stops the run.
+
+    Args:
+        share: Aborted episodes over all episodes of the batch.
+        limit: `max_aborted_share`.
+        errors: What went wrong, see `first_errors`.
+        checkpoint: Where the state before this batch was saved, or `None`.
+    """
+    saved = f"the state before it is in {checkpoint}" if checkpoint else "nothing was saved inside an optimizer step"
+    return TooManyAborted(
+        f"max_aborted_share: {share:.0%} of the episodes of this batch were aborted, {limit:.0%} are allowed; the "
+        f"batch was not trained on, and {saved}. The first errors:\n" + "\n".join(f"  {error}" for error in errors)
+    )

@@ -1,0 +1,76 @@
+"""A training run on ScienceWorld goes on when a JVM is killed under it, and leaves no Java process behind."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from test_epo_trainer import logged
+from trainer_kit import make_config
+
+from epo_trl.envs.scienceworld import ScienceWorldSuite
+from epo_trl.models import build_model, build_tokenizer
+from epo_trl.trainers import EPOTrainer
+from epo_trl.types import StopReason
+
+pytestmark = [pytest.mark.games, pytest.mark.slow]
+
+TASK = "train/lifespan-longest-lived/0"
+
+
+def java_children():
+    """Returns the ids of the Java processes that this process has started."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = stat.read_text().rpartition(")")
+        except OSError:  # it has ended meanwhile
+            continue
+        if name.endswith("(java") and int(rest.split()[1]) == os.getpid():
+            found.append(int(stat.parent.name))
+    return found
+
+
+class OneTask(ScienceWorldSuite):
+    def task_ids(self, split):
+        return [TASK] * 8
+
+
+def test_a_run_goes_on_when_a_jvm_is_killed_under_it(tmp_path):
+    suite = OneTask(jvms=2)
+    tokenizer = build_tokenizer(["look around , open door to kitchen"])
+    model = build_model(tokenizer, hidden_size=32, heads=2)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    args = make_config(
+        tmp_path, per_device_train_batch_size=4, max_steps=3, max_turns=2, prompt_template="scienceworld_compact",
+        max_prompt_length=900, max_completion_length=4, epo_lambda=0.1,
+    )  # fmt: skip
+    trainer = EPOTrainer(model, suite, args=args, processing_class=tokenizer)
+    generate, calls, rollouts = trainer._generate_single_turn, [], []
+
+    def kill_in_the_second_rollout(*arguments):
+        calls.append(sorted(java_children()))
+        if len(calls) == 3:  # its first turn: the games have begun, no action has been sent
+            os.kill(trainer._envs[1]._host._jvms[-1].process.pid, signal.SIGKILL)
+        return generate(*arguments)
+
+    trainer._generate_single_turn = kill_in_the_second_rollout
+    rollout = trainer._rollout
+    trainer.rollout_func = lambda *arguments: (rollout(*arguments), rollouts.append(list(trainer._episodes)))[0]
+    trainer.train()
+
+    assert [[e.stop is StopReason.ABORTED for e in episodes] for episodes in rollouts] == [
+        [False] * 4,
+        [False, True] * 2,  # those on the killed JVM
+        [False] * 4,
+    ]
+    assert all("died with exit status -9" in rollouts[1][i].error for i in (1, 3))
+    assert logged(trainer, "env/aborted") == [0.0, 0.5, 0.0]
+    assert trainer.state.global_step == 3
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert any((p.detach() - before[name]).abs().max() > 1e-3 for name, p in model.named_parameters())
+    first, *_, last = calls
+    assert len(first) == len(last) == 2 and len(set(first) & set(last)) == 1  # one of the two was replaced
+    trainer.close_envs()
+    assert java_children() == []
