@@ -1,7 +1,9 @@
 """The rollout only knows TRL's seam `_generate_single_turn`; what is behind it can be swapped."""
 
 import pytest
-from trainer_kit import make_trainer
+import torch
+from peft import LoraConfig
+from trainer_kit import make_model, make_trainer
 
 CONTINUOUS = {
     "use_transformers_continuous_batching": True,
@@ -27,3 +29,21 @@ def test_an_rl_step_runs_on_continuous_batching(tmp_path, context):
     trainer = make_trainer(tmp_path, max_steps=1, context=context, **CONTINUOUS)
     trainer.train()
     assert trainer.rl_step == 1 and trainer.state.log_history[0]["env/turns"] == 3.0
+
+
+@pytest.mark.parametrize("wrapped", [{}, {"peft_config": LoraConfig(target_modules="all-linear")}])
+def test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept(tmp_path, monkeypatch, wrapped):
+    from epo_trl.trainers import epo_trainer
+
+    episodes, caches = [], []
+    reuse = epo_trainer.reusing_prefixes
+    monkeypatch.setattr(epo_trainer, "reusing_prefixes", lambda model: caches.append(reuse(model)) or caches[-1])
+    for can_reuse in (epo_trainer.can_reuse, lambda model: False):
+        monkeypatch.setattr(epo_trainer, "can_reuse", can_reuse)
+        trainer = make_trainer(
+            tmp_path, context="concatenated", max_turns=4, model=make_model(sharpness=4.0), **wrapped
+        )
+        torch.manual_seed(0)
+        episodes.append(trainer.play([(f"train/{i % 3}", 0) for i in range(6)]))
+    assert len(caches) == 1 and episodes[0] == episodes[1]
+    assert len({len(turn.response_ids) for episode in episodes[0] for turn in episode.turns}) > 1

@@ -16,7 +16,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from epo_trl.evaluation import EvalReport, Protocol, get_protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.models import load_tokenizer
+from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes
 from epo_trl.objectives import EntropyHistory, band_shares, beta_schedule, smoothing_penalty, turn_mean_weights
 from epo_trl.rollout import (
     ContextBuilder,
@@ -223,18 +224,30 @@ class EPOTrainer(GRPOTrainer):
         """
         while len(self._envs) < len(tasks):
             self._envs.append(self.suite.make_env())
+        context = context or self.context
         hidden = self.args.disable_tqdm or not self.accelerator.is_main_process
-        with tqdm(total=len(tasks), desc=description, unit="episode", leave=False, disable=hidden) as bar:
+        with (
+            tqdm(total=len(tasks), desc=description, unit="episode", leave=False, disable=hidden) as bar,
+            self._reusing_prefixes(context),
+        ):
             return play_episodes(
                 self._envs,
                 tasks,
                 lambda prompt_ids: self._generate_single_turn(prompt_ids, None, {}, 1),
-                context or self.context,
+                context,
                 settings or self.rollout_settings,
                 prompts_needed=self._prompts_needed,
                 on_finished=bar.update,
                 times=times,
             )
+
+    def _reusing_prefixes(self, context: ContextBuilder) -> AbstractContextManager[Any]:
+        """Lets plain generation go on from the turn before; the other backends have prefix caches of their own."""
+        model = self.accelerator.unwrap_model(self.model_wrapped)
+        is_plain = not (self.use_vllm or self.use_transformers_continuous_batching)
+        if context.mode == "concatenated" and is_plain and can_reuse(model):
+            return reusing_prefixes(model)
+        return nullcontext()
 
     def _stop_if_too_many_aborted(self, share: float) -> None:
         """Saves a checkpoint and raises, on all ranks, if more of the batch was aborted than the limit allows."""
