@@ -104,9 +104,12 @@ def can_reuse(model: Any) -> bool:
 @contextmanager
 def reusing_prefixes(model: Any) -> Iterator[PrefixCache]:
     """Lets a model's `generate` go on from the call before, until the end of the block."""
-    cache = PrefixCache(model)
+    cache, before = PrefixCache(model), vars(model).get("generate")
     model.generate = cache.generate
     try:
         yield cache
     finally:
-        del model.generate
+        if before is None:
+            del model.generate
+        else:
+            model.generate = before

@@ -1,0 +1,224 @@
+"""Time of a rollout of many turns: ours against TRL's own loop over tool calls, on the same model.
+
+    python benchmarks/bench_rollout.py --turns 5 10 20
+
+All play the same game, which answers every action with as many words and never ends, and all responses are the same
+tokens: a logits processor forces them, so that each run makes the same number of turns and of sampled tokens. TRL's
+conversation begins with its description of the tool, ours with as many tokens of task.
+
+- TRL: `GRPOTrainer(environment_factory=...)`, which runs the whole conversation anew every turn;
+- ours, concatenated: the same conversation, keys and values kept from turn to turn;
+- ours, not kept: the same without that;
+- ours, windowed: every turn a prompt of its own with the last two turns.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl.chat_template_utils as templates
+from bench_update import make_model
+from datasets import Dataset
+from harness import Work, device, measure, parser, table, write
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+
+from epo_trl.envs.base import TaskSuite, TextEnv
+from epo_trl.trainers import EPOConfig, EPOTrainer, epo_trainer
+
+RESPONSE = '<tool_call>\n{"name": "act", "arguments": {"action": "look"}}\n</tool_call><|im_end|>'
+WAYS = ("TRL", "ours, concatenated", "ours, not kept", "ours, windowed")
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Returns a byte-level tokenizer with Qwen3's chat template."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    names = ["<pad>", "<|im_start|>", "<|im_end|>"]
+    special = [AddedToken(name, special=True) for name in names]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=512, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator([RESPONSE] * 9 + ["you see a drawer and a shelf ."] * 9, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<|im_end|>", padding_side="left"
+    )
+    tokenizer.chat_template = templates.qwen3_chat_template
+    return tokenizer
+
+
+class Script(LogitsProcessor):
+    """Forces the same tokens on every row."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens, self.start = tokens, -1
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Leaves one token possible."""
+        self.start = input_ids.shape[1] if self.start < 0 else self.start
+        forced = torch.full_like(scores, float("-inf"))
+        forced[:, self.tokens[input_ids.shape[1] - self.start]] = 0.0
+        return forced
+
+
+class Game(TextEnv):
+    """Says the same after every action."""
+
+    def __init__(self, task: str, observation: str) -> None:
+        self.task, self.observation = task, observation
+
+    def _info(self) -> dict[str, Any]:
+        return {"admissible_actions": None, "won": False, "task": self.task, "task_type": "t", "task_id": "train/0"}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Starts."""
+        return self.observation, self._info()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Goes on."""
+        return self.observation, 0.0, False, False, self._info()
+
+
+class Games(TaskSuite):
+    """One game."""
+
+    name = "bench"
+    splits = ("train",)
+
+    def __init__(self, task: str, observation: str) -> None:
+        self.made = task, observation
+
+    def task_ids(self, split: str) -> list[str]:
+        """Returns the one task."""
+        return ["train/0"]
+
+    def make_env(self) -> Game:
+        """Returns a game."""
+        return Game(*self.made)
+
+
+class Tool:
+    """The game as TRL wants it. `observation` is set by the benchmark."""
+
+    observation = ""
+
+    def reset(self, **_: Any) -> None:
+        """Starts."""
+
+    def act(self, action: str) -> str:
+        """Takes an action in the game.
+
+        Args:
+            action: What to do.
+
+        Returns:
+            What one sees.
+        """
+        return self.observation
+
+
+def task_as_long_as_a_tool(tokenizer: PreTrainedTokenizerFast, observation: str) -> str:
+    """Returns words that make our first prompt as long as TRL's, which describes the tool."""
+
+    def length(text: str, **tools: Any) -> int:
+        messages = [{"role": "user", "content": text}]
+        return len(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **tools))
+
+    task, needed = "", length(observation, tools=[Tool().act])
+    while length(f"{task} {observation}") < needed:
+        task += "a "
+    return task
+
+
+def make(way: str, turns: int, episodes: int, words: int, sizes: dict[str, int]) -> Work:
+    """Returns one rollout, which returns the tokens that were sampled."""
+    tokenizer = make_tokenizer()
+    model = make_model({**sizes, "vocab_size": len(tokenizer)})
+    script = tokenizer(RESPONSE, add_special_tokens=False)["input_ids"]
+    generate = model.generate
+    model.generate = lambda **kwargs: generate(**kwargs, logits_processor=LogitsProcessorList([Script(script)]))
+    observation = " ".join(["you see a drawer and a shelf ."] * (words // 8))
+    settings: dict[str, Any] = {
+        "output_dir": tempfile.mkdtemp(), "use_cpu": device() == "cpu", "bf16": device() == "cuda", "report_to": [],
+        "per_device_train_batch_size": episodes, "num_generations": episodes, "max_steps": 1, "beta": 0.0,
+        "gradient_checkpointing": False, "disable_tqdm": True,
+    }  # fmt: skip
+    trainer: GRPOTrainer
+    if way == "TRL":
+        Tool.observation = observation
+        config = GRPOConfig(**settings, max_tool_calling_iterations=turns - 1, max_completion_length=2**15)
+        tasks = Dataset.from_dict({"prompt": [[{"role": "user", "content": observation}]] * 2})
+        trainer = GRPOTrainer(
+            model, lambda completions, **_: [0.0] * len(completions), config, tasks, processing_class=tokenizer,
+            environment_factory=Tool,
+        )  # fmt: skip
+        inputs = [dict(tasks[0]) for _ in range(episodes)]
+    else:
+        folder = Path(tempfile.mkdtemp())
+        for name, text in {
+            "first": "{task} {observation}", "followup": "{observation}", "history": "{observation} {action}",
+            "next": "{task} {history} {observation}",
+        }.items():  # fmt: skip
+            (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+        config = EPOConfig(
+            **settings, max_turns=turns, max_completion_length=len(script), max_prompt_length=2**13,
+            prompt_template=str(folder), context="windowed" if "windowed" in way else "concatenated",
+            require_think=False, history_length=2,
+        )  # fmt: skip
+        if way == "ours, not kept":
+            epo_trainer.can_reuse = lambda model: False
+        trainer = EPOTrainer(
+            model,
+            Games(task_as_long_as_a_tool(tokenizer, observation), observation),
+            args=config,
+            processing_class=tokenizer,
+        )
+        inputs = [{"prompt": "train/0"} for _ in range(episodes)]
+    trainer.model.train()
+
+    def work() -> tuple[int, int]:
+        output = trainer._generate_and_score_completions([dict(row) for row in inputs])
+        sampled = output["completion_mask"] * output["tool_mask"]
+        return int(sampled.sum()), int(output["completion_mask"].sum() + output["prompt_mask"].sum())
+
+    return work
+
+
+def main() -> None:
+    """Measures all numbers of turns and prints a table."""
+    args = parser(__doc__)
+    args.add_argument("--turns", type=int, nargs="+", default=[5, 10, 20])
+    args.add_argument("--episodes", type=int, default=16)
+    args.add_argument("--words", type=int, default=64, help="of an observation")
+    args.add_argument("--hidden", type=int, default=256)
+    args.add_argument("--layers", type=int, default=4)
+    given = args.parse_args()
+    sizes = {
+        "hidden_size": given.hidden, "intermediate_size": 4 * given.hidden, "num_hidden_layers": given.layers,
+        "num_attention_heads": max(4, given.hidden // 64), "num_key_value_heads": max(2, given.hidden // 256),
+    }  # fmt: skip
+    rows, results = [], {}
+    for turns in given.turns:
+        work = {way: partial(make, way, turns, given.episodes, given.words, sizes) for way in WAYS}
+        measured = results[turns] = measure(work, given.rounds)
+        base = measured["TRL"].median
+        for way, one in measured.items():
+            sampled, total = one.results[-1]
+            rows.append([
+                turns, way, f"{one.median:.2f} s ± {one.spread / 2:.0%}", f"{base / one.median:.2f}x",
+                f"{sampled / one.median:,.0f}", f"{sampled:,}", f"{total:,}",
+            ])  # fmt: skip
+    head = ["turns", "way", "rollout", "speed against TRL", "sampled tokens/s", "sampled tokens", "tokens in the rows"]
+    print(table(head, rows))
+    write(given.json, options=vars(given), results=results)
+
+
+if __name__ == "__main__":
+    main()
