@@ -24,8 +24,8 @@ $(STAMP): setup.cfg constraints.txt
 train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ENV=alfworld] [ALGO=grpo_epo|grpo|ppo_epo|ppo] [SEED=0]
 	$(PY) recipes/make_train.py $(if $(ENV),--env $(ENV)) $(if $(ALGO),--algo $(ALGO)) $(if $(SEED),--seed $(SEED))
 
-compare: $(STAMP)  ## three seeds of GRPO and of GRPO+EPO side by side; hours on 2 cores
-	$(PY) recipes/compare.py $(if $(ENV),--env $(ENV)) --seeds $(or $(SEEDS),0 1 2)
+compare: $(STAMP)  ## three seeds of each algorithm side by side; hours on 2 cores: make compare [ALGOS="ppo ppo_epo"] [SEEDS="0 1 2"]
+	$(PY) recipes/compare.py $(if $(ENV),--env $(ENV)) --algos $(or $(ALGOS),grpo grpo_epo) --seeds $(or $(SEEDS),0 1 2)
 
 test: $(STAMP)  ## the whole suite
 	$(PY) -m pytest -n 2
