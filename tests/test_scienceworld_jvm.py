@@ -10,6 +10,7 @@ import pytest
 from rollout_parts import ScriptedPolicy, answer, byte_tokenizer, context_of
 
 from epo_trl.envs import EnvError
+from epo_trl.envs.base import Faults
 from epo_trl.envs.scienceworld import JvmSettings, ScienceWorldSuite
 from epo_trl.envs.scienceworld.jvm import Jvm, find_java, heap_mb_for
 from epo_trl.envs.scienceworld.world import World
@@ -143,6 +144,7 @@ def test_worlds_of_a_lost_jvm_raise_until_they_are_reset(how, message):
         envs[1].step("look around")
     assert reset(envs[1]) == expected
     assert len(pids_of(suite)) == 1
+    assert suite.faults() == Faults(restarts=1, timeouts=int(how == signal.SIGSTOP))
     for env in envs:
         assert env.step("look around")[4]["accepted"]
         env.close()

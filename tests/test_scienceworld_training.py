@@ -67,6 +67,7 @@ def test_a_run_goes_on_when_a_jvm_is_killed_under_it(tmp_path):
     ]
     assert all("died with exit status -9" in rollouts[1][i].error for i in (1, 3))
     assert logged(trainer, "env/aborted") == [0.0, 0.5, 0.0]
+    assert logged(trainer, "env/restarts") == [0.0, 0.0, 1.0]
     assert trainer.state.global_step == 3
     assert all(torch.isfinite(p).all() for p in model.parameters())
     assert any((p.detach() - before[name]).abs().max() > 1e-3 for name, p in model.named_parameters())

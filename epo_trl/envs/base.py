@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 Info = dict[str, Any]
@@ -11,6 +12,27 @@ Info = dict[str, Any]
 
 class EnvError(RuntimeError):
     """An environment, a game file or a setting of it is unusable. The message says which and how to mend it."""
+
+
+@dataclass(slots=True)
+class Faults:
+    """What went wrong with the processes in which games run, counted since the suite was made.
+
+    Args:
+        restarts: Processes started in place of one that died or hung.
+        timeouts: Calls that took too long; their process was killed.
+        retries: Resets that were tried again because their process died or hung.
+    """
+
+    restarts: int = 0
+    timeouts: int = 0
+    retries: int = 0
+
+    def __add__(self, other: Faults) -> Faults:
+        return Faults(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: Faults) -> Faults:
+        return Faults(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 
 
 class TextEnv(ABC):
@@ -119,6 +141,10 @@ class TaskSuite(ABC):
             count: How many to return at most.
         """
         return list(dict.fromkeys(self.task_ids(split)))[:count]
+
+    def faults(self) -> Faults:
+        """Returns what has gone wrong so far with processes of this suite; nothing if it has none."""
+        return Faults()
 
     def check_split(self, split: str) -> None:
         """Raises `EnvError` if there is no such split."""

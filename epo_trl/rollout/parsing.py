@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
-_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _SPACES = re.compile(r"\s+")
 MAX_PASSED_CHARS = 200  # of an unparsable response that is handed to the environment
 
@@ -44,22 +43,39 @@ def parse_response(text: str, admissible: Iterable[str] | None, *, require_think
             valid that is not empty, until the environment says otherwise.
         require_think: Whether a response without reasoning is invalid.
     """
-    actions = list(_ACTION.finditer(text))
-    thoughts = list(_THINK.finditer(text))
-    thought = _squeeze(thoughts[0].group(1)) if thoughts else ""
+    actions = list(_blocks(text, "<action>", "</action>"))
+    thoughts = list(_blocks(text, "<think>", "</think>"))
+    thought = _squeeze(thoughts[0].content) if thoughts else ""
     if len(actions) != 1:
         error = "no <action> block" if not actions else f"{len(actions)} <action> blocks"
         return ParsedResponse(_squeeze(text)[-MAX_PASSED_CHARS:], thought, error)
-    action = _squeeze(actions[0].group(1))
+    action = _squeeze(actions[0].content)
     if admissible is None:
         spelling = action[-MAX_PASSED_CHARS:] or None
     else:
         spelling = {_squeeze(a).lower(): a for a in admissible}.get(action.lower())
-    if require_think and not (thoughts and thoughts[0].end() <= actions[0].start()):
+    if require_think and not (thoughts and thoughts[0].end <= actions[0].start):
         return ParsedResponse(spelling or action[-MAX_PASSED_CHARS:], thought, "no <think> block before the action")
     if spelling is None:
         return ParsedResponse(action[-MAX_PASSED_CHARS:], thought, "not an admissible action")
     return ParsedResponse(spelling, thought)
+
+
+class _Block(NamedTuple):
+    start: int  # of the opening tag
+    content: str
+    end: int  # of the closing tag
+
+
+def _blocks(text: str, opening: str, closing: str) -> Iterator[_Block]:
+    """Yields what lies between an opening tag and the next closing one. A search by pattern would be quadratic."""
+    start = text.find(opening)
+    while start >= 0:
+        end = text.find(closing, start + len(opening))
+        if end < 0:
+            return
+        yield _Block(start, text[start + len(opening) : end], end + len(closing))
+        start = text.find(opening, end + len(closing))
 
 
 def _squeeze(text: str) -> str:

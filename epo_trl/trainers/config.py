@@ -89,6 +89,22 @@ class EPOConfig(GRPOConfig):
     env_reward_weight: float = field(
         default=0.0, metadata={"help": "Factor on the environment's own reward, added to every turn's reward."}
     )
+    env_workers: int = field(
+        default=0,
+        metadata={
+            "help": "Processes of each rank among which environments are spread; 0 plays them in the trainer's own. "
+            "ALFWorld's games are faster there, and ScienceWorld's have Java processes of their own."
+        },
+    )
+    env_step_seconds: float = field(
+        default=60.0, metadata={"help": "A worker whose environment takes longer for a step is killed and replaced."}
+    )
+    env_reset_seconds: float = field(
+        default=120.0, metadata={"help": "A worker whose environment takes longer for a reset is killed and replaced."}
+    )
+    env_reset_retries: int = field(
+        default=2, metadata={"help": "How often a reset is tried again if its worker died or was killed."}
+    )
     max_aborted_share: float = field(
         default=0.5,
         metadata={
@@ -131,6 +147,7 @@ class EPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         self._check_epo()
+        self._check_limits()
         if self.num_generations_eval is None:
             self.num_generations_eval = 1
         super().__post_init__()
@@ -156,6 +173,7 @@ class EPOConfig(GRPOConfig):
             "epo_lambda": 0, "smoothing_alpha": 0, "smoothing_decay": 0, "kappa_low": 0, "history_length": 0,
             "max_turns": 1, "max_prompt_length": 1, "max_completion_length": 1, "invalid_action_penalty": 0,
             "smoothing_beta_start": 0, "smoothing_beta_end": 0, "turn_buckets": 1, "max_skipped_updates": 1,
+            "env_workers": 0, "env_reset_retries": 0,
         }  # fmt: skip
         for name, least in at_least.items():
             value = getattr(self, name)
@@ -163,16 +181,16 @@ class EPOConfig(GRPOConfig):
                 raise ValueError(f"{name}: got {value!r}, takes a number >= {least}")
         if self.kappa_high < self.kappa_low:
             raise ValueError(f"kappa_high: got {self.kappa_high}, takes a number >= kappa_low ({self.kappa_low})")
+
+    def _check_limits(self) -> None:
         if not 0 <= self.max_aborted_share <= 1:
             raise ValueError(f"max_aborted_share: got {self.max_aborted_share}, takes a number from 0 to 1")
-        if not self.eval_temperature > 0:
-            raise ValueError(f"eval_temperature: got {self.eval_temperature}, takes a number > 0")
-        if self.eval_episodes is not None and self.eval_episodes < 1:
-            raise ValueError(f"eval_episodes: got {self.eval_episodes}, takes an integer >= 1 or null")
-        if self.entropy_history_window is not None and self.entropy_history_window < 1:
-            raise ValueError(
-                f"entropy_history_window: got {self.entropy_history_window}, takes an integer >= 1 or null"
-            )
+        for name in ("eval_temperature", "env_step_seconds", "env_reset_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: got {getattr(self, name)}, takes a number > 0")
+        for name in ("eval_episodes", "entropy_history_window"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}, takes an integer >= 1 or null")
 
     @property
     def micro_steps_per_rl_step(self) -> int:

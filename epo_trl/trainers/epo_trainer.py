@@ -17,6 +17,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ from trl import GRPOTrainer
 from trl.trainer.utils import pad
 
 from epo_trl.advantages import CreditBatch, share_episode_advantage
-from epo_trl.envs.base import TaskSuite, TextEnv
+from epo_trl.envs.base import Faults, TaskSuite, TextEnv
+from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.evaluation import EvalReport, Protocol, get_protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings
 from epo_trl.evaluation.samples import print_episodes
@@ -88,6 +90,14 @@ def _protocol_of(args: EPOConfig, suite: TaskSuite) -> Protocol:
     )
 
 
+def _in_workers(suite: TaskSuite, args: EPOConfig) -> TaskSuite:
+    """Returns the suite as `env_workers` wants it played."""
+    if not args.env_workers:
+        return suite
+    limits = (args.env_step_seconds, args.env_reset_seconds, args.env_reset_retries)
+    return PooledSuite(suite, PoolSettings(args.env_workers, *limits))
+
+
 class EPOTrainer(GRPOTrainer):
     """Trains a language model on text environments with GRPO and the entropy terms of EPO (arXiv 2509.22576).
 
@@ -115,7 +125,7 @@ class EPOTrainer(GRPOTrainer):
         **kwargs: Any,
     ):
         args = args if args is not None else EPOConfig("epo-trl")
-        self.suite = suite
+        self.suite = _in_workers(suite, args)
         if processing_class is None:
             path = model if isinstance(model, str) else model.config._name_or_path
             processing_class = load_tokenizer(path)
@@ -188,7 +198,7 @@ class EPOTrainer(GRPOTrainer):
 
     def _rollout(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's `rollout_func`: one episode per task id, each as one row."""
-        times = RolloutTimes()
+        times, faults = RolloutTimes(), self.suite.faults()
         # One seed for all: the members of a group, wherever they are played, start from the identical state.
         tasks = [(task_id, self.args.seed) for task_id in prompts]
         self._episodes = self.play(tasks, description="rollout", times=times)
@@ -198,7 +208,7 @@ class EPOTrainer(GRPOTrainer):
             self._pad_rows([row.env_mask for row in rows], 0),
             windowed=self._windowed,
         )
-        self._stop_if_too_many_aborted(self._log_rollout(times)["stop/aborted"])
+        self._stop_if_too_many_aborted(self._log_rollout(times, self.suite.faults() - faults)["stop/aborted"])
         has_logprobs = any(row.logprobs is not None for row in rows)
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
@@ -581,7 +591,7 @@ class EPOTrainer(GRPOTrainer):
 
     # --- Watching ----------------------------------------------------------------------------------------------
 
-    def _log_rollout(self, times: RolloutTimes) -> dict[str, float]:
+    def _log_rollout(self, times: RolloutTimes, faults: Faults) -> dict[str, float]:
         """Collects the rollout's metrics over all ranks, and returns them."""
         episodes = self._episodes
         turns = sum(len(e.turns) for e in episodes)
@@ -595,6 +605,7 @@ class EPOTrainer(GRPOTrainer):
             "dropped": sum(t.dropped_turns > 0 for e in episodes for t in e.turns),
             "cut": sum(t.response_ids[-1] not in self.eos_token_ids for e in episodes for t in e.turns),
             **{f"stop/{reason}": sum(e.stop is reason for e in episodes) for reason in StopReason},
+            **asdict(faults),
         }
         sums = torch.tensor(list(local.values()), dtype=torch.float64, device=self.accelerator.device)
         total = dict(zip(local, self.accelerator.reduce(sums, reduction="sum").tolist(), strict=True))
@@ -605,6 +616,7 @@ class EPOTrainer(GRPOTrainer):
             "env/turns": total["turns"] / usable,
             "env/invalid_actions": total["invalid"] / all_turns,
             "env/aborted": 1 - total["usable"] / total["episodes"],
+            **{f"env/{name}": total[name] for name in asdict(faults)},
             "rollout/shortened_prompts": total["dropped"] / all_turns,
             "rollout/cut_responses": total["cut"] / all_turns,
             "time/generate": times.generate,

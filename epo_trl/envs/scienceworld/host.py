@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
-from epo_trl.envs.base import EnvError
+from epo_trl.envs.base import EnvError, Faults
 from epo_trl.envs.scienceworld.jvm import Jvm, find_java, heap_mb_for
 from epo_trl.envs.scienceworld.world import World
 
@@ -57,9 +57,14 @@ class Host:
         self._worlds: dict[int, World] = {}  # by seat
         self._jvms: list[Jvm] = []  # the newest comes last
         self._room = 0  # worlds that the newest JVM has heap for
+        self._faults = Faults()  # without the JVMs that are still listed
 
     def __len__(self) -> int:
         return len(self._seats)
+
+    def faults(self) -> Faults:
+        """Returns what has gone wrong so far."""
+        return self._faults + Faults(timeouts=sum(jvm.hung for jvm in self._jvms))
 
     def take_seat(self) -> int:
         """Returns the number of a new seat: the right to one world."""
@@ -90,6 +95,7 @@ class Host:
         if jvm is None or not jvm.is_alive or len(self._seats) > self._room:
             worlds = max(len(self._seats), _LEAST_WORLDS)
             given = self._settings.heap_mb
+            self._faults.restarts += jvm is not None and not jvm.is_alive
             jvm = Jvm(given or heap_mb_for(worlds), self._settings.java, self._settings.timeout_seconds)
             self._jvms.append(jvm)
             self._room = worlds
@@ -109,3 +115,4 @@ class Host:
         for jvm in [jvm for jvm in self._jvms if jvm not in used]:
             jvm.close()
             self._jvms.remove(jvm)
+            self._faults.timeouts += jvm.hung

@@ -65,6 +65,7 @@ class Jvm:
     Attributes:
         flags: The simplifications that are switched on now. They are global in the JVM.
         random: The engine's random generator, as global.
+        hung: Whether it exceeded the time and was killed.
 
     Raises:
         EnvError: If there is no Java, a package is missing, or the JVM does not start.
@@ -77,7 +78,7 @@ class Jvm:
         except ImportError as error:
             raise EnvError(f"ScienceWorld needs the packages scienceworld and py4j ({error}): {_INSTALL}") from error
         self.heap_mb, self.timeout_seconds = heap_mb, timeout_seconds
-        self.flags = ""
+        self.flags, self.hung = "", False
         self._end = ""  # why there will be no more answers
         folder = tempfile.TemporaryDirectory(prefix="scienceworld-")  # the engine writes a file where it runs
         self._messages = open(os.path.join(folder.name, "stderr"), "w+b")
@@ -177,6 +178,7 @@ class Jvm:
         try:
             status = self.process.wait(1.0)  # its sockets close a little before it is gone
         except subprocess.TimeoutExpired:
+            self.hung = True
             return (
                 f"{what} hangs: no answer within {self.timeout_seconds:g} s; it was killed, and a reset starts another"
             )

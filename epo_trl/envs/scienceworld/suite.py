@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.envs.base import EnvError, Faults, TaskSuite
 from epo_trl.envs.scienceworld.env import Rules, ScienceWorldEnv
 from epo_trl.envs.scienceworld.expert import GoldExpert
 from epo_trl.envs.scienceworld.gold import GoldPaths, GoldSettings
@@ -85,6 +85,10 @@ class ScienceWorldSuite(TaskSuite):
             if count is not None and len(found) >= count:
                 return found[:count]
         return found
+
+    def faults(self) -> Faults:
+        """Returns what has gone wrong with the JVMs so far."""
+        return sum((host.faults() for host in self._hosts), Faults())
 
     def _make_hosts(self) -> list[Host]:
         return [Host(self.jvm) for _ in range(self.jvms)]

@@ -1,0 +1,255 @@
+"""Games in worker processes: what dies or hangs costs its own episodes, is counted, and leaves no process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from env_contract import EnvContract
+from rollout_parts import ScriptedPolicy, byte_tokenizer, context_of
+from test_scienceworld_jvm import assert_gone, is_running
+from wild_games import WildSuite
+
+from epo_trl.envs import EnvError
+from epo_trl.envs.base import Faults
+from epo_trl.envs.pool import PooledSuite, PoolSettings, WorkerLost
+from epo_trl.envs.toy import ToySuite
+from epo_trl.rollout import RolloutSettings, play_episodes
+from epo_trl.types import StopReason
+
+TESTS = Path(__file__).parent
+
+
+class TestPooledToy(EnvContract):
+    def make_suite(self):
+        return PooledSuite(ToySuite(), PoolSettings(workers=2))
+
+
+@pytest.fixture
+def pool(tmp_path):
+    """Returns a function that makes a pool of wild games."""
+    suites = []
+
+    def make(workers=1, seconds=60.0, retries=2):
+        suites.append(PooledSuite(WildSuite(tmp_path), PoolSettings(workers, seconds, seconds, retries)))
+        return suites[-1]
+
+    yield make
+    for suite in suites:
+        for worker in suite._workers:
+            if worker._process is not None:
+                worker._process.kill()
+
+
+def start(env, task_id="train/0"):
+    return env.reset(seed=0, options={"task_id": task_id})
+
+
+def order(folder, what, times=1, task_id="train/1"):
+    (folder / task_id.replace("/", "_")).write_text(f"{what} {times}")
+
+
+# --- Steps ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("action", "message", "timeouts"), [("die", "died with exit status -9", 0), ("hang", "no answer within 3 s", 1)]
+)
+def test_a_worker_that_is_lost_in_a_step_loses_its_episodes_and_no_others(pool, action, message, timeouts):
+    suite = pool(workers=2, seconds=3.0)
+    envs = [suite.make_env() for _ in range(4)]
+    starts = [start(env) for env in envs]
+    pids = [seen["pid"] for _, seen in starts]
+    assert pids[0] == pids[2] != pids[1] == pids[3]
+    for env, text in zip(envs, (action, "look", "look", "look"), strict=True):
+        env.step_async(text)
+    for env in (envs[0], envs[2]):
+        with pytest.raises(WorkerLost, match=message):
+            env.step_wait()
+    assert envs[1].step_wait()[0] == envs[3].step_wait()[0]
+    assert not is_running(pids[0])
+    assert start(envs[0])[0] == starts[0][0]
+    with pytest.raises(WorkerLost, match=message):
+        envs[2].step("look")  # its game was on the old worker
+    assert start(envs[2])[1]["pid"] == start(envs[0])[1]["pid"] not in pids
+    assert suite.faults() == Faults(restarts=1, timeouts=timeouts)
+
+
+@pytest.mark.slow
+def test_the_time_of_a_step_starts_when_the_worker_gets_to_it(pool):
+    suite = pool(seconds=3.0)
+    envs = [suite.make_env() for _ in range(3)]
+    for env in envs:
+        start(env)
+    time.sleep(3.5)  # a long generation
+    for env in envs:
+        env.step_async("slow")  # 1.5 s each, 4.5 s in all
+    assert all(env.step_wait()[0] for env in envs)
+    assert suite.faults() == Faults()
+
+
+def test_what_an_environment_raises_is_raised_here_and_costs_nothing_else(pool):
+    env = pool().make_env()
+    with pytest.raises(EnvError, match=r"task_id: got 'train/x', TreasureHunt has"):
+        start(env, "train/x")
+    _, seen = start(env)
+    with pytest.raises(EnvError, match="KeyError: 'fact'"):
+        env.step("raise")
+    assert env.step("look")[-1]["pid"] == seen["pid"]
+
+
+def test_long_answers_that_nobody_reads_yet_stop_nothing(pool):
+    suite = pool()
+    envs = [suite.make_env() for _ in range(12)]
+    for env in envs:
+        start(env)
+        env.step_async("huge")
+    for env in envs:
+        env.step_async("look " * 20_000)  # the answers before are void
+    assert len({env.step_wait()[0] for env in envs}) == 1
+
+
+# --- Resets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["die", "hang"])
+def test_a_reset_is_tried_again_in_a_new_worker(pool, tmp_path, what):
+    suite = pool(seconds=3.0)
+    envs = [suite.make_env() for _ in range(3)]
+    for env in envs:
+        start(env)
+    order(tmp_path, what)
+    for env, task_id in zip(envs, ("train/0", "train/1", "train/0"), strict=True):
+        env.reset_async(seed=0, options={"task_id": task_id})
+    first, second, third = (env.reset_wait() for env in envs)
+    assert first[0] == third[0] != second[0]
+    assert suite.faults() == Faults(restarts=1, timeouts=int(what == "hang"), retries=2)
+    assert second[1]["pid"] == third[1]["pid"] != first[1]["pid"]
+
+
+def test_retries_are_bounded(pool, tmp_path):
+    suite = pool(retries=2)
+    env, other = suite.make_env(), suite.make_env()
+    order(tmp_path, "die", times=100)
+    with pytest.raises(WorkerLost, match="died"):
+        start(env, "train/1")
+    assert (tmp_path / "train_1").read_text() == "die 97"
+    assert suite.faults() == Faults(restarts=2, retries=2)
+    assert start(other)[0] == start(env)[0]
+
+
+# --- A rollout -----------------------------------------------------------------------------------------------------
+
+
+def test_a_rollout_goes_on_without_the_episodes_of_a_lost_worker(pool):
+    suite, tokenizer = pool(workers=2), byte_tokenizer()
+    envs = [suite.make_env() for _ in range(4)]
+    say = "<think> hm </think> <action> {} </action>".format
+    rounds = [[say("look")] * 4, [say("look"), say("die"), say("look"), say("look")], [say("look")] * 2]
+    settings = RolloutSettings(max_turns=3)
+
+    def play(rounds):
+        policy = ScriptedPolicy(tokenizer, rounds)
+        return play_episodes(envs, [("train/0", 0)] * 4, policy, context_of(tokenizer), settings)
+
+    episodes = play(rounds)
+    assert [e.stop is StopReason.ABORTED for e in episodes] == [False, True, False, True]
+    assert "WorkerLost: the environment worker (process " in episodes[3].error
+    assert all(e.stop is StopReason.TURN_LIMIT for e in play([]))
+
+
+# --- Processes that must not stay ----------------------------------------------------------------------------------
+
+
+def test_the_process_stops_with_the_last_environment(pool):
+    suite = pool()
+    envs = [suite.make_env() for _ in range(2)]
+    pid = {start(env)[1]["pid"] for env in envs}.pop()
+    for _ in range(2):
+        envs[0].close()
+    assert is_running(pid) and envs[1].step("look")
+    envs[1].close()
+    assert not is_running(pid) and suite.faults() == Faults()
+    with pytest.raises(EnvError, match="closed"):
+        start(envs[1])
+
+
+def test_the_process_stops_with_the_suite_if_nothing_was_closed():
+    suite = PooledSuite(ToySuite())
+    env = suite.make_env()
+    start(env)
+    pid = suite._workers[0]._process.pid
+    assert is_running(pid)
+    del suite, env
+    assert not is_running(pid)
+
+
+PLAYER = f"""
+import signal, sys
+sys.path.insert(0, {str(TESTS)!r})
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
+from epo_trl.envs.pool import PooledSuite
+from wild_games import WildSuite
+suite = PooledSuite(WildSuite("."))
+env = suite.make_env()
+print(env.reset(options={{"task_id": "train/0"}})[1]["pid"], flush=True)
+env.step_async("hang")
+if sys.argv[1] == "crash":
+    raise RuntimeError
+env.step_wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["crash", signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_no_worker_outlives_python_even_if_it_hangs(end):
+    player = subprocess.Popen(
+        [sys.executable, "-c", PLAYER, str(end)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    with player:
+        pid = int(player.stdout.readline())
+        if end != "crash":
+            assert is_running(pid) and os.getpgid(pid) != os.getpgid(player.pid)
+            time.sleep(0.3)
+            player.send_signal(end)
+        try:
+            assert player.wait(30) != 0
+        finally:
+            player.kill()
+    assert_gone([pid])
+
+
+# --- Wrong input ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"workers": 0}, "workers: got 0, takes an integer >= 1"),
+        ({"reset_retries": -1}, "reset_retries: got -1, takes an integer >= 0"),
+        ({"step_seconds": 0}, "step_seconds: got 0, takes a number > 0"),
+        ({"reset_seconds": -1.0}, "reset_seconds: got -1.0, takes a number > 0"),
+    ],
+)
+def test_a_bad_setting_is_named(bad, message):
+    with pytest.raises(EnvError, match=message):
+        PoolSettings(**bad)
+
+
+def test_a_suite_that_cannot_be_sent_is_named():
+    suite = ToySuite()
+    suite.rule = lambda: None
+    with pytest.raises(EnvError, match="suite: 'treasure-hunt' cannot be sent to a worker process: .*lambda"):
+        PooledSuite(suite)
+
+
+def test_a_suite_that_cannot_be_loaded_is_named(pool, monkeypatch):
+    suite = pool()
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path).resolve() != TESTS])
+    with pytest.raises(EnvError, match="ModuleNotFoundError: .*wild_games"):
+        start(suite.make_env())

@@ -1,0 +1,37 @@
+"""A training run goes on when a worker of its environments is killed, and its log tells."""
+
+import os
+import signal
+
+import pytest
+from test_epo_trainer import logged
+from test_scienceworld_jvm import is_running
+from trainer_kit import make_ppo, make_trainer
+from wild_games import WildSuite
+
+from epo_trl.envs.pool import PoolSettings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [make_trainer, make_ppo])
+def test_a_run_goes_on_when_a_worker_is_killed_and_counts_it(tmp_path, make):
+    limits = {"env_workers": 2, "env_step_seconds": 20.0, "env_reset_seconds": 20.0, "env_reset_retries": 1}
+    trainer = make(tmp_path, suite=WildSuite(tmp_path), max_steps=3, epo_lambda=0.1, **limits)
+    assert trainer.suite.settings == PoolSettings(2, 20.0, 20.0, 1)
+    generate, calls, pids = trainer._generate_single_turn, [], set()
+
+    def kill_in_the_second_rollout(*arguments):
+        pids.update(worker._process.pid for worker in trainer.suite._workers)
+        calls.append(arguments)
+        if len(calls) == 5:
+            os.kill(trainer.suite._workers[0]._process.pid, signal.SIGKILL)
+        return generate(*arguments)
+
+    trainer._generate_single_turn = kill_in_the_second_rollout
+    trainer.train()
+    assert logged(trainer, "env/aborted") == [0.0, 0.5, 0.0]
+    assert logged(trainer, "env/restarts") == [0.0, 0.0, 1.0]
+    assert logged(trainer, "env/timeouts") == logged(trainer, "env/retries") == [0.0] * 3
+    assert len(pids) == 3
+    trainer.close_envs()
+    assert not any(map(is_running, pids))

@@ -1,0 +1,50 @@
+"""Games that die, hang and raise on demand. A module of its own, so that a worker process imports nothing heavy."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from epo_trl.envs.toy import ToySuite, TreasureHunt
+
+
+class WildSuite(ToySuite):
+    """Its games obey the actions "die", "hang", "slow", "raise" and "huge"; files of a folder order it of resets."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = str(folder)
+
+    def make_env(self):
+        return WildHunt(Path(self.folder))
+
+
+class WildHunt(TreasureHunt):
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def reset(self, **kwargs):
+        order = self.folder / kwargs["options"]["task_id"].replace("/", "_")
+        if order.exists():
+            what, times = order.read_text().split()
+            order.write_text(f"{what} {int(times) - 1}")
+            if int(times) > 0:
+                self.obey(what)
+        observation, info = super().reset(**kwargs)
+        return observation, {**info, "pid": os.getpid()}
+
+    def step(self, action):
+        self.obey(action)
+        observation, *rest, info = super().step(action)
+        return observation * (100_000 if action == "huge" else 1), *rest, {**info, "pid": os.getpid()}
+
+    def obey(self, what):
+        if what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "hang":
+            time.sleep(1000)
+        if what == "slow":
+            time.sleep(1.5)
+        if what == "raise":
+            raise KeyError("fact")
