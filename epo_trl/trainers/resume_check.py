@@ -23,6 +23,7 @@ MAY_CHANGE = frozenset(
     load_best_model_at_end metric_for_best_model greater_is_better
     push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
     do_train do_eval do_predict resume_from_checkpoint resume_with_changes max_skipped_updates
+    max_aborted_share env_workers env_step_seconds env_reset_seconds env_reset_retries
     restore_callback_states_from_checkpoint debug skip_memory_metrics torch_empty_cache_steps local_rank
     activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs
     dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
