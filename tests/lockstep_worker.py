@@ -8,7 +8,7 @@ import os
 import pickle
 import random
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +220,9 @@ def train(mode: str, rank: int, folder: Path, rollouts: int) -> None:
         trainer.train()
     except TooManyAborted as error:
         message = str(error)
-    kept = {name: vars(record)[name] for name in ("episodes", "prompts", "passes", "gradients")}
+    kept = {name: vars(record)[name] for name in ("prompts", "passes", "gradients")}
+    # Without the last info, which may hold what only this program can read.
+    kept["episodes"] = [[replace(episode, final_info={}) for episode in rollout] for rollout in record.episodes]
     kept |= {"kind": str(trainer.accelerator.distributed_type), "error": message}
     (folder / f"{mode}{rank}.pkl").write_bytes(pickle.dumps(kept))
     dist.barrier()
