@@ -142,14 +142,14 @@ def check_row(episode, sampled, tokenizer):
     assert sum(row.env_mask) == sum(len(ids) for ids in sampled[: len(episode.turns)])
 
 
-def noting_the_end(step, ended, number):
-    def step_and_note(action):
-        result = step(action)
+def noting_the_end(wait, ended, number):
+    def wait_and_note():
+        result = wait()
         if result[2] or result[3]:
             ended.add(number)
         return result
 
-    return step_and_note
+    return wait_and_note
 
 
 def play_fuzzed(suite, rng, tokenizer, mode, actions, invalid_action):
@@ -173,7 +173,7 @@ def play_fuzzed(suite, rng, tokenizer, mode, actions, invalid_action):
         return ids, None
 
     for i, env in enumerate(envs):
-        env.step = noting_the_end(env.step, ended, i)
+        env.step_wait = noting_the_end(env.step_wait, ended, i)
     tasks = [(rng.choice(suite.task_ids("train")), 0) for _ in range(EPISODES)]
     settings = RolloutSettings(max_turns=TURNS, invalid_action=invalid_action)
     context = context_of(tokenizer, mode, max_prompt_tokens=100_000)
