@@ -323,7 +323,7 @@ def test_rows_that_mask_truncated_completions_clears_count_nowhere(tmp_path, mon
 def test_a_batch_of_nothing_but_aborted_episodes_moves_nothing(tmp_path):
     rng = random.Random(0)
     episodes = [make_episode([(3, 2)], 1.0, rng, stop=StopReason.ABORTED) for _ in range(ROWS)]
-    trainer = trainer_with(tmp_path, episodes, micro_batches=2)
+    trainer = trainer_with(tmp_path, episodes, micro_batches=2, max_aborted_share=1.0)
     loss, gradients = step_of(trainer)
     assert float(loss) == 0.0 and largest(gradients) == 0.0
     assert len(trainer.entropy_history) == len(HISTORY), "a step without tokens has no entropy to remember"
