@@ -160,7 +160,7 @@ class EPOTrainer(GRPOTrainer):
         self._envs: list[TextEnv] = []
         if train_dataset is None:
             train_dataset = Dataset.from_dict({"prompt": list(suite.task_ids("train"))})
-        self._envs.append(suite.make_env())
+        self._envs.append(self.suite.make_env())
         check_first_task(self._envs[0], train_dataset[0]["prompt"], args.seed, self.context.template, self.protocol)
 
         eval_lists = {split: suite.task_ids(split) for split in TEST_SPLITS if split in suite.splits}
