@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.envs.base import EnvError, Expert, Faults, Info, TaskSuite, TextEnv
+from epo_trl.envs.seats import Seats
 
 START_SECONDS = 120.0  # more for the first request of a process: it imports the suite
 
@@ -101,7 +102,7 @@ class PooledSuite(TaskSuite):
         self._workers = self._make_workers()
 
 
-class Worker:
+class Worker(Seats):
     """A process with environments, started when it is first asked and again after it was lost. Not for threads.
 
     Args:
@@ -112,24 +113,14 @@ class Worker:
     """
 
     def __init__(self, suite: bytes) -> None:
+        super().__init__()
         self.faults = Faults()
         self._suite = suite
-        self._seats: set[int] = set()
-        self._numbers = count()
         self._process: _Process | None = None
-
-    def __len__(self) -> int:
-        return len(self._seats)
-
-    def take_seat(self) -> int:
-        """Returns the number of a new seat: the right to one environment."""
-        seat = next(self._numbers)
-        self._seats.add(seat)
-        return seat
 
     def forget_seat(self, seat: int) -> None:
         """Frees a seat. The process stops with the last one."""
-        self._seats.discard(seat)
+        super().forget_seat(seat)
         if not self._seats and self._process is not None:
             self._process.kill()
             self._process = None

@@ -68,8 +68,8 @@ class PrefixCache:
 
     def _remember(self, output: Tensor, mask: Tensor, response: Tensor, config: Any) -> None:
         ends = torch.tensor(config.eos_token_id, device=response.device).flatten()
-        ended = torch.isin(response, ends).cumsum(1)
-        before_end = (ended - torch.isin(response, ends).long()) == 0  # true up to the first end token, with it
+        is_end = torch.isin(response, ends).long()
+        before_end = is_end.cumsum(1) == is_end  # true up to the first end token, with it
         # The last column has been sampled, but not been run.
         self._ids = output[:, :-1]
         self._mask = torch.cat([mask, before_end.to(mask.dtype)], dim=1)[:, :-1]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
 from typing import TypeVar
 
 from epo_trl.envs.base import EnvError, Faults
 from epo_trl.envs.scienceworld.jvm import Jvm, find_java, heap_mb_for
 from epo_trl.envs.scienceworld.world import World
+from epo_trl.envs.seats import Seats
 
 T = TypeVar("T")
 _LEAST_WORLDS = 8
@@ -37,44 +37,31 @@ class JvmSettings:
             raise EnvError(f"timeout_seconds: got {self.timeout_seconds}, takes a number > 0")
 
 
-class Host:
+class Host(Seats):
     """Runs functions on the one thread that may touch its JVM, and keeps a JVM running while a seat is taken.
 
     A JVM that died, or whose heap is too small for the seats that have been taken since it started, is replaced for
     the worlds that start from then on. One that still serves running worlds is kept until the last of them has left.
+    `forget_seat` is safe to be called by the garbage collector: the seat's world goes when the next one comes.
 
     Args:
         settings: For the JVMs.
     """
 
     def __init__(self, settings: JvmSettings) -> None:
+        super().__init__()
         find_java(settings.java)  # complain at once
         self._settings = settings
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scienceworld")
-        self._numbers = count()
-        self._seats: set[int] = set()
         # Touched by the thread only:
         self._worlds: dict[int, World] = {}  # by seat
         self._jvms: list[Jvm] = []  # the newest comes last
         self._room = 0  # worlds that the newest JVM has heap for
         self._faults = Faults()  # without the JVMs that are still listed
 
-    def __len__(self) -> int:
-        return len(self._seats)
-
     def faults(self) -> Faults:
         """Returns what has gone wrong so far."""
         return self._faults + Faults(timeouts=sum(jvm.hung for jvm in self._jvms))
-
-    def take_seat(self) -> int:
-        """Returns the number of a new seat: the right to one world."""
-        seat = next(self._numbers)
-        self._seats.add(seat)
-        return seat
-
-    def forget_seat(self, seat: int) -> None:
-        """Marks a seat as free. Safe to be called by the garbage collector: its world goes when the next one comes."""
-        self._seats.discard(seat)
 
     def free_seat(self, seat: int) -> None:
         """Frees a seat and its world. With the last one the JVM stops before this returns."""
