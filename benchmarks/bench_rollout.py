@@ -137,6 +137,17 @@ def task_as_long_as_a_tool(tokenizer: PreTrainedTokenizerFast, observation: str)
     return task
 
 
+def make_template() -> str:
+    """Returns a folder with prompts of few words."""
+    folder = Path(tempfile.mkdtemp())
+    for name, text in {
+        "first": "{task} {observation}", "followup": "{observation}", "history": "{observation} {action}",
+        "next": "{task} {history} {observation}",
+    }.items():  # fmt: skip
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+    return str(folder)
+
+
 def make(way: str, turns: int, episodes: int, words: int, sizes: dict[str, int]) -> Work:
     """Returns one rollout, which returns the tokens that were sampled."""
     tokenizer = make_tokenizer()
@@ -161,15 +172,9 @@ def make(way: str, turns: int, episodes: int, words: int, sizes: dict[str, int])
         )  # fmt: skip
         inputs = [dict(tasks[0]) for _ in range(episodes)]
     else:
-        folder = Path(tempfile.mkdtemp())
-        for name, text in {
-            "first": "{task} {observation}", "followup": "{observation}", "history": "{observation} {action}",
-            "next": "{task} {history} {observation}",
-        }.items():  # fmt: skip
-            (folder / f"{name}.txt").write_text(text, encoding="utf-8")
         config = EPOConfig(
             **settings, max_turns=turns, max_completion_length=len(script), max_prompt_length=2**13,
-            prompt_template=str(folder), context="windowed" if "windowed" in way else "concatenated",
+            prompt_template=make_template(), context="windowed" if "windowed" in way else "concatenated",
             require_think=False, history_length=2,
         )  # fmt: skip
         if way == "ours, not kept":

@@ -18,7 +18,7 @@ from test_epo_trainer import StopAt
 from trainer_kit import ROWS, difference, make_episodes, make_model, make_ppo, make_trainer
 from transformers import AutoModelForCausalLM
 
-from epo_trl.trainers.epo_trainer import STATE_FILE
+from epo_trl.trainers.long_run_trainer import STATE_FILE
 from epo_trl.trainers.ppo_trainer import CRITIC_FILE
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,8 @@ from transformers import TrainerCallback
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.rollout import ChatTemplateError, TemplateError
 from epo_trl.trainers import EPOTrainer
-from epo_trl.trainers.epo_trainer import STATE_FILE, episode_return
+from epo_trl.trainers.epo_trainer import episode_return
+from epo_trl.trainers.long_run_trainer import STATE_FILE
 from epo_trl.types import StopReason
 
 

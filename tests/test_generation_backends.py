@@ -32,16 +32,22 @@ def test_an_rl_step_runs_on_continuous_batching(tmp_path, context):
 
 
 @pytest.mark.parametrize("wrapped", [{}, {"peft_config": LoraConfig(target_modules="all-linear")}])
-def test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept(tmp_path, monkeypatch, wrapped):
+@pytest.mark.parametrize("waves", [1, 2])
+def test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept(tmp_path, monkeypatch, wrapped, waves):
     from epo_trl.trainers import epo_trainer
 
     episodes, caches = [], []
     reuse = epo_trainer.reusing_prefixes
-    monkeypatch.setattr(epo_trainer, "reusing_prefixes", lambda model: caches.append(reuse(model)) or caches[-1])
+    monkeypatch.setattr(epo_trainer, "reusing_prefixes", lambda *args: caches.append(reuse(*args)) or caches[-1])
     for can_reuse in (epo_trainer.can_reuse, lambda model: False):
         monkeypatch.setattr(epo_trainer, "can_reuse", can_reuse)
         trainer = make_trainer(
-            tmp_path, context="concatenated", max_turns=4, model=make_model(sharpness=4.0), **wrapped
+            tmp_path,
+            context="concatenated",
+            max_turns=4,
+            rollout_waves=waves,
+            model=make_model(sharpness=4.0),
+            **wrapped,
         )
         torch.manual_seed(0)
         episodes.append(trainer.play([(f"train/{i % 3}", 0) for i in range(6)]))

@@ -21,7 +21,7 @@ from trainer_kit import make_model, make_trainer
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.experiment import newest_checkpoint
-from epo_trl.trainers import EPOPPOConfig, epo_trainer
+from epo_trl.trainers import EPOPPOConfig, long_run_trainer
 from epo_trl.trainers.checkpoint_files import (
     MANIFEST,
     DiskFullError,
@@ -140,13 +140,13 @@ def test_the_old_checkpoint_stays_until_the_new_one_is_whole(tmp_path, monkeypat
     class KilledError(Exception):
         pass
 
-    def seal_or_die(folder, seal=epo_trainer.seal):
+    def seal_or_die(folder, seal=long_run_trainer.seal):
         if folder.endswith("-3"):
             raise KilledError
         assert left(tmp_path) in (["checkpoint-1"], ["checkpoint-1", "checkpoint-2"])
         seal(folder)
 
-    monkeypatch.setattr(epo_trainer, "seal", seal_or_die)
+    monkeypatch.setattr(long_run_trainer, "seal", seal_or_die)
     with pytest.raises(KilledError):
         resumable(tmp_path, **changes).train()
     assert left(tmp_path) == ["checkpoint-2", "checkpoint-3"]

@@ -161,6 +161,50 @@ def test_all_actions_of_a_turn_are_sent_before_the_first_answer_is_awaited(token
     assert calls == ["ask", "ask", "answer", "answer"] * 2
 
 
+def test_environments_of_one_wave_work_while_the_policy_answers_for_the_other(tokenizer):
+    log = []
+
+    class Env(ScriptedEnv):
+        def step_async(self, action):
+            log.append("sent")
+            super().step_async(action)
+
+        def step_wait(self):
+            log.append("awaited")
+            return super().step_wait()
+
+    class Policy(ScriptedPolicy):
+        def __call__(self, prompt_ids):
+            log.append("generate")
+            return super().__call__(prompt_ids)
+
+    envs = [Env(step(), WIN), Env(step(), WIN)]
+    play(tokenizer, envs, policy=Policy(tokenizer), waves=2)
+    first = ["generate", "sent"]
+    between = ["awaited", "generate", "sent"]  # of one, with the action of the other under way
+    assert log == first * 2 + between * 2 + ["awaited"] * 2
+
+
+@pytest.mark.parametrize("mode", ["windowed", "concatenated"])
+@pytest.mark.parametrize("waves", [2, 3, 7])
+def test_waves_play_the_same_episodes(tokenizer, mode, waves):
+    def envs():
+        return [ScriptedEnv(*[step(f"room {i}")] * (i % 3), (WIN, LOSE)[i % 2]) for i in range(5)]
+
+    needed, finished = [], []
+
+    def count(running):
+        needed.append(running)
+        return running
+
+    expected = play(tokenizer, envs(), mode=mode)
+    assert (
+        play(tokenizer, envs(), mode=mode, waves=waves, prompts_needed=count, on_finished=finished.append) == expected
+    )
+    assert sum(finished) == 5 and sum(needed) == sum(len(episode.turns) for episode in expected)
+    assert needed.count(0) == waves  # each ends by itself
+
+
 def test_an_exception_while_sending_aborts_that_episode_alone(tokenizer):
     class Broken(ScriptedEnv):
         def step_async(self, action):

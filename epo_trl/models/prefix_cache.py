@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,13 +25,12 @@ class PrefixCache:
 
     Args:
         model: A causal language model whose layers attend to everything, see `can_reuse`.
+        calls: How many calls are kept to go on from; more than one if several batches take turns.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, calls: int = 1) -> None:
         self._generate = model.generate
-        self._cache: DynamicCache | None = None
-        self._ids = torch.empty(0, 0)  # (N, L) as they lie in the cache, padding between turns included
-        self._mask = torch.empty(0, 0)  # (N, L), 1 where they are real
+        self._calls: deque[_Call] = deque(maxlen=calls)
         self.reused = 0  # tokens that did not have to be run again, over all calls
 
     def generate(self, *, input_ids: Tensor, attention_mask: Tensor, generation_config: Any, **kwargs: Any) -> Tensor:
@@ -41,13 +42,12 @@ class PrefixCache:
             generation_config: As for the model.
             **kwargs: As for the model.
         """
-        kept = self._kept(input_ids, attention_mask) if self._cache is not None else None
-        if kept is None:
-            self._cache, ids, mask = DynamicCache(), input_ids, attention_mask
+        before, kept = self._take(input_ids, attention_mask)
+        if before is None:
+            cache, ids, mask = DynamicCache(), input_ids, attention_mask
         else:
-            assert self._cache is not None
-            self._cache.batch_select_indices(kept)
-            ids, mask = self._ids[kept], self._mask[kept]
+            cache, ids, mask = before.cache, before.ids[kept], before.mask[kept]
+            cache.batch_select_indices(kept)
             self.reused += int(mask.sum())
             new = attention_mask.sum(1) - mask.sum(1)
             width = int(new.max())
@@ -56,27 +56,46 @@ class PrefixCache:
             ids = torch.cat([ids, input_ids[:, -width:]], dim=1)
             mask = torch.cat([mask, fresh.to(mask.dtype)], dim=1)
         output = self._generate(
-            input_ids=ids,
-            attention_mask=mask,
-            past_key_values=self._cache,
-            generation_config=generation_config,
-            **kwargs,
+            input_ids=ids, attention_mask=mask, past_key_values=cache, generation_config=generation_config, **kwargs
         )
         response = output[:, ids.shape[1] :]
-        self._remember(output, mask, response, generation_config)
-        return torch.cat([input_ids, response], dim=1)
-
-    def _remember(self, output: Tensor, mask: Tensor, response: Tensor, config: Any) -> None:
-        ends = torch.tensor(config.eos_token_id, device=response.device).flatten()
+        ends = torch.tensor(generation_config.eos_token_id, device=response.device).flatten()
         is_end = torch.isin(response, ends).long()
         before_end = is_end.cumsum(1) == is_end  # true up to the first end token, with it
+        mask = torch.cat([mask, before_end.to(mask.dtype)], dim=1)
         # The last column has been sampled, but not been run.
-        self._ids = output[:, :-1]
-        self._mask = torch.cat([mask, before_end.to(mask.dtype)], dim=1)[:, :-1]
+        self._calls.append(_Call(cache, output[:, :-1], mask[:, :-1]))
+        return torch.cat([input_ids, response], dim=1)
 
-    def _kept(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor | None:
-        """Returns, for every prompt, the row of the cache that it goes on from, or `None` if it must be run anew."""
-        lengths = self._mask.sum(1)
+    def _take(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Call | None, Tensor]:
+        """Returns a call that all prompts go on from, forgotten from now on, and the row of it for each of them."""
+        for call in self._calls:
+            rows = call.rows_before(input_ids, attention_mask)
+            if rows is not None:
+                self._calls.remove(call)
+                return call, rows
+        if len(self._calls) == self._calls.maxlen:
+            self._calls.popleft()  # it would be forgotten after the call, and needs the memory until then
+        return None, torch.empty(0, dtype=torch.long)
+
+
+@dataclass(eq=False)
+class _Call:
+    """What a call has left.
+
+    Args:
+        cache: Its keys and values.
+        ids: (N, L), as they lie in the cache, padding between turns included.
+        mask: (N, L), 1 where they are real.
+    """
+
+    cache: DynamicCache
+    ids: Tensor
+    mask: Tensor
+
+    def rows_before(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor | None:
+        """Returns, for every prompt, the row that it goes on from, or `None` if they must be run anew."""
+        lengths = self.mask.sum(1)
         rows: list[int] = []
         candidate = 0
         for prompt, real in zip(input_ids, attention_mask, strict=True):
@@ -88,11 +107,11 @@ class PrefixCache:
             rows.append(candidate)
             candidate += 1
         kept = torch.tensor(rows, device=input_ids.device)
-        is_mostly_padding = self._mask.shape[1] > 2 * int(lengths[kept].max())
+        is_mostly_padding = self.mask.shape[1] > 2 * int(lengths[kept].max())
         return None if is_mostly_padding else kept
 
     def _goes_on(self, row: int, length: int, tokens: Tensor) -> bool:
-        return length < len(tokens) and torch.equal(self._ids[row][self._mask[row].bool()], tokens[:length])
+        return length < len(tokens) and torch.equal(self.ids[row][self.mask[row].bool()], tokens[:length])
 
 
 def can_reuse(model: Any) -> bool:
@@ -102,9 +121,9 @@ def can_reuse(model: Any) -> bool:
 
 
 @contextmanager
-def reusing_prefixes(model: Any) -> Iterator[PrefixCache]:
-    """Lets a model's `generate` go on from the call before, until the end of the block."""
-    cache, before = PrefixCache(model), vars(model).get("generate")
+def reusing_prefixes(model: Any, calls: int = 1) -> Iterator[PrefixCache]:
+    """Lets a model's `generate` go on from one of the calls before, until the end of the block."""
+    cache, before = PrefixCache(model, calls), vars(model).get("generate")
     model.generate = cache.generate
     try:
         yield cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,6 +72,15 @@ class RolloutTimes:
     text: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What the policy said."""
+
+    ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[float, ...] | None
+
+
 @dataclass(slots=True)
 class _Play:
     """One running episode."""
@@ -83,7 +93,8 @@ class _Play:
     turns: list[Turn] = field(default_factory=list)
     history: list[tuple[str, str]] = field(default_factory=list)
     context_ids: list[int] = field(default_factory=list)  # concatenated context: the sequence so far
-    parsed: ParsedResponse | None = None  # of the turn that is being taken
+    sampled: _Sampled | None = None  # of the turn that is being taken, like the next two
+    parsed: ParsedResponse | None = None
     is_sent: bool = False  # whether the environment got its action
     stop: StopReason | None = None
     error: str = ""
@@ -112,6 +123,14 @@ class _Play:
         )
 
 
+@dataclass(slots=True)
+class _Wave:
+    """Episodes that take their turns together; those of `running` have an action to which the answer is awaited."""
+
+    plays: list[_Play]
+    running: list[tuple[_Play, Prompt]] = field(default_factory=list)
+
+
 def play_episodes(
     envs: Sequence[TextEnv],
     tasks: Sequence[tuple[str, int]],
@@ -122,12 +141,14 @@ def play_episodes(
     prompts_needed: Callable[[int], int] = lambda active: active,
     on_finished: Callable[[int], None] = lambda count: None,
     times: RolloutTimes | None = None,
+    waves: int = 1,
 ) -> list[Episode]:
     """Returns one episode per task, in order.
 
     All episodes advance together: each turn is one generation call with the prompts of the episodes that still run.
-    Of each turn, all actions are sent before the first answer is awaited. An exception in an environment or in the
-    parser, or an answer that cannot be shown, aborts that episode alone.
+    Of each turn, all actions are sent before the first answer is awaited. With several waves, the environments of one
+    work while the policy answers for another. An exception in an environment or in the parser, or an answer that
+    cannot be shown, aborts that episode alone.
 
     Args:
         envs: At least as many environments as tasks.
@@ -140,6 +161,8 @@ def play_episodes(
             up with dummy prompts whose responses are thrown away.
         on_finished: Called with the number of episodes that ended in a turn, for a progress bar.
         times: Filled with what was spent where.
+        waves: Into how many parts the episodes are split. While a prompt of one part is answered by the policy, the
+            environments of the others work; each part takes generation calls of its own.
     """
     times = times if times is not None else RolloutTimes()
     if len(envs) < len(tasks):
@@ -149,39 +172,35 @@ def play_episodes(
     _reset_all(plays, settings.env_options)
     times.env += time.perf_counter() - start
 
+    turning = deque(_Wave(plays[i::waves]) for i in range(waves))
     finished = 0
-    while True:
+    while turning:
+        wave = turning.popleft()
         start = time.perf_counter()
-        running = _with_prompts([play for play in plays if play.stop is None], context)
+        _take_turns(wave, settings)
+        times.env += time.perf_counter() - start
+
+        start = time.perf_counter()
+        wave.running = _with_prompts([play for play in wave.plays if play.stop is None], context)
         times.text += time.perf_counter() - start
         done = sum(play.stop is not None for play in plays)
         on_finished(done - finished)
         finished = done
 
-        needed = prompts_needed(len(running))
+        needed = prompts_needed(len(wave.running))
         if needed == 0:
-            return [play.to_episode() for play in plays]
-        prompt_ids = [play.context_ids + prompt.ids for play, prompt in running]
-        prompt_ids += [[context.tokenizer.eos_token_id]] * (needed - len(running))
+            continue
+        prompt_ids = [play.context_ids + prompt.ids for play, prompt in wave.running]
+        prompt_ids += [[context.tokenizer.eos_token_id]] * (needed - len(wave.running))
         start = time.perf_counter()
         response_ids, logprobs = generate(prompt_ids)
         times.generate += time.perf_counter() - start
 
         start = time.perf_counter()
-        responses = context.tokenizer.batch_decode(response_ids[: len(running)], skip_special_tokens=True)
+        _send_actions(wave, response_ids, logprobs, context, settings)
         times.text += time.perf_counter() - start
-        start = time.perf_counter()
-        for (play, _), response in zip(running, responses, strict=False):
-            with play.aborted_by_errors():
-                _send_action(play, context.answer_start + response, settings)
-        for i, (play, prompt) in enumerate(running):
-            sampled = tuple(response_ids[i])
-            with play.aborted_by_errors():
-                if play.stop is None:
-                    _take_turn(play, prompt, sampled, responses[i], logprobs[i] if logprobs else None, settings)
-            if context.mode == "concatenated":
-                play.context_ids += [*prompt.ids, *sampled]
-        times.env += time.perf_counter() - start
+        turning.append(wave)
+    return [play.to_episode() for play in plays]
 
 
 def _reset_all(plays: list[_Play], options: Mapping[str, Any]) -> None:
@@ -226,6 +245,30 @@ def _view(play: _Play) -> TurnView:
     )
 
 
+def _send_actions(
+    wave: _Wave,
+    response_ids: list[list[int]],
+    logprobs: list[list[float]] | None,
+    context: ContextBuilder,
+    settings: RolloutSettings,
+) -> None:
+    responses = context.tokenizer.batch_decode(response_ids[: len(wave.running)], skip_special_tokens=True)
+    for i, ((play, prompt), response) in enumerate(zip(wave.running, responses, strict=False)):
+        play.sampled = _Sampled(tuple(response_ids[i]), response, tuple(logprobs[i]) if logprobs else None)
+        if context.mode == "concatenated":
+            play.context_ids += [*prompt.ids, *response_ids[i]]
+        with play.aborted_by_errors():
+            _send_action(play, context.answer_start + response, settings)
+
+
+def _take_turns(wave: _Wave, settings: RolloutSettings) -> None:
+    """Awaits what the environments answer to the actions that were sent to them."""
+    for play, prompt in wave.running:
+        with play.aborted_by_errors():
+            if play.stop is None:
+                _take_turn(play, prompt, settings)
+
+
 def _send_action(play: _Play, text: str, settings: RolloutSettings) -> None:
     play.parsed = parse_response(text, play.info["admissible_actions"], require_think=settings.require_think)
     play.is_sent = play.parsed.is_valid or settings.invalid_action == "pass"
@@ -233,16 +276,9 @@ def _send_action(play: _Play, text: str, settings: RolloutSettings) -> None:
         play.env.step_async(play.parsed.action)
 
 
-def _take_turn(
-    play: _Play,
-    prompt: Prompt,
-    response_ids: tuple[int, ...],
-    response: str,
-    logprobs: Sequence[float] | None,
-    settings: RolloutSettings,
-) -> None:
-    parsed = play.parsed
-    assert parsed is not None
+def _take_turn(play: _Play, prompt: Prompt, settings: RolloutSettings) -> None:
+    parsed, sampled = play.parsed, play.sampled
+    assert parsed is not None and sampled is not None
     if play.is_sent:
         observation, env_reward, terminated, truncated, info = play.env.step_wait()
         if parsed.is_valid and not info.get("accepted", True):
@@ -260,13 +296,13 @@ def _take_turn(
     play.turns.append(
         Turn(
             prompt_ids=tuple(prompt.ids),
-            response_ids=response_ids,
-            response=response,
+            response_ids=sampled.ids,
+            response=sampled.text,
             observation=play.observation,
             action=parsed.action,
             is_valid=parsed.is_valid,
             reward=reward,
-            logprobs=tuple(logprobs) if logprobs is not None else None,
+            logprobs=sampled.logprobs,
             dropped_turns=prompt.dropped_turns,
             error=parsed.error,
         )

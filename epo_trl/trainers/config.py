@@ -105,6 +105,13 @@ class EPOConfig(GRPOConfig):
     env_reset_retries: int = field(
         default=2, metadata={"help": "How often a reset is tried again if its worker died or was killed."}
     )
+    rollout_waves: int = field(
+        default=1,
+        metadata={
+            "help": "Parts into which a batch is split for the rollout. With 2, the environments of one half work "
+            "while the policy answers for the other: for environments that take longer than generation."
+        },
+    )
     max_aborted_share: float = field(
         default=0.5,
         metadata={
@@ -173,7 +180,7 @@ class EPOConfig(GRPOConfig):
             "epo_lambda": 0, "smoothing_alpha": 0, "smoothing_decay": 0, "kappa_low": 0, "history_length": 0,
             "max_turns": 1, "max_prompt_length": 1, "max_completion_length": 1, "invalid_action_penalty": 0,
             "smoothing_beta_start": 0, "smoothing_beta_end": 0, "turn_buckets": 1, "max_skipped_updates": 1,
-            "env_workers": 0, "env_reset_retries": 0,
+            "env_workers": 0, "env_reset_retries": 0, "rollout_waves": 1,
         }  # fmt: skip
         for name, least in at_least.items():
             value = getattr(self, name)

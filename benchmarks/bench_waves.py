@@ -1,0 +1,96 @@
+"""Time of a rollout in one part and in two, with environments that take long to answer.
+
+    python benchmarks/bench_waves.py --answer 0 0.2 1
+
+All environments of a call answer side by side, `--answer` seconds after they were asked, as worlds on other cores or
+machines would. In two parts, one half is answered for while the other waits, at the price of more generation calls.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from functools import partial
+from typing import Any
+
+from bench_rollout import RESPONSE, Game, Games, Script, make_template, make_tokenizer
+from bench_update import make_model
+from harness import Work, device, measure, parser, table, write
+from transformers import LogitsProcessorList
+
+from epo_trl.trainers import EPOConfig, EPOTrainer
+
+SIZES = {
+    "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+class SlowGame(Game):
+    """Takes its time, but no processor."""
+
+    seconds = 0.0
+    _due = 0.0
+
+    def step_async(self, action: str) -> None:
+        """Notes when the answer is due."""
+        self._due = time.perf_counter() + self.seconds
+
+    def step_wait(self) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Waits until then."""
+        time.sleep(max(0.0, self._due - time.perf_counter()))
+        return self.step("")
+
+
+class SlowGames(Games):
+    """Slow games."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("go on", "you see a drawer and a shelf . " * 4)
+        self.seconds = seconds
+
+    def make_env(self) -> SlowGame:
+        """Returns a game."""
+        game = SlowGame(*self.made)
+        game.seconds = self.seconds
+        return game
+
+
+def make(waves: int, seconds: float, turns: int, episodes: int) -> Work:
+    """Returns one rollout."""
+    tokenizer = make_tokenizer()
+    model = make_model({**SIZES, "vocab_size": len(tokenizer)})
+    script = tokenizer(RESPONSE, add_special_tokens=False)["input_ids"]
+    generate = model.generate
+    model.generate = lambda **kwargs: generate(**kwargs, logits_processor=LogitsProcessorList([Script(script)]))
+    config = EPOConfig(
+        tempfile.mkdtemp(), use_cpu=device() == "cpu", bf16=device() == "cuda", report_to=[], max_steps=1,
+        per_device_train_batch_size=episodes, num_generations=episodes, gradient_checkpointing=False,
+        disable_tqdm=True, max_turns=turns, max_completion_length=len(script), max_prompt_length=2**13,
+        require_think=False, rollout_waves=waves, prompt_template=make_template(),
+    )  # fmt: skip
+    trainer = EPOTrainer(model, SlowGames(seconds), args=config, processing_class=tokenizer)
+    trainer.model.train()
+    return lambda: len(trainer.play([("train/0", 0)] * episodes))
+
+
+def main() -> None:
+    """Measures every delay and prints a table."""
+    args = parser(__doc__)
+    args.add_argument("--answer", type=float, nargs="+", default=[0.0, 0.2, 1.0], help="seconds")
+    args.add_argument("--turns", type=int, default=5)
+    args.add_argument("--episodes", type=int, default=32)
+    given = args.parse_args()
+    rows, results = [], {}
+    for seconds in given.answer:
+        work = {str(waves): partial(make, waves, seconds, given.turns, given.episodes) for waves in (1, 2)}
+        measured = results[seconds] = measure(work, given.rounds)
+        one, two = measured["1"], measured["2"]
+        times = [f"{m.median:.2f} s ± {m.spread / 2:.0%}" for m in (one, two)]
+        rows.append([f"{seconds:g} s", *times, f"{one.median / two.median:.2f}x"])
+    print(table(["an environment answers after", "in one part", "in two", "speed"], rows))
+    write(given.json, options=vars(given), results=results)
+
+
+if __name__ == "__main__":
+    main()

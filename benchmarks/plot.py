@@ -1,0 +1,81 @@
+"""Draws what `make bench` measured: runs/bench/*.json to docs/performance.png.
+
+python benchmarks/plot.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+
+def load(folder: Path, name: str) -> dict[str, Any]:
+    """Returns the results of one benchmark.
+
+    Raises:
+        SystemExit: If it has not run.
+    """
+    path = folder / f"bench_{name}.json"
+    if not path.is_file():
+        raise SystemExit(f"{path} is not there; run: python benchmarks/bench_{name}.py --json {path}")
+    return json.loads(path.read_text(encoding="utf-8"))["results"]
+
+
+def lines(axes: Any, results: dict[str, dict[str, Any]], value: str, base: str | None = None) -> None:
+    """Draws a line for each variant over the number of turns, times the base's value if there is one."""
+    turns = [int(key) for key in results]
+    for way in results[str(turns[0])]:
+        ratios = []
+        for key in map(str, turns):
+            one, other = results[key][way], results[key][base] if base else None
+            ratios.append(_number(one, value) / (_number(other, value) if other else 1))
+        axes.plot(turns, ratios, marker="o", label=way)
+    axes.set_xlabel("turns")
+    axes.set_xscale("log")
+    axes.set_xticks(turns, labels=turns)
+    axes.minorticks_off()
+    axes.legend(fontsize=8)
+
+
+def _number(one: dict[str, Any], value: str) -> float:
+    return statistics.median(one["seconds"]) if value == "seconds" else one["peak_mb"]
+
+
+def main() -> None:
+    """Draws and writes the plot."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--output", type=Path, default=Path("docs/performance.png"))
+    given = parser.parse_args()
+    update, rollout, scaling = (load(given.folder, name) for name in ("update", "rollout", "scaling"))
+    figure, ((time, memory), (speed, each)) = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    lines(time, update, "seconds", "ours")
+    time.set(title="update: time / ours", yscale="log")
+    lines(memory, update, "peak_mb", "ours")
+    memory.set(title="update: peak memory / ours", yscale="log")
+    lines(speed, rollout, "seconds", "ours, concatenated")
+    speed.set(title="rollout: time / ours, concatenated", yscale="log")
+    for turns, measured in scaling.items():
+        counts = [int(count) for count in measured]
+        costs = [_number(measured[str(n)], "seconds") / n / int(turns) * 1000 for n in counts]
+        each.plot(counts, costs, marker="o", label=f"{turns} turns")
+    each.set(title="update: ms a turn", xlabel="episodes", xscale="log", ylim=(0, None))
+    each.set_xticks(counts, labels=counts)
+    each.minorticks_off()
+    each.legend(fontsize=8)
+    for axes in (time, memory, speed):
+        axes.axhline(1, color="grey", linewidth=0.5)
+    figure.savefig(given.output, dpi=110)
+    print(given.output)
+
+
+if __name__ == "__main__":
+    main()
