@@ -23,7 +23,9 @@ from epo_trl.rollout.demonstrations import expert_episodes
 class DemonstrationArguments:
     """What the expert plays and how it is shown."""
 
-    episodes: int = field(default=1000, metadata={"help": "Expert episodes to play; those that fail are left out."})
+    episodes: int = field(
+        default=1000, metadata={"help": "Expert episodes to play; lost ones are left out unless keep_lost is set."}
+    )
     max_turns: int = field(default=50, metadata={"help": "Longer episodes are left out."})
     demonstrated_types: list[str] | None = field(
         default=None,
@@ -35,13 +37,16 @@ class DemonstrationArguments:
     mistake_rate: float = field(
         default=0.0, metadata={"help": "Share of turns at which a mistake is played; the expert's answer is the label."}
     )
+    keep_lost: bool = field(
+        default=False, metadata={"help": "Whether episodes that end in a failure are kept; for an expert that guesses."}
+    )
     prompt_label_rate: float = field(
         default=0.0, metadata={"help": "Weight of the prompt's own loss; helps a model from scratch, 0 otherwise."}
     )
 
 
 def demonstrations(suite: TaskSuite, tokenizer, args: DemonstrationArguments, seed: int) -> Dataset:
-    """Returns one row per turn of the episodes that the expert won."""
+    """Returns one row per turn of the episodes that the expert won, or ended if `keep_lost` is set."""
     context = ContextBuilder(
         tokenizer,
         PromptTemplate.load(args.prompt_template),
@@ -62,6 +67,7 @@ def demonstrations(suite: TaskSuite, tokenizer, args: DemonstrationArguments, se
             max_turns=args.max_turns,
             task_types=args.demonstrated_types,
             mistake_rate=args.mistake_rate,
+            keep_lost=args.keep_lost,
             on_episode=lambda won: bar.update(),
         ):
             for turn in turns:

@@ -216,6 +216,21 @@ def test_lost_cut_and_too_long_episodes_are_left_out_and_reported(tokenizers):
     assert won == [True, False, False, False, True]
 
 
+def test_lost_episodes_can_be_kept_those_that_did_not_end_cannot(tokenizers):
+    games = [[step(), WIN], [step(), LOSE], [step(truncated=True)], [step(), step(), LOSE]]
+    won = []
+    episodes = expert_episodes(
+        LineSuite(*games),
+        [("a", i) for i in range(4)],
+        context_of(tokenizers["alfworld"]),
+        max_turns=2,
+        keep_lost=True,
+        on_episode=won.append,
+    )
+    assert [len(episode) for episode in episodes] == [2, 2]
+    assert won == [True, False, False, False]
+
+
 def test_turns_whose_prompt_does_not_fit_are_left_out(tokenizers):
     suite = LineSuite([step("far " * 300), step("near"), WIN])
     context = context_of(tokenizers["alfworld"], max_prompt_tokens=300)

@@ -276,6 +276,7 @@ def test_reset_says_what_it_takes(env, options, message):
         ({"simplification": "hard"}, "simplification: got 'hard', takes 'easy'.*openDoors"),
         ({"simplification": "openDoors,noElectricalAction"}, "'power-component' needs the electrical actions"),
         ({"ambiguity": "last"}, "ambiguity: got 'last', takes one of agent, first"),
+        ({"guess_rate": 1.5}, "guess_rate: got 1.5, takes a number in"),
         ({"jvms": 0}, "jvms: got 0"),
         ({"heap_mb": 0}, "heap_mb: got 0"),
         ({"timeout_seconds": 0}, "timeout_seconds: got 0"),

@@ -83,6 +83,32 @@ def test_demonstrations_are_made_from_gold_paths(folder):
         list(expert_episodes(suite, [(task_id, 0)], context_of(tokenizer), max_turns=9, mistake_rate=0.5))
 
 
+def test_a_guessing_expert_focuses_on_anything_in_reach_that_some_task_asks_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", NoJvm)
+    lists = TaskLists(task_types=("lifespan-longest-lived",), heldout_types=(), n_iid=0, n_ood=0)
+    suite = ScienceWorldSuite(lists, gold=GoldSettings(str(tmp_path)), guess_rate=1.0)
+    ids = sorted(set(suite.task_ids("train")))
+    animals = ("ant", "crocodile", "egg parrot")
+    for i, task_id in enumerate(ids):
+        suite._gold._write(suite.lists.find(task_id), GoldPath(("go outside", f"focus on {animals[i % 3]}"), 2))
+
+    def chosen(seed, in_reach):
+        expert = suite.make_expert(seed)
+        expert.reset("", {"task_id": ids[0]})
+        info = {"accepted": True, "objects": in_reach}
+        assert expert.act("", info)[1] == "go outside"
+        return expert.act("", info)[1]
+
+    guesses = [chosen(seed, ("wood", "ant", "crocodile")) for seed in range(200)]
+    assert set(guesses) == {"focus on ant", "focus on crocodile"}  # the wood is never asked for, no parrot is there
+    assert 70 <= guesses.count("focus on ant") <= 130
+    assert guesses == [chosen(seed, ("crocodile", "ant", "wood")) for seed in range(200)]
+    assert chosen(0, ("wood",)) == "focus on ant"  # nothing to choose from: the path
+    suite._guess_rate = 0.3
+    guesses = [chosen(seed, ("ant", "crocodile")) for seed in range(1000)]
+    assert 110 <= guesses.count("focus on crocodile") <= 190  # half of 30 %
+
+
 @pytest.mark.games
 def test_a_damaged_file_is_made_again(tmp_path):
     suite = make_suite(str(tmp_path))

@@ -36,9 +36,10 @@ def expert_episodes(
     max_turns: int,
     task_types: Sequence[str] | None = None,
     mistake_rate: float = 0.0,
+    keep_lost: bool = False,
     on_episode: Callable[[bool], None] = lambda won: None,
 ) -> Iterator[list[Demonstration]]:
-    """Yields the turns of each episode that the suite's expert wins within the turn budget.
+    """Yields the turns of each episode that the suite's expert wins, or ends, within the turn budget.
 
     The context must be windowed: a turn is then a training example of its own.
 
@@ -46,13 +47,14 @@ def expert_episodes(
         suite: Has an expert.
         tasks: `(task_id, seed)` pairs; the seed also makes the expert's choices.
         context: Builds the prompts.
-        max_turns: Longer episodes, and lost ones, are left out.
+        max_turns: Longer episodes are left out, and lost ones unless `keep_lost` is set.
         task_types: Tasks of other types are left out; by default none is.
         mistake_rate: Probability that the environment is given, in place of the expert's action, one that was
             admissible earlier in the episode and is not now. The example keeps the expert's answer; what is added is
             the state after the mistake, from which a policy that saw only flawless play does not find back (noise
             injection as in DART, Laskey et al. 2017, arXiv 1703.09327). An
             environment that lists no actions takes 0.
+        keep_lost: Whether lost episodes that ended within the turn budget are kept too.
         on_episode: Called after each task with whether it gave an episode.
     """
     if context.mode != "windowed":
@@ -66,9 +68,9 @@ def expert_episodes(
             if task_types is not None and info["task_type"] not in task_types:
                 on_episode(False)
                 continue
-            turns, won = _play(suite, env, (observation, info), seed, max_turns, mistake_rate)
+            turns, won, ended = _play(suite, env, (observation, info), seed, max_turns, mistake_rate)
             on_episode(won)
-            if won:
+            if won or (keep_lost and ended):
                 yield _encode(turns, context)
     finally:
         env.close()
@@ -76,8 +78,8 @@ def expert_episodes(
 
 def _play(
     suite: TaskSuite, env: TextEnv, start: tuple[str, Info], seed: int, max_turns: int, mistake_rate: float
-) -> tuple[list[tuple[TurnView, str]], bool]:
-    """Returns what the expert saw and answered at each turn, and whether it won."""
+) -> tuple[list[tuple[TurnView, str]], bool, bool]:
+    """Returns what the expert saw and answered at each turn, whether it won, and whether the game ended."""
     observation, info = start
     expert = suite.make_expert(seed)
     expert.reset(observation, info)
@@ -95,7 +97,7 @@ def _play(
         observation, _, terminated, truncated, info = env.step(action)
         if terminated or truncated:
             break
-    return turns, bool(info["won"])
+    return turns, bool(info["won"]), terminated
 
 
 def _with_mistake(action: str, known: set[str], info: Info, rate: float, chance: random.Random) -> str:

@@ -74,6 +74,14 @@ class ScienceWorldArguments:
         default=60.0, metadata={"help": "A Java process that does not answer in this time is killed and replaced."}
     )
 
+    guess_rate: float = field(
+        default=0.0,
+        metadata={
+            "help": "Where the expert's solution focuses on something, the share of demonstrations in which it focuses "
+            "on any thing in reach that some training task asks for. They show how to play, and less what is right; "
+            "`keep_lost` keeps those that it loses."
+        },
+    )
     gold_folder: str | None = field(
         default=None,
         metadata={"help": "Cache of gold paths; by default $EPO_TRL_CACHE, or epo_trl in the user's cache folder."},
@@ -102,4 +110,5 @@ class ScienceWorldArguments:
             JvmSettings(self.java, self.heap_mb, self.timeout_seconds),
             self.jvms,
             GoldSettings(self.gold_folder, self.gold_workers),
+            self.guess_rate,
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from epo_trl.envs.base import Info
 from epo_trl.envs.scienceworld.world import AMBIGUOUS
@@ -47,15 +48,33 @@ def thought_for(action: str) -> str:
     return f"The next thing to do is: {action}."
 
 
+_FOCUS = "focus on "
+
+
+def focused(path: Sequence[str]) -> set[str]:
+    """Returns what a path focuses on."""
+    return {action.removeprefix(_FOCUS) for action in path if action.startswith(_FOCUS)}
+
+
 class GoldExpert:
     """Plays the gold path of the task, whatever it sees; after an action that the engine did not know, that one again.
 
     Args:
         path_of: Task id to the actions that solve it.
+        guess_rate: Where the path focuses on something, the probability that the player guesses.
+        choices: A guess is any of these that is in reach.
+        seed: Of the guesses.
     """
 
-    def __init__(self, path_of: Callable[[str], tuple[str, ...]]) -> None:
-        self._path_of = path_of
+    def __init__(
+        self,
+        path_of: Callable[[str], tuple[str, ...]],
+        guess_rate: float = 0.0,
+        choices: frozenset[str] = frozenset(),
+        seed: int = 0,
+    ) -> None:
+        self._path_of, self._guess_rate, self._choices = path_of, guess_rate, choices
+        self._chance = random.Random(seed)
 
     def reset(self, observation: str, info: Info) -> None:
         """Starts an episode.
@@ -77,4 +96,7 @@ class GoldExpert:
             return DONE
         action = self._path[self._next]
         self._next += 1
+        if action.startswith(_FOCUS) and self._chance.random() < self._guess_rate:
+            in_reach = sorted(self._choices.intersection(info["objects"]))
+            action = _FOCUS + self._chance.choice(in_reach) if in_reach else action
         return thought_for(action), action

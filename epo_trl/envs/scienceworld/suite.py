@@ -7,7 +7,7 @@ from typing import Any
 
 from epo_trl.envs.base import EnvError, Faults, TaskSuite
 from epo_trl.envs.scienceworld.env import Rules, ScienceWorldEnv
-from epo_trl.envs.scienceworld.expert import GoldExpert
+from epo_trl.envs.scienceworld.expert import GoldExpert, focused
 from epo_trl.envs.scienceworld.gold import GoldPaths, GoldSettings
 from epo_trl.envs.scienceworld.host import Host, JvmSettings
 from epo_trl.envs.scienceworld.tasks import TaskLists, check_simplification
@@ -28,6 +28,8 @@ class ScienceWorldSuite(TaskSuite):
             stepped with `step_async`, as the rollout does; more than there are cores bring nothing. Python's share of
             a step is a tenth, so one process can keep several busy.
         gold: Where gold paths are kept and how they are generated.
+        guess_rate: Where a gold path focuses on something, the probability that the expert takes instead any thing in
+            reach that the path of some training task focuses on. 1 shows how to play, but not what is right.
 
     Raises:
         EnvError: If a setting is wrong, or there is no Java.
@@ -42,14 +44,19 @@ class ScienceWorldSuite(TaskSuite):
         jvm: JvmSettings | None = None,
         jvms: int = 1,
         gold: GoldSettings | None = None,
+        guess_rate: float = 0.0,
     ) -> None:
         if jvms < 1:
             raise EnvError(f"jvms: got {jvms}, takes an integer >= 1")
+        if not 0 <= guess_rate <= 1:
+            raise EnvError(f"guess_rate: got {guess_rate}, takes a number in [0, 1]")
         self.lists, self.rules = lists or TaskLists(), rules or Rules()
         self.jvm, self.jvms = jvm or JvmSettings(), jvms
         self.splits = tuple(self.lists.ids)
         check_simplification(self.rules.simplification, self.lists.played_types)
         self._gold = GoldPaths(self.rules.simplification, gold or GoldSettings(), self.jvm)
+        self._guess_rate = guess_rate
+        self._choices: frozenset[str] = frozenset()
         self._hosts = self._make_hosts()
 
     def task_ids(self, split: str) -> Sequence[str]:
@@ -62,11 +69,17 @@ class ScienceWorldSuite(TaskSuite):
         return ScienceWorldEnv(min(self._hosts, key=len), self.lists, self.rules)
 
     def make_expert(self, seed: int = 0) -> GoldExpert:
-        """Returns a player of gold paths, which know the whole world; there is nothing for `seed` to choose.
+        """Returns a player of gold paths, which know the whole world; `seed` is that of its guesses, if it guesses.
 
         A path that is not in the cache is generated when it is needed; `demonstration_tasks` does so for many.
         """
-        return GoldExpert(lambda task_id: self._gold.path(*self.lists.find(task_id)).actions)
+        if self._guess_rate and not self._choices:
+            tasks = sorted(set(map(self.lists.find, self.task_ids("train"))))
+            self._gold.generate(tasks)
+            self._choices = frozenset().union(*(focused(self._gold.path(*task).actions) for task in tasks))
+        return GoldExpert(
+            lambda task_id: self._gold.path(*self.lists.find(task_id)).actions, self._guess_rate, self._choices, seed
+        )
 
     def demonstration_tasks(self, split: str, max_turns: int, count: int | None = None) -> list[str]:
         """Returns the tasks of a split that the gold path solves in time, each once, in the order of the list.
