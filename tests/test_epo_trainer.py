@@ -353,6 +353,51 @@ def test_a_run_with_gradient_checkpointing_is_bit_equal(tmp_path):
 
 
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
+def test_bf16_takes_nearly_the_same_step(tmp_path, context):
+    """The weights and their update stay in float32; forward and backward run in bfloat16."""
+    logs = []
+    for bf16 in (False, True):
+        torch.manual_seed(0)
+        model = make_model(sharpness=4.0)
+        dtypes = set()
+        model.lm_head.register_forward_hook(lambda module, args, output, seen=dtypes: seen.add(output.dtype))
+        trainer = make_trainer(tmp_path, model=model, context=context, bf16=bf16, max_steps=1, epo_lambda=0.1)
+        trainer.train()
+        assert (torch.bfloat16 in dtypes) == bf16
+        assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+        logs.append({name: logged(trainer, name)[0] for name in ("entropy", "grad_norm", "env/return")})
+    assert logs[0] != logs[1]
+    assert logs[1] == pytest.approx(logs[0], rel=0.05)
+
+
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+def test_an_update_holds_one_micro_batch_whatever_the_size_of_the_batch(tmp_path, context):
+    largest = {}
+    for micro_batches in (1, 6):
+        model = make_model()
+        tokens = []
+
+        def note(module, args, kwargs, tokens=tokens):
+            if kwargs.get("past_key_values") is None:  # not generation
+                tokens.append(kwargs["input_ids"].numel())
+
+        model.register_forward_pre_hook(note, with_kwargs=True)
+        trainer = make_trainer(
+            tmp_path,
+            model=model,
+            context=context,
+            per_device_train_batch_size=GROUP,
+            gradient_accumulation_steps=micro_batches,
+            num_iterations=2,  # the old log-probabilities need a pass of their own
+            max_steps=2,
+        )
+        trainer.train()
+        largest[micro_batches] = max(tokens)
+        assert len(tokens) >= 3 * micro_batches
+    assert largest[6] <= 1.3 * largest[1], "episodes differ in length, by less than that"
+
+
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
 def test_lora_trains_the_adapter_alone_with_the_base_as_reference(tmp_path, context):
     peft = pytest.importorskip("peft")
     trainer = EPOTrainer(
