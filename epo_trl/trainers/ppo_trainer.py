@@ -16,7 +16,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from accelerate.utils import DummyOptim, is_peft_model
+from accelerate.utils import is_peft_model
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
@@ -253,11 +253,14 @@ class EPOPPOTrainer(EPOTrainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Returns the optimizer with the critic's parameters in groups of their own, `group["part"] == "critic"`."""
         optimizer = super().create_optimizer(model)
-        if isinstance(optimizer, DummyOptim):
-            raise ValueError(
-                "deepspeed: got a configuration with an optimizer of its own, which gives policy and critic one "
-                "learning rate; take the `optimizer` and `scheduler` blocks out, the trainer makes both"
-            )
+        if self.is_deepspeed_enabled:
+            from accelerate.utils import DummyOptim  # only there with DeepSpeed
+
+            if isinstance(optimizer, DummyOptim):
+                raise ValueError(
+                    "deepspeed: got a configuration with an optimizer of its own, which gives policy and critic one "
+                    "learning rate; take the `optimizer` and `scheduler` blocks out, the trainer makes both"
+                )
         if any(group.get("part") == "critic" for group in optimizer.param_groups):
             return optimizer
         own = {id(p) for p in self.critic.parameters() if p.requires_grad}

@@ -1,0 +1,127 @@
+"""The rollout on TRL's vLLM backends, for real on a CPU: `make test-vllm`, in an environment of its own.
+
+vLLM's CPU build needs three things that a GPU does not, all in `cpu_server/`: weights that stay where they are, a way
+to send them without NCCL, and metadata under the name `vllm`. The model is loaded in float32, so that log-probabilities
+compare. Not covered: NCCL, GPU kernels, tensor parallelism, sleep mode, ZeRO-3 and adapters together with vLLM.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from epo_trl.envs.toy import ToySuite
+from epo_trl.models import build_model, build_tokenizer
+from epo_trl.models.load import corpus
+
+SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MASTER_ADDR": "127.0.0.1", "TRL_EXPERIMENTAL_SILENCE": "1",
+}  # fmt: skip
+WORKER = str(Path(__file__).with_name("vllm_worker.py"))
+SECONDS = 300
+pytestmark = pytest.mark.slow
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    """A tiny Llama on disk: vLLM loads by path, and a saved Qwen2 would get Qwen2's own tokenizer."""
+    path = tmp_path_factory.mktemp("policy")
+    tokenizer = build_tokenizer(corpus(ToySuite(), "compact"))
+    build_model(tokenizer, family="llama", hidden_size=64, heads=2, max_position_embeddings=1024).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def server(policy, tmp_path):
+    """Yields the address of `vllm serve`. One for each run: it ends up with that run's weights."""
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", policy, "--port", str(port), "--dtype", "float32",
+               "--max-model-len", "1024", "--weight-transfer-config", '{"backend": "cpu_store"}']  # fmt: skip
+    log = (tmp_path / "server.log").open("w")
+    environment = {**os.environ, **SETTINGS, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(SECONDS):
+            if process.poll() is not None:
+                pytest.fail((tmp_path / "server.log").read_text()[-4000:])
+            try:
+                urllib.request.urlopen(f"{address}/health", timeout=5)
+                break
+            except OSError:
+                time.sleep(1)
+        yield address
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+def train(policy, folder, ranks, *, stale=False, **settings):
+    """Returns what each rank kept."""
+    given = json.dumps({"settings": settings, "stale": stale})
+    launcher = [sys.executable]
+    environment = {**os.environ, **SETTINGS}
+    if ranks > 1:
+        launcher += ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}"]
+    else:
+        environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": str(free_port())}
+    done = subprocess.run(
+        [*launcher, WORKER, policy, str(folder), given],
+        env=environment, timeout=SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def differences(kept):
+    """Returns the largest difference of log-probabilities between sampling and update, of each step."""
+    return [log["sampling/sampling_logp_difference/max"] for log in kept[0]["steps"]]
+
+
+def check(kept):
+    """The first step compares the loaded weights, the later ones the weights that TRL has sent over."""
+    assert len(kept[0]["steps"]) == 3 and max(differences(kept)) < 1e-5
+    assert all(log["env/turns"] == 4.0 for log in kept[0]["steps"])
+    assert kept[0]["steps"][-1]["grad_norm"] > 0
+    assert all(rank["eval_turns"] == 4.0 and rank["same_temperature"] for rank in kept)
+
+
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_colocated_vllm_samples_what_the_update_scores(policy, tmp_path, context, ranks):
+    check(train(policy, tmp_path, ranks, vllm_mode="colocate", context=context, max_turns=4))
+
+
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_vllm_server_samples_what_the_update_scores(policy, server, tmp_path, context, ranks):
+    settings = {"vllm_mode": "server", "vllm_server_base_url": server, "vllm_group_port": free_port()}
+    check(train(policy, tmp_path, ranks, context=context, max_turns=4, **settings))
+
+
+def test_weights_that_are_not_sent_are_seen_in_the_log_probabilities(policy, tmp_path):
+    first, *later = differences(train(policy, tmp_path, 1, stale=True, vllm_mode="colocate", max_turns=4))
+    assert first < 1e-5 and min(later) > 1e-2
+
+
+def test_the_prefix_cache_is_hit_more_with_every_turn(policy, tmp_path):
+    turns = 12
+    [kept] = train(policy, tmp_path, 1, vllm_mode="colocate", context="concatenated", max_turns=turns)
+    cached = kept["cached"][:turns]  # of the first rollout; blocks of 128 tokens
+    assert cached == sorted(cached) and cached[-1] > cached[turns // 2] > 0

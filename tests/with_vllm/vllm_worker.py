@@ -1,0 +1,62 @@
+"""Trains on vLLM with settings given as JSON and writes what was logged. Run by test_vllm.py, alone or by torchrun."""
+
+import functools
+import json
+import os
+import sys
+from pathlib import Path
+
+import vllm
+import weights_without_nccl
+
+from epo_trl.envs.toy import ToySuite
+from epo_trl.trainers import EPOConfig, EPOTrainer
+
+
+def count_cached_tokens(trainer: EPOTrainer) -> list[int]:
+    """Returns a list that gets, for every generation call, the prompt tokens that were not run again."""
+    cached: list[int] = []
+    llm = trainer.vllm_generation.llm
+    generate = llm.generate
+
+    def counted(*args, **kwargs):
+        outputs = generate(*args, **kwargs)
+        cached.append(sum(output.num_cached_tokens for output in outputs))
+        return outputs
+
+    llm.generate = counted
+    return cached
+
+
+def main(policy: str, folder: str, settings: dict, stale: bool) -> None:
+    """Trains three steps and evaluates."""
+    import trl.generation.vllm_generation as backend
+
+    weights_without_nccl.keep_linear_weights()
+    weights_without_nccl.patch_client()
+    backend.LLM = functools.partial(vllm.LLM, dtype="float32")  # TRL names no type; log-probabilities are to compare
+    args = EPOConfig(
+        folder, use_cpu=True, bf16=False, use_vllm=True, vllm_max_model_length=1024, vllm_gpu_memory_utilization=0.1,
+        per_device_train_batch_size=8, num_generations=4, max_steps=3, learning_rate=1e-2, max_prompt_length=300,
+        max_completion_length=8, prompt_template="compact", save_strategy="no", logging_steps=1, report_to=[],
+        gradient_checkpointing=False, eval_episodes=4, disable_tqdm=True, **settings,
+    )  # fmt: skip
+    trainer = EPOTrainer(policy, ToySuite(), args=args)
+    cached = count_cached_tokens(trainer) if args.vllm_mode == "colocate" else []
+    if stale:
+        trainer.vllm_generation.sync_weights = lambda: None
+    trainer.train()
+    metrics = trainer.evaluate()
+    kept = {
+        "steps": [log for log in trainer.state.log_history if "loss" in log],
+        "eval_turns": metrics["eval_iid/turns"],
+        "same_temperature": trainer.vllm_generation.temperature == args.temperature,
+        "cached": cached,
+    }
+    Path(folder, f"rank{trainer.accelerator.process_index}.json").write_text(json.dumps(kept))
+    trainer.accelerator.wait_for_everyone()
+    os._exit(0)  # vLLM's threads outlive the main one
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3], **json.loads(sys.argv[3]))
