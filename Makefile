@@ -28,10 +28,10 @@ compare: $(STAMP)  ## three seeds of each algorithm side by side; hours on 2 cor
 	$(PY) recipes/compare.py $(if $(ENV),--env $(ENV)) --algos $(or $(ALGOS),grpo grpo_epo) --seeds $(or $(SEEDS),0 1 2)
 
 test: $(STAMP)  ## the whole suite
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n 2 --dist worksteal
 
 test-fast: $(STAMP)  ## what one runs while writing
-	$(PY) -m pytest -n 2 -m "not slow and not games"
+	$(PY) -m pytest -n 2 --dist worksteal -m "not slow and not games"
 
 test-vllm: .venv-vllm/.installed  ## vLLM's CPU build, in the process and as a server, in an environment of its own (2.7 GB)
 	.venv-vllm/bin/python -m pytest -o addopts= tests/with_vllm
