@@ -58,11 +58,11 @@ def main() -> None:
     update, rollout, scaling = (load(given.folder, name) for name in ("update", "rollout", "scaling"))
     figure, ((time, memory), (speed, each)) = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
     lines(time, update, "seconds", "ours")
-    time.set(title="update: time / ours", yscale="log")
+    time.set(title="update: time / ours", ylim=(0, None))
     lines(memory, update, "peak_mb", "ours")
-    memory.set(title="update: peak memory / ours", yscale="log")
+    memory.set(title="update: peak memory / ours", ylim=(0, None))
     lines(speed, rollout, "seconds", "ours, concatenated")
-    speed.set(title="rollout: time / ours, concatenated", yscale="log")
+    speed.set(title="rollout: time / ours, concatenated", ylim=(0, None))
     for turns, measured in scaling.items():
         counts = [int(count) for count in measured]
         costs = [_number(measured[str(n)], "seconds") / n / int(turns) * 1000 for n in counts]
