@@ -27,11 +27,12 @@ train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ENV=alf
 compare: $(STAMP)  ## three seeds of each algorithm side by side; hours on 2 cores: make compare [ALGOS="ppo ppo_epo"] [SEEDS="0 1 2"]
 	$(PY) recipes/compare.py $(if $(ENV),--env $(ENV)) --algos $(or $(ALGOS),grpo grpo_epo) --seeds $(or $(SEEDS),0 1 2)
 
+# One thread each: two workers with two threads each on two cores wait for each other most of the time.
 test: $(STAMP)  ## the whole suite
-	$(PY) -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
 test-fast: $(STAMP)  ## what one runs while writing
-	$(PY) -m pytest -n 2 --dist worksteal -m "not slow and not games"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m "not slow and not games"
 
 test-vllm: .venv-vllm/.installed  ## vLLM's CPU build, in the process and as a server, in an environment of its own (2.7 GB)
 	.venv-vllm/bin/python -m pytest -o addopts= tests/with_vllm
