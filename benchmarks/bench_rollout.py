@@ -68,6 +68,15 @@ class Script(LogitsProcessor):
         return forced
 
 
+def make_scripted_model(tokenizer: PreTrainedTokenizerFast, sizes: dict[str, int]) -> tuple[Any, list[int]]:
+    """Returns a model whose every response is `RESPONSE`, and the ids of that."""
+    model = make_model({**sizes, "vocab_size": len(tokenizer)})
+    script = tokenizer(RESPONSE, add_special_tokens=False)["input_ids"]
+    generate = model.generate
+    model.generate = lambda **kwargs: generate(**kwargs, logits_processor=LogitsProcessorList([Script(script)]))
+    return model, script
+
+
 class Game(TextEnv):
     """Says the same after every action."""
 
@@ -151,10 +160,7 @@ def make_template() -> str:
 def make(way: str, turns: int, episodes: int, words: int, sizes: dict[str, int]) -> Work:
     """Returns one rollout, which returns the tokens that were sampled."""
     tokenizer = make_tokenizer()
-    model = make_model({**sizes, "vocab_size": len(tokenizer)})
-    script = tokenizer(RESPONSE, add_special_tokens=False)["input_ids"]
-    generate = model.generate
-    model.generate = lambda **kwargs: generate(**kwargs, logits_processor=LogitsProcessorList([Script(script)]))
+    model, script = make_scripted_model(tokenizer, sizes)
     observation = " ".join(["you see a drawer and a shelf ."] * (words // 8))
     settings: dict[str, Any] = {
         "output_dir": tempfile.mkdtemp(), "use_cpu": device() == "cpu", "bf16": device() == "cuda", "report_to": [],

@@ -13,10 +13,8 @@ import time
 from functools import partial
 from typing import Any
 
-from bench_rollout import RESPONSE, Game, Games, Script, make_template, make_tokenizer
-from bench_update import make_model
+from bench_rollout import Game, Games, make_scripted_model, make_template, make_tokenizer
 from harness import Work, device, measure, parser, table, write
-from transformers import LogitsProcessorList
 
 from epo_trl.trainers import EPOConfig, EPOTrainer
 
@@ -59,10 +57,7 @@ class SlowGames(Games):
 def make(waves: int, seconds: float, turns: int, episodes: int) -> Work:
     """Returns one rollout."""
     tokenizer = make_tokenizer()
-    model = make_model({**SIZES, "vocab_size": len(tokenizer)})
-    script = tokenizer(RESPONSE, add_special_tokens=False)["input_ids"]
-    generate = model.generate
-    model.generate = lambda **kwargs: generate(**kwargs, logits_processor=LogitsProcessorList([Script(script)]))
+    model, script = make_scripted_model(tokenizer, SIZES)
     config = EPOConfig(
         tempfile.mkdtemp(), use_cpu=device() == "cpu", bf16=device() == "cuda", report_to=[], max_steps=1,
         per_device_train_batch_size=episodes, num_generations=episodes, gradient_checkpointing=False,

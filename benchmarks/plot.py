@@ -29,14 +29,11 @@ def load(folder: Path, name: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))["results"]
 
 
-def lines(axes: Any, results: dict[str, dict[str, Any]], value: str, base: str | None = None) -> None:
-    """Draws a line for each variant over the number of turns, times the base's value if there is one."""
+def lines(axes: Any, results: dict[str, dict[str, Any]], value: str, base: str) -> None:
+    """Draws a line for each variant over the number of turns, in multiples of the base."""
     turns = [int(key) for key in results]
     for way in results[str(turns[0])]:
-        ratios = []
-        for key in map(str, turns):
-            one, other = results[key][way], results[key][base] if base else None
-            ratios.append(_number(one, value) / (_number(other, value) if other else 1))
+        ratios = [_number(measured[way], value) / _number(measured[base], value) for measured in results.values()]
         axes.plot(turns, ratios, marker="o", label=way)
     axes.set_xlabel("turns")
     axes.set_xscale("log")

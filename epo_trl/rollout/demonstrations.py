@@ -39,7 +39,7 @@ def expert_episodes(
     keep_lost: bool = False,
     on_episode: Callable[[bool], None] = lambda won: None,
 ) -> Iterator[list[Demonstration]]:
-    """Yields the turns of each episode that the suite's expert wins, or ends, within the turn budget.
+    """Yields the turns of each episode that the suite's expert wins within the turn budget.
 
     The context must be windowed: a turn is then a training example of its own.
 
@@ -55,7 +55,7 @@ def expert_episodes(
             injection as in DART, Laskey et al. 2017, arXiv 1703.09327). An
             environment that lists no actions takes 0.
         keep_lost: Whether lost episodes that ended within the turn budget are kept too.
-        on_episode: Called after each task with whether it gave an episode.
+        on_episode: Called after each task with whether the expert played and won it.
     """
     if context.mode != "windowed":
         raise ValueError(f"context: got {context.mode!r}, demonstrations take 'windowed'")

@@ -197,8 +197,16 @@ def play_episodes(
         times.generate += time.perf_counter() - start
 
         start = time.perf_counter()
-        _send_actions(wave, response_ids, logprobs, context, settings)
+        texts = context.tokenizer.batch_decode(response_ids[: len(wave.running)], skip_special_tokens=True)
         times.text += time.perf_counter() - start
+        start = time.perf_counter()
+        for i, ((play, prompt), text) in enumerate(zip(wave.running, texts, strict=False)):
+            play.sampled = _Sampled(tuple(response_ids[i]), text, tuple(logprobs[i]) if logprobs else None)
+            if context.mode == "concatenated":
+                play.context_ids += [*prompt.ids, *response_ids[i]]
+            with play.aborted_by_errors():
+                _send_action(play, context.answer_start + text, settings)
+        times.env += time.perf_counter() - start
         turning.append(wave)
     return [play.to_episode() for play in plays]
 
@@ -243,22 +251,6 @@ def _view(play: _Play) -> TurnView:
         last_response_ids=play.turns[-1].response_ids if play.turns else (),
         context_tokens=len(play.context_ids),
     )
-
-
-def _send_actions(
-    wave: _Wave,
-    response_ids: list[list[int]],
-    logprobs: list[list[float]] | None,
-    context: ContextBuilder,
-    settings: RolloutSettings,
-) -> None:
-    responses = context.tokenizer.batch_decode(response_ids[: len(wave.running)], skip_special_tokens=True)
-    for i, ((play, prompt), response) in enumerate(zip(wave.running, responses, strict=False)):
-        play.sampled = _Sampled(tuple(response_ids[i]), response, tuple(logprobs[i]) if logprobs else None)
-        if context.mode == "concatenated":
-            play.context_ids += [*prompt.ids, *response_ids[i]]
-        with play.aborted_by_errors():
-            _send_action(play, context.answer_start + response, settings)
 
 
 def _take_turns(wave: _Wave, settings: RolloutSettings) -> None:

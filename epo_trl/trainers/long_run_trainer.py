@@ -132,7 +132,8 @@ class LongRunTrainer(GRPOTrainer):
             )
         return norm
 
-    # --- Checkpoints ---------------------------------------------------------------------------------------------
+    # --- Checkpoints --------------------------------------------------------------------------------------------
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         run_dir = self._get_output_dir(trial=trial)
         folder = os.path.join(run_dir, f"checkpoint-{self.state.global_step}")
