@@ -1,101 +1,126 @@
-"""Time of a whole RL step, rollout and update, with and without the terms of EPO.
+"""What the terms of EPO add to an RL step, rollout and update.
 
     python benchmarks/bench_epo_overhead.py
+    python benchmarks/bench_epo_overhead.py --wide --rounds 2 --repeats 2
 
-The learning rate is 0, so that all variants play and learn from the same episodes. `TRL's loss` leaves out the terms,
-their metrics and the history; `lambda = 0` still measures them.
+Rollouts are the same with and without them, so they are played once. Every micro-batch then goes forward and backward
+with each loss, several times, in turns and in one process: what is looked for is smaller than what tells two
+processes, or two seconds, apart. `TRL's loss` leaves out the terms, their metrics and the history; `lambda = 0` still
+measures them. What EPO adds, it adds in the LM head: `--wide` takes a model whose head does as large a part of the
+work as that of Qwen2.5-0.5B.
 """
 
 from __future__ import annotations
 
+import statistics
 import tempfile
-import threading
-from functools import partial
+import time
+from collections import defaultdict
 from typing import Any
 
-from harness import Work, device, measure, parser, table, write
-from transformers import TrainerCallback
+import torch
+from bench_update import make_model
+from harness import device, parser, table, write
+from torch import Tensor
 from trl import GRPOTrainer, ModelConfig
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.models import load_policy
 from epo_trl.trainers import EPOConfig, EPOTrainer
+from epo_trl.trainers.turn_forward import TurnLayout
+
+TRL, ZERO, EPO = "TRL's loss", "lambda = 0", "EPO"
+LAMBDA = 0.001
+WIDE = {
+    "vocab_size": 16384, "hidden_size": 512, "intermediate_size": 2816, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 2,
+}  # fmt: skip
 
 
-class WithoutEPO(EPOTrainer):
-    """The same rollout and the same forward pass, TRL's loss."""
+class Compared(EPOTrainer):
+    """Takes every micro-batch through each loss, and learns nothing."""
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As TRL's, on turns."""
-        from epo_trl.trainers.turn_forward import TurnLayout
+    def watch(self, repeats: int) -> None:
+        """Starts to measure; each loss takes a micro-batch `repeats` times."""
+        self.repeats = repeats
+        self.passes: dict[str, list[float]] = {TRL: [], ZERO: [], EPO: []}
+        self.other: dict[str, list[float]] = defaultdict(list)
 
-        self._layout = TurnLayout(inputs["turn_ids"], inputs["tool_mask"] * (inputs["turn_ids"] >= 0), self._windowed)
-        return GRPOTrainer.compute_loss(self, model, inputs, *args, **kwargs)
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        """Measures, and returns a loss without gradient."""
+        ways = list(self.passes)
+        for i in range(self.repeats * len(ways)):
+            turn, place = divmod(i, len(ways))
+            way = ways[(turn + place) % len(ways)]  # each is first as often as the others
+            start = _now()
+            self._loss(way, model, inputs, *args, **kwargs).backward()
+            self.passes[way].append(_now() - start)
+        return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+
+    def _loss(self, way: str, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        if way == TRL:
+            mask = inputs["tool_mask"] * (inputs["turn_ids"] >= 0)
+            self._layout = TurnLayout(inputs["turn_ids"], mask, self._windowed)
+            return GRPOTrainer.compute_loss(self, model, inputs, *args, **kwargs)
+        self.args.epo_lambda = LAMBDA if way == EPO else 0.0
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _close_rl_step(self) -> None:
+        start = _now()
+        super()._close_rl_step()
+        self.other["history"].append(_now() - start)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        start = _now()
+        output = super()._generate_and_score_completions(inputs)
+        self.other["rollout"].append(_now() - start)
+        return output
 
 
-class Gate(TrainerCallback):
-    """Lets one step at a time pass."""
-
-    def __init__(self) -> None:
-        self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Waits for the word."""
-        self.go.acquire()
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        """Says that it is done."""
-        self.done.release()
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
-def make(kind: type[EPOTrainer], epo_lambda: float, steps: int) -> Work:
-    """Returns one RL step."""
+def make(steps: int, repeats: int, wide: bool) -> Compared:
+    """Returns a trainer that measures."""
     suite = GeneratedAlfworld(n_train=256, n_iid=0, n_ood=0, task_types=["pick_and_place_simple"])
     model, tokenizer = load_policy(ModelConfig("tiny"), suite, "compact")
+    if wide:
+        model = make_model(WIDE)
     config = EPOConfig(
-        tempfile.mkdtemp(), epo_lambda=epo_lambda, learning_rate=0.0, max_steps=steps, num_generations=8,
-        per_device_train_batch_size=8, gradient_accumulation_steps=4, turn_buckets=3, max_turns=10,
+        tempfile.mkdtemp(), learning_rate=0.0, max_steps=steps, num_generations=8,
+        per_device_train_batch_size=2 if wide else 8, gradient_accumulation_steps=4, turn_buckets=3, max_turns=10,
         max_prompt_length=512, max_completion_length=20, prompt_template="compact", use_cpu=device() == "cpu",
         bf16=False, gradient_checkpointing=False, save_strategy="no", report_to=[], disable_tqdm=True, seed=0,
     )  # fmt: skip
-    trainer, gate = kind(model, suite, args=config, processing_class=tokenizer), Gate()
-    trainer.add_callback(gate)
-    threading.Thread(target=trainer.train, daemon=True).start()
-
-    def work() -> float:
-        gate.go.release()
-        gate.done.acquire()
-        return sum(len(turn.response_ids) for episode in trainer._episodes for turn in episode.turns)
-
-    return work
+    trainer = Compared(model, suite, args=config, processing_class=tokenizer)
+    trainer.watch(repeats)
+    return trainer
 
 
 def main() -> None:
     """Measures and prints a table."""
-    given = parser(__doc__).parse_args()
-    steps = given.rounds + 2
-    measured = measure(
-        {
-            "TRL's loss": partial(make, WithoutEPO, 0.0, steps),
-            "lambda = 0": partial(make, EPOTrainer, 0.0, steps),
-            "EPO": partial(make, EPOTrainer, 0.001, steps),
-        },
-        given.rounds,
-    )
-    base = measured["TRL's loss"]
-    ratios = {
-        name: sorted(one / other for one, other in zip(m.seconds, base.seconds, strict=True))
-        for name, m in measured.items()
-    }
-    rows = [
-        [
-            name, f"{m.median:.2f} s ± {m.spread / 2:.0%}", f"{m.median / base.median:.3f}x",
-            f"{ratios[name][len(m.seconds) // 4]:.3f} to {ratios[name][-1 - len(m.seconds) // 4]:.3f}", m.results[-1],
-        ]
-        for name, m in measured.items()
-    ]  # fmt: skip
-    print(table(["loss", "RL step", "ratio", "middle half of the rounds' ratios", "sampled tokens, last step"], rows))
-    write(given.json, options=vars(given), results=measured)
+    args = parser(__doc__)
+    args.add_argument("--repeats", type=int, default=3, help="times that each loss takes a micro-batch")
+    args.add_argument("--wide", action="store_true", help="a larger model in the proportions of Qwen2.5")
+    given = args.parse_args()
+    trainer = make(given.rounds, given.repeats, given.wide)
+    trainer.train()
+    passes, other = trainer.passes, {name: statistics.median(seconds) for name, seconds in trainer.other.items()}
+    base = statistics.median(passes[TRL]) * trainer.args.gradient_accumulation_steps
+    rows, results = [], {}
+    for way, seconds in passes.items():
+        ratios = [one / trl for one, trl in zip(seconds, passes[TRL], strict=True)]
+        low, ratio, high = statistics.quantiles(ratios, n=4) if way != TRL else (1.0, 1.0, 1.0)
+        history = other["history"] if way != TRL else 0.0
+        step = (other["rollout"] + base * ratio + history) / (other["rollout"] + base)
+        results[way] = {"seconds": seconds, "update_ratio": ratio, "quartiles": [low, high], "step_ratio": step}
+        rows.append([way, f"{base * ratio:.2f} s", f"{ratio:.3f}x", f"{low:.3f} to {high:.3f}", f"{step:.3f}x"])
+    print(table(["loss", "update", "ratio", "middle half", "RL step"], rows))
+    print(f"\nrollout {other['rollout']:.2f} s; {len(passes[TRL])} passes with each loss")
+    write(given.json, options=vars(given), results=results, other=trainer.other)
 
 
 if __name__ == "__main__":

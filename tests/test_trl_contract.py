@@ -301,6 +301,16 @@ def test_attributes_that_we_read_exist(rollout, name):
     assert name in vars(rollout[0]), advice(f"attribute {name}", "set on the trainer", "missing", "epo_trl/trainers")
 
 
+def test_a_sleeping_vllm_is_woken_and_filled_by_what_we_call_and_set():
+    """vLLM is not here; `make test-vllm` runs it. TRL's lines that our `_keeping_vllm_awake` stands in for."""
+    path = Path(trl.__file__).with_name("generation") / "vllm_generation.py"
+    for line in ('self.llm.wake_up(tags=["weights"])', 'self.llm.wake_up(tags=["kv_cache"])', "self.llm.sleep(level=2)",
+                 "self._llm_weights_sleeping = True", "if self.enable_sleep_mode:"):  # fmt: skip
+        assert line in path.read_text(), advice("VLLMGeneration", line, "no such line", "vLLM sleeps between rollouts")
+    line = "self._last_loaded_step = self.state.global_step"
+    assert line in inspect.getsource(GRPOTrainer._generate_single_turn), advice("_last_loaded_step", line, "none", "")
+
+
 def test_generation_keeps_its_temperature_in_two_places(rollout):
     trainer, _, _ = rollout
     got = (trainer.generation_config.temperature, trainer.generation_kwargs["temperature"])

@@ -120,6 +120,15 @@ class EPOConfig(GRPOConfig):
         },
     )
 
+    # vLLM
+    vllm_importance_sampling_mode: str = field(
+        default="token_truncate",
+        metadata={
+            "help": "How the update corrects for vLLM's own log-probabilities. TRL's default, 'sequence_mask', has one "
+            "ratio for a whole completion, here for an episode of many turns: the longer, the further it is from 1."
+        },
+    )
+
     # Evaluation
     eval_temperature: float = field(
         default=0.4, metadata={"help": "Sampling temperature of evaluation, if no protocol is named."}

@@ -220,7 +220,7 @@ class EPOTrainer(LongRunTrainer):
         hidden = self.args.disable_tqdm or not self.accelerator.is_main_process
         with (
             tqdm(total=len(tasks), desc=description, unit="episode", leave=False, disable=hidden) as bar,
-            self._reusing_prefixes(context),
+            self._keeping_prefixes(context),
         ):
             return play_episodes(
                 self._envs,
@@ -234,13 +234,34 @@ class EPOTrainer(LongRunTrainer):
                 waves=self.args.rollout_waves,
             )
 
-    def _reusing_prefixes(self, context: ContextBuilder) -> AbstractContextManager[Any]:
-        """Lets plain generation go on from the turn before; the other backends have prefix caches of their own."""
+    def _keeping_prefixes(self, context: ContextBuilder) -> AbstractContextManager[Any]:
+        """Lets generation go on from the turn before, as far as the backend does not do that by itself."""
+        if self.use_vllm:
+            return self._keeping_vllm_awake() if self.vllm_generation.enable_sleep_mode else nullcontext()
         model = self.accelerator.unwrap_model(self.model_wrapped)
-        is_plain = not (self.use_vllm or self.use_transformers_continuous_batching)
-        if context.mode == "concatenated" and is_plain and can_reuse(model):
+        if context.mode == "concatenated" and not self.use_transformers_continuous_batching and can_reuse(model):
             return reusing_prefixes(model, self.args.rollout_waves)
         return nullcontext()
+
+    @contextmanager
+    def _keeping_vllm_awake(self) -> Iterator[None]:
+        """Lets a colocated vLLM sleep between rollouts only.
+
+        TRL sends it to sleep after every generation call. It forgets its weights and its prefix cache then, and TRL
+        sends the weights again at the next call: once a turn.
+        """
+        vllm = self.vllm_generation
+        if vllm._llm_weights_sleeping or self._last_loaded_step != self.state.global_step:
+            vllm.sync_weights()  # wakes them too
+            self._last_loaded_step = self.state.global_step
+        vllm.llm.wake_up(tags=["kv_cache"])
+        vllm.enable_sleep_mode = False
+        try:
+            yield
+        finally:
+            vllm.enable_sleep_mode = True
+            vllm.llm.sleep(level=2)
+            vllm._llm_weights_sleeping = True
 
     def _stop_if_too_many_aborted(self, share: float) -> None:
         """Saves a checkpoint and raises, on all ranks, if more of the batch was aborted than the limit allows."""

@@ -52,7 +52,8 @@ def server(policy, tmp_path):
     """Yields the address of `vllm serve`. One for each run: it ends up with that run's weights."""
     port = free_port()
     command = [str(Path(sys.executable).with_name("vllm")), "serve", policy, "--port", str(port), "--dtype", "float32",
-               "--max-model-len", "1024", "--weight-transfer-config", '{"backend": "cpu_store"}']  # fmt: skip
+               "--max-model-len", "1024", "--logprobs-mode", "processed_logprobs",
+               "--weight-transfer-config", '{"backend": "cpu_store"}']  # fmt: skip
     log = (tmp_path / "server.log").open("w")
     environment = {**os.environ, **SETTINGS, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
@@ -72,9 +73,9 @@ def server(policy, tmp_path):
         process.wait()
 
 
-def train(policy, folder, ranks, *, stale=False, **settings):
+def train(policy, folder, ranks, *, kind="grpo", stale=False, sleeping=False, **settings):
     """Returns what each rank kept."""
-    given = json.dumps({"settings": settings, "stale": stale})
+    given = json.dumps({"settings": settings, "kind": kind, "stale": stale, "sleeping": sleeping})
     launcher = [sys.executable]
     environment = {**os.environ, **SETTINGS}
     if ranks > 1:
@@ -113,6 +114,18 @@ def test_colocated_vllm_samples_what_the_update_scores(policy, tmp_path, context
 def test_a_vllm_server_samples_what_the_update_scores(policy, server, tmp_path, context, ranks):
     settings = {"vllm_mode": "server", "vllm_server_base_url": server, "vllm_group_port": free_port()}
     check(train(policy, tmp_path, ranks, context=context, max_turns=4, **settings))
+
+
+@pytest.mark.parametrize("critic", ["separate", "value_head"])
+def test_vllm_is_sent_the_policy_without_its_critic(policy, tmp_path, critic):
+    check(train(policy, tmp_path, 1, kind="ppo", critic=critic, vllm_mode="colocate", max_turns=4))
+
+
+def test_vllm_sleeps_between_rollouts_and_not_between_turns(policy, tmp_path):
+    kept = train(policy, tmp_path, 1, sleeping=True, vllm_mode="colocate", context="concatenated", max_turns=4)
+    check(kept)
+    rollouts = 3 + 2  # and one for each list of the evaluation
+    assert kept[0]["asked"] == ["weights", "kv_cache", "sleep 2"] * rollouts
 
 
 def test_weights_that_are_not_sent_are_seen_in_the_log_probabilities(policy, tmp_path):
