@@ -2,12 +2,13 @@
 
     python benchmarks/bench_update.py --turns 5 15 50
 
-Three ways to learn from the same turns, with the same loss:
+Four ways to learn from the same turns, with the same loss:
 
 - ours: `EPOTrainer`, which cuts an episode into its turns; `--buckets` passes, sorted by length; the LM head sees
   responses only;
 - whole rows: stock `GRPOTrainer` on the same rows. It attends over the whole episode and scores every position of it.
   Its log-probabilities are other ones: each turn sees those before it, prompts with their histories and all;
+- whole rows, responses scored: the same, but the LM head sees responses only, as TRL's does on a GPU;
 - a row per turn: stock `GRPOTrainer` on a batch with every turn as a row, padded to the longest prompt and the
   longest response, as trainers do that split episodes up. Same log-probabilities as ours.
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -34,6 +36,7 @@ from epo_trl.models import build_tokenizer
 from epo_trl.models.load import corpus
 from epo_trl.rollout import episode_to_row
 from epo_trl.trainers import EPOConfig, EPOTrainer
+from epo_trl.trainers.turn_forward import compact_scoring
 from epo_trl.types import Episode, StopReason, Turn
 
 HISTORY = 2
@@ -117,9 +120,13 @@ def make(way: str, episodes: list[Episode], sizes: dict[str, int], buckets: int)
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
 
+    head = compact_scoring if way == "whole rows, responses scored" else nullcontext
+
     def work() -> float:
         trainer.model.zero_grad()
-        trainer.compute_loss(trainer.model, dict(batch)).backward()
+        with head():
+            loss = trainer.compute_loss(trainer.model, dict(batch))
+        loss.backward()
         return float(trainer.model.model.layers[0].mlp.up_proj.weight.grad.float().norm())
 
     return work
@@ -145,7 +152,7 @@ def main() -> None:
     results, rows = {}, []
     for turns in given.turns:
         episodes = make_episodes(given.episodes, turns, given.prompt, given.response, given.vocabulary)
-        ways = ("ours", "whole rows", "a row per turn")
+        ways = ("ours", "whole rows", "whole rows, responses scored", "a row per turn")
         measured = measure({way: partial(make, way, episodes, sizes, given.buckets) for way in ways}, given.rounds)
         ours, results[turns] = measured["ours"], measured
         for way, one in measured.items():

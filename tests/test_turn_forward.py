@@ -19,7 +19,7 @@ from trainer_kit import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
-from epo_trl.trainers.turn_forward import TurnLayout, _compact_scoring, cut_turns, score_turns
+from epo_trl.trainers.turn_forward import TurnLayout, compact_scoring, cut_turns, score_turns
 
 CONTEXTS = ("windowed", "concatenated")
 _ = 0
@@ -152,7 +152,7 @@ def scores(model, batch):
 
 
 @pytest.mark.parametrize("windowed", [True, False])
-def test_compact_scoring_changes_neither_values_nor_gradients(monkeypatch, windowed):
+def testcompact_scoring_changes_neither_values_nor_gradients(monkeypatch, windowed):
     compute_in_float64(monkeypatch)
     model = scoring_model("llama").double()
     batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed))
@@ -164,7 +164,7 @@ def test_compact_scoring_changes_neither_values_nor_gradients(monkeypatch, windo
         type("Head", (), {"apply": staticmethod(lambda *args: seen.append(len(args[0])) or head.apply(*args))}),
     )
     everything = scores(model, batch)
-    with _compact_scoring():
+    with compact_scoring():
         compact = scores(model, batch)
     assert seen == [batch.labels[:, 1:].numel(), int(RESPONSE.sum())], "only sampled tokens go through the head"
     assert everything[0].abs().sum() > 1 and max(float(g.abs().max()) for g in everything[2]) > 0.1
@@ -172,9 +172,9 @@ def test_compact_scoring_changes_neither_values_nor_gradients(monkeypatch, windo
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def test_compact_scoring_leaves_trl_as_it_was():
+def testcompact_scoring_leaves_trl_as_it_was():
     before = trl_utils._use_triton
-    with pytest.raises(KeyError), _compact_scoring():
+    with pytest.raises(KeyError), compact_scoring():
         assert trl_utils._use_triton(torch.device("cpu"))
         raise KeyError
     assert trl_utils._use_triton is before

@@ -138,7 +138,7 @@ def score_turns(model: Any, batch: TurnBatch, *, buckets: int = 1, **model_input
     order = batch.lengths.argsort()
     log_probs, entropy, aux_losses, values = [], [], [], []
     for rows, used, longest, padding in _passes(batch, order, buckets):
-        with _compact_scoring():
+        with compact_scoring():
             output = model(
                 input_ids=batch.input_ids[rows, :longest],
                 labels=batch.labels[rows, :longest],
@@ -188,7 +188,7 @@ def _passes(batch: TurnBatch, order: Tensor, buckets: int) -> Iterator[tuple[Ten
 
 
 @contextmanager
-def _compact_scoring() -> Iterator[None]:
+def compact_scoring() -> Iterator[None]:
     """TRL's fused LM head skips unlabelled positions only on Triton devices; most of ours are unlabelled.
 
     Its alternative keeps shapes static for compilers that need it, which a CPU does not. The name is looked up in
