@@ -45,6 +45,13 @@ class EvaluationArguments:
 def main() -> None:
     """Parses the configuration, plays and reports."""
     suite, args, model_args = parse_recipe(EvaluationArguments, ModelConfig)
+    lists = {split: suite.task_ids(split)[: args.max_episodes] for split in args.splits}
+    if not lists or not all(lists.values()):
+        lengths = {split: len(suite.task_ids(split)) for split in suite.splits}
+        raise ValueError(
+            f"splits: got {args.splits} (max_episodes={args.max_episodes}), takes names of lists that are not empty; "
+            f"{suite.name} has {lengths}"
+        )
     state, protocol = PartialState(), get_protocol(args.protocol)
     model, tokenizer = load_policy(model_args, suite, args.prompt_template, seed=args.seed)
     if isinstance(model, str):
@@ -68,10 +75,9 @@ def main() -> None:
         max_context_tokens=getattr(model.config.get_text_config(), "max_position_embeddings", None),
     )
     with contextlib.closing(suite.make_env()) as env:
-        check_first_task(env, suite.task_ids(args.splits[0])[0], args.seed, context.template, protocol)
+        check_first_task(env, next(iter(lists.values()))[0], args.seed, context.template, protocol)
     reports = []
-    for split in args.splits:
-        task_ids = suite.task_ids(split)[: args.max_episodes]
+    for split, task_ids in lists.items():
         hidden = not state.is_main_process
         with tqdm(total=len(task_ids), desc=split, unit="episode", disable=hidden, file=sys.stderr) as bar:
             episodes, seconds = play_split(

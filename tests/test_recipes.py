@@ -1,5 +1,6 @@
 """Every recipe config builds its config objects, and a wrong one says what is wrong."""
 
+import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -155,6 +156,28 @@ def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompt
     assert read["tiny_cpu"]["history_length"] == read["sft_tiny_cpu"]["history_length"]
     for key in (*in_tests, "protocol", "max_completion_length"):
         assert read["tiny_cpu"][key] == read["eval_tiny_cpu"][key], key
+
+
+def evaluate(monkeypatch, *arguments):
+    monkeypatch.syspath_prepend(str(RECIPES))
+    from evaluate import main
+
+    config = str(RECIPES / "alfworld" / "eval_tiny_cpu.yaml")
+    monkeypatch.setattr("sys.argv", ["evaluate.py", "--config", config, "--model_name_or_path", "tiny", *arguments])
+    main()
+
+
+def test_the_evaluation_recipe_reports_each_list(monkeypatch, tmp_path, capsys):
+    output = tmp_path / "report.json"
+    evaluate(monkeypatch, "--max_episodes", "3", "--max_completion_length", "4", "--output", str(output))
+    reports = json.loads(output.read_text())["reports"]
+    assert [(report["split"], report["episodes"]) for report in reports] == [("iid", 3), ("ood", 3)]
+    assert "alfworld-tiny20" in capsys.readouterr().out
+
+
+def test_an_evaluation_without_tasks_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="splits: got .*takes names of lists that are not empty.*has {'train': "):
+        evaluate(monkeypatch, "--max_episodes", "0")
 
 
 def test_an_unknown_key_is_refused_by_name(tmp_path):
