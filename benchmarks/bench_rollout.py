@@ -205,8 +205,8 @@ def make(way: str, turns: int, episodes: int, words: int, sizes: dict[str, int])
 def main() -> None:
     """Measures all numbers of turns and prints a table."""
     args = parser(__doc__)
-    args.add_argument("--turns", type=int, nargs="+", default=[5, 10, 20])
-    args.add_argument("--episodes", type=int, default=16)
+    args.add_argument("--turns", type=int, nargs="+", default=[5, 10])
+    args.add_argument("--episodes", type=int, default=8)
     args.add_argument("--words", type=int, default=64, help="of an observation")
     args.add_argument("--hidden", type=int, default=256)
     args.add_argument("--layers", type=int, default=4)

@@ -18,7 +18,6 @@ Prompts grow over the first turns with the history, then have `--prompt` tokens,
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 from contextlib import nullcontext
 from functools import partial
@@ -137,8 +136,8 @@ def main() -> None:
     args = parser(__doc__)
     args.add_argument("--turns", type=int, nargs="+", default=[5, 15, 50])
     args.add_argument("--episodes", type=int, default=2, help="of a micro-batch")
-    args.add_argument("--prompt", type=int, default=200, help="mean tokens of a prompt")
-    args.add_argument("--response", type=int, default=40, help="mean tokens of a response")
+    args.add_argument("--prompt", type=int, default=100, help="mean tokens of a prompt")
+    args.add_argument("--response", type=int, default=20, help="mean tokens of a response")
     args.add_argument("--buckets", type=int, default=3)
     args.add_argument("--hidden", type=int, default=256)
     args.add_argument("--layers", type=int, default=4)
@@ -160,7 +159,6 @@ def main() -> None:
                 turns, way, f"{one.median:.2f} s ± {one.spread / 2:.0%}", f"{one.median / ours.median:.2f}x",
                 f"{one.peak_mb:,.0f} MB", f"{one.peak_mb / ours.peak_mb:.2f}x", f"{one.results[-1]:.3e}",
             ])  # fmt: skip
-        sys.stderr.write(f"{turns} turns done\n")
     print(table(["turns", "way", "time", "time / ours", "peak memory", "memory / ours", "a gradient's norm"], rows))
     write(given.json, sizes=sizes, options=vars(given), results=results)
 

@@ -1,6 +1,6 @@
 """Time of a rollout in one part and in two, with environments that take long to answer.
 
-    python benchmarks/bench_waves.py --answer 0 0.2 1
+    python benchmarks/bench_waves.py --answer 0 0.2 0.6 1 3
 
 All environments of a call answer side by side, `--answer` seconds after they were asked, as worlds on other cores or
 machines would. In two parts, one half is answered for while the other waits, at the price of more generation calls.
@@ -72,7 +72,7 @@ def make(waves: int, seconds: float, turns: int, episodes: int) -> Work:
 def main() -> None:
     """Measures every delay and prints a table."""
     args = parser(__doc__)
-    args.add_argument("--answer", type=float, nargs="+", default=[0.0, 0.2, 1.0], help="seconds")
+    args.add_argument("--answer", type=float, nargs="+", default=[0.0, 0.2, 0.6, 1.0, 3.0], help="seconds")
     args.add_argument("--turns", type=int, default=5)
     args.add_argument("--episodes", type=int, default=32)
     given = args.parse_args()

@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 import torch
+from tqdm.auto import tqdm
 
 Work = Callable[[], Any]
 
@@ -68,14 +69,15 @@ def measure(variants: Mapping[str, Callable[[], Work]], rounds: int, warmup: int
         theirs.close()
         results[name] = Measurement()
         _answer(pipes[name], name)
-    for i in range(-warmup, rounds):
-        for name, pipe in pipes.items():
-            pipe.send(True)
-            seconds, peak, result = _answer(pipe, name)
-            results[name].peak_mb = peak
-            if i >= 0:
-                results[name].seconds.append(seconds)
-                results[name].results.append(result)
+    turns = [(i, name) for i in range(-warmup, rounds) for name in pipes]
+    for i, name in tqdm(turns, unit="run", leave=False):
+        pipe = pipes[name]
+        pipe.send(True)
+        seconds, peak, result = _answer(pipe, name)
+        results[name].peak_mb = peak
+        if i >= 0:
+            results[name].seconds.append(seconds)
+            results[name].results.append(result)
     for pipe, process in zip(pipes.values(), processes, strict=True):
         pipe.send(False)
         process.join()
@@ -124,7 +126,7 @@ def device() -> str:
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """Returns a parser with the options of every benchmark."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--rounds", type=int, default=5, help="times that each variant is measured")
+    made.add_argument("--rounds", type=int, default=3, help="times that each variant is measured")
     made.add_argument("--json", type=Path, help="write what was measured to this file")
     return made
 
