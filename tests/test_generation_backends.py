@@ -53,3 +53,34 @@ def test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept(tmp_p
         episodes.append(trainer.play([(f"train/{i % 3}", 0) for i in range(6)]))
     assert len(caches) == 1 and episodes[0] == episodes[1]
     assert len({len(turn.response_ids) for episode in episodes[0] for turn in episode.turns}) > 1
+
+
+class SleepingEngine:
+    """Writes down what is asked of it. `make test-vllm` has the real one."""
+
+    enable_sleep_mode = _llm_weights_sleeping = True
+
+    def __init__(self):
+        self.asked = []
+        self.llm = self
+
+    def sync_weights(self):
+        self.asked.append("sync")
+
+    def wake_up(self, tags):
+        self.asked += tags
+
+    def sleep(self, level):
+        self.asked.append(f"sleep {level}")
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["asleep", "awake and loaded by TRL"])
+def test_a_sleeping_engine_is_awake_for_a_rollout_and_sleeps_again_even_after_an_error(tmp_path, loaded):
+    trainer = make_trainer(tmp_path)
+    trainer.vllm_generation = engine = SleepingEngine()
+    trainer.use_vllm, trainer._last_loaded_step, engine._llm_weights_sleeping = True, 0, not loaded
+    with pytest.raises(KeyError), trainer._keeping_prefixes(trainer.context):
+        assert not engine.enable_sleep_mode
+        raise KeyError
+    assert engine.asked == [*["sync"] * (not loaded), "kv_cache", "sleep 2"]
+    assert engine.enable_sleep_mode and engine._llm_weights_sleeping
