@@ -1,7 +1,7 @@
 """What the terms of EPO add to an RL step, rollout and update.
 
     python benchmarks/bench_epo_overhead.py
-    python benchmarks/bench_epo_overhead.py --wide --rounds 2 --repeats 2
+    python benchmarks/bench_epo_overhead.py --wide
 
 Rollouts are the same with and without them, so they are played once. Every micro-batch then goes forward and backward
 with each loss, several times, in turns and in one process: what is looked for is smaller than what tells two
@@ -91,9 +91,10 @@ def make(steps: int, repeats: int, wide: bool) -> Compared:
         model = make_model(WIDE)
     config = EPOConfig(
         tempfile.mkdtemp(), learning_rate=0.0, max_steps=steps, num_generations=8,
-        per_device_train_batch_size=2 if wide else 8, gradient_accumulation_steps=4, turn_buckets=3, max_turns=10,
-        max_prompt_length=512, max_completion_length=20, prompt_template="compact", use_cpu=device() == "cpu",
-        bf16=False, gradient_checkpointing=False, save_strategy="no", report_to=[], disable_tqdm=True, seed=0,
+        per_device_train_batch_size=1 if wide else 8, gradient_accumulation_steps=8 if wide else 4, turn_buckets=3,
+        max_turns=10, max_prompt_length=512, max_completion_length=20, prompt_template="compact",
+        use_cpu=device() == "cpu", bf16=False, gradient_checkpointing=False, save_strategy="no", report_to=[],
+        disable_tqdm=True, seed=0,
     )  # fmt: skip
     trainer = Compared(model, suite, args=config, processing_class=tokenizer)
     trainer.watch(repeats)

@@ -64,7 +64,7 @@ def main() -> None:
         counts = [int(count) for count in measured]
         costs = [_number(measured[str(n)], "seconds") / n / int(turns) * 1000 for n in counts]
         each.plot(counts, costs, marker="o", label=f"{turns} turns")
-    each.set(title="update: ms a turn", xlabel="episodes", xscale="log", ylim=(0, None))
+    each.set(title="update: ms a turn", xlabel="episodes", xscale="log", ylim=(0, 1.4 * each.get_ylim()[1]))
     each.set_xticks(counts, labels=counts)
     each.minorticks_off()
     each.legend(fontsize=8)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from trainer_kit import make_model, toy_tokenizer
+from trainer_kit import make_model
 from transformers import GenerationConfig
 
 from epo_trl.models.prefix_cache import PrefixCache, can_reuse, reusing_prefixes
@@ -143,4 +143,3 @@ def test_models_that_forget_are_told_apart():
         (MambaConfig(**sizes, state_size=4), False),
     ]:
         assert can_reuse(AutoModelForCausalLM.from_config(config)) == expected, config.model_type
-    assert toy_tokenizer().eos_token_id is not None

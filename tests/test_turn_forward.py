@@ -152,7 +152,7 @@ def scores(model, batch):
 
 
 @pytest.mark.parametrize("windowed", [True, False])
-def testcompact_scoring_changes_neither_values_nor_gradients(monkeypatch, windowed):
+def test_compact_scoring_changes_neither_values_nor_gradients(monkeypatch, windowed):
     compute_in_float64(monkeypatch)
     model = scoring_model("llama").double()
     batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed))
@@ -172,7 +172,7 @@ def testcompact_scoring_changes_neither_values_nor_gradients(monkeypatch, window
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def testcompact_scoring_leaves_trl_as_it_was():
+def test_compact_scoring_leaves_trl_as_it_was():
     before = trl_utils._use_triton
     with pytest.raises(KeyError), compact_scoring():
         assert trl_utils._use_triton(torch.device("cpu"))
