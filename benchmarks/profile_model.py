@@ -6,7 +6,8 @@
 `qwen2.5-...` has the published sizes and random weights, so nothing is loaded; `smollm2-135m` is a pretrained model
 from a Python package; any path or Hub id works too. The games are generated ALFWorld-style ones, windowed, at learning
 rate 0. The share of the peak counts what the model has to compute once, forward and backward, for the tokens of the
-turns: not the padding, not the LM head on prompts, nor layers run again under gradient checkpointing.
+turns: not the padding, not the LM head on prompts, nor layers run again under gradient checkpointing. The last line
+says how much padding `turn_buckets` leaves.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Profiled(EPOTrainer):
         """Forgets what was noted."""
         self.sums: dict[str, float] = defaultdict(float)
         self.peaks: dict[str, float] = defaultdict(float)
+        self.lengths: list[list[int]] = []
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if torch.cuda.is_available():
@@ -70,6 +72,10 @@ class Profiled(EPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         turns = [turn for episode in self._episodes for turn in episode.turns]
         self.sums["rollout"] += _now() - start
+        size = self.args.per_device_train_batch_size
+        for first in range(0, len(self._episodes), size):
+            batch = [turn for episode in self._episodes[first : first + size] for turn in episode.turns]
+            self.lengths.append([len(turn.prompt_ids) + len(turn.response_ids) for turn in batch])
         self.sums["turns"] += len(turns)
         self.sums["prompt"] += sum(len(turn.prompt_ids) for turn in turns)
         self.sums["sampled"] += sum(len(turn.response_ids) for turn in turns)
@@ -93,6 +99,15 @@ def _now() -> float:
 
 def _peak() -> float:
     return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else float("nan")
+
+
+def padding(micro_batches: list[list[int]], buckets: int) -> float:
+    """Returns the tokens of padding for each real one."""
+    computed = 0
+    for lengths in micro_batches:
+        for some in torch.tensor(sorted(lengths)).tensor_split(buckets):
+            computed += int(some.max()) * len(some) if len(some) else 0
+    return computed / sum(map(sum, micro_batches)) - 1
 
 
 def update_flops(config: Any, sums: dict[str, float]) -> float:
@@ -141,7 +156,9 @@ def main() -> None:
         row.insert(3, f"{trainer.peaks[row[0]]:.1f} GB" if torch.cuda.is_available() else "-")
     print(f"{given.model}, {weights / 1e6:,.1f} million weights, {name}\n")
     print(table(["phase", "an RL step", "tokens/s", "peak memory", "share of the peak"], rows))
-    write(given.json, options=vars(given), sums=sums, peaks=trainer.peaks)
+    left = {buckets: padding(trainer.lengths, buckets) for buckets in (1, 2, 3, 4, 8)}
+    print("\npadding by turn_buckets: " + ", ".join(f"{n}: {share:.0%}" for n, share in left.items()))
+    write(given.json, options=vars(given), padding=left, sums=sums, peaks=trainer.peaks)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def _add_memory(commands: Any) -> None:
         type=_at_least(1),
         default=16384,
         metavar="N",
-        help="tokens of one forward pass on one GPU, padding included (default: 16384)",
+        help="tokens of one micro-batch on one GPU, padding included (default: 16384)",
     )
     memory.add_argument("--critic", action="store_true", help="PPO with a separate critic")
     memory.add_argument("--no-reference", action="store_true", help="beta is 0: no reference model")

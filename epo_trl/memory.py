@@ -84,8 +84,8 @@ class Run:
     """What of a run's configuration costs memory.
 
     `zero_stage` is 0 (DDP), 2 or 3; `offload` puts weights and optimizer state under ZeRO-3 into the machine's memory.
-    `batch_tokens` is the number of tokens of one forward pass on one GPU, padding included:
-    `per_device_train_batch_size` x turns x tokens of a turn / `turn_buckets`. `reference`: whether `beta` is above 0.
+    `batch_tokens` is the number of tokens of one micro-batch on one GPU, padding included:
+    `per_device_train_batch_size` x turns x tokens of a turn. `reference`: whether `beta` is above 0.
     """
 
     gpus: int = 8

@@ -73,11 +73,11 @@ def value_of(trainer, ids):
 
 @pytest.mark.parametrize("critic", CRITICS)
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("buckets", [1, 3])
-def test_a_value_is_that_of_what_stood_before_the_token(tmp_path, critic, context, buckets):
+@pytest.mark.parametrize("passes", [{"turn_buckets": 1}, {"turn_buckets": 3}, {"pack_turns": True}], ids=str)
+def test_a_value_is_that_of_what_stood_before_the_token(tmp_path, critic, context, passes):
     """Windowed: the turn's own prompt and response so far; concatenated: all since the start. No other turn is seen."""
-    trainer = make_ppo(tmp_path, critic=critic, context=context, per_device_train_batch_size=4, turn_buckets=buckets,
-                       gradient_accumulation_steps=2)  # fmt: skip
+    trainer = make_ppo(tmp_path, critic=critic, context=context, per_device_train_batch_size=4,
+                       gradient_accumulation_steps=2, **passes)  # fmt: skip
     batches = inject(trainer)
     catch_step(trainer)
     before = make_ppo(tmp_path, critic=critic, context=context)
@@ -94,8 +94,9 @@ def test_a_value_is_that_of_what_stood_before_the_token(tmp_path, critic, contex
 
 
 @pytest.mark.parametrize("critic", CRITICS)
-def test_values_with_the_loss_are_the_old_values_before_any_update(tmp_path, critic):
-    trainer = make_ppo(tmp_path, critic=critic, value_clip=None)
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_values_with_the_loss_are_the_old_values_before_any_update(tmp_path, critic, packed):
+    trainer = make_ppo(tmp_path, critic=critic, value_clip=None, pack_turns=packed)
     inject(trainer)
     _, gradients = catch_step(trainer)
     (value_error,) = logged(trainer, "critic/value_loss")

@@ -19,6 +19,7 @@ from trainer_kit import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
+from epo_trl.trainers.checks import check_packing
 from epo_trl.trainers.turn_forward import TurnLayout, compact_scoring, cut_turns, score_turns
 
 CONTEXTS = ("windowed", "concatenated")
@@ -172,6 +173,44 @@ def test_compact_scoring_changes_neither_values_nor_gradients(monkeypatch, windo
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("windowed", [True, False])
+@pytest.mark.parametrize("way", [{"buckets": 2}, {"buckets": 9}, {"packed": True}], ids=str)
+def test_values_and_gradients_do_not_depend_on_the_passes(monkeypatch, windowed, way):
+    """Six turns (windowed) or three rows, of lengths 2 to 11, in one padded pass and otherwise."""
+    compute_in_float64(monkeypatch)
+    model = scoring_model("llama").double()
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed))
+    found = []
+    for passes in ({}, way):
+        model.zero_grad()
+        found.append(score_turns(model, batch, **passes))
+        (found[-1].log_probs.sum() + found[-1].entropy.square().sum()).backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    one, one_gradient, other, other_gradient = found
+    assert one.log_probs.abs().sum() > 1 and max(float(g.abs().max()) for g in one_gradient) > 0.1
+    torch.testing.assert_close(other.log_probs, one.log_probs, rtol=0, atol=1e-12)
+    torch.testing.assert_close(other.entropy, one.entropy, rtol=0, atol=1e-12)
+    torch.testing.assert_close(other_gradient, one_gradient, rtol=0, atol=1e-12)
+
+
+def test_packed_turns_have_no_padding_and_positions_of_their_own():
+    model, batch = scoring_model("llama"), cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
+    seen = []
+    model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
+    score_turns(model, batch, packed=True)
+    lengths = [5, 3, 3, 2, 4, 3]
+    assert seen[0]["input_ids"].shape == seen[0]["labels"].shape == (1, sum(lengths))
+    assert seen[0]["position_ids"].tolist() == [[i for length in lengths for i in range(length)]]
+
+
+def test_packing_is_refused_where_turns_would_reach_each_other_and_slow_attention_is_told(tmp_path):
+    with pytest.warns(UserWarning, match="pack_turns: 'sdpa' attention works on the whole row"):
+        trainer = make_trainer(tmp_path, pack_turns=True)
+    trainer.model._is_stateful = True
+    with pytest.raises(ValueError, match="pack_turns: got True with 'llama', whose recurrent state"):
+        check_packing(trainer.args, trainer.model)
+
+
 def test_compact_scoring_leaves_trl_as_it_was():
     before = trl_utils._use_triton
     with pytest.raises(KeyError), compact_scoring():
@@ -219,9 +258,10 @@ def update_logps(trainer, inputs):
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gemma", "gemma2"])
-def test_logps_of_the_update_are_those_of_sampling(tmp_path, monkeypatch, family, context):
-    """The logits from which `generate` sampled, left-padded and cached, against one cut and packed forward."""
-    trainer = trainer_for(tmp_path, family, context)
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_logps_of_the_update_are_those_of_sampling(tmp_path, monkeypatch, family, context, packed):
+    """The logits from which `generate` sampled, left-padded and cached, against one forward pass over cut turns."""
+    trainer = trainer_for(tmp_path, family, context, pack_turns=packed)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     sampled = []  # one list of log-probs per response, in the order of the calls
@@ -274,9 +314,12 @@ def test_gradient_checkpointing_changes_nothing(tmp_path, context):
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("changed", [0, 1, 2])
-def test_a_token_sees_its_own_turn_and_in_concatenated_context_the_turns_before(tmp_path, family, context, changed):
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_a_token_sees_its_own_turn_and_in_concatenated_context_the_turns_before(
+    tmp_path, family, context, changed, packed
+):
     """Other tokens in one turn of row 2 (four turns): windowed, no other log-prob of the batch moves by one bit."""
-    trainer = trainer_for(tmp_path, family, context)
+    trainer = trainer_for(tmp_path, family, context, pack_turns=packed)
     trainer.play = lambda tasks, **kwargs: make_episodes()
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1

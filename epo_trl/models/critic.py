@@ -55,15 +55,16 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, hidden: Tensor | None, input_ids: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor | None, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Returns (N, L) values of the states after each token.
 
         Args:
             hidden: (N, L, hidden_size) of the policy, used if there is no trunk.
             input_ids: (N, L), right-padded. There is no attention mask: no token sees the padding to its right.
+            position_ids: (N, L) if they are not those of the columns: of sequences that are packed into a row.
         """
         if self.trunk is not None:
-            hidden = self.trunk(input_ids=input_ids, use_cache=False).last_hidden_state
+            hidden = self.trunk(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         assert hidden is not None
         with torch.autocast(hidden.device.type, enabled=False):
             values = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
@@ -93,11 +94,11 @@ def attach_critic(model: Any, critic: Critic) -> None:
     # Keep the signature: `generate` validates its arguments against it.
     @functools.wraps(type(model).forward)
     def forward(self: Any, *args: Any, with_values: bool = False, values_only: bool = False, **kwargs: Any) -> Any:
+        read = {name: kwargs.get(name) for name in ("input_ids", "position_ids")}
         if values_only:
-            hidden = None
-            if self.critic.trunk is None:
-                hidden = self.base_model(input_ids=kwargs["input_ids"], use_cache=False).last_hidden_state
-            return ValueOutput(state_values=self.critic(hidden, kwargs["input_ids"]))
+            needed = self.critic.trunk is None
+            hidden = self.base_model(**read, use_cache=False).last_hidden_state if needed else None
+            return ValueOutput(state_values=self.critic(hidden, **read))
         if not with_values:
             return original(*args, **kwargs)
         seen: list[Tensor] = []
@@ -106,7 +107,7 @@ def attach_critic(model: Any, critic: Critic) -> None:
             output = original(*args, **kwargs)
         finally:
             hook.remove()
-        return ScoredOutput(**output, state_values=self.critic(seen[0], kwargs["input_ids"])[:, :-1])
+        return ScoredOutput(**output, state_values=self.critic(seen[0], **read)[:, :-1])
 
     model.forward = types.MethodType(forward, model)
     model.critic = critic

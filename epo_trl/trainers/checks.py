@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from accelerate.utils import is_peft_model
@@ -28,6 +29,24 @@ def check_reference(args: EPOConfig, model: Any, peft_config: Any) -> None:
         raise ValueError(
             f"beta: got {args.beta}, for which the reference model is loaded from where the policy came from, but this "
             "model was made in memory; save the model and pass its path, or set beta=0"
+        )
+
+
+def check_packing(args: EPOConfig, model: Any) -> None:
+    """Raises `ValueError` if turns cannot be kept apart in one row; warns if that is slower than padding."""
+    if not args.pack_turns:
+        return
+    if getattr(model, "_is_stateful", False):
+        raise ValueError(
+            f"pack_turns: got True with {model.config.model_type!r}, whose recurrent state would go from turn to turn; "
+            "takes a model with nothing but attention, or pack_turns=False"
+        )
+    attention = model.config._attn_implementation
+    if "flash" not in attention:
+        warnings.warn(
+            f"pack_turns: {attention!r} attention works on the whole row and masks most of it; flash attention skips "
+            "it. With this one turn_buckets is faster.",
+            stacklevel=2,
         )
 
 

@@ -60,6 +60,13 @@ class EPOConfig(GRPOConfig):
             "compute less padding."
         },
     )
+    pack_turns: bool = field(
+        default=False,
+        metadata={
+            "help": "Run the turns of a micro-batch as one row without padding, instead of in turn_buckets passes. For "
+            "flash attention, which skips what lies between turns; others mask it, which is slower than padding."
+        },
+    )
 
     # Rollout
     context: str = field(

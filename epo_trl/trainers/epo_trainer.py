@@ -46,7 +46,7 @@ from epo_trl.rollout import (
     play_episodes,
 )
 from epo_trl.trainers.aborts import first_errors, too_many_aborted
-from epo_trl.trainers.checks import check_context_fits, check_reference, check_tokenizer
+from epo_trl.trainers.checks import check_context_fits, check_packing, check_reference, check_tokenizer
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.entropy_meter import EntropyMeter
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
@@ -165,6 +165,7 @@ class EPOTrainer(LongRunTrainer):
                 rollout_func=self._rollout,
                 **kwargs,
             )
+        check_packing(args, self.accelerator.unwrap_model(self.model))
         use_short_progress(self)
         for context in (self.context, self.eval_context):
             context.max_context_tokens = check_context_fits(args, self.model.config)
@@ -355,7 +356,11 @@ class EPOTrainer(LongRunTrainer):
 
     def _score_turns(self, model: Any, turns: TurnBatch, **model_inputs: Any) -> TurnScores:
         """Returns what the model says about the turns. The hook for what else is to come from the same forward."""
-        return score_turns(model, turns, buckets=self.args.turn_buckets, **model_inputs)
+        return score_turns(model, turns, **self._turn_passes, **model_inputs)
+
+    @property
+    def _turn_passes(self) -> dict[str, Any]:
+        return {"buckets": self.args.turn_buckets, "packed": self.args.pack_turns}
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

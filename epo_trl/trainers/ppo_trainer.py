@@ -183,7 +183,7 @@ class EPOPPOTrainer(EPOTrainer):
             end = start + size
             turns = cut_turns(input_ids[start:end], attention_mask[start:end], self._layout.rows(start, end))
             with self.accelerator.autocast():
-                rows.append(turns.to_rows(value_turns(self.model, turns, buckets=self.args.turn_buckets)))
+                rows.append(turns.to_rows(value_turns(self.model, turns, **self._turn_passes)))
         return torch.cat(rows)
 
     def _final_values(self) -> Tensor:
@@ -210,7 +210,7 @@ class EPOPPOTrainer(EPOTrainer):
     def _score_turns(self, model: Any, turns: TurnBatch, **model_inputs: Any) -> TurnScores:
         if self._values is None:
             return super()._score_turns(model, turns, **model_inputs)
-        scores = score_turns(model, turns, buckets=self.args.turn_buckets, with_values=True, **model_inputs)
+        scores = score_turns(model, turns, **self._turn_passes, with_values=True, **model_inputs)
         assert scores.values is not None
         self._values.append(turns.to_rows(scores.values))
         return scores

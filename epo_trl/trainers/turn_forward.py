@@ -1,9 +1,10 @@
 """TRL sees episodes, the model sees turns.
 
 A row of the batch is an episode; in windowed context each of its turns is a sequence of its own, and a token attends
-to nothing but its own turn. The sequences are cut out of the row, run as one right-padded causal batch without an
-attention mask (no real token can see the padding to its right, and the fast causal kernels apply), and the results
-are put back where TRL expects them.
+to nothing but its own turn. The sequences are cut out of the row, run without an attention mask, and the results are
+put back where TRL expects them. They run as right-padded causal batches (no real token can see the padding to its
+right, and the fast causal kernels apply), or packed into one row whose positions start anew with every sequence, by
+which transformers keeps them apart.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 import trl.trainer.utils as trl_utils
 from torch import Tensor
-from torch.nn.functional import pad
 
 
 @dataclass(slots=True)
@@ -125,7 +125,9 @@ class TurnScores:
     values: Tensor | None = None
 
 
-def score_turns(model: Any, batch: TurnBatch, *, buckets: int = 1, **model_inputs: Any) -> TurnScores:
+def score_turns(
+    model: Any, batch: TurnBatch, *, buckets: int = 1, packed: bool = False, **model_inputs: Any
+) -> TurnScores:
     """Returns the scores of a batch of turns; only sampled tokens go through the LM head.
 
     Args:
@@ -133,58 +135,85 @@ def score_turns(model: Any, batch: TurnBatch, *, buckets: int = 1, **model_input
         batch: The turns.
         buckets: Forward passes to spread the turns over, sorted by length, so that less padding is computed. The
             number of passes is the same on every rank, whatever the number of turns.
+        packed: Whether all turns run as one row without padding instead.
         **model_inputs: Passed to the model.
     """
-    order = batch.lengths.argsort()
     log_probs, entropy, aux_losses, values = [], [], [], []
-    for rows, used, longest, padding in _passes(batch, order, buckets):
+    for one in _passes(batch, buckets, packed):
         with compact_scoring():
-            output = model(
-                input_ids=batch.input_ids[rows, :longest],
-                labels=batch.labels[rows, :longest],
-                fused_lm_head=True,
-                **model_inputs,
-            )
-        log_probs.append(pad(output.log_probs[:used], padding))
+            output = model(**one.inputs, labels=one.labels, fused_lm_head=True, **model_inputs)
+        log_probs.append(one.put_back(output.log_probs))
         if output.entropy is not None:
-            entropy.append(pad(output.entropy[:used], padding))
+            entropy.append(one.put_back(output.entropy))
         if output.aux_loss is not None:
             aux_losses.append(output.aux_loss)
         if output.get("state_values") is not None:
-            values.append(pad(output.state_values[:used], padding))
-    back = order.argsort()
+            values.append(one.put_back(output.state_values))
     return TurnScores(
-        log_probs=torch.cat(log_probs)[back],
-        entropy=torch.cat(entropy)[back] if entropy else None,
+        log_probs=torch.stack(log_probs).sum(0),
+        entropy=torch.stack(entropy).sum(0) if entropy else None,
         aux_loss=torch.stack(aux_losses).mean() if aux_losses else None,
-        values=torch.cat(values)[back] if values else None,
+        values=torch.stack(values).sum(0) if values else None,
     )
 
 
-def value_turns(model: Any, batch: TurnBatch, *, buckets: int = 1) -> Tensor:
+def value_turns(model: Any, batch: TurnBatch, *, buckets: int = 1, packed: bool = False) -> Tensor:
     """Returns (N, L - 1) values of the state in which each token came, without scoring the tokens.
 
     Args:
         model: With a critic (`epo_trl.models.critic`).
         batch: The turns.
         buckets: As for `score_turns`.
+        packed: As for `score_turns`.
     """
-    order = batch.lengths.argsort()
-    values = []
-    for rows, used, longest, padding in _passes(batch, order, buckets):
-        output = model(input_ids=batch.input_ids[rows, :longest], values_only=True)
-        values.append(pad(output.state_values[:used, :-1], padding))
-    return torch.cat(values)[order.argsort()]
+    values = [
+        one.put_back(model(**one.inputs, values_only=True).state_values[:, :-1])
+        for one in _passes(batch, buckets, packed)
+    ]
+    return torch.stack(values).sum(0)
 
 
-def _passes(batch: TurnBatch, order: Tensor, buckets: int) -> Iterator[tuple[Tensor, int, int, tuple[int, int]]]:
-    """Yields, for each forward pass, its rows, how many of them count, their length, and what widens its results."""
+@dataclass(slots=True)
+class _Pass:
+    """One forward pass.
+
+    Args:
+        inputs: (n, l) `input_ids`, and `position_ids` if they are not those of the columns.
+        labels: (n, l).
+        source: Index of the results that count in the model's (n, l - 1).
+        target: Index of their places in (N, L - 1).
+        shape: (N, L - 1).
+    """
+
+    inputs: dict[str, Tensor]
+    labels: Tensor
+    source: Any
+    target: tuple[Tensor, Tensor]
+    shape: tuple[int, int]
+
+    def put_back(self, values: Tensor) -> Tensor:
+        """Returns (N, L - 1) values from the model's, 0 where this pass has none. Differentiable."""
+        return values.new_zeros(self.shape).index_put(self.target, values[self.source])
+
+
+def _passes(batch: TurnBatch, buckets: int, packed: bool) -> Iterator[_Pass]:
+    ids, labels, lengths = batch.input_ids, batch.labels, batch.lengths
+    shape, columns = (len(ids), ids.shape[1] - 1), torch.arange(ids.shape[1], device=ids.device)
+    if packed:
+        sequence, position = (columns < lengths.unsqueeze(1)).nonzero(as_tuple=True)
+        inputs = {"input_ids": ids[sequence, position][None], "position_ids": position[None]}
+        (later,) = position.nonzero(as_tuple=True)  # a sequence's first token is predicted by nothing
+        target = (sequence[later], position[later] - 1)
+        yield _Pass(inputs, labels[sequence, position][None], (0, later - 1), target, shape)
+        return
+    order = lengths.argsort()
     for rows in order.tensor_split(buckets):
         used = len(rows)
         if not used:
             rows = order[:1]  # every rank makes the same number of passes; this one's result is not used
-        longest = max(2, int(batch.lengths[rows].max()))
-        yield rows, used, longest, (0, batch.labels.shape[1] - longest)
+        longest = max(2, int(lengths[rows].max()))
+        target = (rows[:used].unsqueeze(1), columns[: longest - 1].unsqueeze(0))
+        yield _Pass({"input_ids": ids[rows, :longest]}, labels[rows, :longest], slice(0, used), target, shape)
 
 
 @contextmanager
