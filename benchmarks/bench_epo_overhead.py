@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections import defaultdict
 from typing import Any
 
 import torch
 from bench_update import make_model
-from harness import device, parser, table, write
+from harness import device, now, parser, table, write
 from torch import Tensor
 from trl import GRPOTrainer, ModelConfig
 
@@ -52,9 +51,9 @@ class Compared(EPOTrainer):
         for i in range(self.repeats * len(ways)):
             turn, place = divmod(i, len(ways))
             way = ways[(turn + place) % len(ways)]  # each is first as often as the others
-            start = _now()
+            start = now()
             self._loss(way, model, inputs, *args, **kwargs).backward()
-            self.passes[way].append(_now() - start)
+            self.passes[way].append(now() - start)
         return torch.zeros((), device=self.accelerator.device, requires_grad=True)
 
     def _loss(self, way: str, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
@@ -66,21 +65,15 @@ class Compared(EPOTrainer):
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     def _close_rl_step(self) -> None:
-        start = _now()
+        start = now()
         super()._close_rl_step()
-        self.other["history"].append(_now() - start)
+        self.other["history"].append(now() - start)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        start = _now()
+        start = now()
         output = super()._generate_and_score_completions(inputs)
-        self.other["rollout"].append(_now() - start)
+        self.other["rollout"].append(now() - start)
         return output
-
-
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def make(steps: int, repeats: int, wide: bool) -> Compared:

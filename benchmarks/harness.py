@@ -96,16 +96,16 @@ def _serve(pipe: Any, make: Callable[[], Work]) -> None:
     before = _held()
     pipe.send(None)
     while pipe.recv():
-        _wait_for_gpu()
-        start = time.perf_counter()
+        start = now()
         result = work()
-        _wait_for_gpu()
-        pipe.send((time.perf_counter() - start, (_peak() - before) / 2**20, result))
+        pipe.send((now() - start, (_peak() - before) / 2**20, result))
 
 
-def _wait_for_gpu() -> None:
+def now() -> float:
+    """Returns seconds, after the GPU has done what it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _held() -> int:

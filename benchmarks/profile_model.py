@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import tempfile
-import time
 from collections import defaultdict
 from typing import Any
 
 import torch
-from harness import device, parser, table, write
+from harness import device, now, parser, table, write
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 from trl import ModelConfig
 from trl.trainer.utils import compute_flops_per_token, get_peak_flops
@@ -68,10 +67,10 @@ class Profiled(EPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        start = _now()
+        start = now()
         output = super()._generate_and_score_completions(inputs)
         turns = [turn for episode in self._episodes for turn in episode.turns]
-        self.sums["rollout"] += _now() - start
+        self.sums["rollout"] += now() - start
         size = self.args.per_device_train_batch_size
         for first in range(0, len(self._episodes), size):
             batch = [turn for episode in self._episodes[first : first + size] for turn in episode.turns]
@@ -84,17 +83,11 @@ class Profiled(EPOTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Times it, less a rollout that it begins with."""
-        start, rollout = _now(), self.sums["rollout"]
+        start, rollout = now(), self.sums["rollout"]
         output = super().training_step(*args, **kwargs)
-        self.sums["update"] += _now() - start - (self.sums["rollout"] - rollout)
+        self.sums["update"] += now() - start - (self.sums["rollout"] - rollout)
         self.peaks["update"] = max(self.peaks["update"], _peak())
         return output
-
-
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def _peak() -> float:

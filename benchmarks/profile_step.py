@@ -10,14 +10,13 @@ turn costs beyond one row for each group: what could be saved by sharing it.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from harness import device, parser, table, write
+from harness import device, now, parser, table, write
 from trl import ModelConfig
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
@@ -36,11 +35,9 @@ class Clock:
     @contextmanager
     def measuring(self, name: str) -> Iterator[None]:
         """Adds the time of a block."""
-        start = time.perf_counter()
+        start = now()
         yield
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.seconds[name] += time.perf_counter() - start
+        self.seconds[name] += now() - start
 
     def wrapped(self, call: Callable[..., Any], name: str | Callable[..., str]) -> Callable[..., Any]:
         """Returns the function, measured. The name may depend on the arguments."""

@@ -84,3 +84,12 @@ def test_a_sleeping_engine_is_awake_for_a_rollout_and_sleeps_again_even_after_an
         raise KeyError
     assert engine.asked == [*["sync"] * (not loaded), "kv_cache", "sleep 2"]
     assert engine.enable_sleep_mode and engine._llm_weights_sleeping
+
+
+def test_a_server_is_left_to_itself_whatever_the_settings_say_about_sleep(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.vllm_generation = engine = SleepingEngine()
+    trainer.use_vllm, trainer.vllm_mode = True, "server"
+    with trainer._keeping_prefixes(trainer.context):
+        assert engine.enable_sleep_mode and not engine.asked
+    assert not engine.asked

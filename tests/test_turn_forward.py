@@ -3,6 +3,8 @@
 Literal tensors: `_` is padding (0 in the ids, -1 in the turn ids), tens of a token id are its turn.
 """
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 import trl.trainer.utils as trl_utils
@@ -19,6 +21,7 @@ from trainer_kit import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
+from epo_trl.trainers import epo_trainer
 from epo_trl.trainers.checks import check_packing
 from epo_trl.trainers.turn_forward import TurnLayout, compact_scoring, cut_turns, score_turns
 
@@ -203,12 +206,41 @@ def test_packed_turns_have_no_padding_and_positions_of_their_own():
     assert seen[0]["position_ids"].tolist() == [[i for length in lengths for i in range(length)]]
 
 
-def test_packing_is_refused_where_turns_would_reach_each_other_and_slow_attention_is_told(tmp_path):
-    with pytest.warns(UserWarning, match="pack_turns: 'sdpa' attention works on the whole row"):
-        trainer = make_trainer(tmp_path, pack_turns=True)
-    trainer.model._is_stateful = True
-    with pytest.raises(ValueError, match="pack_turns: got True with 'llama', whose recurrent state"):
-        check_packing(trainer.args, trainer.model)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma", "gemma2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_packing_is_taken_by_models_that_keep_turns_apart(family, dtype):
+    model = make_model(family).to(dtype)
+    with pytest.warns(UserWarning, match=r"pack_turns: 'sdpa' attention works on the whole row"):
+        check_packing(model.train(), "sdpa")
+    assert model.training
+
+
+def test_packing_is_refused_where_turns_reach_each_other():
+    """By a recurrent state, by a convolution between attention layers, by a mask that no position changes."""
+    from transformers import AutoModelForCausalLM, BloomConfig, Lfm2Config, MambaConfig, OPTConfig
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    for config in [
+        MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4),
+        Lfm2Config(**sizes, num_key_value_heads=2, intermediate_size=64, layer_types=["conv", "full_attention"]),
+        OPTConfig(**sizes, ffn_dim=64, word_embed_proj_dim=32),
+        BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2),
+    ]:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        for weight in model.parameters():
+            weight.data.normal_(0, 0.3)
+        with pytest.raises(ValueError, match="pack_turns: got True with a model that does not keep the turns of a row"):
+            check_packing(model, "flash_attention_2")
+
+
+def test_packing_is_checked_before_the_first_rollout(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, pack_turns=True, max_steps=1)
+    monkeypatch.setattr(epo_trainer, "check_packing", Mock(side_effect=ValueError("pack_turns")))
+    trainer.play = Mock()
+    with pytest.raises(ValueError, match="pack_turns"):
+        trainer.train()
+    assert not trainer.play.called
 
 
 def test_compact_scoring_leaves_trl_as_it_was():

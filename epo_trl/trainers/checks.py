@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import torch
 from accelerate.utils import is_peft_model
 
 from epo_trl.models import load_tokenizer
@@ -32,21 +33,34 @@ def check_reference(args: EPOConfig, model: Any, peft_config: Any) -> None:
         )
 
 
-def check_packing(args: EPOConfig, model: Any) -> None:
-    """Raises `ValueError` if turns cannot be kept apart in one row; warns if that is slower than padding."""
-    if not args.pack_turns:
-        return
-    if getattr(model, "_is_stateful", False):
-        raise ValueError(
-            f"pack_turns: got True with {model.config.model_type!r}, whose recurrent state would go from turn to turn; "
-            "takes a model with nothing but attention, or pack_turns=False"
-        )
-    attention = model.config._attn_implementation
+def check_packing(model: Any, attention: str) -> None:
+    """Raises `ValueError` if sequences that are packed into one row reach each other; warns if padding is faster.
+
+    Architectures differ: some have recurrent states or convolutions, some do not look at positions for their mask. So
+    the model is asked: the same sequence twice in a row has to give the same logits twice. Collective under ZeRO-3.
+
+    Args:
+        model: Ready to run.
+        attention: Its implementation, such as "flash_attention_2".
+    """
     if "flash" not in attention:
         warnings.warn(
             f"pack_turns: {attention!r} attention works on the whole row and masks most of it; flash attention skips "
             "it. With this one turn_buckets is faster.",
             stacklevel=2,
+        )
+    device, training = next(model.parameters()).device, model.training
+    sequence, positions = torch.tensor([[5, 3, 7, 2, 6]], device=device), torch.arange(5, device=device)
+    model.eval()
+    with torch.no_grad():
+        ids, places = sequence.repeat(1, 2), positions.repeat(2)[None]
+        first, second = model(input_ids=ids, position_ids=places, use_cache=False).logits.chunk(2, dim=1)
+    model.train(training)
+    difference = (first - second).float().norm() / first.float().norm()
+    if not difference <= torch.finfo(first.dtype).eps ** 0.5:
+        raise ValueError(
+            "pack_turns: got True with a model that does not keep the turns of a row apart: the same turn twice "
+            f"differs by {difference:.1%}; takes a model whose attention goes by position_ids, or pack_turns=False"
         )
 
 

@@ -165,13 +165,13 @@ class EPOTrainer(LongRunTrainer):
                 rollout_func=self._rollout,
                 **kwargs,
             )
-        check_packing(args, self.accelerator.unwrap_model(self.model))
         use_short_progress(self)
         for context in (self.context, self.eval_context):
             context.max_context_tokens = check_context_fits(args, self.model.config)
         self.entropy_history = EntropyHistory(per=args.entropy_history, window=args.entropy_history_window)
         self.rl_step = 0
         self._meter = self._new_meter()
+        self._packing_unchecked = args.pack_turns
         self._layout: TurnLayout | None = None
         self._entropies: Tensor | None = None
         self._episodes: list[Episode] = []
@@ -238,7 +238,8 @@ class EPOTrainer(LongRunTrainer):
     def _keeping_prefixes(self, context: ContextBuilder) -> AbstractContextManager[Any]:
         """Lets generation go on from the turn before, as far as the backend does not do that by itself."""
         if self.use_vllm:
-            return self._keeping_vllm_awake() if self.vllm_generation.enable_sleep_mode else nullcontext()
+            sleeps = self.vllm_mode == "colocate" and self.vllm_generation.enable_sleep_mode  # a server never does
+            return self._keeping_vllm_awake() if sleeps else nullcontext()
         model = self.accelerator.unwrap_model(self.model_wrapped)
         if context.mode == "concatenated" and not self.use_transformers_continuous_batching and can_reuse(model):
             return reusing_prefixes(model, self.args.rollout_waves)
@@ -423,6 +424,10 @@ class EPOTrainer(LongRunTrainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Runs one forward-backward pass; after the last one of a collected batch the RL step is closed."""
+        if self._packing_unchecked:  # before the first rollout, by the wrapped model: under ZeRO-3 no other has weights
+            with self.accelerator.autocast():
+                check_packing(model, self.model.config._attn_implementation)
+            self._packing_unchecked = False
         output = super().training_step(model, inputs, num_items_in_batch)
         if self._step % self.args.micro_steps_per_rl_step == 0:
             self._close_rl_step()
