@@ -1,5 +1,6 @@
 """Helpers of the ALFWorld tests: games with what real games hold and generated ones do not."""
 
+import json
 import os
 import re
 import tempfile
@@ -61,3 +62,14 @@ def game_like_the_real_ones(index: int = 0, seed: int = 3) -> Game:
 def starting_at_a_receptacle(game: Game) -> Game:
     location = pairs(game, "receptacleAtLocation")[0][1]
     return edit(game, r"\(atLocation agent1 [^()]*\)", f"(atLocation agent1 {location})")
+
+
+def as_downloaded(game: Game) -> Game:
+    """Returns the game in the form of the games that `alfworld-download` gives: the answer to `help` is a literal on
+    many lines instead of a named text, and the rules clean in a sink too."""
+    named = re.search(r'feedback :: "#help\.feedback#";\s*grammar :: """(.*?)""";', game.grammar, re.DOTALL)
+    answer = json.loads(named.group(1))["help.feedback"][0]["rhs"]
+    grammar = game.grammar.replace(named.group(0), f'feedback :: "{answer}";')
+    basin = "(receptacleType ?r SinkBasinType)"
+    domain = game.domain.replace(basin, f"(receptacleType ?r SinkType) {basin}")
+    return replace(game, grammar=grammar, domain=domain)

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from alfworld_games import edit, game_like_the_real_ones, pairs, small_game, starting_at_a_receptacle
+from alfworld_games import as_downloaded, edit, game_like_the_real_ones, pairs, small_game, starting_at_a_receptacle
 
 from epo_trl.envs.alfworld.engine import NOTHING, State
 from epo_trl.envs.alfworld.pddl import Goal, display_names, read_goal
@@ -126,13 +126,20 @@ def test_heat_and_cool_undo_each_other():
     assert "cold" in state.step(f"examine {egg}") or "cool" in state.step(f"examine {egg}")
 
 
-def test_rules_that_also_clean_in_a_sink_are_known_and_a_room_with_a_sink_is_not():
+def test_games_in_the_form_of_the_download_are_the_same_games():
+    """All 3,827 downloaded games have the answer to `help` as a literal, and rules that clean in a sink too."""
     game = small_game()
-    basin = "(receptacleType ?r SinkBasinType)"
-    both = replace(game, domain=game.domain.replace(basin, f"(receptacleType ?r SinkType) {basin}"))
-    assert World.of(both).task == game.task
+    downloaded = as_downloaded(game)
+    assert "#help.feedback#" not in downloaded.grammar and "SinkType)" in downloaded.domain
+    assert World.of(downloaded) == World.of(game)
+    assert State(World.of(downloaded)).step("help").startswith("Available commands:\n  look: ")
+    with pytest.raises(EnvError, match="grammar"):
+        World.of(replace(downloaded, grammar=downloaded.grammar.replace("use an object", "use it")))
+
+
+def test_a_room_with_a_sink_is_refused():
     with pytest.raises(EnvError, match="'sink'"):
-        World.of(edit(both, "", "(receptacleType Sink_bar_1 SinkType)"))
+        World.of(edit(as_downloaded(small_game()), "", "(receptacleType Sink_bar_1 SinkType)"))
 
 
 def test_games_from_before_alfworld_0_4_are_refused_with_the_way_to_newer_ones():

@@ -175,14 +175,31 @@ def _check_rules(game: Game) -> str:
     """Returns the help text of a game whose rules and texts are the known ones."""
     unknown = (
         f"{game.source}: the fast engine reproduces the rules and texts of alfworld 0.4, and this game has other {{}}; "
-        "get current games with `alfworld-download --force`, or play this one with engine='textworld'"
+        "play it with engine='textworld', or get current ones with `alfworld-download --force`"
     )
     if domain_fingerprint(game.domain) != KNOWN_DOMAIN:
         raise EnvError(unknown.format("rules ('pddl_domain')"))
-    help_text = re.search(r'"help\.feedback": \[\s*\{\s*"rhs": ("(?:[^"\\]|\\.)*")', game.grammar)
-    if grammar_fingerprint(game.grammar) != KNOWN_GRAMMAR or help_text is None:
+    grammar = _with_named_help(game.grammar)
+    help_text = re.search(_NAMED_HELP, grammar)
+    if grammar_fingerprint(grammar) != KNOWN_GRAMMAR or help_text is None:
         raise EnvError(unknown.format("texts ('grammar')"))
     return json.loads(help_text.group(1)).removeprefix("\n")
+
+
+_NAMED_HELP = r'"help\.feedback": \[\s*\{\s*"rhs": ("(?:[^"\\]|\\.)*")'
+
+
+def _with_named_help(grammar: str) -> str:
+    """Returns the grammar with the answer to `help` as a named text.
+
+    The alfworld package names it in a grammar of its own; the downloaded games have it as a literal on many lines.
+    """
+
+    def named(match: re.Match[str]) -> str:
+        rule = f'{{ "help.feedback": [ {{ "rhs": {json.dumps(match.group(1))} }} ] }}'
+        return f'feedback :: "#help.feedback#"; grammar :: """ {rule} """;'
+
+    return re.sub(r'feedback :: "(\nAvailable commands:[^"]*)";', named, grammar)
 
 
 @lru_cache(maxsize=8)
