@@ -633,7 +633,7 @@ def test_an_unknown_template_and_protocol_are_named(tmp_path):
 
 
 def test_a_trainer_of_a_saved_tiny_model_finds_its_tokenizer(tmp_path):
-    make_model("qwen2").save_pretrained(tmp_path / "model")
+    make_model("seed_oss").save_pretrained(tmp_path / "model")
     toy_tokenizer().save_pretrained(tmp_path / "model")
     trainer = EPOTrainer(str(tmp_path / "model"), ToySuite(), args=make_config(tmp_path / "run"))
     assert trainer.processing_class.get_vocab() == toy_tokenizer().get_vocab()

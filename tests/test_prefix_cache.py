@@ -47,7 +47,7 @@ def conversation(generate, *, turns, rows, leave=(), sample=True):
     return said
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", ["seed_oss", "llama"])
 @pytest.mark.parametrize("sample", [True, False])
 def test_responses_are_those_of_generation_from_the_start(family, sample):
     model = make_model(family, sharpness=4.0).eval()

@@ -2,7 +2,13 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import FAMILIES, build_model, build_tokenizer
@@ -128,9 +134,8 @@ def test_assistant_tokens_can_be_told_apart(tokenizer):
     assert tokenizer.decode(marked) == CHAT[1]["content"] + " <|im_end|>"
 
 
-def test_default_model_is_a_float32_qwen2_with_tied_embeddings(tokenizer):
+def test_default_model_is_in_float32_with_tied_embeddings(tokenizer):
     model = build_model(tokenizer)
-    assert type(model).__name__ == "Qwen2ForCausalLM"
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.lm_head.weight.shape == (len(tokenizer), 128)
@@ -164,8 +169,10 @@ def test_save_and_load_with_plain_auto_classes(tokenizer, family, tmp_path):
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    tokens = (PreTrainedTokenizerFast if family == "qwen2" else AutoTokenizer).from_pretrained(tmp_path)
+    tokens = AutoTokenizer.from_pretrained(tmp_path)
 
+    for said in (*TEXTS, tokenizer.apply_chat_template(CHAT, tokenize=False)):
+        assert tokens(said)["input_ids"] == tokenizer(said)["input_ids"]
     assert tokens.get_vocab() == tokenizer.get_vocab()
     assert (tokens.pad_token, tokens.eos_token, tokens.padding_side) == ("<pad>", "<|im_end|>", "left")
     text = "<|im_start|> " + CHAT[1]["content"]
@@ -182,14 +189,17 @@ def test_save_and_load_with_plain_auto_classes(tokenizer, family, tmp_path):
     assert again.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
-def test_why_qwen2_is_not_the_default(tokenizer, tmp_path):
-    build_model(tokenizer, family="qwen2", hidden_size=32).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    lost = AutoTokenizer.from_pretrained(tmp_path)
-    assert lost("go to drawer 3")["input_ids"] != tokenizer("go to drawer 3")["input_ids"], (
-        "AutoTokenizer now keeps our tokenizer beside a Qwen2 model: drop the warning in epo_trl/models/tiny.py and "
-        "the exception in test_save_and_load_with_plain_auto_classes"
-    )
+def test_the_default_model_is_a_qwen2_by_another_name(tokenizer):
+    model = build_model(tokenizer, hidden_size=32)
+    shared = {k: v for k, v in model.config.to_dict().items() if k not in ("model_type", "architectures", "head_dim")}
+    qwen2 = Qwen2ForCausalLM(Qwen2Config(**shared))
+    assert [p.shape for p in qwen2.parameters()] == [p.shape for p in model.parameters()]
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases too, so that each shows
+            parameter.normal_()
+    qwen2.load_state_dict(model.state_dict())
+    ids = torch.randint(len(tokenizer), (2, 50))
+    assert torch.equal(qwen2.train()(ids).logits, model.train()(ids).logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -206,7 +216,7 @@ def test_generation_stops_at_the_end_of_turn(tokenizer, family):
 
 
 def test_bad_sizes_and_families_are_errors(tokenizer):
-    with pytest.raises(ValueError, match="family: got 'bert', expected one of llama, qwen2"):
+    with pytest.raises(ValueError, match="family: got 'bert', expected one of seed_oss, llama"):
         build_model(tokenizer, family="bert")
     with pytest.raises(ValueError, match="hidden_size: got 36, expected a multiple of 2 \\* heads = 8"):
         build_model(tokenizer, hidden_size=36)

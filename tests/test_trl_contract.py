@@ -325,7 +325,7 @@ def test_extra_tensors_are_shuffled_and_split_along_and_scalars_are_kept():
     assert sorted(torch.cat([chunk["ids"] for chunk in chunks]).flatten().tolist()) == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "seed_oss", "gemma2"])
 @pytest.mark.parametrize("shifted", [True, False], ids=["shift_labels", "labels"])
 @pytest.mark.parametrize("compact", [True, False])
 def test_fused_head_scores_only_labelled_positions(tokenizer, monkeypatch, family, shifted, compact):

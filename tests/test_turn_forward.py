@@ -206,7 +206,7 @@ def test_packed_turns_have_no_padding_and_positions_of_their_own():
     assert seen[0]["position_ids"].tolist() == [[i for length in lengths for i in range(length)]]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "seed_oss", "gemma", "gemma2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_packing_is_taken_by_models_that_keep_turns_apart(family, dtype):
     model = make_model(family).to(dtype)
@@ -289,7 +289,7 @@ def update_logps(trainer, inputs):
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma", "gemma2"])
+@pytest.mark.parametrize("family", ["seed_oss", "llama", "gemma", "gemma2"])
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 def test_logps_of_the_update_are_those_of_sampling(tmp_path, monkeypatch, family, context, packed):
     """The logits from which `generate` sampled, left-padded and cached, against one forward pass over cut turns."""
@@ -328,7 +328,7 @@ def test_logps_of_the_update_are_those_of_sampling(tmp_path, monkeypatch, family
 def test_gradient_checkpointing_changes_nothing(tmp_path, context):
     results, forwards = [], []
     for checkpointing in (False, True):
-        trainer = trainer_for(tmp_path, "qwen2", context, gradient_checkpointing=checkpointing)
+        trainer = trainer_for(tmp_path, "seed_oss", context, gradient_checkpointing=checkpointing)
         trainer.play = lambda tasks, **kwargs: make_episodes()
         calls = []
         trainer.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))

@@ -28,7 +28,7 @@ def load_policy(
 
     Args:
         model_args: `model_name_or_path` is a Hub id, a local path, or `"tiny"`: some 400,000 weights from scratch,
-            with a vocabulary made from the suite's text.
+            with a vocabulary made from the suite's text. For that one, `lora_target_modules` is filled in.
         suite: The tasks.
         template: Name or folder of the prompt template.
         seed: Of the tiny model's weights.
@@ -39,6 +39,8 @@ def load_policy(
         raise ValueError("model_name_or_path: got nothing, takes a Hub id, a local path or 'tiny'")
     if name != TINY:
         return name, load_tokenizer(name, revision=model_args.model_revision, trust_remote_code=trust_remote_code)
+    if model_args.lora_target_modules is None:  # PEFT knows none for this architecture
+        model_args.lora_target_modules = ["q_proj", "v_proj"]
     tokenizer = build_tokenizer(corpus(suite, template))
     return build_model(tokenizer, seed=seed), tokenizer
 
@@ -46,8 +48,8 @@ def load_policy(
 def load_tokenizer(path: str, **kwargs: Any) -> Any:
     """Returns the tokenizer of a Hub id or a local path, padding on the left.
 
-    A local folder whose tokenizer says that it is a plain fast tokenizer is read as one. `AutoTokenizer` would not:
-    for some architectures, Qwen2 among them, it replaces the saved class by the architecture's own.
+    A local folder whose tokenizer says that it is a plain fast tokenizer is read as one. `AutoTokenizer` would not
+    beside every model: for some architectures, Qwen2 among them, it replaces the saved class by the architecture's own.
     """
     config = Path(path) / "tokenizer_config.json"
     if config.is_file():

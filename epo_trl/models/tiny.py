@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -129,13 +129,19 @@ class _Family:
     config: str
     model: str
     extra: tuple[str, ...] = ()  # fields of the configuration that are set to the size of one head
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-# transformers 5.23 loads the tokenizer of every "qwen2" checkpoint as Qwen2's own byte-level BPE, whatever class the
-# checkpoint names; `epo_trl.models.load_tokenizer` does not.
+# The layers of Qwen2, bit for bit, by another name: transformers 5.23 reads the tokenizer of every "qwen2" checkpoint
+# as Qwen2's own byte-level BPE, whatever class the checkpoint names.
+_QWEN2_LAYERS = {
+    "attention_dropout": 0.0,
+    "residual_dropout": 0.0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
 FAMILIES: dict[str, _Family] = {
+    "seed_oss": _Family("SeedOssConfig", "SeedOssForCausalLM", ("head_dim",), _QWEN2_LAYERS),
     "llama": _Family("LlamaConfig", "LlamaForCausalLM", ("head_dim",)),
-    "qwen2": _Family("Qwen2Config", "Qwen2ForCausalLM"),
     "qwen3": _Family("Qwen3Config", "Qwen3ForCausalLM", ("head_dim",)),
     "gemma": _Family("GemmaConfig", "GemmaForCausalLM", ("head_dim",)),
     "gemma2": _Family("Gemma2Config", "Gemma2ForCausalLM", ("head_dim", "query_pre_attn_scalar")),
@@ -145,7 +151,7 @@ FAMILIES: dict[str, _Family] = {
 def build_model(
     tokenizer: PreTrainedTokenizerFast,
     *,
-    family: str = "qwen2",
+    family: str = "seed_oss",
     hidden_size: int = 128,
     layers: int = 2,
     heads: int = 4,
@@ -159,9 +165,9 @@ def build_model(
 
     Args:
         tokenizer: From [`build_tokenizer`]. Its length is the vocabulary size; its eos and pad tokens are the model's.
-        family: Architecture: "qwen2", or, for tests across architectures, "llama", "qwen3", "gemma" and "gemma2"
-            (caps its logits). Read the tokenizer of a saved Qwen2 with `epo_trl.models.load_tokenizer`: for that
-            architecture transformers' `AutoTokenizer` insists on Qwen's byte-level class.
+        family: Architecture: "seed_oss", whose layers here are those of Qwen2, or, for tests across architectures,
+            "llama", "qwen3", "gemma" and "gemma2" (caps its logits). Saved beside its tokenizer, each is a checkpoint
+            that transformers' `AutoModelForCausalLM` and `AutoTokenizer` read.
         hidden_size: Width; a multiple of `2 * heads`. The MLP is twice as wide.
         layers: Number of transformer layers.
         heads: Number of attention heads.
@@ -187,6 +193,7 @@ def build_model(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
+        **names.settings,
         **extra,
     )
     with torch.random.fork_rng(devices=[]):
