@@ -15,7 +15,8 @@ that was interrupted goes on from its last checkpoint when it is started again.
 
 from trl import ModelConfig
 
-from epo_trl.experiment import parse_recipe, train
+from epo_trl.experiment import train
+from epo_trl.recipe import parse_recipe, run_recipe
 from epo_trl.trainers import EPOConfig
 
 
@@ -25,4 +26,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main, configs=["alfworld/tiny*", "alfworld/qwen*"])

@@ -19,9 +19,9 @@ from trl import ModelConfig
 from epo_trl.evaluation import EvalReport, format_table, get_protocol
 from epo_trl.evaluation.play import check_first_task, play_split, protocol_context
 from epo_trl.evaluation.samples import print_episodes
-from epo_trl.experiment import parse_recipe
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
+from epo_trl.recipe import parse_recipe, run_recipe
 from epo_trl.trainers.state_file import write_state
 
 
@@ -108,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main, configs=["*/eval_*"])

@@ -15,7 +15,8 @@ Every field of the config can be overridden on the command line, for example `--
 
 from trl import ModelConfig
 
-from epo_trl.experiment import parse_recipe, train
+from epo_trl.experiment import train
+from epo_trl.recipe import parse_recipe, run_recipe
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
 
 
@@ -25,4 +26,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main, configs=["scienceworld/ppo_*"])

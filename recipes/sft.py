@@ -13,8 +13,9 @@ from tqdm.auto import tqdm
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from epo_trl.envs.base import TaskSuite
-from epo_trl.experiment import SealCheckpoints, newest_checkpoint, parse_recipe
+from epo_trl.experiment import SealCheckpoints, newest_checkpoint
 from epo_trl.models import load_policy
+from epo_trl.recipe import parse_recipe, run_recipe
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes
 
@@ -95,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main, configs=["*/sft_*"])

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from trl import ModelConfig
 
-from epo_trl.experiment import SealCheckpoints, newest_checkpoint, parse_recipe
+from epo_trl.experiment import SealCheckpoints, newest_checkpoint
+from epo_trl.recipe import parse_recipe
 from epo_trl.trainers import EPOConfig
 from epo_trl.trainers.checkpoint_files import MANIFEST, checkpoints, damage, last_checkpoint, rotate, seal
 

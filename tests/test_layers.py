@@ -20,6 +20,7 @@ LAYERS = {
     "advantages": {"types", "objectives"},
     "trainers": {"types", "objectives", "envs", "evaluation", "rollout", "models", "advantages"},
     "experiment": {"types", "objectives", "envs", "evaluation", "rollout", "models", "advantages", "trainers"},
+    "recipe": {"envs", "trainers"},
     "plots": {"types", "evaluation"},
     "memory": set(),
 }

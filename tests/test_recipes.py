@@ -1,6 +1,7 @@
 """Every recipe config builds its config objects, and a wrong one says what is wrong."""
 
 import json
+import warnings
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from trl import ModelConfig, SFTConfig
 from epo_trl.envs.alfworld.arguments import AlfworldArguments
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
-from epo_trl.experiment import parse_recipe
+from epo_trl.recipe import parse_recipe
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -24,7 +25,9 @@ def parse(path, *arguments, types=None):
     """Returns the suite and the config objects; an RL recipe's environment is the name of its folder."""
     types = types or (EPOPPOConfig if path.stem.startswith("ppo_") else EPOConfig, ModelConfig)
     environment = path.parent.name if path in RL or path not in CONFIGS else None
-    return parse_recipe(*types, environment=environment, argv=["--config", str(path), *arguments])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return parse_recipe(*types, environment=environment, argv=["--config", str(path), *arguments])
 
 
 @pytest.fixture(autouse=True)

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
 from epo_trl.rollout.context import CONTEXTS
 from epo_trl.rollout.loop import INVALID_ACTIONS
+
+
+def settle_defaults(values: Any) -> None:
+    """Fills in what TRL's configs would default to, where that warns or does not run on this machine.
+
+    Where nothing is said, TRL asks for bf16, also on a machine that has no GPU for it, and for activation checkpointing
+    by a name that newer versions of transformers warn of.
+
+    Args:
+        values: A config of TRL before its checks, or the parsed options of one; others are left alone.
+    """
+    given = vars(values)
+    for suffix in ("", "_kwargs"):
+        old, new = f"gradient_checkpointing{suffix}", f"activation_checkpointing{suffix}"
+        if old in given and new in given and given[new] is None:
+            setattr(values, new, given[old])
+    if "bf16" in given and given["bf16"] is None and (given["use_cpu"] or not is_torch_bf16_gpu_available()):
+        values.bf16 = False
 
 
 @dataclass
@@ -171,6 +191,7 @@ class EPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         self._check_epo()
         self._check_limits()
+        settle_defaults(self)
         if self.num_generations_eval is None:
             self.num_generations_eval = 1
         super().__post_init__()

@@ -1,0 +1,230 @@
+"""From the command line and a YAML file to a task suite and config objects, with help that can be read."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import yaml
+from trl import TrlParser
+
+from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
+from epo_trl.trainers.config import settle_defaults
+
+HELP = {"-h", "--help"}
+
+
+class RecipeError(ValueError):
+    """The command line or the config of a recipe is wrong. The message is for whoever typed it."""
+
+
+@dataclass
+class EnvironmentArguments:
+    """Which environment is played."""
+
+    environment: str = field(metadata={"help": f"One of {', '.join(ENVIRONMENTS)}, or 'module:Class'."})
+
+
+def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+    """Returns the task suite and one object per type, from the command line and the YAML file after `--config`.
+
+    The environment's settings are fields beside those of the types; a key that nobody knows is an error.
+
+    Args:
+        types: Dataclasses, as for TRL's `TrlParser`.
+        environment: For a recipe of one environment. Otherwise the config has to say it, as `environment: NAME`.
+        argv: The command line, without the program.
+
+    Raises:
+        EnvError: If the environment, or a setting of it, is wrong.
+        RecipeError: If the command line or the config is.
+    """
+    argv = _with_config_apart(sys.argv[1:] if argv is None else argv)
+    first: tuple[type, ...] = ()
+    if environment is None:
+        environment, first = _environment(argv), (EnvironmentArguments,)
+    settings = environment_arguments(environment) if environment else None
+    parser = RecipeParser((*first, *([settings] if settings else []), *types), config=_config_path(argv))
+    parsed = parser.parse_args_and_config(argv)  # ends the program if help is asked for
+    settings = parsed[len(first)]
+    suite = settings.make_suite()
+    if isinstance(suite, TaskSuite):
+        may_change = getattr(settings, "MAY_CHANGE", ())
+        suite.settings = {
+            field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in may_change
+        }
+    return suite, *parsed[len(first) + 1 :]
+
+
+def _with_config_apart(argv: Sequence[str]) -> list[str]:
+    """Returns the command line with `--config=FILE` as the two words that TRL looks for."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    if words.count("--config") > 1:
+        raise RecipeError("--config: got more than one, takes one YAML file")
+    if words[-1:] == ["--config"]:
+        raise RecipeError("--config: got nothing, takes a YAML file")
+    return words
+
+
+def _config_path(argv: Sequence[str]) -> Path | None:
+    return Path(argv[argv.index("--config") + 1]) if "--config" in argv else None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise RecipeError(f"--config: got {path}, which cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise RecipeError(f"--config: got {path}, which holds no list of 'name: value'")
+    return config
+
+
+def _environment(argv: Sequence[str]) -> str | None:
+    """Returns the name of the environment, or `None` if help is asked for without one."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--environment")
+    given, _ = parser.parse_known_args(argv)
+    path = _config_path(argv)
+    if given.environment is None and path is not None:
+        given.environment = _read_config(path).get("environment")
+    if given.environment is None and HELP.isdisjoint(argv):
+        known = ", ".join(ENVIRONMENTS)
+        raise EnvError(f"environment: got nothing, takes one of {known} or 'module:Class', in the YAML or as an option")
+    return None if given.environment is None else str(given.environment)
+
+
+class RecipeParser(TrlParser):
+    """TRL's parser; names what is wrong, takes no abbreviations, and groups its help by where an option comes from.
+
+    Args:
+        types: Dataclasses.
+        config: The YAML file, for messages.
+    """
+
+    def __init__(self, types: Iterable[type], config: Path | None = None):
+        self._config = config
+        super().__init__(
+            types,
+            allow_abbrev=False,
+            usage="%(prog)s --config FILE [--option value ...]",
+            description="An option may stand in the YAML file too, as `option: value`. The command line comes first.",
+            formatter_class=_ShortOptions,
+        )
+        self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options")
+
+    def error(self, message: str) -> NoReturn:
+        """Raises what argparse found wrong."""
+        raise RecipeError(message)
+
+    def parse_args_and_config(self, args: Iterable[str] | None = None, *rest: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Returns one object per type; what their own checks find wrong is a `RecipeError`."""
+        if self._config is not None:
+            _read_config(self._config)
+        try:
+            return super().parse_args_and_config(args, *rest, **kwargs)
+        except RecipeError:
+            raise
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
+
+    def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
+        """Makes the config's values the defaults; all names have to be known."""
+        known = {action.dest for action in self._actions} - {"help", "config"}
+        self._refuse([key for key in kwargs if key not in known], known, f"unknown in {self._config}")
+        return super().set_defaults_with_config(**kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Returns the values, and no rest: an unknown option is an error."""
+        given, rest = super().parse_known_args(args, namespace)
+        known = {option for action in self._actions for option in action.option_strings}
+        options = [word.split("=", 1)[0] for word in rest if word.startswith("--")]
+        self._refuse(options or rest, known, "unknown; options are written out, --help lists them")
+        _check_device(given, self._config)
+        settle_defaults(given)
+        return given, rest
+
+    def _refuse(self, unknown: list[str], known: Iterable[str], why: str) -> None:
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], list(known), n=1)
+            self.error(f"{unknown[0]}: {why}" + (f"; did you mean {near[0]}?" if near else ""))
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help, on the first of several ranks only."""
+        if os.environ.get("RANK", "0") == "0":
+            super().print_help(file)
+
+    def format_help(self) -> str:
+        """Returns the help: how to call, then the options by the class that defines them, ours first."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, [], [])
+        formatter.add_text(self.description)
+        for heading, actions in self._groups():
+            formatter.start_section(heading)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        return formatter.format_help()
+
+    def _groups(self) -> list[tuple[str, list[argparse.Action]]]:
+        by_name: dict[str, list[argparse.Action]] = {}
+        for action in self._actions:
+            by_name.setdefault(action.dest, []).append(action)
+        groups: dict[type, list[argparse.Action]] = {}
+        for config in self.dataclass_types:
+            for entry in fields(config):
+                if entry.init:
+                    groups.setdefault(_home(config, entry.name), []).extend(by_name.pop(entry.name))
+        ordered = sorted(groups, key=lambda home: _THEIRS.get(home.__module__.partition(".")[0], 0))
+        rest = [action for actions in by_name.values() for action in actions]
+        return [("first of all", rest), *((_heading(home), groups[home]) for home in ordered)]
+
+
+_THEIRS = {"trl": 1, "transformers": 2}
+
+
+def _home(config: type, name: str) -> type:
+    """Returns the class that has defined a field last."""
+    return next(base for base in config.__mro__ if name in vars(base).get("__annotations__", {}))
+
+
+def _heading(home: type) -> str:
+    package = home.__module__.partition(".")[0]
+    if package in _THEIRS:
+        return f"{package}: {home.__name__}"
+    return f"{home.__name__}: {(home.__doc__ or '').strip().splitlines()[0].rstrip('.')}"
+
+
+class _ShortOptions(argparse.ArgumentDefaultsHelpFormatter):
+    """Leaves out that every --some_option can be spelled --some-option."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or isinstance(action, argparse._HelpAction):
+            return super()._format_action_invocation(action)
+        name = action.option_strings[0]
+        return name if action.nargs == 0 else f"{name} {self._format_args(action, action.dest.upper())}"
+
+
+def _check_device(given: argparse.Namespace, config: Path | None) -> None:
+    """Raises `RecipeError` if the config is one for a GPU and the machine has none."""
+    wanted = [name for name in ("bf16", "fp16") if getattr(given, name, None)]
+    if not wanted or given.use_cpu or torch.accelerator.is_available():
+        return
+    name, advice = wanted[0], "set use_cpu: true and bf16: false"
+    if config is not None:
+        beside = [path for path in sorted(config.parent.glob("*cpu*.yaml")) if _kind(path) == _kind(config)]
+        advice = f"take --config {beside[0]}, or {advice}" if beside else advice
+    raise RecipeError(f"{name}: got true, but torch sees no GPU here; {advice}")
+
+
+def _kind(config: Path) -> str:
+    """Returns what the name of a shipped config says that it is for; nothing for GRPO."""
+    return "".join(re.findall(r"^(?:sft|eval|ppo)_", config.name))

@@ -1,0 +1,213 @@
+"""A recipe as one types it: with nothing, with half of it, with something wrong."""
+
+import ast
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from trl import ModelConfig, SFTConfig
+
+from epo_trl.cli import _at_least
+from epo_trl.envs.base import EnvError
+from epo_trl.evaluation import get_protocol
+from epo_trl.recipe import RecipeError, parse_recipe, run
+from epo_trl.recipe.run import command, overview, run_recipe
+from epo_trl.trainers import EPOConfig, EPOPPOConfig
+
+ROOT = Path(__file__).parents[1]
+GRPO = ROOT / "recipes" / "alfworld_grpo_epo.py"
+CONFIGS = ["alfworld/tiny*", "alfworld/qwen*"]
+TINY = ROOT / "recipes" / "alfworld" / "tiny_cpu.yaml"
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    """Returns a function that runs a `main` as a recipe and returns `(exit code, stdout, stderr)`."""
+
+    def run(main, *arguments):
+        monkeypatch.setattr("sys.argv", [str(GRPO), *arguments])
+        code = 0
+        try:
+            run_recipe(main, CONFIGS)
+        except SystemExit as exit:
+            code = exit.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def parse(*argv, types=(EPOConfig, ModelConfig), environment="alfworld"):
+    return parse_recipe(*types, environment=environment, argv=argv)
+
+
+# ------------------------------------------------------------------------------------------------ without arguments
+
+
+@pytest.mark.parametrize(
+    ("gpus", "says"),
+    [
+        (0, "python {recipe} --config {folder}/tiny_cpu.yaml"),
+        (1, "{launch}/single_gpu.yaml {recipe} --config {folder}/qwen2.5-1.5b_1gpu.yaml"),
+        (8, "{launch}/zero3.yaml {recipe} --config {folder}/qwen2.5-3b_8gpu.yaml"),
+    ],
+)  # fmt: skip
+def test_a_recipe_alone_lists_its_configs_and_the_command_for_this_machine(gpus, says, typed, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
+    code, out, err = typed(lambda: pytest.fail("nothing was asked for"))
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and len(lines) < 10
+    launch = "accelerate launch --config_file accelerate_configs"
+    assert f"  {says.format(launch=launch, recipe=GRPO, folder=TINY.parent)}" in lines
+    assert set(re.findall(r"(\S+\.yaml) +[A-Z]", out)) == set(map(str, TINY.parent.glob("[qt]*")))
+
+
+def test_other_numbers_of_gpus_say_so_to_the_launcher():
+    configs = [Path("a_1gpu.yaml"), Path("a_8gpu.yaml")]
+    assert "--num_processes 4 r.py --config a_8gpu.yaml" in command(Path("r.py"), configs, 4)
+    assert "--num_processes" not in command(Path("r.py"), configs, 8)
+
+
+def test_a_recipe_without_a_config_for_gpus_names_the_one_it_has():
+    assert command(Path("sft.py"), [Path("sft_tiny_cpu.yaml")], 8) == "python sft.py --config sft_tiny_cpu.yaml"
+
+
+def test_every_shipped_config_belongs_to_a_recipe_that_lists_it():
+    listed = set()
+    for recipe in sorted((ROOT / "recipes").glob("*.py")):
+        patterns = re.findall(r"run_recipe\(main, configs=(\[.*\])\)", recipe.read_text())
+        for pattern in ast.literal_eval(patterns[0]) if patterns else []:
+            found = list(recipe.parent.glob(f"{pattern}.yaml"))
+            assert found, f"{recipe.name}: {pattern}"
+            listed |= set(found)
+        assert not patterns or re.search(r"_cpu\S*\.yaml {2,}\w", overview(recipe, ast.literal_eval(patterns[0]), 0))
+    assert listed == set((ROOT / "recipes").glob("*/*.yaml"))
+
+
+# ----------------------------------------------------------------------------------------------------------- errors
+
+
+def wrong_protocol():
+    get_protocol("no such protocol")
+
+
+def wrong_environment():
+    raise EnvError("games: got 'x',\n takes another")
+
+
+@pytest.mark.parametrize("main", [wrong_protocol, wrong_environment])
+def test_an_error_of_ours_is_one_line_without_traceback(main, typed):
+    code, out, err = typed(main, "--config", str(TINY))
+    assert (code, out) == (1, "") and err.count("\n") == 1
+    assert err.startswith("alfworld_grpo_epo.py: error: ") and "Traceback" not in err
+
+
+def test_without_a_config_the_error_is_followed_by_the_configs(typed):
+    code, _, err = typed(wrong_environment, "--seed", "1")
+    assert code == 1 and err.startswith("alfworld_grpo_epo.py: error: games: got 'x', takes another\n")
+    assert "tiny_cpu.yaml" in err
+
+
+@pytest.mark.parametrize("bug", [lambda: {}["x"], lambda: _at_least(1)("x"), lambda: torch.zeros(2) @ torch.zeros(3)])
+def test_a_bug_keeps_its_traceback(bug, typed):
+    """The second is an error of Python itself inside of our files: nobody wrote it for a user."""
+    with pytest.raises((KeyError, ValueError, RuntimeError)):
+        typed(bug, "--config", str(TINY))
+
+
+@pytest.mark.parametrize(("rank", "waits"), [("0", []), ("1", [10.0])])
+def test_ranks_with_the_same_error_leave_it_to_the_first(rank, waits, typed, monkeypatch):
+    """The launcher ends the others while they wait; one that is alone with its error still says it."""
+    slept = []
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(run.time, "sleep", slept.append)
+    assert "takes another" in typed(wrong_environment, "--config", str(TINY))[2]
+    assert slept == waits
+
+
+# ---------------------------------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--epo_lamb", "0"], r"--epo_lamb: unknown.*did you mean --epo_lambda\?"),
+        (["--max_step=3"], r"--max_step: unknown.*did you mean --max_steps\?"),
+        (["--max_steps", "many"], "max_steps.*invalid int value: 'many'"),
+        (["--epo_lambda", "-1"], "epo_lambda: got -1.0, takes a number >= 0"),
+        (["--num_generations", "3"], "generation_batch_size"),
+        (["--config"], "--config: got nothing, takes a YAML file"),
+        (["--config", "no/such.yaml"], "--config: got no/such.yaml, which cannot be read"),
+        (["--config", "a", "--config=b"], "--config: got more than one"),
+    ],
+)
+def test_a_wrong_command_line_is_an_error_that_names_it(argv, says):
+    with pytest.raises(RecipeError, match=says):
+        parse("--games", "generated", *argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("epo_lamda: 0.1\n", r"epo_lamda: unknown in .*config.yaml; did you mean epo_lambda\?"),
+        ("- a\n- b\n", "holds no list of 'name: value'"),
+        ("a: [\n", "cannot be read"),
+    ],
+)
+def test_a_wrong_config_is_an_error_that_names_it(text, says, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=says):
+        parse("--config", str(path))
+
+
+def test_the_config_may_follow_an_equals_sign():
+    assert parse(f"--config={TINY}", "--max_turns=7")[1].max_turns == 7
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "names"),
+    [
+        ("alfworld/qwen2.5-3b_8gpu.yaml", EPOConfig, "alfworld/tiny_cpu.yaml"),
+        ("alfworld/ppo_qwen2.5-1.5b_1gpu.yaml", EPOPPOConfig, "alfworld/ppo_tiny_cpu.yaml"),
+    ],
+)
+def test_a_config_for_gpus_on_a_machine_without_one_names_that_for_the_cpu(path, kind, names, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(RecipeError, match=f"bf16: got true, but torch sees no GPU here; take --config .*{names}"):
+        parse("--config", str(ROOT / "recipes" / path), types=(kind, ModelConfig))
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="bf16 stays on there")
+@pytest.mark.parametrize("kind", [EPOConfig, SFTConfig])
+def test_a_config_that_says_nothing_about_precision_runs_on_this_machine_and_warns_of_nothing(kind, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, args, _ = parse("--games", "generated", "--output_dir", str(tmp_path), types=(kind, ModelConfig))
+    assert args.bf16 is False
+    assert args.activation_checkpointing is args.gradient_checkpointing is True  # TRL's default, by both its names
+
+
+# ------------------------------------------------------------------------------------------------------------- help
+
+
+def test_the_help_begins_with_our_options_and_groups_the_others(capsys):
+    with pytest.raises(SystemExit) as exit:
+        parse("--help", types=(EPOPPOConfig, ModelConfig))
+    text = capsys.readouterr().out
+    assert exit.value.code == 0 and "--config FILE" in text.splitlines()[0]
+    headings = [line.split(":")[0] for line in text.splitlines() if re.match(r"\w.*:$", line)]
+    ours = ["AlfworldArguments", "EPOPPOConfig", "EPOConfig"]
+    assert headings[:4] == ["first of all", *ours]
+    assert set(headings[4:-1]) == {"trl"} and headings[-1] == "transformers"
+    assert text.index("--gae_lambda") < text.index("--epo_lambda") < text.index("--beta ") < text.index("--output_dir")
+    assert "--epo-lambda" not in text and text.count("--bf16 ") == 1
+
+
+def test_the_help_of_a_general_recipe_shows_the_environment_that_is_named(capsys):
+    for argv, shown in ((["--help"], False), (["--help", "--environment", "alfworld"], True)):
+        with pytest.raises(SystemExit):
+            parse_recipe(SFTConfig, argv=argv)
+        text = capsys.readouterr().out
+        assert "--environment" in text and ("--room_types" in text) is shown
