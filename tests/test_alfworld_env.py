@@ -113,7 +113,7 @@ def test_the_notes_come_from_the_texts_alone():
     for task_id in suite.task_ids("train"):
         turns = play(env, task_id, suite.make_expert())
         observation, info = next(turns)
-        memory = AgentMemory(observation)
+        memory = AgentMemory(observation, info["task"])
         named = memory.unvisited
         assert memory.fields(info["admissible_actions"]).items() <= info.items()
         for observation, info in turns:
@@ -141,6 +141,23 @@ def test_the_notes_follow_an_episode():
     assert memory.holding == "nothing"
     memory.note("You arrive at shelf 2. On the shelf 2, you see nothing.")
     assert (memory.visited, memory.here) == (("shelf 2", "bed 1"), "shelf 2")
+
+
+def test_what_the_task_names_is_noted_where_it_was_last_seen():
+    memory = AgentMemory("you see a bed 1, a desk 1, and a drawer 2.", "look at cd under the desklamp")
+
+    def noted(*texts):
+        for text in texts:
+            memory.note(text)
+        return memory.fields(())["noted"]
+
+    assert noted("You arrive at bed 1. On the bed 1, you see a pillow 1.") == ()
+    seen = noted("You arrive at desk 1. On the desk 1, you see a cd 2, a pen 1, and a desklamp 1.")
+    assert seen == ("cd 2 in desk 1", "desklamp 1 in desk 1")
+    assert noted("You pick up the cd 2 from the desk 1.") == ("desklamp 1 in desk 1",)
+    assert noted("You move the cd 2 to the bed 1.") == ("desklamp 1 in desk 1", "cd 2 in bed 1")
+    assert noted("You open the drawer 2. The drawer 2 is open. In it, you see a cd 1.")[-1] == "cd 1 in drawer 2"
+    assert "cd 2 in bed 1" not in noted("On the bed 1, you see nothing.")
 
 
 def test_reset_and_step_say_what_they_take():

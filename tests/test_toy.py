@@ -115,3 +115,11 @@ def test_an_unknown_task_id_is_named_with_the_ids_there_are(task_id):
 def test_an_unknown_split_is_named_with_the_splits_there_are():
     with pytest.raises(EnvError, match="'valid'.*train, iid, ood"):
         ToySuite().task_ids("valid")
+
+
+def test_a_part_of_the_tasks_to_demonstrate_is_spread_over_the_whole_list():
+    suite = ToySuite()
+    ids = list(dict.fromkeys(suite.task_ids("train")))
+    few = suite.demonstration_tasks("train", 20, 4)
+    assert few == [ids[len(ids) * i // 4] for i in range(4)] and ids.index(few[-1]) >= len(ids) // 2
+    assert suite.demonstration_tasks("train", 20) == ids == suite.demonstration_tasks("train", 20, len(ids) + 1)

@@ -133,14 +133,18 @@ class TaskSuite(ABC):
     def demonstration_tasks(self, split: str, max_turns: int, count: int | None = None) -> Sequence[str]:
         """Returns tasks of a split for the expert to play, in the order of the list, each once.
 
-        A suite that knows without playing which tasks the expert solves within `max_turns` leaves out the others.
+        A part of a list is spread evenly over it: lists are often sorted by the type of task. A suite that knows
+        without playing which tasks the expert solves within `max_turns` leaves out the others.
 
         Args:
             split: Name of the split.
             max_turns: The turn limit.
             count: How many to return at most.
         """
-        return list(dict.fromkeys(self.task_ids(split)))[:count]
+        ids = list(dict.fromkeys(self.task_ids(split)))
+        if count is None or count >= len(ids):
+            return ids
+        return [ids[i * len(ids) // count] for i in range(count)]
 
     def faults(self) -> Faults:
         """Returns what has gone wrong so far with processes of this suite; nothing if it has none."""

@@ -128,6 +128,17 @@ register_protocol(
         "ALFWorld number.",
     )
 )
+register_protocol(
+    Protocol(
+        name="alfworld-tiny50",
+        max_turns=50,
+        history_length=2,
+        temperature=1.0,
+        description="The real ALFWorld games for a tiny model, whole fixed test lists (140 valid_seen, 134 "
+        "valid_unseen), 50 turns, sampled at the training temperature. The prompt holds notes that the environment "
+        "keeps for the agent, so it is not comparable with any published ALFWorld number.",
+    )
+)
 STRICT30 = register_protocol(
     Protocol(
         name="strict30",

@@ -43,8 +43,8 @@ class AlfworldEnv(TextEnv):
     """An ALFWorld environment that plays any task of its suite.
 
     The reward is 1.0 on the step that wins, which also terminates the episode, and 0.0 otherwise. The environment never
-    truncates. Apart from the keys of the contract, `info` holds `visited`, `unvisited`, `holding`, `here` and
-    `actions_here` (see `AgentMemory`).
+    truncates. Apart from the keys of the contract, `info` holds `visited`, `unvisited`, `holding`, `here`,
+    `noted` and `actions_here` (see `AgentMemory`).
 
     Args:
         open_task: Task id to a fresh episode. Raises `EnvError` for an unknown id.
@@ -67,7 +67,7 @@ class AlfworldEnv(TextEnv):
             raise EnvError(f"reset: got options={options!r}, expected options={{'task_id': 'train/0'}} or another id")
         self._opened = self._open_task(task_id)
         observation = self._opened.play.describe()
-        self._memory = AgentMemory(observation)
+        self._memory = AgentMemory(observation, self._opened.task)
         return observation, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:

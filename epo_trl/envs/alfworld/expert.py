@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from epo_trl.envs.alfworld.memory import EMPTY_HANDS, MIDDLE, listed_things
+from epo_trl.envs.alfworld.memory import EMPTY_HANDS, MIDDLE, SHOWN, listed_things
 from epo_trl.envs.base import EnvError, Info
 
 _LOOK = re.compile(r"(?:look at|examine the) (\w+) (?:under|with) the (\w+)")
@@ -13,7 +13,6 @@ _PUT = re.compile(
     r"(?:put|find|clean|heat|cool) (?:a |some |two |the )?(?:clean |hot |cool )?(\w+) "
     r"(?:and put (?:it|them) )?(?:in |on )?(\w+)"
 )
-_SHOWN = re.compile(r"(?:On the|The) ([a-z]+ \d+)(?:, you see| is open\.)")
 _TREATMENTS = {
     "pick_clean_then_place_in_recep": ("clean", "sinkbasin"),
     "pick_heat_then_place_in_recep": ("heat", "microwave"),
@@ -71,7 +70,7 @@ class AlfworldExpert:
 
     def _remember(self, observation: str, info: Info) -> None:
         """Notes what the observation shows, and where."""
-        shown = _SHOWN.search(observation)
+        shown = SHOWN.search(observation)
         if shown:
             here = shown.group(1)
             self._looked.add(here)

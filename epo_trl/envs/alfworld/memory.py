@@ -7,6 +7,8 @@ from typing import Any
 
 MIDDLE = "the middle of the room"
 EMPTY_HANDS = "nothing"
+SHOWN = re.compile(r"(?:On the|The) ([a-z]+ \d+)(?:, you see| is open\.)")  # the receptacle whose content is listed
+_MOVED = re.compile(r"You move the (\w+ \d+) to the (\w+ \d+)")
 _NOT_HERE = ("go to ", "examine ", "look", "inventory", "help")
 
 
@@ -20,16 +22,20 @@ class AgentMemory:
 
     `visited` are the receptacles that it went to, in order of the first visit, and those beside them that it opened or
     examined; `unvisited` the others of the first observation; `holding` what it holds or `"nothing"`; `here` where it
-    stands or `"the middle of the room"`; `actions_here` the admissible actions other than `go to ...`, `examine ...`,
+    stands or `"the middle of the room"`; `noted` where things of a kind that the task names were last seen, each as
+    `"mug 1 in drawer 2"`; `actions_here` the admissible actions other than `go to ...`, `examine ...`,
     `look`, `inventory` and `help`.
 
     Args:
         observation: The first observation.
+        task: The task in words.
     """
 
-    __slots__ = ("visited", "unvisited", "holding", "here")
+    __slots__ = ("visited", "unvisited", "holding", "here", "_wanted", "_seen")
 
-    def __init__(self, observation: str) -> None:
+    def __init__(self, observation: str, task: str = "") -> None:
+        self._wanted = frozenset(task.split())
+        self._seen: dict[str, str] = {}  # thing -> receptacle
         self.visited: tuple[str, ...] = ()
         self.unvisited: tuple[str, ...] = tuple(listed_things(observation))
         self.holding = EMPTY_HANDS
@@ -40,6 +46,7 @@ class AgentMemory:
 
     def note(self, observation: str) -> None:
         """Updates the memory with the answer to an action."""
+        self._look_for_wanted(observation)
         if observation.startswith("You arrive at "):
             self.here = observation[14 : observation.index(".")]
             self._visit(self.here)
@@ -51,6 +58,17 @@ class AgentMemory:
             self.holding = observation[16 : observation.index(" from the ")]
         elif observation.startswith("You move the "):
             self.holding = EMPTY_HANDS
+
+    def _look_for_wanted(self, observation: str) -> None:
+        shown = SHOWN.search(observation)
+        if shown:
+            self._seen = {thing: place for thing, place in self._seen.items() if place != shown.group(1)}
+            things = (thing for thing in listed_things(observation) if thing.split()[0] in self._wanted)
+            self._seen.update(dict.fromkeys(things, shown.group(1)))
+        elif observation.startswith("You pick up the "):
+            self._seen.pop(observation[16 : observation.index(" from the ")], None)
+        elif moved := _MOVED.match(observation):
+            self._seen[moved.group(1)] = moved.group(2)
 
     def _visit(self, receptacle: str) -> None:
         if receptacle not in self.visited:
@@ -68,5 +86,6 @@ class AgentMemory:
             "unvisited": self.unvisited,
             "holding": self.holding,
             "here": self.here,
+            "noted": tuple(f"{thing} in {place}" for thing, place in self._seen.items()),
             "actions_here": tuple([action for action in admissible if not action.startswith(_NOT_HERE)]),
         }
