@@ -1,19 +1,27 @@
 """The fast engine answers as TextWorld's does."""
 
+import os
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from alfworld_games import game_like_the_real_ones, small_game, starting_at_a_receptacle
+from alfworld_games import as_downloaded, game_like_the_real_ones, small_game, starting_at_a_receptacle
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.generator import generate, write_games
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
+from epo_trl.envs.alfworld.world import World
 
 pytestmark = pytest.mark.games
 textworld = pytest.importorskip("textworld", reason="needs the extra 'alfworld'")
-from epo_trl.envs.alfworld.verify import verify_games, verify_path  # noqa: E402
+from epo_trl.envs.alfworld import stock as stock_module  # noqa: E402
+from epo_trl.envs.alfworld.harmless import refuse_code  # noqa: E402
+from epo_trl.envs.alfworld.patient import PatientEngine  # noqa: E402
+from epo_trl.envs.alfworld.stock import StockEngine  # noqa: E402
+from epo_trl.envs.alfworld.verify import ODD_FORMS, verify_games, verify_path  # noqa: E402
 
 SPLITS = ("train", "iid", "ood")
 
@@ -24,30 +32,64 @@ def check(games, steps, seed=0):
     return report
 
 
-@pytest.mark.games
-def test_both_engines_agree_on_a_game_of_each_type():
-    report = check([generate("iid", index, 8).game for index in range(6)], steps=8)
+def test_both_engines_agree_on_a_game_of_each_type_in_the_form_of_the_download():
+    report = check([as_downloaded(generate("iid", index, 8).game) for index in range(6)], steps=12)
     assert report.games == 6 and report.task_types == set(TASK_TYPES)
     assert report.summary().startswith("equal: 6 games of 6 task types")
 
 
 def test_both_engines_agree_on_what_only_real_games_hold():
-    game = game_like_the_real_ones()
+    game = as_downloaded(game_like_the_real_ones())
     check([game, starting_at_a_receptacle(game)], steps=25)
 
 
 @pytest.mark.slow
-def test_both_engines_agree_on_many_games_like_the_real_ones():
-    check([game_like_the_real_ones(index, seed=9) for index in range(12)], steps=50)
+def test_both_engines_agree_on_games_of_all_types_and_splits_and_on_many_like_the_real_ones():
+    games = [generate(split, index, 21).game for split in SPLITS for index in range(6)]
+    report = check(games + [game_like_the_real_ones(index, seed=9) for index in range(6)], steps=36)
+    assert report.games == 24 and report.task_types == set(TASK_TYPES)
+    assert report.steps > 1500 and report.odd_inputs > 300 and report.wins > 20
 
 
 @pytest.mark.slow
-def test_both_engines_agree_on_over_100_games_of_all_types_and_splits():
-    wanted = [(split, index) for split in SPLITS for index in range(36)]
-    random.Random(0).shuffle(wanted)  # the policies take turns, and so do the types
-    report = check((generate(split, index, 21).game for split, index in wanted), steps=24)
-    assert report.games == 108 and report.task_types == set(TASK_TYPES)
-    assert report.steps > 1000 and report.wins > 15
+@pytest.mark.skipif(not Path(os.environ.get("ALFWORLD_DATA", "-"), "json_2.1.1").is_dir(), reason="needs ALFWORLD_DATA")
+def test_both_engines_agree_on_the_games_of_this_machine():
+    report = verify_path(os.environ["ALFWORLD_DATA"], max_games=12, seed=5)
+    assert report.ok, report.summary()
+
+
+@pytest.mark.parametrize("form", ODD_FORMS)
+def test_both_engines_answer_each_odd_form_of_an_action_alike(engines, form):
+    fast, stock = engines
+    before = stock.admissible
+    action = next(action for action in before if action.startswith("go to "))
+    odd = form(action)
+    assert fast.step(odd) == stock.step(odd)
+    assert fast.admissible == stock.admissible
+    assert (stock.admissible == before) == (odd.strip() not in before)
+
+
+@pytest.fixture(scope="module")
+def engines():
+    game = small_game()
+    engine = StockEngine()
+    yield State(World.of(game)), engine.start(game)
+    engine.close()
+
+
+def test_the_comparison_hears_what_textworld_itself_says():
+    """The patient engine saves work; it must not change an answer."""
+    game, patient, plain = small_game(), PatientEngine(), StockEngine()
+    logs = []
+    for engine in (patient, plain):
+        play, rng = engine.start(game), random.Random(3)
+        log = [play.describe()]
+        for _ in range(12):
+            action = rng.choice((*play.admissible, "dance"))
+            log += [play.admissible, action, play.step(action), play.won]
+        logs.append(log)
+        engine.close()
+    assert logs[0] == logs[1]
 
 
 def test_the_report_shows_the_first_difference(monkeypatch):
@@ -97,3 +139,57 @@ def test_alfworlds_own_environment_finds_every_written_game(tmp_path, capsys):
         "dataset": {"data_path": str(tmp_path / "json_2.1.1" / "train"), "num_train_games": 0},
     }
     assert len(AlfredTWEnv(config).game_files) == 6
+
+
+def with_code(game, path):
+    """Returns the game with code in its task sentence that writes a file."""
+    code = "{" + f"open({str(path)!r}, 'w').write('run')" + "}"
+    return replace(game, grammar=game.grammar.replace("Your task is to: ", f"Your task is to: {code} "))
+
+
+def test_code_in_a_task_sentence_is_refused_and_never_run(tmp_path, monkeypatch):
+    path = tmp_path / "proof"
+    game = with_code(small_game(), path)
+    report = verify_games([game, small_game()], steps=2)
+    assert report.games == 2 and len(report.differences) == 1 and not path.exists()
+    assert "task sentence" in report.summary() and "'{}'" in report.summary() and "as code" in report.summary()
+    engine = StockEngine()
+    with pytest.raises(EnvError, match="train/0.*task sentence.*as code"):
+        engine.start(game)
+    assert not path.exists()
+    monkeypatch.setattr(stock_module, "refuse_code", lambda game: None)
+    engine.start(game)  # without the check, TextWorld runs it
+    assert path.read_text() == "run"
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "old", "new"),
+    [
+        ("grammar", "You open the {r.name}", "You open the {exit()}"),
+        ("grammar", "You open the {r.name}", r"You open the \u007bexit()\u007d"),
+        ("grammar", "[{o.indefinite + ' ' + o.name |", "[{o.name.upper() |"),
+        ("grammar", "[{o.indefinite + ' ' + o.name |", "[{o.__class__ |"),
+        ("grammar", "[{o.indefinite + ' ' + o.name |", r"[{o.name + '\\x7bo.__class__\\x7d' |"),
+        ("grammar", 'template :: "open {r}"', 'template :: "open {exit()}"'),
+        ("grammar", '"#OpenObject.feedback#"', '"{exit()}"'),
+        ("problem", "agent1", "agent1{r.__class__}"),
+        ("problem", "agent1", "agent" + "1" * 200),
+        ("domain", "?lEnd", "?lEnd{0}"),
+    ],
+)
+def test_other_texts_that_textworld_would_evaluate_or_copy_blindly_are_refused(field, old, new):
+    game = small_game()
+    text = getattr(game, field)
+    assert old in text
+    refuse_code(game)
+    with pytest.raises(EnvError, match="as code"):
+        refuse_code(replace(game, **{field: text.replace(old, new)}))
+
+
+def test_a_grammar_that_differs_from_the_known_ones_in_plain_words_may_be_played():
+    game = small_game()
+    refuse_code(as_downloaded(game))
+    refuse_code(replace(game, grammar=game.grammar.replace("You open the", "You pry open the")))
+    with pytest.raises(EnvError, match="grammar cannot be read"):
+        refuse_code(replace(game, grammar=game.grammar.replace("action OpenObject", "OpenObject")))

@@ -7,8 +7,8 @@ import os
 import tempfile
 from typing import Any
 
-from epo_trl.envs.alfworld.engine import NOTHING
 from epo_trl.envs.alfworld.games import Game
+from epo_trl.envs.alfworld.harmless import refuse_code
 from epo_trl.envs.base import EnvError
 
 
@@ -21,20 +21,29 @@ class StockEngine:
 
     def __init__(self) -> None:
         self._env: Any = _make_env()
+        self._loaded: Game | None = None
 
     def start(self, game: Game) -> StockPlay:
-        """Returns a fresh episode of a game. Takes about a second; an episode in progress ends.
+        """Returns a fresh episode of a game. Takes about a second, half of it again; an episode in progress ends.
 
         Raises:
-            EnvError: If TextWorld cannot load the game.
+            EnvError: If TextWorld cannot load the game, or the file holds what TextWorld would run as code.
         """
+        if game is not self._loaded:
+            refuse_code(game)
         try:
-            self._env.load(json.loads(game.as_json()))
+            if game is not self._loaded:
+                self._load(game)
             return StockPlay(self._env, self._env.reset())
         except Exception as error:  # noqa: BLE001 - the translator raises whatever a damaged problem leads to
             raise EnvError(
                 f"{game.source}: TextWorld cannot load this game ({type(error).__name__}: {error})"
             ) from error
+
+    def _load(self, game: Game) -> None:
+        self._loaded = None
+        self._env.load(json.loads(game.as_json()))
+        self._loaded = game
 
     def close(self) -> None:
         """Frees the engine. May be called twice."""
@@ -66,8 +75,6 @@ class StockPlay:
 
     def step(self, action: str) -> str:
         """Returns the game's answer, with the leading line break of `help` removed."""
-        if action.strip() not in self.admissible:
-            return NOTHING  # saves TextWorld from listing all actions again
         self._state, _, _ = self._env.step(action)
         return self._state.feedback.lstrip("\n")
 

@@ -5,22 +5,41 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.env import AlfworldEnv, Opened, Play
 from epo_trl.envs.alfworld.expert import AlfworldExpert
 from epo_trl.envs.alfworld.games import GAME_FILE, Game, load_game
-from epo_trl.envs.alfworld.stock import StockEngine, StockPlay
+from epo_trl.envs.alfworld.patient import PatientEngine
 from epo_trl.envs.alfworld.world import World
 from epo_trl.envs.base import EnvError, Info
 
 POLICIES = {"random": 0.0, "expert": 1.0, "mixed": 0.5}  # share of turns on which the expert moves
+ODD_SHARE = 0.25  # of the turns: what a model might write instead of an action
+_WIDE_DIGITS = str.maketrans("0123456789", "０１２３４５６７８９")
+ODD_FORMS: tuple[Callable[[str], str], ...] = (
+    *(str.upper, str.title, str.swapcase),
+    lambda action: "",
+    lambda action: " \t\n",
+    lambda action: f"  {action}\t\n",  # the only forms that do something: blanks around an action
+    lambda action: f"\u00a0{action}\u3000",
+    lambda action: action.replace(" ", "  "),
+    lambda action: action.replace(" ", "\t"),
+    lambda action: action.replace(" ", "\n", 1),
+    lambda action: action.split()[0],
+    lambda action: action[:-1],
+    lambda action: action[1:],
+    lambda action: f"> {action}",
+    lambda action: f"{action}.",
+    lambda action: f"{action} 🔨",
+    lambda action: f"{action}\0",
+    lambda action: f"\u200b{action}",
+    lambda action: action.translate(_WIDE_DIGITS),
+    lambda action: " ".join([action] * 2000),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +63,14 @@ class Difference:
     stock: str
 
     def __str__(self) -> str:
-        after = " > ".join(self.actions) or "the start"
+        after = " > ".join(map(_shown, self.actions)) or "the start"
         where = f"{self.game} ({self.policy} policy): {self.what} differs after {after}"
         return f"{where}\n  fast:  {self.fast}\n  stock: {self.stock}"
+
+
+def _shown(action: str) -> str:
+    """Returns an input as one reads it in a line: odd ones in quotes, long ones cut."""
+    return action if re.fullmatch(r"\w+( \w+)*", action) and action.islower() else repr(action)[:80]
 
 
 @dataclass(slots=True)
@@ -55,6 +79,7 @@ class Report:
 
     games: int = 0
     steps: int = 0
+    odd_inputs: int = 0
     wins: int = 0
     task_types: set[str] = field(default_factory=set)
     differences: list[Difference] = field(default_factory=list)
@@ -66,7 +91,10 @@ class Report:
 
     def summary(self) -> str:
         """Returns the report in a few lines: counts, then the first difference."""
-        counts = f"{self.games} games of {len(self.task_types)} task types, {self.steps} steps, {self.wins} wins"
+        counts = (
+            f"{self.games} games of {len(self.task_types)} task types, {self.steps} steps "
+            f"({self.odd_inputs} inadmissible or odd inputs), {self.wins} wins"
+        )
         if not self.differences:
             return f"equal: {counts}"
         return f"DIFFERENT in {len(self.differences)} of {counts}; the first:\n{self.differences[0]}"
@@ -96,104 +124,92 @@ def verify_path(path: str | os.PathLike[str], max_games: int = 100, steps: int =
     return verify_games((load_game(file) for file in progress), steps=steps, seed=seed)
 
 
-def verify_games(games: Iterable[Game], steps: int = 30, seed: int = 0) -> Report:
-    """Returns the comparison of both engines on games. Random, expert and mixed policies take turns."""
+def verify_games(games: Iterable[Game], steps: int = 40, seed: int = 0) -> Report:
+    """Returns the comparison of both engines on games, each played once under every policy of `POLICIES`.
+
+    Args:
+        games: The games. One that an engine refuses counts as different, and the others go on.
+        steps: Largest number of inputs in an episode.
+        seed: Seed of the policies and of the odd inputs.
+    """
     report = Report()
-    engine = _PatientEngine()
+    engine = PatientEngine()
     try:
-        for index, game in enumerate(games):
-            policy = list(POLICIES)[index % len(POLICIES)]
-            _compare(game, engine, policy, steps, random.Random(f"{seed}/{index}"), report)
+        for game in games:
+            report.games += 1
+            try:
+                world = World.of(game)
+                report.task_types.add(world.goal.task_type)
+                for policy in POLICIES:
+                    _compare(
+                        game, world, engine, policy, steps, random.Random(f"{seed}/{policy}/{game.problem}"), report
+                    )
+            except EnvError as error:
+                report.differences.append(Difference(game.source, "any", (), "error", str(error), "(not compared)"))
     finally:
         engine.close()
     return report
 
 
-class _PatientEngine(StockEngine):
-    """TextWorld's engine without repeated work: the same answers, several times faster.
-
-    It translates a problem once instead of at load and at reset, and derives the wording of an action once per game
-    instead of once per turn: furniture does not move, so the wording depends only on the arguments
-    that the template names.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        import fast_downward
-
-        self._translator = fast_downward
-        self._translate = lru_cache(maxsize=2)(fast_downward.pddl2sas)  # plain and optimized
-
-    def start(self, game: Game) -> StockPlay:
-        """Returns a fresh episode of a game."""
-        with mock.patch.object(self._translator, "pddl2sas", self._translate):
-            play = super().start(game)
-        grammar = self._env.unwrapped._logic.grammar
-        derive, known = grammar.derive, {}
-
-        def derive_once(start: str, context: dict[str, Any]) -> str:
-            if start.startswith("#"):  # an answer, which depends on the state
-                return derive(start, context)
-            words = set(re.findall(r"\w+", start))
-            key = (start, *sorted((s.name, thing.name) for s, thing in context["mapping"].items() if s.name in words))
-            if key not in known:
-                known[key] = derive(start, context)
-            return known[key]
-
-        grammar.derive = derive_once
-        return play
-
-
-def _compare(game: Game, engine: StockEngine, policy: str, steps: int, rng: random.Random, report: Report) -> None:
-    """Plays one game in both engines and adds the result to the report."""
-    report.games += 1
-    actions: list[str] = []
-
-    def differ(what: str, fast: object, stock: object) -> None:
-        report.differences.append(Difference(game.source, policy, tuple(actions), what, str(fast), str(stock)))
-
-    try:
-        world = World.of(game)
-    except EnvError as error:
-        return differ("error", error, "(not played)")
-    report.task_types.add(world.goal.task_type)
+def _compare(
+    game: Game, world: World, engine: PatientEngine, policy: str, steps: int, rng: random.Random, report: Report
+) -> None:
+    """Plays one episode in both engines and adds the result to the report."""
     fast, stock = State(world), engine.start(game)
     env = AlfworldEnv(lambda _: Opened(fast, world.task, world.goal.task_type))
     observation, info = env.reset(options={"task_id": game.source})
-    expert = AlfworldExpert(rng.randrange(2**31))
-    expert.reset(observation, info)
     expected = stock.describe()
-    while True:
-        found = _first_difference(observation, expected, fast, stock)
-        if found:
-            return differ(*found)
-        if fast.won or len(actions) == steps:
+    player = _Player(POLICIES[policy], rng, observation, info)
+    inputs: list[str] = []
+    while not (found := _first_difference(observation, expected, fast, stock)):
+        if fast.won or len(inputs) == steps:
             report.wins += fast.won
-            return None
-        action = _choose(expert, observation, info, rng, POLICIES[policy])
-        actions.append(action)
-        observation, _, _, _, info = env.step(action)
-        expected = stock.step(action)
+            return
+        inputs.append(player.next_input(observation, info))
         report.steps += 1
+        report.odd_inputs += inputs[-1] not in info["admissible_actions"]
+        observation, _, _, _, info = env.step(inputs[-1])
+        expected = stock.step(inputs[-1])
+    report.differences.append(Difference(game.source, policy, tuple(inputs), *found))
 
 
-def _choose(expert: AlfworldExpert, observation: str, info: Info, rng: random.Random, share: float) -> str:
-    """Returns the expert's action on a share of the turns, else a random one that favours the place in front."""
-    _, action = expert.act(observation, info)
-    if rng.random() < share:
-        return action
-    pool: Sequence[str] = info["admissible_actions"]
-    if rng.random() < 0.5:
-        pool = [other for other in pool if not other.startswith("go to ")]
-    return rng.choice(pool)
+class _Player:
+    """Chooses what both engines are told: actions, and now and then an odd form of one before it or in its place."""
+
+    def __init__(self, expert_share: float, rng: random.Random, observation: str, info: Info) -> None:
+        self._share, self._random = expert_share, rng
+        self._expert = AlfworldExpert(rng.randrange(2**31))
+        self._expert.reset(observation, info)
+        self._waiting = ""
+
+    def next_input(self, observation: str, info: Info) -> str:
+        if self._waiting:
+            action, self._waiting = self._waiting, ""
+            return action
+        action = self._choose(observation, info)
+        if self._random.random() >= ODD_SHARE:
+            return action
+        odd = self._random.choice(ODD_FORMS)(action)
+        self._waiting = "" if odd.strip() == action else action
+        return odd
+
+    def _choose(self, observation: str, info: Info) -> str:
+        """Returns the expert's action on a share of the turns, else a random one that favours the place in front."""
+        _, action = self._expert.act(observation, info)
+        if self._random.random() < self._share:
+            return action
+        pool: Sequence[str] = info["admissible_actions"]
+        if self._random.random() < 0.5:
+            pool = [other for other in pool if not other.startswith("go to ")]
+        return self._random.choice(pool)
 
 
-def _first_difference(observation: str, expected: str, fast: Play, stock: Play) -> tuple[str, object, object] | None:
+def _first_difference(observation: str, expected: str, fast: Play, stock: Play) -> tuple[str, str, str] | None:
     if observation != expected:
         return "observation", repr(observation), repr(expected)
     ours, theirs = set(fast.admissible), set(stock.admissible)
     if fast.admissible != stock.admissible:
         return "admissible_actions", f"only here {sorted(ours - theirs)}", f"only here {sorted(theirs - ours)}"
     if fast.won != stock.won:
-        return "won", fast.won, stock.won
+        return "won", str(fast.won), str(stock.won)
     return None

@@ -1,0 +1,83 @@
+"""TextWorld's engine without repeated work: the same answers, several times faster. For comparisons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from copy import deepcopy
+from functools import lru_cache
+from typing import Any
+from unittest import mock
+
+from epo_trl.envs.alfworld.games import Game
+from epo_trl.envs.alfworld.stock import StockEngine
+
+
+class PatientEngine(StockEngine):
+    """TextWorld's engine with four kinds of work done once instead of again and again.
+
+    - A problem is translated once, not at load and at reset, each time also for a planner that nothing here asks.
+    - A text of the grammar is parsed once, not whenever it is said.
+    - The wording of an action is derived once per game, not once per turn: furniture does not move, so it depends only
+      on the arguments that the template names.
+    - What an answer is derived from is shared, not deep-copied for each symbol of the grammar.
+
+    While it is open, TextWorld is changed in the whole process; `close` changes it back.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        import fast_downward
+        from textworld.envs.pddl import textgen
+
+        translate = lru_cache(maxsize=1)(fast_downward.pddl2sas)
+        parse = lru_cache(maxsize=None)(textgen._parse_and_convert)
+        query = lru_cache(maxsize=None)(textgen.Rule.parse_conjunctive_query)
+        self._changes = ExitStack()
+        for owner, name, new in (
+            (
+                fast_downward,
+                "pddl2sas",
+                lambda domain, problem, verbose=False, optimize=False: translate(domain, problem),
+            ),
+            # Each caller writes into the symbols that it gets.
+            (
+                textgen,
+                "_parse_and_convert",
+                lambda text, rule_name, trace=False: deepcopy(parse(text, rule_name=rule_name)),
+            ),
+            (textgen.Rule, "parse_conjunctive_query", query),
+            (textgen, "copy_context", _copy_context),
+        ):
+            self._changes.enter_context(mock.patch.object(owner, name, new))
+
+    def _load(self, game: Game) -> None:
+        super()._load(game)
+        grammar = self._env.unwrapped._logic.grammar
+        grammar.derive = _once_per_wording(grammar.derive)
+
+    def close(self) -> None:
+        """Frees the engine and changes TextWorld back. May be called twice."""
+        self._changes.close()
+        super().close()
+
+
+def _copy_context(context: dict[str, Any]) -> dict[str, Any]:
+    """Returns a copy whose variables and mapping can be added to; what they hold is never written to."""
+    return {**context, "variables": dict(context["variables"]), "mapping": dict(context["mapping"])}
+
+
+def _once_per_wording(derive: Callable[[str, dict[str, Any]], str]) -> Callable[[str, dict[str, Any]], str]:
+    known: dict[tuple[Any, ...], str] = {}
+
+    def derive_once(start: str, context: dict[str, Any]) -> str:
+        if start.startswith("#"):  # an answer, which depends on the state
+            return derive(start, context)
+        words = set(re.findall(r"\w+", start))
+        key = (start, *sorted((s.name, thing.name) for s, thing in context["mapping"].items() if s.name in words))
+        if key not in known:
+            known[key] = derive(start, context)
+        return known[key]
+
+    return derive_once
