@@ -116,7 +116,7 @@ def test_a_bug_keeps_its_traceback(bug, typed):
         typed(bug, "--config", str(TINY))
 
 
-@pytest.mark.parametrize(("rank", "waits"), [("0", []), ("1", [10.0])])
+@pytest.mark.parametrize(("rank", "waits"), [("0", []), ("1", [60.0])])
 def test_ranks_with_the_same_error_leave_it_to_the_first(rank, waits, typed, monkeypatch):
     """The launcher ends the others while they wait; one that is alone with its error still says it."""
     slept = []

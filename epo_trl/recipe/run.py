@@ -16,7 +16,7 @@ import torch
 from epo_trl.envs.base import EnvError
 
 PACKAGE = Path(__file__).parents[1]
-SECONDS_BEFORE_OTHER_RANKS = 10.0
+SECONDS_BEFORE_OTHER_RANKS = 60.0
 
 
 def run_recipe(main: Callable[[], None], configs: Sequence[str]) -> None:
@@ -101,7 +101,7 @@ def _say_once(text: str) -> None:
     """Writes to stderr, from the first rank.
 
     As a rule all ranks have the same error, and the launcher ends the others when the first has ended. A rank that is
-    still there some seconds later is alone with its error, and says it.
+    still there a minute later is alone with its error, and says it.
     """
     if _rank():
         time.sleep(SECONDS_BEFORE_OTHER_RANKS)
