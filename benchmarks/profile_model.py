@@ -51,8 +51,7 @@ def load(name: str, suite: GeneratedAlfworld) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=SMOLLM[1], dtype=dtype)
         model.is_quantized = False  # the file's weights are, what transformers makes of them is not
         return model, tokenizer
-    model, tokenizer = load_policy(ModelConfig(name), suite, "alfworld")
-    return AutoModelForCausalLM.from_pretrained(model, dtype=dtype) if isinstance(model, str) else model, tokenizer
+    return load_policy(ModelConfig(name, dtype=str(dtype).removeprefix("torch.")), suite, "alfworld")
 
 
 class Profiled(EPOTrainer):

@@ -88,6 +88,17 @@ def _memory(args: argparse.Namespace) -> int:
     return 0
 
 
+def _merge(args: argparse.Namespace) -> int:
+    from epo_trl.models import merge_adapter
+
+    try:
+        path = merge_adapter(args.adapter, args.out, dtype=args.dtype, trust_remote_code=args.trust_remote_code)
+    except (OSError, ValueError) as error:
+        return _fail(error)
+    _say(f"wrote {path}")
+    return 0
+
+
 def _at_least(minimum: int) -> Any:
     def integer(text: str) -> int:
         value = int(text)
@@ -104,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_plot(commands)
     _add_memory(commands)
+    _add_merge(commands)
 
     games = commands.add_parser("games", help="make games").add_subparsers(required=True, metavar="WORLD")
     _add_games_alfworld(games)
@@ -112,6 +124,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_verify_alfworld(verify)
     return parser
+
+
+def _add_merge(commands: Any) -> None:
+    merge = commands.add_parser(
+        "merge",
+        help="make a plain checkpoint of an adapter and its base",
+        description="Writes the base model with the adapter's changes in its weights, and the tokenizer.",
+    )
+    merge.add_argument("adapter", metavar="ADAPTER", help="folder or Hub id of a LoRA adapter")
+    merge.add_argument("--out", required=True, metavar="DIR", help="new folder for the checkpoint")
+    merge.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float16", "float32"), help="of weights")
+    merge.add_argument("--trust_remote_code", action="store_true", help="whether the Hub's own code may run")
+    merge.set_defaults(run=_merge)
 
 
 def _add_plot(commands: Any) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainingArguments
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl import ModelConfig
 
 from epo_trl.envs.base import TaskSuite
-from epo_trl.models import load_policy
+from epo_trl.models import policy_for_training
 from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.trainers.checkpoint_files import last_checkpoint, seal
 from epo_trl.trainers.preemption import EXIT_CODE
@@ -31,22 +30,11 @@ def train(
         model_args: Which model, and its adapter.
         trainer_class: `EPOTrainer` or a subclass.
     """
-    model, tokenizer = load_policy(
-        model_args, suite, args.prompt_template, seed=args.seed, trust_remote_code=args.trust_remote_code
-    )
-    if isinstance(model, str):
-        args.model_init_kwargs = {**_model_init_kwargs(model_args), **(args.model_init_kwargs or {})}
+    policy = policy_for_training(model_args, args, suite, args.prompt_template)
     checkpoint = args.resume_from_checkpoint or newest_checkpoint(args)
     if checkpoint is not None:
         args.eval_on_start = False  # was done when the run began
-    trainer = trainer_class(
-        model,
-        suite,
-        args=args,
-        processing_class=tokenizer,
-        peft_config=get_peft_config(model_args),
-        quantization_config=get_quantization_config(model_args),
-    )
+    trainer = trainer_class(suite=suite, args=args, **policy)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     finally:
@@ -72,12 +60,3 @@ class SealCheckpoints(TrainerCallback):
         """Writes the list of the checkpoint's files."""
         if args.should_save:
             seal(Path(args.output_dir) / f"checkpoint-{state.global_step}")
-
-
-def _model_init_kwargs(model_args: ModelConfig) -> dict[str, Any]:
-    dtype = model_args.dtype
-    return {
-        "revision": model_args.model_revision,
-        "attn_implementation": model_args.attn_implementation,
-        "dtype": getattr(torch, dtype) if dtype not in (None, "auto") else dtype,
-    }

@@ -13,7 +13,6 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from epo_trl.evaluation import EvalReport, format_table, get_protocol
@@ -53,14 +52,9 @@ def main() -> None:
             f"{suite.name} has {lengths}"
         )
     state, protocol = PartialState(), get_protocol(args.protocol)
-    model, tokenizer = load_policy(model_args, suite, args.prompt_template, seed=args.seed)
-    if isinstance(model, str):
-        model = AutoModelForCausalLM.from_pretrained(
-            model, revision=model_args.model_revision, dtype=model_args.dtype or "auto",
-            attn_implementation=model_args.attn_implementation,
-        )  # fmt: skip
+    model, tokenizer = load_policy(model_args, suite, args.prompt_template, device=state.device, seed=args.seed)
     policy = SamplingPolicy(
-        model.to(state.device),
+        model,
         tokenizer,
         max_new_tokens=args.max_completion_length,
         temperature=protocol.temperature,

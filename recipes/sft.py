@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from datasets import Dataset
 from tqdm.auto import tqdm
-from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
+from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.experiment import SealCheckpoints, newest_checkpoint
-from epo_trl.models import load_policy
+from epo_trl.models import policy_for_training
 from epo_trl.recipe import parse_recipe, run_recipe
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes
@@ -82,13 +82,11 @@ def demonstrations(suite: TaskSuite, tokenizer, args: DemonstrationArguments, se
 def main() -> None:
     """Parses the configuration, plays the expert and trains."""
     suite, demo_args, args, model_args = parse_recipe(DemonstrationArguments, SFTConfig, ModelConfig)
-    model, tokenizer = load_policy(model_args, suite, demo_args.prompt_template, seed=args.seed)
+    policy = policy_for_training(model_args, args, suite, demo_args.prompt_template)
     trainer = SFTTrainer(
-        model,
         args=args,
-        train_dataset=demonstrations(suite, tokenizer, demo_args, args.seed),
-        processing_class=tokenizer,
-        peft_config=get_peft_config(model_args),
+        train_dataset=demonstrations(suite, policy["processing_class"], demo_args, args.seed),
+        **policy,
         callbacks=[SealCheckpoints()],
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or newest_checkpoint(args))

@@ -86,9 +86,7 @@ def test_a_recipe_exits_with_143_and_writes_no_final_model(tmp_path, monkeypatch
         made.append(make_trainer(tmp_path, callbacks=[SendSigterm("on_step_begin", 0)], max_steps=3))
         return made[-1]
 
-    monkeypatch.setattr(experiment, "load_policy", lambda *args, **kwargs: (None, None))
-    monkeypatch.setattr(experiment, "get_peft_config", lambda *args: None)
-    monkeypatch.setattr(experiment, "get_quantization_config", lambda *args: None)
+    monkeypatch.setattr(experiment, "policy_for_training", lambda *args: {})
     args = make_trainer(tmp_path).args
     with pytest.raises(SystemExit) as stop:
         experiment.train(None, args, None, trainer_class=make)

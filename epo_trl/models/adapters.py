@@ -1,0 +1,135 @@
+"""Adapters (LoRA): found, put on their base, trained on, merged into it.
+
+An adapter is nothing without its base. One whose base is no checkpoint by itself, because it was made in memory, has it
+beside, in a folder `base`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers import AutoModelForCausalLM
+from transformers.integrations import deepspeed
+from transformers.utils.peft_utils import find_adapter_config_file
+
+BASE = "base"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter on the disk or the Hub.
+
+    Args:
+        name: Its folder or Hub id.
+        base: Folder or Hub id of the model that it belongs to.
+        settings: Its `adapter_config.json`.
+    """
+
+    name: str
+    base: str
+    settings: dict[str, Any]
+
+    @classmethod
+    def find(cls, name: str, revision: str | None = None) -> Adapter | None:
+        """Returns the adapter of that name, or `None` if it is something else.
+
+        Raises:
+            ValueError: If its base is nowhere.
+        """
+        path = find_adapter_config_file(name, revision=revision)
+        if path is None:
+            return None
+        settings = json.loads(Path(path).read_text(encoding="utf-8"))
+        return cls(name, _base_of(name, settings.get("base_model_name_or_path")), settings)
+
+    def on(self, model: Any, **kwargs: Any) -> Any:
+        """Returns the model with the adapter on it, as PEFT's model."""
+        from peft import PeftModel
+
+        both = PeftModel.from_pretrained(model, self.name, **kwargs)
+        both.peft_config["default"].base_model_name_or_path = self.base  # where it was found, for who saves it again
+        return both
+
+    def merged(self, **kwargs: Any) -> Any:
+        """Returns the base with the adapter's changes in its own weights.
+
+        Args:
+            **kwargs: For loading the base, as for `from_pretrained`.
+        """
+        model = AutoModelForCausalLM.from_pretrained(self.base, **kwargs)
+        return self.on(model).merge_and_unload(safe_merge=True)
+
+
+def _base_of(name: str, recorded: str | None) -> str:
+    """Returns where an adapter's base is: beside it, if it was kept there, else where it was when it was saved."""
+    folder = Path(name)
+    if recorded is None or Path(recorded).name == BASE:
+        for beside in (folder / BASE, folder.parent / BASE):  # the second for a checkpoint of a run
+            if (beside / "config.json").is_file():
+                return str(beside)
+    if recorded is None:
+        raise ValueError(f"model_name_or_path: got the adapter {name}, which names no base model")
+    is_hub_id = recorded.count("/") <= 1 and not recorded.startswith(".")
+    if not is_hub_id and not Path(recorded).is_dir():
+        raise ValueError(
+            f"model_name_or_path: got the adapter {name}, whose base {recorded} is not there; put it back, or put its "
+            f"files in {folder / BASE}"
+        )
+    return recorded
+
+
+def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str) -> str:
+    """Returns the folder `base` of a run after a model was made and saved there, by the main process.
+
+    A run that goes on from a checkpoint keeps the base that it has begun with.
+
+    Args:
+        make: Returns the model.
+        tokenizer: Saved with it.
+        run_dir: The run's output folder.
+        source: What the model is made from.
+
+    Raises:
+        ValueError: If the run has begun with a base from another source.
+    """
+    folder, state = Path(run_dir) / BASE, PartialState()
+    note = folder / "made_from.txt"
+    with state.main_process_first():
+        begun = note.is_file() and any(Path(run_dir).glob("checkpoint-*"))
+        before = note.read_text(encoding="utf-8") if begun else source
+        if before != source:
+            raise ValueError(
+                f"model_name_or_path: got {source}, but {run_dir} was begun with {before}; take another output_dir"
+            )
+        if state.is_main_process and not begun:
+            save_whole(make(), tokenizer, folder, source)
+    return str(folder)
+
+
+def save_whole(model: Any, tokenizer: Any, folder: Path, source: str) -> None:
+    """Saves a plain checkpoint to a folder that is there with all its files, or not at all; notes its source."""
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    model.save_pretrained(part)
+    tokenizer.save_pretrained(part)
+    (part / "made_from.txt").write_text(source, encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
+
+
+@contextmanager
+def whole_weights() -> Iterator[None]:
+    """Loads models in one piece although DeepSpeed would split them as they are loaded: one process alone merges."""
+    reference = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = reference

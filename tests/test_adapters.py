@@ -1,0 +1,205 @@
+"""LoRA from one run to the next: an adapter is found with its base, trained on, merged, evaluated and exported."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from trainer_kit import make_config, make_model, toy_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import ModelConfig, SFTConfig
+
+from epo_trl.cli import main
+from epo_trl.envs.toy import ToySuite
+from epo_trl.experiment import train
+from epo_trl.models import adapters, load, load_policy, policy_for_training
+from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
+
+IDS = torch.tensor([[5, 9, 12, 7, 20, 11]])
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(IDS).logits
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    """A folder as a run leaves it: an adapter that matters, its tokenizer, and the base beside."""
+    folder = tmp_path_factory.mktemp("sft") / "run"
+    adapters.save_whole(make_model(seed=3), toy_tokenizer(), folder / "base", "tiny")
+    base = AutoModelForCausalLM.from_pretrained(folder / "base")
+    torch.manual_seed(0)
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    model = get_peft_model(base, lora)
+    model.save_pretrained(folder)
+    toy_tokenizer().save_pretrained(folder)
+    return SimpleNamespace(path=str(folder), folder=folder, logits=logits(model))
+
+
+def policy(path, folder, kind=EPOConfig, **given):
+    args = make_config(folder, kind=kind, max_steps=2, beta=0.1, save_strategy="steps", save_steps=1)
+    return args, policy_for_training(ModelConfig(path, **given), args, ToySuite(), "compact")
+
+
+def test_the_adapter_of_the_fixture_matters(adapter):
+    base = AutoModelForCausalLM.from_pretrained(adapter.folder / "base")
+    assert (logits(base) - adapter.logits).abs().max() > 0.1
+
+
+def test_with_use_peft_an_adapter_is_trained_on_as_it_is(adapter, tmp_path):
+    _, given = policy(adapter.path, tmp_path, use_peft=True)
+    model = given["model"]
+    torch.testing.assert_close(logits(model), adapter.logits)
+    assert all(("lora_" in name) == parameter.requires_grad for name, parameter in model.named_parameters())
+    assert given.keys() == {"model", "processing_class"} and not (tmp_path / "base").exists()
+
+
+def test_without_use_peft_it_is_merged_into_a_checkpoint_that_the_run_begins_with(adapter, tmp_path):
+    args, given = policy(adapter.path, tmp_path)
+    assert given["model"] == str(tmp_path / "base") and given["peft_config"] is None
+    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(given["model"])), adapter.logits)
+    assert "revision" not in args.model_init_kwargs and not list(tmp_path.glob("*.part"))
+    assert AutoTokenizer.from_pretrained(given["model"]).get_vocab() == toy_tokenizer().get_vocab()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use_peft", [True, False])
+@pytest.mark.parametrize(("kind", "trainer"), [(EPOConfig, EPOTrainer), (EPOPPOConfig, EPOPPOTrainer)])
+def test_the_reference_of_the_kl_term_is_the_adapter_as_it_came(adapter, tmp_path, kind, trainer, use_peft):
+    args, given = policy(adapter.path, tmp_path, kind, use_peft=use_peft)
+    if kind is EPOPPOConfig:
+        args.num_generations = 1
+    made = trainer(suite=ToySuite(), args=args, **given)
+    made.train()
+    first, second = [line["kl"] for line in made.state.log_history if "kl" in line]
+    # the base itself is far away, see above; a policy that has not moved has no divergence from where it began
+    assert abs(first) < 1e-6 < second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use_peft", [True, False])
+def test_a_run_that_was_interrupted_ends_like_one_that_was_not(adapter, tmp_path, use_peft):
+    run = lambda: train(ToySuite(), policy(adapter.path, tmp_path, use_peft=use_peft)[0],  # noqa: E731
+                        ModelConfig(adapter.path, use_peft=use_peft))  # fmt: skip
+    run()
+    name = "adapter_model.safetensors" if use_peft else "model.safetensors"
+    whole = load_file(tmp_path / name)
+    for gone in ("checkpoint-2", "evaluations", "runs"):
+        shutil.rmtree(tmp_path / gone, ignore_errors=True)
+    (tmp_path / name).unlink()
+    run()
+    again = load_file(tmp_path / name)
+    assert whole.keys() == again.keys() and all(torch.equal(whole[key], again[key]) for key in whole)
+    before = load_file(adapter.folder / name if use_peft else tmp_path / "base" / name)
+    assert any(not torch.equal(whole[key], before[key]) for key in whole)
+
+
+def test_an_adapter_on_a_model_from_scratch_is_saved_with_its_base_and_can_be_moved(tmp_path):
+    folder = tmp_path / "run"
+    args = make_config(folder, max_steps=1, save_strategy="steps", save_steps=1)
+    trained = train(ToySuite(), args, ModelConfig("tiny", use_peft=True)).model
+    assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(folder / "base")
+    folder.rename(tmp_path / "moved")
+    for place in ("moved", "moved/checkpoint-1"):
+        model, _ = load_policy(ModelConfig(str(tmp_path / place)), ToySuite(), "compact")
+        torch.testing.assert_close(logits(model), logits(trained))
+
+
+def test_an_adapter_without_its_tokenizer_has_that_of_its_base(adapter, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(adapter.folder, bare, ignore=shutil.ignore_patterns("tokenizer*", "chat_template*"))
+    adapters.save_whole(make_model(seed=3), toy_tokenizer(), bare / "base", "tiny")
+    _, given = policy(str(bare), tmp_path / "run", use_peft=True)
+    assert given["processing_class"].get_vocab() == toy_tokenizer().get_vocab()
+
+
+def test_merging_writes_a_plain_checkpoint(adapter, tmp_path, capsys):
+    out = tmp_path / "merged"
+    assert main(["merge", adapter.path, "--out", str(out)]) == 0
+    assert not (out / "adapter_config.json").exists() and str(out) in capsys.readouterr().out
+    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(out)), adapter.logits)
+    assert AutoTokenizer.from_pretrained(out).get_vocab() == toy_tokenizer().get_vocab()
+    assert main(["merge", adapter.path, "--out", str(out)]) == 1
+    assert "there already; takes a new folder" in capsys.readouterr().err
+    assert main(["merge", str(out), "--out", str(tmp_path / "again")]) == 1
+    assert "there is no adapter_config.json" in capsys.readouterr().err
+
+
+def test_a_base_that_is_gone_is_named(adapter, tmp_path):
+    shutil.copy(adapter.folder / "adapter_config.json", tmp_path)
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": "runs/a/gone"}))
+    with pytest.raises(ValueError, match="model_name_or_path: got the adapter .*, whose base runs/a/gone is not there"):
+        policy(str(tmp_path), tmp_path / "run", use_peft=True)
+
+
+def test_a_run_does_not_go_on_with_another_adapter_than_it_began_with(adapter, tmp_path):
+    policy(adapter.path, tmp_path)
+    other = shutil.copytree(adapter.folder, tmp_path / "other")
+    (tmp_path / "checkpoint-1").mkdir()
+    with pytest.raises(ValueError, match="model_name_or_path: got .*other, but .* was begun with .*take another"):
+        policy(str(other), tmp_path)
+
+
+def test_settings_that_an_adapter_does_not_have_are_refused(adapter, tmp_path):
+    policy(adapter.path, tmp_path, use_peft=True, lora_r=4)
+    with pytest.raises(ValueError, match="lora_r: got 64, but the adapter .* has 4 .*epo-trl merge"):
+        policy(adapter.path, tmp_path, use_peft=True, lora_r=64)
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match="model_name_or_path: got 'runs/no/model', which cannot be read"):
+        policy("runs/no/model", tmp_path)
+
+
+# ---------------------------------------------------------------------------------- what a model is to be loaded as
+
+
+@pytest.mark.parametrize("kind", [EPOConfig, SFTConfig])
+def test_precision_and_attention_are_those_that_were_asked_for(adapter, tmp_path, kind):
+    args = kind(str(tmp_path), use_cpu=True, bf16=False, activation_checkpointing=False, report_to=[])
+    given = {"dtype": "bfloat16", "attn_implementation": "eager"}
+    policy_for_training(ModelConfig(f"{adapter.path}/base", **given), args, ToySuite(), "compact")
+    assert args.model_init_kwargs == {"revision": "main", "dtype": torch.bfloat16, "attn_implementation": "eager"}
+    for path, use_peft in (("tiny", False), (adapter.path, True)):
+        model = policy_for_training(ModelConfig(path, use_peft=use_peft, **given), args, ToySuite(), "compact")["model"]
+        assert (
+            model.config._attn_implementation == "eager" and model.get_input_embeddings().weight.dtype == torch.bfloat16
+        )
+
+
+def test_four_bits_reach_every_loader(adapter, tmp_path, monkeypatch):
+    """bitsandbytes is not here, so it stops where the model would be loaded."""
+    asked, wish = [], object()
+
+    def record(path, **kwargs):
+        asked.append(kwargs["quantization_config"])
+        raise NotImplementedError
+
+    monkeypatch.setattr(load, "get_quantization_config", lambda args: wish if args.load_in_4bit else None)
+    monkeypatch.setattr(load, "create_model_from_path", record)
+    monkeypatch.setattr(load.AutoModelForCausalLM, "from_pretrained", record)
+    four = {"load_in_4bit": True}
+    assert policy(f"{adapter.path}/base", tmp_path, use_peft=True, **four)[1]["quantization_config"] is wish
+    for begin in (
+        lambda: policy(adapter.path, tmp_path, use_peft=True, **four),
+        lambda: load_policy(ModelConfig(adapter.path, **four), ToySuite(), "compact"),
+        lambda: load_policy(ModelConfig(f"{adapter.path}/base", **four), ToySuite(), "compact"),
+    ):
+        with pytest.raises(NotImplementedError):
+            begin()
+    assert asked == [wish] * 3
+    with pytest.raises(ValueError, match="load_in_4bit, load_in_8bit: got True without use_peft"):
+        policy(adapter.path, tmp_path, **four)
+
+
+def test_a_new_adapter_on_an_architecture_that_peft_does_not_know_is_on_every_linear_layer(adapter, tmp_path):
+    config = json.loads((adapter.folder / "base" / "config.json").read_text())
+    assert policy(f"{adapter.path}/base", tmp_path, use_peft=True)[1]["peft_config"].target_modules is None  # a llama
+    other = shutil.copytree(adapter.folder / "base", tmp_path / "gpt")
+    (other / "config.json").write_text(json.dumps({**config, "model_type": "ministral"}))
+    assert policy(str(other), tmp_path / "run", use_peft=True)[1]["peft_config"].target_modules == "all-linear"
