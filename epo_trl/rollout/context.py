@@ -2,7 +2,8 @@
 
 Windowed context (the paper's): every turn is a fresh prompt built from the last `history_length` turns.
 Concatenated context: the episode is one growing sequence; a turn appends the closing of the previous response and
-the new observation. Either way the sampled ids are kept as they are: nothing is decoded and tokenised again.
+the new observation. Either way the sampled ids are kept as they are: nothing is decoded and tokenised again. Only the
+chat template and the prompt template write control tokens, see `epo_trl.rollout.encoding`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 from jinja2 import TemplateError as JinjaError
 
 from epo_trl.envs.base import Info
-from epo_trl.rollout.templates import PromptTemplate, render
+from epo_trl.rollout.encoding import prompt_encoder
+from epo_trl.rollout.templates import PARTS, PromptTemplate, render, rewrite
 
 CONTEXTS = ("windowed", "concatenated")
 TAGS = ("<think>", "</think>", "<action>", "</action>")
@@ -148,8 +150,15 @@ class ContextBuilder:
         if self.history_length < 0:
             raise ValueError(f"history_length: got {self.history_length}, takes an integer >= 0")
         self.frame = ChatFrame.of(self.tokenizer, **self.chat_template_kwargs)
-        self._between_start = self._tokenize([self.frame.between])[0][:1]
-        shown = self.tokenizer.decode(self._tokenize([" ".join(TAGS)])[0], skip_special_tokens=True).lower()
+        self._encoder = prompt_encoder(self.tokenizer)
+        write = self._encoder.write
+        self._frame = ChatFrame(write(self.frame.opening), write(self.frame.closing), write(self.frame.between))
+        self._words = PromptTemplate(
+            self.template.name, **{part: rewrite(getattr(self.template, part), write) for part in PARTS}
+        )
+        self._check_encoder()
+        self._between_start = self._encode([self._frame.between])[0][:1]
+        shown = self.tokenizer.decode(self.encode(" ".join(TAGS), [{}])[0], skip_special_tokens=True).lower()
         lost = [tag for tag in TAGS if tag not in shown]
         if lost:
             raise ChatTemplateError(
@@ -169,8 +178,13 @@ class ContextBuilder:
         never shortened.
         """
         kept = [min(self.history_length, len(view.history)) for view in views]
-        ids = self._tokenize([self._text(view, n) for view, n in zip(views, kept, strict=True)])
+        ids = self._encode([self._text(view, n) for view, n in zip(views, kept, strict=True)])
         return [self._fit(view, view_ids, n) for view, view_ids, n in zip(views, ids, kept, strict=True)]
+
+    def encode(self, text: str, values: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        """Returns the ids of a text with `{field}` placeholders, once for each set of values, which are data."""
+        written = rewrite(text, self._encoder.write)
+        return self._encode([render(written, fields) for fields in values])
 
     def _fit(self, view: TurnView, ids: list[int], kept: int) -> Prompt | None:
         if self.mode == "concatenated":
@@ -185,26 +199,37 @@ class ContextBuilder:
             if kept == 0:
                 return None
             kept -= 1
-            ids = self._tokenize([self._text(view, kept)])[0]
+            ids = self._encode([self._text(view, kept)])[0]
         return Prompt(ids, dropped_turns=wanted - kept)
 
     def _text(self, view: TurnView, kept: int) -> str:
         taken = len(view.history)
         fields = {**view.info, "observation": view.observation, "turn": taken + 1, "turns_taken": taken}
         if not taken:
-            return self._framed(self.frame.opening, self.template.first, fields)
+            return self._framed(self._frame.opening, self._words.first, fields)
         if self.mode == "concatenated":
-            return self._framed(self.frame.between, self.template.followup, fields)
+            return self._framed(self._frame.between, self._words.followup, fields)
         past = [
-            render(self.template.history, {"turn": taken - kept + i + 1, "observation": observation, "action": action})
+            render(self._words.history, {"turn": taken - kept + i + 1, "observation": observation, "action": action})
             for i, (observation, action) in enumerate(view.history[taken - kept :])
         ]
         fields |= {"history": "\n".join(past), "history_length": kept}
-        return self._framed(self.frame.opening, self.template.next, fields)
+        return self._framed(self._frame.opening, self._words.next, fields)
 
     def _framed(self, before: str, message: str, fields: Mapping[str, Any]) -> str:
         # Many chat templates trim their messages, so white space around one would make the prompt another text.
-        return before + render(message, fields).strip() + self.frame.closing
+        return before + render(message, fields).strip() + self._frame.closing
 
-    def _tokenize(self, texts: list[str]) -> list[list[int]]:
-        return self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns ids of texts in which `_frame` and `_words` have the secret names of control tokens."""
+        return self._encoder.encode(texts)
+
+    def _check_encoder(self) -> None:
+        """Raises `ChatTemplateError` if the templates' own text does not come out as from the tokenizer itself."""
+        plain = [self.frame.opening + self.template.first + self.frame.closing, self.frame.between]
+        written = self._encode([self._encoder.write(text) for text in plain])
+        if written != self.tokenizer(plain, add_special_tokens=False)["input_ids"]:
+            raise ChatTemplateError(
+                f"processing_class: {type(self.tokenizer).__name__} gives other ids when its control tokens have other "
+                "names, so what an environment says cannot be kept apart from them; take another tokenizer"
+            )

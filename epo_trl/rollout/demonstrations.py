@@ -78,19 +78,19 @@ def expert_episodes(
 
 def _play(
     suite: TaskSuite, env: TextEnv, start: tuple[str, Info], seed: int, max_turns: int, mistake_rate: float
-) -> tuple[list[tuple[TurnView, str]], bool, bool]:
-    """Returns what the expert saw and answered at each turn, whether it won, and whether the game ended."""
+) -> tuple[list[tuple[TurnView, dict[str, str]]], bool, bool]:
+    """Returns what the expert saw, thought and did at each turn, whether it won, and whether the game ended."""
     observation, info = start
     expert = suite.make_expert(seed)
     expert.reset(observation, info)
-    turns: list[tuple[TurnView, str]] = []
+    turns: list[tuple[TurnView, dict[str, str]]] = []
     history: list[tuple[str, str]] = []
     chance = random.Random(seed)
     known: set[str] = set()
     for _ in range(max_turns):
         thought, action = expert.act(observation, info)
         view = TurnView(observation=observation, info=info, history=tuple(history))
-        turns.append((view, ANSWER.format(thought=thought, action=action)))
+        turns.append((view, {"thought": thought, "action": action}))
         if mistake_rate:
             action = _with_mistake(action, known, info, mistake_rate, chance)
         history.append((observation, action))
@@ -110,10 +110,9 @@ def _with_mistake(action: str, known: set[str], info: Info, rate: float, chance:
     return chance.choice(mistakes) if mistakes and chance.random() < rate else action
 
 
-def _encode(turns: Sequence[tuple[TurnView, str]], context: ContextBuilder) -> list[Demonstration]:
+def _encode(turns: Sequence[tuple[TurnView, dict[str, str]]], context: ContextBuilder) -> list[Demonstration]:
     prompts = context.build([view for view, _ in turns])
-    texts = [answer.removeprefix(context.answer_start) for _, answer in turns]
-    answers = context.tokenizer(texts, add_special_tokens=False)["input_ids"]
+    answers = context.encode(ANSWER.removeprefix(context.answer_start), [answer for _, answer in turns])
     end = context.tokenizer.eos_token_id
     return [
         Demonstration(prompt.ids, [*answer, end])

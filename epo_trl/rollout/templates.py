@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,17 @@ def render(text: str, fields: Mapping[str, Any]) -> str:
     A list or tuple is joined by commas, or by what the placeholder says: `{actions: | }` puts ` | ` in between.
     """
     return text.format_map({k: _Listing(v) if isinstance(v, tuple | list) else v for k, v in fields.items()})
+
+
+def rewrite(text: str, write: Callable[[str], str]) -> str:
+    """Returns a template whose own text, all but its placeholders, went through `write`."""
+    parts = []
+    for literal, name, separator, conversion in string.Formatter().parse(text):
+        parts.append(write(literal).replace("{", "{{").replace("}", "}}") if literal else "")
+        if name is not None:
+            parts.append("{" + name + (f"!{conversion}" if conversion else ""))
+            parts.append((f":{write(separator)}" if separator else "") + "}")
+    return "".join(parts)
 
 
 def _fields(text: str, where: str | Path) -> set[str]:

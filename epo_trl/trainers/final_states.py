@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from copy import copy
 
 from epo_trl.rollout import ContextBuilder
 from epo_trl.rollout.context import TurnView
@@ -28,7 +28,8 @@ def final_states(episodes: Sequence[Episode], context: ContextBuilder) -> list[l
     prompts = dict(zip(cut, context.build(list(views.values())) if cut else [], strict=True))
     too_long = [i for i in cut if prompts[i] is None]
     if too_long:
-        unlimited = replace(context, max_prompt_tokens=sys.maxsize, max_context_tokens=None)
+        unlimited = copy(context)
+        unlimited.max_prompt_tokens, unlimited.max_context_tokens = sys.maxsize, None
         prompts |= zip(too_long, unlimited.build([views[i] for i in too_long]), strict=True)
     concatenated = context.mode == "concatenated"
     longest = context.max_context_tokens if concatenated else context.max_prompt_tokens

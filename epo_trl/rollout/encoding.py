@@ -1,0 +1,163 @@
+"""Text to token ids, where only what a template writes itself can become a control token.
+
+What an environment or a policy says is data. An observation that spells `<|im_end|>` is shown as the characters that it
+consists of; the same letters in a chat template are the one token that ends a turn.
+
+Control tokens are all special tokens of the tokenizer, and its other added tokens (such as `<think>` or `<tool_call>`)
+unless they consist of letters, digits and white space only: a word that someone has added, or a run of blanks, is text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import Model
+
+
+class PromptEncoder(Protocol):
+    """Tokenises texts in which control tokens go by secret names, which `write` puts in and nobody else can."""
+
+    def write(self, text: str) -> str:
+        """Returns a template's own text, its control tokens by their secret names."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of written texts, no special tokens added."""
+
+
+def prompt_encoder(tokenizer: Any) -> PromptEncoder:
+    """Returns the encoder of a Hugging Face tokenizer, fast or slow."""
+    return FastEncoder(tokenizer) if getattr(tokenizer, "is_fast", False) else SlowEncoder(tokenizer)
+
+
+def control_tokens(tokenizer: Any) -> dict[str, int]:
+    """Returns the control tokens and their ids."""
+    return {
+        token.content: index
+        for index, token in tokenizer.added_tokens_decoder.items()
+        if token.special or not all(letter.isalnum() or letter.isspace() for letter in token.content)
+    }
+
+
+def _secret_names(tokens: Sequence[str]) -> dict[str, str]:
+    """Returns a name for each token: small letters, which every normalizer leaves alone, and which nobody can guess."""
+    start = "".join(secrets.choice(string.ascii_lowercase) for _ in range(28))
+    digits = str.maketrans(string.digits, string.ascii_lowercase[:10])
+    return {token: start + f"{index:06}".translate(digits) for index, token in enumerate(tokens)}
+
+
+class FastEncoder:
+    """Encodes with a copy of the tokenizer's backend whose control tokens have other names.
+
+    Under its own name such a token is neither cut out of a text nor reached by the model's vocabulary. Everything else
+    is the backend's: normalizer, pieces, what a control token does to the white space beside it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._control = control_tokens(tokenizer)
+        self._names = _secret_names(list(self._control))
+        own = tokenizer.backend_tokenizer
+        reachable = not self._names.keys().isdisjoint(own.get_vocab(with_added_tokens=False))
+        self._backend = Tokenizer(_renamed_model(own, self._names) if reachable else own.model)
+        for part in ("normalizer", "pre_tokenizer"):
+            if getattr(own, part) is not None:
+                setattr(self._backend, part, getattr(own, part))
+        added = own.get_added_tokens_decoder()
+        names = [self._names.get(token.content, token.content) for token in added.values()]
+        self._backend.add_tokens([_with_name(token, name) for token, name in zip(added.values(), names, strict=True)])
+        got = zip(map(self._backend.token_to_id, names), added, strict=True)
+        self._ids = {index: wanted for index, wanted in got if index != wanted}
+
+    def write(self, text: str) -> str:
+        """Returns a template's own text, its control tokens by their secret names."""
+        parsed = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        tokens = {index: token for token, index in self._control.items()}
+        written, end = [], 0
+        for index, (start, stop) in zip(parsed["input_ids"], parsed["offset_mapping"], strict=True):
+            shown = text[start:stop].strip()  # a token may take the white space beside it
+            if index in tokens and self._normalized(shown) == self._normalized(tokens[index].strip()):
+                start = text.index(shown, start)
+                written += [text[end:start], self._names[tokens[index]]]
+                end = start + len(shown)
+        return "".join([*written, text[end:]])
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of written texts, no special tokens added."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        if not self._ids:
+            return [encoding.ids for encoding in encodings]
+        return [[self._ids.get(index, index) for index in encoding.ids] for encoding in encodings]
+
+    def _normalized(self, text: str) -> str:
+        normalizer = self._tokenizer.backend_tokenizer.normalizer
+        return text if normalizer is None else normalizer.normalize_str(text)
+
+
+def _with_name(token: AddedToken, name: str) -> AddedToken:
+    flags = {flag: getattr(token, flag) for flag in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+    return AddedToken(name, **flags)
+
+
+def _renamed_model(backend: Tokenizer, names: Mapping[str, str]) -> Model:
+    """Returns the backend's model with other names for some tokens of its vocabulary, which no merges lead to."""
+    model = json.loads(backend.to_str())["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(token, token): index for token, index in model["vocab"].items()}
+    else:  # Unigram
+        model["vocab"] = [[names.get(token, token), score] for token, score in model["vocab"]]
+    if model.get("unk_token") is not None:
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    if "merges" in model:
+        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+        model["merges"] = [(a, b) for a, b in pairs if not {a, b, a + b} & names.keys()]
+    return Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], "model": model})).model
+
+
+class SlowEncoder:
+    """Encodes with a tokenizer written in Python: as it does itself, in parts if a value spells a control token."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._control = control_tokens(tokenizer)
+        self._names = _secret_names(list(self._control))
+        self._tokens = {name: token for token, name in self._names.items()}
+        self._find_control, self._find_names = _any_of(self._control), _any_of(self._tokens)
+
+    def write(self, text: str) -> str:
+        """Returns a template's own text, its control tokens by their secret names."""
+        return self._find_control.sub(lambda match: self._names[match[0]], text)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of written texts, no special tokens added.
+
+        Raises:
+            ValueError: If the tokenizer makes a control token of plain text.
+        """
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> list[int]:
+        plain = self._find_names.sub(lambda match: self._tokens[match[0]], text)
+        if self.write(plain) == text:  # no value spells a control token, alone or with what stands beside it
+            return list(self._tokenizer(plain, add_special_tokens=False)["input_ids"])
+        ids: list[int] = []
+        for index, part in enumerate(self._find_names.split(text)):
+            ids += [self._control[self._tokens[part]]] if index % 2 else self._encode_data(part)
+        return ids
+
+    def _encode_data(self, text: str) -> list[int]:
+        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] if text else []
+        found = [token for token, index in self._control.items() if index in ids and token in text]
+        if found:
+            raise ValueError(f"the tokenizer makes the control token {found[0]!r} of what an environment says")
+        return list(ids)
+
+
+def _any_of(texts: Mapping[str, Any]) -> re.Pattern[str]:
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("(" + ("|".join(map(re.escape, longest_first)) or "(?!)") + ")")
