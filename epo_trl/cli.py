@@ -202,8 +202,12 @@ def _add_games_alfworld(games: Any) -> None:
 def _add_verify_alfworld(verify: Any) -> None:
     alfworld = verify.add_parser("alfworld", help="replay the fast and the stock engine against each other")
     alfworld.add_argument("path", metavar="PATH", help="folder of games, for example $ALFWORLD_DATA")
-    alfworld.add_argument("--max-games", type=_at_least(1), default=100, metavar="N", help="default: 100")
-    alfworld.add_argument("--steps", type=_at_least(1), default=30, metavar="N", help="steps per game (default: 30)")
+    alfworld.add_argument(
+        "--max-games", type=_at_least(1), default=100, metavar="N", help="a random draw of so many (default: 100)"
+    )
+    alfworld.add_argument(
+        "--steps", type=_at_least(1), default=40, metavar="N", help="inputs per episode (default: 40)"
+    )
     alfworld.add_argument("--seed", type=int, default=0, metavar="S", help="of the random player (default: 0)")
     alfworld.set_defaults(run=_verify_alfworld)
 

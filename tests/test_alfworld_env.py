@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 
 import pytest
 from alfworld_games import edit
@@ -9,7 +10,7 @@ from env_contract import EnvContract
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import AlfworldData, GeneratedAlfworld
-from epo_trl.envs.alfworld.games import GAME_FILE, load_game
+from epo_trl.envs.alfworld.games import DESCRIPTION_FILE, GAME_FILE, find_games, load_game
 from epo_trl.envs.alfworld.generator import write_games
 from epo_trl.envs.alfworld.memory import AgentMemory
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
@@ -243,14 +244,48 @@ def test_what_alfworld_leaves_out_is_left_out(copied):
     games = sorted(root.rglob(GAME_FILE))
     content = json.loads(games[0].read_text())
     games[0].write_text(json.dumps(content | {"solvable": False}))
-    games[1].unlink()
     sliced = root / "pick_and_place_simple-AppleSliced-None-Fridge-1" / "trial_T1"
     shutil.copytree(games[2].parent, sliced)
     shutil.copytree(games[2].parent, root / "pick_and_place_with_movable_recep-Cup-Pan-Sink-1" / "trial_T1")
-    assert len(AlfworldData(copied).task_ids("train")) == 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(AlfworldData(copied).task_ids("train")) == 7
+    found = find_games(copied, TASK_TYPES)
+    assert str(found) == "13 games; left out: 1 not marked as solvable, 2 with movable receptacles or sliced objects"
     kind = TASK_TYPES[0]
     kept = AlfworldData(copied, task_types=[kind]).task_ids("train")
     assert kept and all(task_id.startswith(f"train/{kind}-") for task_id in kept)
+
+
+@pytest.mark.parametrize("name", [GAME_FILE, DESCRIPTION_FILE])
+def test_a_missing_file_is_counted_and_a_list_that_is_mostly_gone_is_refused(copied, name):
+    files = sorted((copied / "json_2.1.1" / "train").rglob(name))
+    files[0].unlink()
+    with pytest.warns(UserWarning, match=rf"train: 7 games; left out: 1 without {name}.*{files[0].parent}"):
+        assert len(AlfworldData(copied).task_ids("train")) == 7
+    for path in files[1:5]:
+        path.unlink()
+    with pytest.raises(EnvError, match=f"3 games; left out: 5 without {name}"):
+        AlfworldData(copied).task_ids("train")
+    for path in files[5:]:
+        path.unlink()
+    with pytest.raises(EnvError, match=f"no playable games here .*8 without {name}"):
+        AlfworldData(copied).task_ids("train")
+
+
+def test_what_a_killed_writer_left_behind_is_no_game(copied):
+    game = first_game(copied)
+    shutil.copytree(game.parent, game.parent.parent / ".unfinished-1")
+    assert len(AlfworldData(copied).task_ids("train")) == 8
+
+
+@pytest.mark.parametrize("make", [GeneratedAlfworld, AlfworldData])
+@pytest.mark.parametrize("bad", ["pick_and_place_simple", 3, []])
+def test_a_list_of_names_is_never_taken_apart(written, make, bad):
+    with pytest.raises(EnvError, match="task_types: got .*pick_and_place_simple"):
+        make(**({"path": written} if make is AlfworldData else {}), task_types=bad)
+    with pytest.raises(EnvError, match="room_types: got .*bedrooms"):
+        GeneratedAlfworld(room_types=bad)
 
 
 def test_a_receptacle_beside_the_one_gone_to_counts_as_visited_once_it_is_opened_or_examined():

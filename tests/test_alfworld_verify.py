@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from alfworld_games import as_downloaded, game_like_the_real_ones, small_game, s
 from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.alfworld.engine import State
+from epo_trl.envs.alfworld.games import GAME_FILE
 from epo_trl.envs.alfworld.generator import generate, write_games
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.world import World
@@ -105,7 +107,13 @@ def test_written_games_are_compared_from_their_folder(tmp_path):
     write_games(tmp_path, 3, 0, 0, room_types=["bathrooms"])
     report = verify_path(tmp_path, max_games=2, steps=3, seed=1)
     assert report.ok and report.games == 2
-    with pytest.raises(EnvError, match="no files game.tw-pddl"):
+    game = next(tmp_path.rglob(GAME_FILE))
+    movable = game.parents[1].with_name("pick_and_place_with_movable_recep-Cup-Pan-Cart-401") / "trial_T1"
+    shutil.copytree(game.parent, movable)
+    report = verify_path(tmp_path, steps=1)
+    assert report.games == 3
+    assert "(found 3 games; left out: 1 with movable receptacles or sliced objects)" in report.summary()
+    with pytest.raises(EnvError, match="no playable game here"):
         verify_path(tmp_path / "json_2.1.1" / "valid_seen")
 
 

@@ -11,6 +11,7 @@ from epo_trl.envs.base import EnvError
 
 SPLIT_FOLDERS = {"train": "train", "iid": "valid_seen", "ood": "valid_unseen"}
 GAME_FILE = "game.tw-pddl"
+DESCRIPTION_FILE = "traj_data.json"
 _MEND = "Delete its folder and run `alfworld-download` (real games) or `epo-trl games alfworld --out DIR` (generated)."
 
 
@@ -66,28 +67,74 @@ def load_game(path: Path) -> Game:
     return Game(str(path), problem, domain, grammar, walkthrough=tuple(data.get("walkthrough") or ()))
 
 
-def find_games(folder: Path, task_types: tuple[str, ...]) -> list[Path]:
-    """Returns the playable game files below a folder, sorted: the ones that `AlfredTWEnv` would play.
-
-    Left out are games with movable receptacles or sliced objects, games of other task types, folders without a game
-    file, and games that are not marked as solvable.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The games of a folder.
 
     Args:
-        folder: For example `.../json_2.1.1/train`.
+        games: The playable game files, sorted.
+        left_out: Reason to the trial folders left out for it: `BY_RULE`, `OTHER_TYPE`, `UNSOLVED`, and, of folders that
+            are not whole, `NO_GAME` and `NO_DESCRIPTION`.
+    """
+
+    games: tuple[Path, ...]
+    left_out: dict[str, tuple[Path, ...]]
+
+    @property
+    def missing(self) -> dict[str, tuple[Path, ...]]:
+        """What of `left_out` should have been there."""
+        return {why: folders for why, folders in self.left_out.items() if why in (NO_GAME, NO_DESCRIPTION)}
+
+    def __str__(self) -> str:
+        counts = [f"{len(folders)} {why}" for why, folders in self.left_out.items()]
+        return f"{len(self.games)} games; left out: {', '.join(counts) or 'none'}"
+
+
+BY_RULE = "with movable receptacles or sliced objects"
+OTHER_TYPE = "of other task types"
+UNSOLVED = "not marked as solvable"
+NO_GAME = f"without {GAME_FILE}"
+NO_DESCRIPTION = f"without {DESCRIPTION_FILE}"
+
+
+def find_games(folder: Path, task_types: tuple[str, ...]) -> Found:
+    """Returns the playable games below a folder, which are those that `AlfredTWEnv` would play, and what is left out.
+
+    Args:
+        folder: For example `.../json_2.1.1/train`, or any folder above or below.
         task_types: Task types to keep.
 
     Raises:
         EnvError: If a file is damaged.
     """
-    found = []
-    for description in sorted(folder.rglob("traj_data.json")):
-        path = description.parent / GAME_FILE
-        name = str(path.relative_to(folder))
-        if "movable" in name or "Sliced" in name or not path.is_file():
+    games: list[Path] = []
+    left_out: dict[str, list[Path]] = {}
+    files = [*folder.resolve().rglob(DESCRIPTION_FILE), *folder.resolve().rglob(GAME_FILE)]
+    for trial in sorted({path.parent for path in files}):
+        if trial.name.startswith("."):  # what a killed `write_games` left behind
             continue
-        if _read_json(description).get("task_type") in task_types and _read_json(path).get("solvable"):
-            found.append(path)
-    return found
+        why = _why_left_out(trial, task_types)
+        if why:
+            left_out.setdefault(why, []).append(trial)
+        else:
+            games.append(trial / GAME_FILE)
+    return Found(tuple(games), {why: tuple(folders) for why, folders in sorted(left_out.items())})
+
+
+def _why_left_out(trial: Path, task_types: tuple[str, ...]) -> str:
+    """Returns the reason to leave out a trial folder, or `""`."""
+    name = f"{trial.parent.name}/{trial.name}"
+    if "movable" in name or "Sliced" in name:
+        return BY_RULE
+    described = (trial / DESCRIPTION_FILE).is_file()
+    task_type = _read_json(trial / DESCRIPTION_FILE).get("task_type") if described else name.partition("-")[0]
+    if task_type not in task_types:
+        return OTHER_TYPE
+    if not (trial / GAME_FILE).is_file():
+        return NO_GAME
+    if not described:
+        return NO_DESCRIPTION
+    return "" if _read_json(trial / GAME_FILE).get("solvable") else UNSOLVED
 
 
 def _read_json(path: Path) -> dict:

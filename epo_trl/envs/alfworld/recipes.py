@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -74,8 +74,8 @@ class Filters:
             value = getattr(self, field)
             if value is None:
                 continue
-            if isinstance(value, str):
-                raise EnvError(f"{field}: got the string {value!r}, expected a list of names out of {', '.join(known)}")
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise EnvError(f"{field}: got {value!r}, expected a list of names out of {', '.join(known)}")
             object.__setattr__(self, field, tuple(value))
             unknown = [name for name in value if name not in known]
             if unknown or not value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
@@ -11,7 +12,7 @@ from pathlib import Path
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.env import ENGINES, AlfworldEnv, Opened
 from epo_trl.envs.alfworld.expert import AlfworldExpert
-from epo_trl.envs.alfworld.games import GAME_FILE, SPLIT_FOLDERS, Game, find_games, load_game
+from epo_trl.envs.alfworld.games import GAME_FILE, SPLIT_FOLDERS, Found, Game, find_games, load_game
 from epo_trl.envs.alfworld.generator import GeneratedGame, generate
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.recipes import Filters, recipes
@@ -147,8 +148,9 @@ class AlfworldData(_AlfworldSuite):
         engine: `"fast"` (ours) or `"textworld"` (ALFWorld's own).
 
     Raises:
-        EnvError: If there is no such folder. `task_ids` reads every game of its split, and raises for a damaged file
-            or, with the fast engine, a game that the engine does not know.
+        EnvError: If there is no such folder. `task_ids` reads every game of its split, warns of folders without a game
+            or its description, and raises if they are the most, for a damaged file, and, with the fast engine, for a
+            game that the engine does not know.
     """
 
     name = "alfworld"
@@ -157,8 +159,8 @@ class AlfworldData(_AlfworldSuite):
         self, path: str | os.PathLike[str] | None = None, task_types: Sequence[str] | None = None, engine: str = "fast"
     ) -> None:
         super().__init__(engine)
-        self.task_types = Filters(tuple(task_types) if task_types else None).task_types or TASK_TYPES
-        self.root = data_folder(path)
+        self.task_types = Filters(task_types).task_types or TASK_TYPES  # type: ignore[arg-type]
+        self.root = data_folder(path).resolve()
         self._ids: dict[str, list[str]] = {}
 
     def task_ids(self, split: str) -> list[str]:
@@ -166,13 +168,14 @@ class AlfworldData(_AlfworldSuite):
         self.check_split(split)
         if split not in self._ids:
             folder = self.root / SPLIT_FOLDERS[split]
-            paths = find_games(folder, self.task_types) if folder.is_dir() else []
-            if not paths:
-                raise EnvError(f"{folder}: no playable games here. {_HOW_TO_GET}")
+            found = find_games(folder, self.task_types)
+            if not found.games:
+                raise EnvError(f"{folder}: no playable games here ({found}). {_HOW_TO_GET}")
+            _report_missing(folder, found)
             if self.engine == "fast":
-                for path in paths:
+                for path in found.games:
                     _stored_world(path)
-            self._ids[split] = [path.parent.relative_to(self.root).as_posix() for path in paths]
+            self._ids[split] = [path.parent.relative_to(self.root).as_posix() for path in found.games]
         return list(self._ids[split])
 
     def _path(self, task_id: str) -> Path:
@@ -186,6 +189,21 @@ class AlfworldData(_AlfworldSuite):
 
     def _world(self, task_id: str) -> World:
         return _stored_world(self._path(task_id))
+
+
+def _report_missing(folder: Path, found: Found) -> None:
+    """Warns of trial folders that lack a file, or raises `EnvError` if they are more than the games."""
+    count = sum(map(len, found.missing.values()))
+    if not count:
+        return
+    text = (
+        f"{folder}: {found}. {count} folders are not whole, for example {next(iter(found.missing.values()))[0]}; "
+        "numbers on this list cannot be compared with those on the whole one. Complete it: run the download or "
+        "`epo-trl games alfworld` again, or delete these folders if they never had a game."
+    )
+    if count > len(found.games):
+        raise EnvError(text)
+    warnings.warn(text, stacklevel=3)
 
 
 _HOW_TO_GET = (

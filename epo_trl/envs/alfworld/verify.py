@@ -12,8 +12,9 @@ from pathlib import Path
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.env import AlfworldEnv, Opened, Play
 from epo_trl.envs.alfworld.expert import AlfworldExpert
-from epo_trl.envs.alfworld.games import GAME_FILE, Game, load_game
+from epo_trl.envs.alfworld.games import Found, Game, find_games, load_game
 from epo_trl.envs.alfworld.patient import PatientEngine
+from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.world import World
 from epo_trl.envs.base import EnvError, Info
 
@@ -75,8 +76,9 @@ def _shown(action: str) -> str:
 
 @dataclass(slots=True)
 class Report:
-    """What was compared, and what differed."""
+    """What was compared, and what differed. `found` says how many games the folder has and what was left out."""
 
+    found: str = ""
     games: int = 0
     steps: int = 0
     odd_inputs: int = 0
@@ -95,33 +97,41 @@ class Report:
             f"{self.games} games of {len(self.task_types)} task types, {self.steps} steps "
             f"({self.odd_inputs} inadmissible or odd inputs), {self.wins} wins"
         )
+        found = f"\n(found {self.found})" if self.found else ""
         if not self.differences:
-            return f"equal: {counts}"
-        return f"DIFFERENT in {len(self.differences)} of {counts}; the first:\n{self.differences[0]}"
+            return f"equal: {counts}{found}"
+        return f"DIFFERENT in {len(self.differences)} of {counts}{found}; the first:\n{self.differences[0]}"
 
 
-def verify_path(path: str | os.PathLike[str], max_games: int = 100, steps: int = 30, seed: int = 0) -> Report:
-    """Returns the comparison of both engines on the game files below a folder, or on one file.
+def verify_path(path: str | os.PathLike[str], max_games: int = 100, steps: int = 40, seed: int = 0) -> Report:
+    """Returns the comparison of both engines on the playable games below a folder, or on one game file.
 
     Args:
-        path: A `game.tw-pddl` file, or a folder that holds some at any depth.
+        path: A `game.tw-pddl` file, or a folder that holds some at any depth. Of a folder, the games are compared that
+            `AlfworldData` would list.
         max_games: Largest number of games; drawn at random if there are more.
-        steps: Largest number of turns in a game.
+        steps: Largest number of inputs in an episode.
         seed: Seed of the draw and of the policies.
 
     Raises:
-        EnvError: If there are no game files or one is damaged.
+        EnvError: If there are no playable games or one is damaged.
     """
     given = Path(path)
-    files = [given] if given.is_file() else sorted(given.rglob(GAME_FILE))
+    found = Found((given,), {}) if given.is_file() else find_games(given, TASK_TYPES)
+    files = list(found.games)
     if not files:
-        raise EnvError(f"{given}: there are no files {GAME_FILE} here; run `epo-trl games alfworld --out DIR` first")
+        raise EnvError(
+            f"{given}: no playable game here ({found}). Run `alfworld-download` for the real games or "
+            "`epo-trl games alfworld --out DIR` for generated ones"
+        )
     if len(files) > max_games:
         files = sorted(random.Random(seed).sample(files, max_games))
     from tqdm import tqdm
 
     progress = tqdm(files, desc="fast against stock engine", unit="game")
-    return verify_games((load_game(file) for file in progress), steps=steps, seed=seed)
+    report = verify_games((load_game(file) for file in progress), steps=steps, seed=seed)
+    report.found = str(found)
+    return report
 
 
 def verify_games(games: Iterable[Game], steps: int = 40, seed: int = 0) -> Report:
