@@ -69,7 +69,7 @@ def main() -> None:
         max_context_tokens=getattr(model.config.get_text_config(), "max_position_embeddings", None),
     )
     with contextlib.closing(suite.make_env()) as env:
-        check_first_task(env, next(iter(lists.values()))[0], args.seed, context.template, protocol)
+        check_first_task(env, next(iter(lists.values()))[0], args.seed, context, protocol)
     reports = []
     for split, task_ids in lists.items():
         hidden = not state.is_main_process

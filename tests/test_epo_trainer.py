@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from datasets import Dataset
 from trainer_kit import (
     GROUP,
     ROWS,
@@ -124,6 +125,19 @@ def test_one_optimizer_step_over_two_collected_batches_makes_two_rl_steps(tmp_pa
     trainer.train()
     assert trainer.rl_step == len(trainer.entropy_history) == 4
     assert trainer.args.total_rl_steps(2) == 4
+
+
+def test_the_schedule_counts_what_is_left_at_the_end_of_an_epoch(tmp_path):
+    """An epoch of three batches is 6 micro-batches, taken as 4 and 2: two optimizer steps, three RL steps."""
+    trainer = make_trainer(
+        tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=4, steps_per_generation=2, max_steps=5,
+        max_turns=1, train_dataset=Dataset.from_dict({"prompt": [f"train/{i}" for i in range(7)]}),
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.rl_step == trainer.args.total_rl_steps(5, tasks=7) == 8
+    assert [trainer.args.total_rl_steps(steps, tasks=7) for steps in range(1, 5)] == [2, 3, 5, 6]
+    # the second optimizer step is RL step 2 alone; K = 8, so k_mid = 4
+    assert logged(trainer, "epo/beta")[1] == pytest.approx(2 - (1 - math.exp(-3 * 2 / 4)))
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints
@@ -553,7 +567,20 @@ def test_weights_are_the_same_with_and_without_evaluation(tmp_path):
         ({"max_completion_length": None}, "max_completion_length: got None"),
         ({"entropy_history_window": 0}, "entropy_history_window: got 0"),
         ({"eval_episodes": 0}, "eval_episodes: got 0"),
-        ({"eval_temperature": 0.0}, "eval_temperature: got 0.0"),
+        ({"eval_temperature": -0.1}, "eval_temperature: got -0.1, takes a number >= 0"),
+        ({"temperature": 0.0}, "temperature: got 0.0, takes a number > 0"),
+        ({"temperature": math.nan}, "temperature: got nan"),
+        ({"kappa_high": math.nan}, "kappa_high: got nan"),
+        ({"success_reward": math.inf}, "success_reward: got inf, takes a finite number"),
+        ({"num_iterations": 0}, "num_iterations: got 0, takes a number >= 1"),
+        ({"steps_per_generation": 0}, "steps_per_generation: got 0, takes an integer >= 1 or null"),
+        ({"generation_batch_size": 0}, "generation_batch_size: got 0"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: got 0"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size: got 0"),
+        ({"num_generations": 0}, "num_generations: got 0"),
+        ({"max_steps": 0}, "max_steps: got 0, takes an integer >= 1, or -1 for num_train_epochs"),
+        ({"max_steps": -1, "num_train_epochs": 0}, "num_train_epochs: got 0 without max_steps, takes a number > 0"),
+        ({"num_generations_eval": 4}, "num_generations_eval: got 4, takes 1 or null: .*plays every task .* once"),
         ({"max_aborted_share": 1.5}, "max_aborted_share: got 1.5, takes a number from 0 to 1"),
         ({"num_generations": 3}, "num_generations"),
     ],

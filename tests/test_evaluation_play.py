@@ -7,7 +7,6 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task, play_split, protocol_context, protocol_settings
-from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes
 from epo_trl.types import StopReason
 
@@ -104,8 +103,28 @@ def test_progress_counts_every_episode_once(tokenizer):
     [({"success_rule": "ended-with-score"}, "alfworld", "protocol"), ({}, "scienceworld", "prompt_template")],
 )
 def test_what_the_environment_lacks_is_said_before_anything_is_played(tokenizer, changes, template, named):
+    rules = protocol(**changes)
+    context = protocol_context(rules, tokenizer, template, max_prompt_tokens=2048, max_response_tokens=64)
     with pytest.raises(ValueError, match=f"^{named}"):
-        check_first_task(ListSuite([WIN]).make_env(), "0", 0, PromptTemplate.load(template), protocol(**changes))
+        check_first_task(ListSuite([WIN]).make_env(), "0", 0, context, rules)
+
+
+@pytest.mark.parametrize("mode", ["windowed", "concatenated"])
+def test_a_first_prompt_that_does_not_fit_is_refused_and_one_that_just_fits_is_taken(tokenizer, mode):
+    rules = protocol(context=mode)
+
+    def check(**sizes):
+        check_first_task(ListSuite([WIN]).make_env(), "0", 0, context_for(rules, tokenizer, **sizes), rules)
+
+    with pytest.raises(ValueError, match="max_prompt_length: got 1, takes at least [0-9]+") as caught:
+        check(max_prompt_tokens=1)
+    needed = int(str(caught.value).split("at least ")[1].split(":")[0])
+    check(max_prompt_tokens=needed)
+    with pytest.raises(ValueError, match=f"max_prompt_length: got {needed - 1}, takes at least {needed}: .*task '0'"):
+        check(max_prompt_tokens=needed - 1)
+    if mode == "concatenated":  # the whole sequence has a limit of its own
+        with pytest.raises(ValueError, match=f"max_completion_length: got 64, .* {needed} tokens .* {needed + 63} "):
+            check(max_prompt_tokens=needed, max_context_tokens=needed + 63)
 
 
 def test_an_empty_list_has_no_episodes(tokenizer):

@@ -78,7 +78,8 @@ def make_ppo(folder: Path | str, *, model: Any = None, suite: Any = None, **chan
 
 
 def _trainer(trainer: type, config: type, folder: Path | str, model: Any, suite: Any, changes: dict[str, Any]) -> Any:
-    names = ("callbacks", "reward_funcs", "train_dataset", "peft_config", "optimizers")
+    names = ("callbacks", "reward_funcs", "train_dataset", "peft_config", "optimizers", "tools", "eval_dataset")
+    names += ("rollout_func", "environment_factory")
     kwargs = {name: changes.pop(name) for name in names if name in changes}
     return trainer(
         model if model is not None else make_model(),

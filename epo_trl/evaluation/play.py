@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from epo_trl.envs.base import TaskSuite, TextEnv
 from epo_trl.evaluation.protocol import Protocol
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
+from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.loop import Generate
 from epo_trl.types import Episode
 
@@ -47,21 +50,46 @@ def protocol_settings(protocol: Protocol, *, require_think: bool = True) -> Roll
     )
 
 
-def check_first_task(env: TextEnv, task_id: str, seed: int, template: PromptTemplate, protocol: Protocol) -> None:
+def check_first_task(env: TextEnv, task_id: str, seed: int, context: ContextBuilder, protocol: Protocol) -> None:
     """Fails before anything is played if the environment does not start, or lacks what will be asked of it.
+
+    Args:
+        env: Of the task's suite.
+        task_id: The first task that will be played.
+        seed: Handed to `reset`.
+        context: What builds the prompts.
+        protocol: The rules.
 
     Raises:
         EnvError: If the environment does not start.
         TemplateError: If the template shows what the environment does not give.
-        ValueError: If the protocol goes by a score and the environment keeps none.
+        ValueError: If the protocol goes by a score and the environment keeps none, or the first prompt does not fit.
     """
-    _, info = env.reset(seed=seed, options={**protocol.env_options, "task_id": task_id})
-    template.check(info)
+    observation, info = env.reset(seed=seed, options={**protocol.env_options, "task_id": task_id})
+    context.template.check(info)
+    _check_first_prompt(context, TurnView(observation, info, history=()), task_id)
     if protocol.success_rule == "ended-with-score" and "score" not in info:
         raise ValueError(
             f"protocol: got {protocol.name!r}, which calls an episode solved by its score, and the environment keeps "
             "none; takes a protocol whose success rule is 'won'"
         )
+
+
+def _check_first_prompt(context: ContextBuilder, view: TurnView, task_id: str) -> None:
+    if context.build([view])[0] is not None:
+        return
+    (prompt,) = replace(context, max_prompt_tokens=sys.maxsize, max_context_tokens=None).build([view])
+    assert prompt is not None
+    needed, room = len(prompt.ids), context.max_prompt_tokens
+    if needed > room:
+        raise ValueError(
+            f"max_prompt_length: got {room}, takes at least {needed}: so many tokens has the first prompt of the task "
+            f"{task_id!r}, and without it an episode has no turn. Later prompts are longer"
+        )
+    raise ValueError(
+        f"max_completion_length: got {context.max_response_tokens}, with which the {needed} tokens of the first prompt "
+        f"of the task {task_id!r} are more than the {context.max_context_tokens} that the model takes"
+    )
 
 
 def play_split(

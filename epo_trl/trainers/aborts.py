@@ -1,12 +1,16 @@
-"""When too many episodes of a batch are aborted, something is broken that training on the rest would only hide."""
+"""When too many episodes of a batch are aborted, something is broken that training on the rest would only hide.
+
+An episode whose first prompt does not fit counts as one of them: it has no turn, so there is nothing to learn from it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from epo_trl.types import Episode, StopReason
+from epo_trl.types import Episode
 
 SHOWN = 3  # errors of each rank
+NO_TURN = "max_prompt_length leaves no room for its first prompt"
 
 
 class TooManyAborted(RuntimeError):
@@ -15,8 +19,8 @@ class TooManyAborted(RuntimeError):
 
 def first_errors(episodes: Sequence[Episode], rank: int) -> list[str]:
     """Returns why the first aborted episodes of a rank were aborted."""
-    aborted = [episode for episode in episodes if episode.stop is StopReason.ABORTED]
-    return [f"rank {rank}, task {episode.task_id!r}: {episode.error}" for episode in aborted[:SHOWN]]
+    aborted = [episode for episode in episodes if not episode.is_usable]
+    return [f"rank {rank}, task {episode.task_id!r}: {episode.error or NO_TURN}" for episode in aborted[:SHOWN]]
 
 
 def too_many_aborted(share: float, limit: float, errors: Sequence[str], checkpoint: str | None) -> TooManyAborted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,8 +143,8 @@ class EPOConfig(GRPOConfig):
     max_aborted_share: float = field(
         default=0.5,
         metadata={
-            "help": "If a larger share of a batch is aborted by errors of environments or the parser, all ranks save "
-            "a checkpoint and stop. 1 never stops."
+            "help": "If a larger share of a batch is aborted by errors of environments or the parser, or has no room "
+            "for a first prompt, all ranks save a checkpoint and stop. 1 never stops."
         },
     )
 
@@ -158,7 +159,8 @@ class EPOConfig(GRPOConfig):
 
     # Evaluation
     eval_temperature: float = field(
-        default=0.4, metadata={"help": "Sampling temperature of evaluation, if no protocol is named."}
+        default=0.4,
+        metadata={"help": "Sampling temperature of evaluation, if no protocol is named; 0 decodes greedily."},
     )
     eval_episodes: int | None = field(
         default=None, metadata={"help": "Play only the first N tasks of each list in evaluation; None for all."}
@@ -192,8 +194,12 @@ class EPOConfig(GRPOConfig):
         self._check_epo()
         self._check_limits()
         settle_defaults(self)
-        if self.num_generations_eval is None:
-            self.num_generations_eval = 1
+        if self.num_generations_eval not in (None, 1):
+            raise ValueError(
+                f"num_generations_eval: got {self.num_generations_eval}, takes 1 or null: an evaluation plays every "
+                "task of its lists once"
+            )
+        self.num_generations_eval = 1
         super().__post_init__()
         if self.epo_lambda and (self.entropy_coef or self.use_adaptive_entropy):
             raise ValueError(
@@ -217,30 +223,57 @@ class EPOConfig(GRPOConfig):
             "epo_lambda": 0, "smoothing_alpha": 0, "smoothing_decay": 0, "kappa_low": 0, "history_length": 0,
             "max_turns": 1, "max_prompt_length": 1, "max_completion_length": 1, "invalid_action_penalty": 0,
             "smoothing_beta_start": 0, "smoothing_beta_end": 0, "turn_buckets": 1, "max_skipped_updates": 1,
-            "env_workers": 0, "env_reset_retries": 0, "rollout_waves": 1,
+            "env_workers": 0, "env_reset_retries": 0, "rollout_waves": 1, "num_generations": 1, "num_iterations": 1,
+            "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "gradient_accumulation_steps": 1,
         }  # fmt: skip
         for name, least in at_least.items():
             value = getattr(self, name)
-            if value is None or not value >= least:
+            if value is None or not least <= value < math.inf:
                 raise ValueError(f"{name}: got {value!r}, takes a number >= {least}")
-        if self.kappa_high < self.kappa_low:
+        if not self.kappa_low <= self.kappa_high < math.inf:
             raise ValueError(f"kappa_high: got {self.kappa_high}, takes a number >= kappa_low ({self.kappa_low})")
 
     def _check_limits(self) -> None:
         if not 0 <= self.max_aborted_share <= 1:
             raise ValueError(f"max_aborted_share: got {self.max_aborted_share}, takes a number from 0 to 1")
-        for name in ("eval_temperature", "env_step_seconds", "env_reset_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes a number > 0")
-        for name in ("eval_episodes", "entropy_history_window"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes an integer >= 1 or null")
+        checks = {
+            "a number > 0": (("temperature", "env_step_seconds", "env_reset_seconds"), lambda x: 0 < x < math.inf),
+            "a number >= 0": (("eval_temperature",), lambda x: 0 <= x < math.inf),
+            "a finite number": (("success_reward", "env_reward_weight"), math.isfinite),
+            "an integer >= 1 or null": (
+                ("eval_episodes", "entropy_history_window", "generation_batch_size", "steps_per_generation"),
+                lambda x: x is None or x >= 1,
+            ),
+            "an integer >= 1, or -1 for num_train_epochs": (("max_steps",), lambda x: x != 0),
+        }
+        for takes, (names, holds) in checks.items():
+            for name in names:
+                if not holds(getattr(self, name)):
+                    raise ValueError(f"{name}: got {getattr(self, name)}, takes {takes}")
+        if self.max_steps < 0 and not self.num_train_epochs > 0:
+            raise ValueError(f"num_train_epochs: got {self.num_train_epochs} without max_steps, takes a number > 0")
 
     @property
     def micro_steps_per_rl_step(self) -> int:
         """Forward-backward passes that one collected batch is used for."""
         return self.steps_per_generation * self.num_iterations
 
-    def total_rl_steps(self, optimizer_steps: int) -> int:
-        """Returns K of Eq. 7 for a run of that many optimizer steps."""
-        return max(1, -(-optimizer_steps * self.gradient_accumulation_steps // self.micro_steps_per_rl_step))
+    @property
+    def tasks_per_rl_step(self) -> int:
+        """Tasks that an RL step draws, on all ranks together."""
+        return self.generation_batch_size // self.num_generations
+
+    def total_rl_steps(self, optimizer_steps: int, tasks: int | None = None) -> int:
+        """Returns K of Eq. 7 for a run of that many optimizer steps.
+
+        Args:
+            optimizer_steps: Of the whole run.
+            tasks: Tasks of an epoch. The last optimizer step of an epoch takes what is left of its micro-batches, so a
+                run of several epochs may use fewer batches. `None` for no end.
+        """
+        micro_steps = optimizer_steps * self.gradient_accumulation_steps
+        if tasks is not None:
+            epoch = tasks // self.tasks_per_rl_step * self.micro_steps_per_rl_step
+            epochs, rest = divmod(optimizer_steps, -(-epoch // self.gradient_accumulation_steps))
+            micro_steps = epochs * epoch + min(rest * self.gradient_accumulation_steps, epoch)
+        return max(1, -(-micro_steps // self.micro_steps_per_rl_step))

@@ -52,6 +52,7 @@ from epo_trl.trainers.entropy_meter import EntropyMeter
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.progress import use_short_progress
 from epo_trl.trainers.state_file import write_state
+from epo_trl.trainers.task_checks import check_arguments, check_test_tasks, check_train_tasks
 from epo_trl.trainers.turn_forward import TurnBatch, TurnLayout, TurnScores, cut_turns, score_turns
 from epo_trl.trainers.update_guard import spread_nonfinite
 from epo_trl.types import Episode, StopReason
@@ -112,6 +113,14 @@ class EPOTrainer(LongRunTrainer):
         **kwargs: Any,
     ):
         args = args if args is not None else EPOConfig("epo-trl")
+        check_arguments(kwargs)
+        if train_dataset is None:
+            train_dataset = Dataset.from_dict({"prompt": list(suite.task_ids("train"))})
+        check_train_tasks(args, train_dataset, suite.name)
+        eval_lists = {split: suite.task_ids(split) for split in TEST_SPLITS if split in suite.splits}
+        self.eval_tasks = {split: list(ids)[: args.eval_episodes] for split, ids in eval_lists.items()}
+        if args.eval_strategy != "no":
+            check_test_tasks(self.eval_tasks, suite.name)
         self.suite = _in_workers(suite, args)
         if processing_class is None:
             path = model if isinstance(model, str) else model.config._name_or_path
@@ -144,14 +153,9 @@ class EPOTrainer(LongRunTrainer):
             max_response_tokens=args.max_completion_length,
             chat_template_kwargs=args.chat_template_kwargs,
         )
-        self._envs: list[TextEnv] = []
-        if train_dataset is None:
-            train_dataset = Dataset.from_dict({"prompt": list(suite.task_ids("train"))})
-        self._envs.append(self.suite.make_env())
-        check_first_task(self._envs[0], train_dataset[0]["prompt"], args.seed, self.context.template, self.protocol)
+        self._envs: list[TextEnv] = [self.suite.make_env()]
+        check_first_task(self._envs[0], train_dataset[0]["prompt"], args.seed, self.context, self.protocol)
 
-        eval_lists = {split: suite.task_ids(split) for split in TEST_SPLITS if split in suite.splits}
-        self.eval_tasks = {split: list(ids)[: args.eval_episodes] for split, ids in eval_lists.items()}
         with warnings.catch_warnings():
             # Our seam; its name and behaviour are checked by tests/test_trl_contract.py.
             warnings.filterwarnings("ignore", message=".*'rollout_func', which is an experimental feature")
@@ -191,7 +195,7 @@ class EPOTrainer(LongRunTrainer):
             self._pad_rows([row.env_mask for row in rows], 0),
             windowed=self._windowed,
         )
-        self._stop_if_too_many_aborted(self._log_rollout(times, self.suite.faults() - faults)["stop/aborted"])
+        self._stop_if_too_many_aborted(self._log_rollout(times, self.suite.faults() - faults)["env/aborted"])
         has_logprobs = any(row.logprobs is not None for row in rows)
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
@@ -412,7 +416,7 @@ class EPOTrainer(LongRunTrainer):
         """beta_k of Eq. 7 at the current RL step."""
         return beta_schedule(
             self.rl_step,
-            self.args.total_rl_steps(self.state.max_steps if self.state.max_steps > 0 else 1),
+            self.args.total_rl_steps(max(self.state.max_steps, 1), len(self.train_dataset)),
             start=self.args.smoothing_beta_start,
             end=self.args.smoothing_beta_end,
             decay=self.args.smoothing_decay,
@@ -476,7 +480,14 @@ class EPOTrainer(LongRunTrainer):
 
         The sampling has its own seed and does not touch the random state of training. The reports are kept under
         `output_dir/evaluations`.
+
+        Args:
+            eval_dataset: None; the lists are the suite's.
+            ignore_keys: As for TRL.
+            metric_key_prefix: In front of the metrics.
         """
+        check_arguments({"eval_dataset": eval_dataset})
+        check_test_tasks(self.eval_tasks, self.suite.name)
         training = self.model.training
         self.model.eval()
         reports = [self.evaluate_split(split) for split in self.eval_tasks]
