@@ -54,43 +54,70 @@ class StopAt(TrainerCallback):
 # ------------------------------------------------------------------------------------------ history and schedule
 
 
-def spy_on_entropies(trainer):
-    """Returns a list that fills with `(beta, sum of entropies, tokens)`, one entry per micro-batch."""
+def spy_on_rollouts(trainer):
+    """Returns a list that fills with the entropies of each rollout, by episode, turn and token: plain forwards of the
+    policy that has just played."""
     seen = []
-    original = trainer._entropy_terms
+    original = trainer._rollout
 
-    def spy(entropies, inputs, mask):
-        assert not entropies[mask == 0].any()
-        seen.append((trainer.smoothing_beta, float(entropies.detach().double().sum()), int(mask.sum())))
-        return original(entropies, inputs, mask)
+    def entropies(turn):
+        with torch.no_grad():
+            log_p = trainer.model(torch.tensor([turn.prompt_ids + turn.response_ids])).logits[0].log_softmax(-1)
+        return (-(log_p.exp() * log_p).sum(-1)[len(turn.prompt_ids) - 1 : -1]).tolist()
 
-    trainer._entropy_terms = spy
+    def spy(prompts, rolling):
+        output = original(prompts, rolling)
+        seen.append([[entropies(turn) for turn in episode.turns] for episode in trainer._episodes])
+        return output
+
+    trainer.rollout_func = spy
     return seen
 
 
-def test_history_and_schedule_count_collected_batches_not_optimizer_steps(tmp_path):
-    """4 micro-batches a collected batch, 2 an optimizer step, each batch used twice: 8 optimizer steps = 2 RL steps."""
+def mean(values):
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "steps_per_generation", "iterations", "max_steps"),
+    [(2, 4, 2, 8), (3, 2, 1, 2)],
+    ids=["4 updates on a batch", "an update in the middle of a batch"],
+)
+def test_history_and_schedule_belong_to_collected_batches_and_to_the_policy_that_played(
+    tmp_path, accumulation, steps_per_generation, iterations, max_steps
+):
+    """4 micro-batches a collected batch, 2 an optimizer step, each batch used twice: 8 optimizer steps = 2 RL steps.
+
+    2 micro-batches a collected batch, 3 an optimizer step: the first update comes in the middle of the second batch.
+    """
     trainer = make_trainer(
         tmp_path,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        steps_per_generation=4,
-        num_iterations=2,
-        max_steps=8,
+        per_device_train_batch_size=ROWS // steps_per_generation,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=steps_per_generation,
+        num_iterations=iterations,
+        max_steps=max_steps,
     )
-    seen = spy_on_entropies(trainer)
+    seen = spy_on_rollouts(trainer)
+    betas = []
+    original = trainer.compute_loss
+    trainer.compute_loss = lambda *args, **kwargs: betas.append(trainer.smoothing_beta) or original(*args, **kwargs)
     trainer.train()
-    assert trainer.state.global_step == 8 and len(seen) == 16
-    assert trainer.rl_step == len(trainer.entropy_history) == 2
-    # K = 2, so k_mid = 1: beta_0 = 2, beta_1 = 1 + e^-3
-    assert [beta for beta, *_ in seen] == pytest.approx([2.0] * 8 + [1 + math.exp(-3)] * 8)
-    assert logged(trainer, "epo/beta") == pytest.approx([2.0, 1 + math.exp(-3)])
-    # of the two passes over a batch only the first counts
-    for k, entry in enumerate(trainer.entropy_history.state_dict()["entries"]):
-        first = seen[8 * k : 8 * k + 4]
-        assert entry["0"] == pytest.approx(sum(s for _, s, _ in first) / sum(n for *_, n in first), rel=1e-6)
-        both = seen[8 * k : 8 * k + 8]
-        assert entry["0"] != pytest.approx(sum(s for _, s, _ in both) / sum(n for *_, n in both), rel=1e-6)
+    steps = max_steps * accumulation // (steps_per_generation * iterations)
+    assert trainer.state.global_step == max_steps
+    assert trainer.rl_step == len(trainer.entropy_history) == len(seen) == steps
+    entries = [entry["0"] for entry in trainer.entropy_history.state_dict()["entries"]]
+    tokens = [mean([h for episode in batch for turn in episode for h in turn]) for batch in seen]
+    assert entries == pytest.approx(tokens, rel=1e-5)
+    assert abs(tokens[0] / tokens[1] - 1) > 1e-3, "the policy has moved"
+    if iterations == 2:
+        # K = 2, so k_mid = 1: beta_0 = 2, beta_1 = 1 + e^-3
+        assert betas == pytest.approx([2.0] * 8 + [1 + math.exp(-3)] * 8)
+        assert logged(trainer, "epo/beta") == pytest.approx([2.0, 1 + math.exp(-3)])
+        bonus = [mean([mean([mean(turn) for turn in episode]) for episode in batch]) for batch in seen]  # Eq. 4
+        assert logged(trainer, "epo/entropy_loss") == pytest.approx(bonus, rel=1e-5)
+    shares = [logged(trainer, f"epo/share_{part}_band") for part in ("below", "inside", "above")]
+    assert [sum(parts) for parts in zip(*shares, strict=True)] == pytest.approx([1.0] * len(shares[0]))
 
 
 def test_the_entry_of_a_step_is_the_mean_over_its_response_tokens(tmp_path):
@@ -268,21 +295,35 @@ def test_what_an_aborted_episode_said_does_not_reach_the_gradient(tmp_path):
     assert difference(*gradients) == 0.0 and largest(gradients[0]) > 0.01
 
 
-def test_episode_return_is_the_total_reward_and_none_where_there_is_nothing_to_learn():
-    assert episode_return(["", ""], episode_return=[9.8, None], episode=[], prompts=[]) == [9.8, None]
+def test_episode_return_is_the_total_reward():
+    assert episode_return(["", ""], episode_return=[9.8, 0.0], episode=[], prompts=[]) == [9.8, 0.0]
 
 
-def test_own_reward_functions_get_the_episodes(tmp_path):
+def test_own_reward_functions_get_the_episodes_and_aborted_ones_do_not_enter_the_baseline(tmp_path):
+    """Two functions: what they return for the aborted sixth episode is far off, and must not matter."""
+    episodes = make_episodes()
     seen = []
 
     def fewest_turns(completions, episode, **kwargs):
         seen.extend(episode)
-        return [-float(len(e.turns)) for e in episode]
+        return [100.0 if e.stop is StopReason.ABORTED else -float(len(e.turns)) for e in episode]
 
-    trainer = make_trainer(tmp_path, reward_funcs=fewest_turns, max_steps=1)
-    trainer.train()
-    assert len(seen) == ROWS
-    assert logged(trainer, "rewards/fewest_turns/mean") == [-sum(len(e.turns) for e in seen) / ROWS]
+    def first_tokens(completions, episode, **kwargs):
+        return [-50.0 if e.stop is StopReason.ABORTED else e.turns[0].response_ids[0] / 8 for e in episode]
+
+    trainer = make_trainer(tmp_path, reward_funcs=[fewest_turns, first_tokens])
+    trainer.play = lambda tasks, **kwargs: episodes
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions([{"prompt": "train/0"} for _ in range(ROWS)])
+    assert seen == episodes
+    for members in ([0, 1, 2, 3], [4, 6, 7]):
+        group = [episodes[i] for i in members]
+        rewards = torch.tensor([e.turns[0].response_ids[0] / 8 - len(e.turns) for e in group])
+        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+        torch.testing.assert_close(batch["advantages"][members, 0], advantages, rtol=1e-4, atol=1e-4)
+    assert not batch["advantages"][5].any()
+    usable = [len(e.turns) for i, e in enumerate(episodes) if i != 5]
+    assert trainer._metrics["train"]["rewards/fewest_turns/mean"] == [pytest.approx(-mean(usable))]
 
 
 # ---------------------------------------------------------------------------------------------------------- contexts

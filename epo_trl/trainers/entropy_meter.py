@@ -47,8 +47,8 @@ class EntropyMeter:
             turn_ids: (B, T).
             response_mask: (B, T).
             shares: (3,) numbers of tokens below, inside and above the band.
-            bonus: This micro-batch's part of L_H.
-            penalty: This micro-batch's part of L_smooth.
+            bonus: This micro-batch's part of L_H of the whole batch.
+            penalty: This micro-batch's part of L_smooth of the whole batch.
         """
         mask = response_mask.bool()
         turns = torch.where(mask, turn_ids, -1)

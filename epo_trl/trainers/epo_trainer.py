@@ -1,9 +1,10 @@
 """EPO over many turns as a subclass of TRL's GRPOTrainer.
 
 TRL keeps what it is good at: sampling and grouping tasks, the clipped surrogate and its variants, KL, reference
-model, gradient accumulation, distribution, logging. This class fills four seams, always around `super()`:
+model, gradient accumulation, distribution, logging. This class fills five seams, always around `super()`:
 
 - `rollout_func`: plays whole episodes; each becomes one row whose turns are segments;
+- `_calculate_rewards`: leaves aborted episodes out of the baseline;
 - `_generate_and_score_completions`: adds the turn ids and per-token advantages to the batch;
 - `_get_per_token_logps_and_entropies`: shows the model turns where TRL sees episodes;
 - `compute_loss`: adds the entropy terms of EPO to TRL's policy loss.
@@ -61,8 +62,8 @@ REPORTS = "evaluations"  # folder in `output_dir`
 TEST_SPLITS = ("iid", "ood")
 
 
-def episode_return(completions: Sequence[Any], episode_return: Sequence[float | None], **_: Any) -> list[float | None]:
-    """Returns the total reward of each episode, `None` for an aborted one (TRL leaves it out of the baseline)."""
+def episode_return(completions: Sequence[Any], episode_return: Sequence[float], **_: Any) -> list[float]:
+    """Returns the total reward of each episode."""
     return list(episode_return)
 
 
@@ -76,6 +77,16 @@ def _protocol_of(args: EPOConfig, suite: TaskSuite) -> Protocol:
         invalid_action=args.invalid_action,
         context=args.context,
     )
+
+
+def _response_mask(batch: dict[str, Any]) -> Tensor:
+    """Returns (B, T), 1 on the tokens that count."""
+    return batch["completion_mask"] * batch["tool_mask"]
+
+
+def _is_scored(batch: dict[str, Any]) -> bool:
+    """Whether the batch holds log-probs of the policy that played: TRL keeps them where updates come between."""
+    return "old_per_token_logps" in batch
 
 
 def _in_workers(suite: TaskSuite, args: EPOConfig) -> TaskSuite:
@@ -93,7 +104,8 @@ class EPOTrainer(LongRunTrainer):
         model: A model, a Hub id or a local path.
         suite: The tasks and their environments.
         args: The configuration.
-        reward_funcs: TRL reward functions; by default the episodes' total reward. They also receive the `episode`.
+        reward_funcs: TRL reward functions; by default the episodes' total reward. They also receive the `episode`. What
+            they return for one without `is_usable` (aborted, or without a turn) is not used.
         train_dataset: Rows with a `prompt` column that holds task ids; by default the suite's `train` list.
         processing_class: The tokenizer; by default the model's.
         **kwargs: Passed to `GRPOTrainer` (`peft_config`, `callbacks`, `optimizers`, `quantization_config`, ...).
@@ -178,6 +190,7 @@ class EPOTrainer(LongRunTrainer):
         self._packing_unchecked = args.pack_turns
         self._layout: TurnLayout | None = None
         self._entropies: Tensor | None = None
+        self._scored: list[tuple[Tensor, Tensor | None]] = []  # (log-probs, entropies) of passes outside of the update
         self._episodes: list[Episode] = []
         self.last_reports: list[EvalReport] = []
 
@@ -202,7 +215,7 @@ class EPOTrainer(LongRunTrainer):
             "completion_ids": [row.completion_ids for row in rows],
             "env_mask": [row.env_mask for row in rows],
             "logprobs": [row.logprobs or [0.0] * len(row.completion_ids) for row in rows] if has_logprobs else None,
-            "episode_return": [e.total_reward if e.is_usable else None for e in self._episodes],
+            "episode_return": [e.total_reward for e in self._episodes],
             "episode": list(self._episodes),
         }
 
@@ -305,17 +318,26 @@ class EPOTrainer(LongRunTrainer):
 
     # --- Batch -------------------------------------------------------------------------------------------------
 
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Returns the rewards of all ranks, NaN for episodes without a signal: TRL leaves those out of baselines."""
+        rewards = super()._calculate_rewards(*args, **kwargs)
+        usable = torch.tensor([episode.is_usable for episode in self._episodes], device=rewards.device)
+        rewards[~self.accelerator.gather(usable)] = torch.nan
+        return rewards
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._scored = []
         output = super()._generate_and_score_completions(inputs)
         assert self._layout is not None
         turn_ids, response_mask = self._layout.turn_ids, self._layout.response_mask
         # Rows without a token in the loss (aborted, or cleared by `mask_truncated_completions`) do not count.
-        usable = (output["completion_mask"] * output["tool_mask"]).any(1).sum()
+        usable = _response_mask(output).any(1).sum()
         output["turn_ids"] = turn_ids
         output["num_episodes"] = self.accelerator.reduce(usable.float(), reduction="sum")
         output["advantages"] = self.assign_credit(
             CreditBatch(self._episodes, output["advantages"], turn_ids, response_mask)
         )
+        self._measure_as_collected(output)
         return output
 
     def assign_credit(self, batch: CreditBatch) -> Tensor:
@@ -347,15 +369,18 @@ class EPOTrainer(LongRunTrainer):
             with self.accelerator.autocast():
                 scores = self._score_turns(model, turns, **extra)
             logps.append(turns.to_rows(scores.log_probs))
-            if compute_entropy and scores.entropy is not None:
+            if scores.entropy is not None:
                 entropies.append(turns.to_rows(scores.entropy))
             if compute_aux_loss and scores.aux_loss is not None:
                 aux_losses.append(scores.aux_loss)
+        log_probs, entropy = torch.cat(logps), torch.cat(entropies) if entropies else None
         if compute_entropy:
-            self._entropies = torch.cat(entropies)
+            self._entropies = entropy
+        else:
+            self._scored.append((log_probs, entropy))
         return (
-            torch.cat(logps),
-            self._entropies if compute_entropy else None,
+            log_probs,
+            entropy if compute_entropy else None,
             torch.stack(aux_losses).mean() if compute_aux_loss else None,
         )
 
@@ -375,41 +400,54 @@ class EPOTrainer(LongRunTrainer):
         Scaled so that the sum over the micro-batches of an optimizer step, averaged over ranks, is the loss of the
         whole batch, however it is cut.
         """
-        response_mask = inputs["completion_mask"] * inputs["tool_mask"]
         self._layout = TurnLayout(inputs["turn_ids"], inputs["tool_mask"] * (inputs["turn_ids"] >= 0), self._windowed)
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         entropies, self._entropies = self._entropies, None
         assert entropies is not None
-        bonus, penalty = self._entropy_terms(entropies, inputs, response_mask)
+        bonus, penalty = self._entropy_terms(entropies, inputs)
+        if self._step % self.args.micro_steps_per_rl_step < self.args.steps_per_generation and not _is_scored(inputs):
+            self._measure(entropies, inputs, bonus, penalty)
         if self.args.epo_lambda:
-            loss = loss - self.args.epo_lambda * (bonus - self.smoothing_beta * penalty)
+            # The terms are parts of means over the collected batch; this is their share in one optimizer step.
+            updates = self.args.steps_per_generation / self.current_gradient_accumulation_steps
+            coef = self.args.epo_lambda * updates * self.accelerator.num_processes
+            loss = loss - coef * (bonus - self.smoothing_beta * penalty)
         return spread_nonfinite(loss)
 
-    def _entropy_terms(self, entropies: Tensor, inputs: dict[str, Any], mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns this micro-batch's parts of L_H and L_smooth, and feeds the statistics of the RL step."""
-        band = {"kappa_low": self.args.kappa_low, "kappa_high": self.args.kappa_high}
-        turn_ids = inputs["turn_ids"]
-        reference = self.entropy_history.reference(turn_ids)
+    def _entropy_terms(self, entropies: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Returns what these rows add to L_H and to L_smooth of the collected batch, all ranks together."""
         weights = turn_mean_weights(
-            turn_ids, mask, num_trajectories=self._trajectories_per_update(inputs), dtype=entropies.dtype
+            inputs["turn_ids"],
+            _response_mask(inputs),
+            num_trajectories=inputs["num_episodes"].clamp(min=1),
+            dtype=entropies.dtype,
         )
-        bonus = (weights * entropies).sum()
-        penalty = (
-            weights
-            * smoothing_penalty(
-                entropies, reference, alpha=self.args.smoothing_alpha, kind=self.args.smoothing_penalty, **band
-            )
-        ).sum()
-        # The history holds entropies of the batch as it was collected, so only the first pass over it counts.
-        if self._step % self.args.micro_steps_per_rl_step < self.args.steps_per_generation:
-            shares = band_shares(entropies.detach(), reference, mask, **band)
-            self._meter.add(entropies, turn_ids, mask, shares=shares, bonus=bonus, penalty=penalty)
-        return bonus, penalty
+        penalty = smoothing_penalty(
+            entropies,
+            self.entropy_history.reference(inputs["turn_ids"]),
+            alpha=self.args.smoothing_alpha,
+            kind=self.args.smoothing_penalty,
+            **self._band,
+        )
+        return (weights * entropies).sum(), (weights * penalty).sum()
 
-    def _trajectories_per_update(self, inputs: dict[str, Any]) -> Tensor:
-        """Returns the divisor that turns local sums into the mean over one optimizer step, after ranks are averaged."""
-        steps = self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        return inputs["num_episodes"].clamp(min=1) / self.accelerator.num_processes * steps
+    @property
+    def _band(self) -> dict[str, float]:
+        return {"kappa_low": self.args.kappa_low, "kappa_high": self.args.kappa_high}
+
+    def _measure(self, entropies: Tensor, inputs: dict[str, Any], bonus: Tensor, penalty: Tensor) -> None:
+        """Feeds the statistics of the RL step. They are those of the policy that played, so no update comes before."""
+        turn_ids, mask = inputs["turn_ids"], _response_mask(inputs)
+        shares = band_shares(entropies.detach(), self.entropy_history.reference(turn_ids), mask, **self._band)
+        self._meter.add(entropies, turn_ids, mask, shares=shares, bonus=bonus, penalty=penalty)
+
+    def _measure_as_collected(self, batch: dict[str, Any]) -> None:
+        """Measures the whole batch if several updates come from it: TRL then scores it with the policy that played."""
+        if _is_scored(batch):
+            entropies = next(e for logps, e in self._scored if logps is batch["old_per_token_logps"])
+            assert entropies is not None
+            self._measure(entropies, batch, *self._entropy_terms(entropies, batch))
+        self._scored = []
 
     @property
     def smoothing_beta(self) -> float:
@@ -444,9 +482,7 @@ class EPOTrainer(LongRunTrainer):
         reference = self.entropy_history.reference() if self.entropy_history.per == "step" else None
         alpha, beta, coef = self.args.smoothing_alpha, self.smoothing_beta, self.args.epo_lambda
         metrics = {f"entropy/{part}": value for part, value in means.items() if part != "all"}
-        # The terms are scaled per optimizer step and for an average over ranks (see `_trajectories_per_update`).
-        updates = self.args.steps_per_generation / self.args.gradient_accumulation_steps
-        bonus, penalty = (term / self.accelerator.num_processes / updates for term in self._meter.loss_terms())
+        bonus, penalty = self._meter.loss_terms()
         below, inside, above = self._meter.band_shares()
         metrics |= {
             "epo/beta": beta,
