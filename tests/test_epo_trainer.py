@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from transformers import TrainerCallback
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.rollout import ChatTemplateError, TemplateError
 from epo_trl.trainers import EPOTrainer
+from epo_trl.trainers.checks import warn_of_divisor
 from epo_trl.trainers.epo_trainer import episode_return
 from epo_trl.trainers.long_run_trainer import STATE_FILE
 from epo_trl.types import StopReason
@@ -545,25 +547,33 @@ def test_evaluation_plays_the_whole_lists_once(tmp_path):
     ]
 
 
-def test_evaluation_changes_neither_random_state_nor_mode_nor_temperature(tmp_path):
-    trainer = make_trainer(tmp_path, eval_temperature=0.3)
-    temperatures = []
+@pytest.mark.parametrize("temperature", [0.3, 0.0], ids=["sampled", "greedy"])
+def test_evaluation_changes_neither_random_state_nor_mode_nor_temperature_nor_what_is_to_be_logged(
+    tmp_path, temperature
+):
+    trainer = make_trainer(tmp_path, eval_temperature=temperature)
+    used = []
     original = trainer.model.generate
 
     def generate(**kwargs):
-        temperatures.append(kwargs["generation_config"].temperature)
         assert not trainer.model.training
-        return original(**kwargs)
+        ids = original(**kwargs)
+        used.append((kwargs["generation_config"].temperature, kwargs["generation_config"].do_sample))
+        trainer.model.train()  # as continuous batching does
+        return ids
 
     trainer.model.generate = generate
     trainer.model.train()
+    trainer._metrics["train"]["env/turns"] = [3.0]
     torch.manual_seed(3)
     before = torch.get_rng_state()
     first = trainer.evaluate()
     assert torch.equal(torch.get_rng_state(), before)
     assert trainer.model.training
-    assert set(temperatures) == {0.3}
+    assert set(used) == {(temperature or None, temperature > 0)}
     assert trainer.generation_config.temperature == trainer.generation_kwargs["temperature"] == 1.0
+    assert trainer.generation_config.do_sample and trainer.generation_kwargs["do_sample"]
+    assert trainer._metrics["train"] == {"env/turns": [3.0]} and "env/turns" not in first
     assert (trainer.rl_step, len(trainer.entropy_history)) == (0, 0)
     torch.manual_seed(4)
     again = trainer.evaluate()
@@ -630,6 +640,14 @@ def test_weights_are_the_same_with_and_without_evaluation(tmp_path):
 def test_a_bad_setting_is_named(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         make_config(tmp_path, **changes)
+
+
+def test_a_divisor_of_one_turns_length_is_warned_of(tmp_path):
+    with pytest.warns(UserWarning, match=r"loss_type: got 'dr_grpo', .*max_completion_length \(6\).*max_turns \(3\)"):
+        warn_of_divisor(make_config(tmp_path, loss_type="dr_grpo"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_divisor(make_config(tmp_path))
 
 
 def test_trls_own_bonus_is_allowed_without_lambda(tmp_path):

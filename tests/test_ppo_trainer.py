@@ -597,6 +597,24 @@ def test_vllm_is_sent_the_policy_alone(tmp_path):
     assert any(is_critic(name) for name, _ in trainer.model.named_parameters())
 
 
+@pytest.mark.parametrize("critic", CRITICS)
+def test_the_reference_model_is_synchronised_with_the_policy_alone(tmp_path, critic):
+    model = make_model()
+    model.save_pretrained(tmp_path / "policy")
+    model.config._name_or_path = str(tmp_path / "policy")
+    trainer = make_ppo(
+        tmp_path, model=model, critic=critic, beta=0.1, sync_ref_model=True, ref_model_sync_steps=1, max_steps=1,
+        ref_model_mixup_alpha=0.25, max_turns=1,
+    )  # fmt: skip
+    before = {name: p.detach().clone() for name, p in trainer.ref_model.named_parameters()}
+    trainer.train()
+    after = dict(trainer.ref_model.named_parameters())
+    policy = {name: p for name, p in trainer.model.named_parameters() if not is_critic(name)}
+    assert after.keys() == policy.keys() and max((policy[n] - before[n]).abs().max() for n in before) > 1e-3
+    for name, value in after.items():
+        torch.testing.assert_close(value, 0.75 * before[name] + 0.25 * policy[name])
+
+
 def test_a_critic_comes_back_after_an_error():
     model = make_model()
     attach_critic(model, Critic(32))

@@ -19,6 +19,8 @@ from trainer_kit import (
     make_trainer,
     toy_tokenizer,
 )
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl.trainer.utils import add_fused_lm_head
 
 from epo_trl.trainers import epo_trainer
@@ -194,6 +196,53 @@ def test_values_and_gradients_do_not_depend_on_the_passes(monkeypatch, windowed,
     torch.testing.assert_close(other.log_probs, one.log_probs, rtol=0, atol=1e-12)
     torch.testing.assert_close(other.entropy, one.entropy, rtol=0, atol=1e-12)
     torch.testing.assert_close(other_gradient, one_gradient, rtol=0, atol=1e-12)
+
+
+def mixture_of_experts():
+    """Returns a small one with weights so large that its routers tell tokens apart."""
+    config = Qwen3MoeConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=16, moe_intermediate_size=8, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen3MoeForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(12)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    return model
+
+
+@pytest.mark.parametrize("windowed", [True, False])
+@pytest.mark.parametrize("way", [{}, {"buckets": 3}, {"buckets": 9}, {"packed": True}], ids=str)
+def test_the_router_loss_is_that_of_the_turns_alone(windowed, way):
+    """Reference: every turn by itself, no padding; the third row has no sampled token (it was aborted)."""
+    model = mixture_of_experts()
+    response = RESPONSE.clone()
+    response[2] = 0
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, response, windowed))
+    logits = []
+    for ids, labels, length in zip(batch.input_ids, batch.labels, batch.lengths, strict=True):
+        if (labels != -100).any():
+            output = model(input_ids=ids[None, :length], output_router_logits=True)
+            logits.append(output.router_logits)
+    assert len(logits) == (5 if windowed else 2)
+    expected = load_balancing_loss_func(tuple(torch.cat(layer) for layer in zip(*logits, strict=True)), 4, 2)
+    aux_loss = score_turns(model, batch, output_router_logits=True, **way).aux_loss
+    torch.testing.assert_close(aux_loss, expected, rtol=1e-5, atol=1e-6)
+    aux_loss.backward()
+    assert model.model.layers[0].mlp.gate.weight.grad.abs().max() > 1e-4
+    assert score_turns(model, batch, **way).aux_loss is None
+
+
+def test_the_router_loss_of_a_batch_without_sampled_tokens_is_zero():
+    model = mixture_of_experts()
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, torch.zeros_like(RESPONSE), windowed=True))
+    aux_loss = score_turns(model, batch, output_router_logits=True).aux_loss
+    aux_loss.backward()
+    assert aux_loss == 0 and not model.model.layers[0].mlp.gate.weight.grad.any()
 
 
 def test_packed_turns_have_no_padding_and_positions_of_their_own():

@@ -8,6 +8,13 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 
+def decoding(temperature: float) -> dict[str, Any]:
+    """Returns the settings of transformers' generation for a temperature; 0 is greedy decoding."""
+    if temperature:
+        return {"do_sample": True, "temperature": temperature}
+    return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "min_p": None}
+
+
 class SamplingPolicy:
     """Samples responses with a model's own `generate`. Fits `epo_trl.rollout.loop.Generate`.
 

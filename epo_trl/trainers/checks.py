@@ -33,6 +33,19 @@ def check_reference(args: EPOConfig, model: Any, peft_config: Any) -> None:
         )
 
 
+def warn_of_divisor(args: EPOConfig) -> None:
+    """Warns of a loss whose constant divisor is one turn's length where an episode's is meant."""
+    if args.loss_type == "dr_grpo" and args.process_index == 0:
+        warnings.warn(
+            "loss_type: got 'dr_grpo', which divides the sum over an episode's tokens by max_completion_length "
+            f"({args.max_completion_length}). That is the longest response of one turn here, so policy loss and KL are "
+            f"up to max_turns ({args.max_turns}) times too large, and the entropy terms, which are means, that much "
+            "too small beside them. Take loss_type: dapo (a mean over tokens), or divide learning_rate and multiply "
+            "epo_lambda by the turns of an episode.",
+            stacklevel=2,
+        )
+
+
 def check_packing(model: Any, attention: str) -> None:
     """Raises `ValueError` if sequences that are packed into one row reach each other; warns if padding is faster.
 

@@ -36,6 +36,7 @@ from epo_trl.evaluation import EvalReport, Protocol, get_protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.models import load_tokenizer
+from epo_trl.models.generate import decoding
 from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes
 from epo_trl.objectives import EntropyHistory, band_shares, beta_schedule, smoothing_penalty, turn_mean_weights
 from epo_trl.rollout import (
@@ -47,9 +48,16 @@ from epo_trl.rollout import (
     play_episodes,
 )
 from epo_trl.trainers.aborts import first_errors, too_many_aborted
-from epo_trl.trainers.checks import check_context_fits, check_packing, check_reference, check_tokenizer
+from epo_trl.trainers.checks import (
+    check_context_fits,
+    check_packing,
+    check_reference,
+    check_tokenizer,
+    warn_of_divisor,
+)
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.entropy_meter import EntropyMeter
+from epo_trl.trainers.equal_rewards import EqualRewards, equal_within_groups
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.progress import use_short_progress
 from epo_trl.trainers.state_file import write_state
@@ -139,6 +147,7 @@ class EPOTrainer(LongRunTrainer):
             processing_class = load_tokenizer(path)
         check_tokenizer(processing_class)
         check_reference(args, model, kwargs.get("peft_config"))
+        warn_of_divisor(args)
         self.context = ContextBuilder(
             processing_class,
             PromptTemplate.load(args.prompt_template),
@@ -193,6 +202,7 @@ class EPOTrainer(LongRunTrainer):
         self._scored: list[tuple[Tensor, Tensor | None]] = []  # (log-probs, entropies) of passes outside of the update
         self._episodes: list[Episode] = []
         self.last_reports: list[EvalReport] = []
+        self._equal_rewards = EqualRewards()
 
     # --- Rollout -----------------------------------------------------------------------------------------------
 
@@ -243,7 +253,7 @@ class EPOTrainer(LongRunTrainer):
             return play_episodes(
                 self._envs,
                 tasks,
-                lambda prompt_ids: self._generate_single_turn(prompt_ids, None, {}, 1),
+                self._respond,
                 context,
                 settings or self.rollout_settings,
                 prompts_needed=self._prompts_needed,
@@ -251,6 +261,14 @@ class EPOTrainer(LongRunTrainer):
                 times=times,
                 waves=self.args.rollout_waves,
             )
+
+    def _respond(self, prompt_ids: list[list[int]]) -> Any:
+        """Returns a response to each prompt, in the mode that is on: continuous batching leaves another on."""
+        training = self.model.training
+        responses = self._generate_single_turn(prompt_ids, None, {}, 1)
+        if self.model.training != training:
+            self.model.train(training)
+        return responses
 
     def _keeping_prefixes(self, context: ContextBuilder) -> AbstractContextManager[Any]:
         """Lets generation go on from the turn before, as far as the backend does not do that by itself."""
@@ -323,7 +341,21 @@ class EPOTrainer(LongRunTrainer):
         rewards = super()._calculate_rewards(*args, **kwargs)
         usable = torch.tensor([episode.is_usable for episode in self._episodes], device=rewards.device)
         rewards[~self.accelerator.gather(usable)] = torch.nan
+        if self.model.training:
+            self._warn_of_equal_rewards(rewards)
         return rewards
+
+    def _warn_of_equal_rewards(self, rewards: Tensor) -> None:
+        weighed = rewards[:, self.reward_weights.to(rewards.device) != 0]
+        group, name = self._compared
+        if self._equal_rewards.add(equal_within_groups(weighed, group)) and self.accelerator.is_main_process:
+            success = self._metrics["train"]["env/success_rate"][-1]
+            warnings.warn(self._equal_rewards.warning(self.rl_step, success, name), stacklevel=2)
+
+    @property
+    def _compared(self) -> tuple[int, str]:
+        """Number of episodes whose rewards are compared with each other, and what they are called."""
+        return self.num_generations, "every group"
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._scored = []
@@ -576,20 +608,21 @@ class EPOTrainer(LongRunTrainer):
 
     @contextmanager
     def _sampling(self, temperature: float, seed: int) -> Iterator[None]:
-        """Samples at another temperature and from a random stream of its own."""
+        """Samples at another temperature, greedily at 0, and from a random stream of its own."""
         holder: Any = self.vllm_generation if self.use_vllm else self.generation_config
-        # Plain generation reads it from here too; with vLLM there is no such dictionary.
+        changes = {"temperature": temperature} if self.use_vllm else decoding(temperature)
+        # Plain generation reads them from here too; with vLLM there is no such dictionary.
         kwargs: dict[str, Any] = {} if self.use_vllm else self.generation_kwargs
-        before, kwargs_before = holder.temperature, dict(kwargs)
+        before, kwargs_before = {name: getattr(holder, name) for name in changes}, dict(kwargs)
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(seed)
             try:
-                holder.temperature = temperature
-                kwargs["temperature"] = temperature
+                vars(holder).update(changes)
+                kwargs.update(changes)
                 yield
             finally:
-                holder.temperature = before
+                vars(holder).update(before)
                 kwargs.update(kwargs_before)
 
     # --- Watching ----------------------------------------------------------------------------------------------

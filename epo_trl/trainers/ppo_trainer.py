@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
+from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import disable_dropout_in_model
 
 from epo_trl.advantages import CREDITS, ValueBatch
@@ -77,6 +78,7 @@ class EPOPPOTrainer(EPOTrainer):
         super().__init__(model, suite, args=args, **kwargs)
         self.critic = self._make_critic(trunk, kwargs.get("peft_config"))
         attach_critic(self.model, self.critic)
+        self._hide_critic_from_reference()
         self._values: list[Tensor] | None = None
         self._final_states: list[list[int]] = []
         self._value_sums = torch.zeros(3, dtype=torch.float64, device=self.accelerator.device)
@@ -116,6 +118,18 @@ class EPOPPOTrainer(EPOTrainer):
         if other:
             check_critic_vocabulary(path, trunk.config.get_text_config().vocab_size, self._tokenizer, **trust)
         return trunk
+
+    def _hide_critic_from_reference(self) -> None:
+        """The reference model has no critic, and `sync_ref_model` pairs every parameter with one of its own."""
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, SyncRefModelCallback):
+                sync = callback.sync_target_model
+
+                def sync_policy(model: Any, *args: Any, sync: Any = sync) -> None:
+                    with critic_aside(model):
+                        sync(model, *args)
+
+                callback.sync_target_model = sync_policy
 
     def _hide_critic_from_vllm(self) -> None:
         """The engine has no critic, and TRL sends it every parameter of the model."""
@@ -163,6 +177,10 @@ class EPOPPOTrainer(EPOTrainer):
         output["old_values"], output["returns"], output["value_points"] = values, estimate.returns, estimate.points
         output["num_values"] = self._sum_over_ranks(estimate.points.sum().double())
         return output
+
+    @property
+    def _compared(self) -> tuple[int, str]:
+        return self.args.generation_batch_size, "the whole batch"
 
     def _sum_over_ranks(self, sums: Tensor) -> Tensor:
         return self.accelerator.reduce(sums, reduction="sum")

@@ -18,6 +18,8 @@ import torch
 import trl.trainer.utils as trl_utils
 from torch import Tensor
 
+from epo_trl.trainers.router_loss import keeping_router_outputs, router_loss
+
 
 @dataclass(slots=True)
 class TurnLayout:
@@ -115,7 +117,8 @@ class TurnScores:
     Args:
         log_probs: (N, L - 1) log-probability of each sampled token in nats, 0 elsewhere; column p - 1 is token p.
         entropy: (N, L - 1) entropy of its distribution in nats, 0 elsewhere; `None` if the model was not asked.
-        aux_loss: Load-balancing loss of a mixture of experts, or `None`.
+        aux_loss: Load-balancing loss of a mixture of experts over the tokens of turns with a sampled token, if
+            `output_router_logits` was asked for.
         values: (N, L - 1) value of the state in which each token came, or `None` if the model was not asked.
     """
 
@@ -138,21 +141,21 @@ def score_turns(
         packed: Whether all turns run as one row without padding instead.
         **model_inputs: Passed to the model.
     """
-    log_probs, entropy, aux_losses, values = [], [], [], []
-    for one in _passes(batch, buckets, packed):
-        with compact_scoring():
+    log_probs, entropy, values = [], [], []
+    passes = list(_passes(batch, buckets, packed))
+    with compact_scoring(), keeping_router_outputs() as router_outputs:
+        for one in passes:
             output = model(**one.inputs, labels=one.labels, fused_lm_head=True, **model_inputs)
-        log_probs.append(one.put_back(output.log_probs))
-        if output.entropy is not None:
-            entropy.append(one.put_back(output.entropy))
-        if output.aux_loss is not None:
-            aux_losses.append(output.aux_loss)
-        if output.get("state_values") is not None:
-            values.append(one.put_back(output.state_values))
+            log_probs.append(one.put_back(output.log_probs))
+            if output.entropy is not None:
+                entropy.append(one.put_back(output.entropy))
+            if output.get("state_values") is not None:
+                values.append(one.put_back(output.state_values))
+    balanced = model_inputs.get("output_router_logits", False)
     return TurnScores(
         log_probs=torch.stack(log_probs).sum(0),
         entropy=torch.stack(entropy).sum(0) if entropy else None,
-        aux_loss=torch.stack(aux_losses).mean() if aux_losses else None,
+        aux_loss=router_loss(router_outputs, [one.counted for one in passes]) if balanced else None,
         values=torch.stack(values).sum(0) if values else None,
     )
 
@@ -180,6 +183,7 @@ class _Pass:
     Args:
         inputs: (n, l) `input_ids`, and `position_ids` if they are not those of the columns.
         labels: (n, l).
+        counted: (n, l), true on the tokens of turns with a sampled token. Padding and repeated turns are not.
         source: Index of the results that count in the model's (n, l - 1).
         target: Index of their places in (N, L - 1).
         shape: (N, L - 1).
@@ -187,6 +191,7 @@ class _Pass:
 
     inputs: dict[str, Tensor]
     labels: Tensor
+    counted: Tensor
     source: Any
     target: tuple[Tensor, Tensor]
     shape: tuple[int, int]
@@ -199,12 +204,15 @@ class _Pass:
 def _passes(batch: TurnBatch, buckets: int, packed: bool) -> Iterator[_Pass]:
     ids, labels, lengths = batch.input_ids, batch.labels, batch.lengths
     shape, columns = (len(ids), ids.shape[1] - 1), torch.arange(ids.shape[1], device=ids.device)
+    real = columns < lengths.unsqueeze(1)
+    counted = real & (labels != -100).any(1, keepdim=True)
     if packed:
-        sequence, position = (columns < lengths.unsqueeze(1)).nonzero(as_tuple=True)
+        sequence, position = real.nonzero(as_tuple=True)
         inputs = {"input_ids": ids[sequence, position][None], "position_ids": position[None]}
         (later,) = position.nonzero(as_tuple=True)  # a sequence's first token is predicted by nothing
         target = (sequence[later], position[later] - 1)
-        yield _Pass(inputs, labels[sequence, position][None], (0, later - 1), target, shape)
+        places = (sequence, position)
+        yield _Pass(inputs, labels[places][None], counted[places][None], (0, later - 1), target, shape)
         return
     order = lengths.argsort()
     for rows in order.tensor_split(buckets):
@@ -213,7 +221,9 @@ def _passes(batch: TurnBatch, buckets: int, packed: bool) -> Iterator[_Pass]:
             rows = order[:1]  # every rank makes the same number of passes; this one's result is not used
         longest = max(2, int(lengths[rows].max()))
         target = (rows[:used].unsqueeze(1), columns[: longest - 1].unsqueeze(0))
-        yield _Pass({"input_ids": ids[rows, :longest]}, labels[rows, :longest], slice(0, used), target, shape)
+        inputs = {"input_ids": ids[rows, :longest]}
+        tokens = counted[rows, :longest] if used else torch.zeros_like(counted[rows, :longest])
+        yield _Pass(inputs, labels[rows, :longest], tokens, slice(0, used), target, shape)
 
 
 @contextmanager

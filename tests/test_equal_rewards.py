@@ -1,0 +1,77 @@
+"""A run with nothing to compare says so in words, once per stretch."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from trainer_kit import make_episodes, make_ppo, make_trainer
+
+from epo_trl.trainers.equal_rewards import EqualRewards, equal_within_groups
+
+NO = math.nan
+
+
+@pytest.mark.parametrize(
+    ("rewards", "group", "equal"),
+    [
+        ([1, 1, 0, 0], 2, True),
+        ([1, 1, 0, 0], 4, False),
+        ([1, 1, 0, 0.1], 2, False),
+        ([1, NO, 0, 0], 2, True),  # one member was aborted
+        ([1, NO, 0, 0], 4, False),
+        ([NO, NO, 0, 0], 2, True),
+        ([NO, NO, NO, NO], 4, True),
+        ([-0.3, -0.1 - 0.1 - 0.1, -0.3, -0.3], 4, True),  # the same sum, rounded otherwise
+    ],
+)
+def test_groups_with_one_reward_have_nothing_to_compare(rewards, group, equal):
+    assert equal_within_groups(torch.tensor(rewards).float().unsqueeze(1), group) is equal
+
+
+def test_every_reward_function_is_looked_at():
+    rewards = torch.tensor([[1.0, 5.0], [1.0, 5.0], [0.0, 7.0], [0.0, 8.0]])
+    assert not equal_within_groups(rewards, 2) and equal_within_groups(rewards[:, :1], 2)
+
+
+def test_one_warning_for_each_stretch():
+    counter = EqualRewards(patience=3)
+    steps = [True] * 2 + [False] + [True] * 5 + [False] + [True] * 3
+    assert [i for i, equal in enumerate(steps) if counter.add(equal)] == [5, 11]
+
+
+def test_the_advice_for_solved_tasks_is_another():
+    counter = EqualRewards()
+    assert "3 RL steps (up to 7) the episodes of every group got equal rewards, 0% of them" in counter.warning(
+        7, 0.0, "every group"
+    )
+    assert "recipes/sft.py" in counter.warning(7, 0.0, "every group")
+    assert "take harder ones" in counter.warning(7, 1.0, "every group")
+
+
+@pytest.mark.parametrize(
+    ("make", "rewards", "warns"),
+    [
+        (make_trainer, [2.0] * 8, ["every group"]),
+        (make_trainer, [2.0] * 4 + [3.0] * 4, ["every group"]),
+        (make_trainer, [2.0] * 7 + [3.0], []),
+        (make_ppo, [2.0] * 8, ["the whole batch"]),  # the critic compares an episode with all others
+        (make_ppo, [2.0] * 4 + [3.0] * 4, []),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_trainer_warns_in_the_third_step_without_differences_and_not_again(tmp_path, make, rewards, warns):
+    trainer = make(tmp_path, **({"bootstrap_truncated": False} if make is make_ppo else {}))
+    trainer.model.train()
+    trainer.play = lambda tasks, **kwargs: make_episodes()  # the sixth is aborted
+    trainer.reward_funcs = [lambda completions, **_: [*rewards[:5], 99.0, *rewards[6:]]]
+    found = []
+    for step in range(5):
+        trainer.rl_step = step
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer._generate_and_score_completions([{"prompt": "train/0"} for _ in range(8)])
+        found += [(step, str(one.message)) for one in caught if "got equal rewards" in str(one.message)]
+    assert [step for step, _ in found] == [2] * len(warns)
+    for (_, text), name in zip(found, warns, strict=True):
+        assert f"(up to 2) the episodes of {name} got equal rewards, 43% of them solved" in text
