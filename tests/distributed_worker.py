@@ -1,12 +1,16 @@
-"""One rank of `test_distributed.py`: `python distributed_worker.py {ddp,zero2,zero3} FOLDER ...` in torch's variables.
+"""One rank of `test_distributed.py`: `python distributed_worker.py RUN,RUN,... FOLDER`, with torch's variables.
+
+A run is `{ddp,zero3}-METHOD[-ARGUMENT]` and writes to the folder of that name. One launch serves many: most of its time
+is imports.
 
 `grpo`: step 1 trains on episodes made by hand, so that one process can do the same; steps 2 and 3 play. Rank 0's games
 end after one turn, rank 1's after three, so rank 0 has to go on generating while it has nothing to play.
 
-`guards {sigterm,nonfinite}`: rank 1's loss is NaN in the second update; then rank 0 gets SIGTERM in the third, or rank
+`guards-{sigterm,nonfinite}`: rank 1's loss is NaN in the second update; then rank 0 gets SIGTERM in the third, or rank
 1's loss is NaN from the fourth on.
 
-`ppo CRITIC [CHECKPOINT]`: steps 1 to 3 train on episodes made by hand, 4 and 5 play; those alone from a checkpoint.
+`ppo-CRITIC`: steps 1 to 3 train on episodes made by hand, 4 and 5 play; `resume-CRITIC`: those alone,
+from its checkpoint.
 """
 
 import json
@@ -21,6 +25,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import torch
 import torch.distributed as dist
+from accelerate.state import AcceleratorState, GradientState
 from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer
 from transformers import TrainerCallback
 
@@ -68,7 +73,7 @@ ZERO3 = {
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
 }
-DEEPSPEED = {"ddp": None, "zero2": {**ZERO3, "zero_optimization": {"stage": 2}}, "zero3": ZERO3}
+DEEPSPEED = {"ddp": None, "zero3": ZERO3}
 
 
 class KeepWeights(TrainerCallback):
@@ -130,9 +135,9 @@ def inject_ppo(trainer: Any, part: slice, rollouts: int) -> None:
     )
 
 
-def start(mode: str, timeout_seconds: float = 30) -> int:
+def start(with_deepspeed: bool, timeout_seconds: float = 60) -> int:
     """Returns the rank, after joining the others."""
-    if DEEPSPEED[mode]:
+    if with_deepspeed:
         import deepspeed
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it is compiled for 38 s
@@ -140,11 +145,28 @@ def start(mode: str, timeout_seconds: float = 30) -> int:
     return dist.get_rank()
 
 
-def train_ppo(mode: str, folder: Path, critic: str, checkpoint: str | None = None) -> None:
-    rank = start(mode)
+def forget_the_mode() -> None:
+    """Another mode may follow in the same processes."""
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
+
+
+def resume_ppo(rank: int, mode: str, folder: Path, critic: str) -> None:
+    first = folder.with_name(f"{mode}-ppo-{critic}")
+    train_ppo(rank, mode, folder, critic, run=first / "run", checkpoint=str(first / "run" / "checkpoint-3"))
+
+
+def train_ppo(
+    rank: int, mode: str, folder: Path, critic: str, run: Path | None = None, checkpoint: str | None = None
+) -> None:
     keep = KeepWeights(3)
     trainer = make_ppo(
-        folder / "run",
+        run or folder / "run",
         suite=OneFaultySuite(rank),
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
@@ -159,15 +181,12 @@ def train_ppo(mode: str, folder: Path, critic: str, checkpoint: str | None = Non
     inject_ppo(trainer, slice(rank * share, (rank + 1) * share), rollouts=0 if checkpoint else 3)
     trainer.train(resume_from_checkpoint=checkpoint)
     weights = {"third": keep.weights, "last": gathered(trainer.model)}
-    torch.save(weights, folder / f"{'resumed' if checkpoint else 'weights'}{rank}.pt")
+    torch.save(weights, folder / f"weights{rank}.pt")
     result = {"kind": str(trainer.accelerator.distributed_type), "log": trainer.state.log_history}
     (folder / f"rank{rank}.json").write_text(json.dumps(result))
-    dist.barrier()
-    trainer.accelerator.end_training()
 
 
-def train_grpo(mode: str, folder: Path) -> None:
-    rank = start(mode)
+def train_grpo(rank: int, mode: str, folder: Path) -> None:
     keep = KeepWeights()
     trainer = make_trainer(
         folder / "run",
@@ -200,8 +219,6 @@ def train_grpo(mode: str, folder: Path) -> None:
             }
         )
     )
-    dist.barrier()
-    trainer.accelerator.end_training()
 
 
 class KeepAll(KeepWeights):
@@ -220,8 +237,7 @@ class SendSigterm(TrainerCallback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train_guarded(mode: str, folder: Path, end: str) -> None:
-    rank = start(mode)
+def train_guarded(rank: int, mode: str, folder: Path, end: str) -> None:
     keep = KeepAll()
     trainer = make_trainer(
         folder / "run",
@@ -246,13 +262,21 @@ def train_guarded(mode: str, folder: Path, end: str) -> None:
     torch.save(keep.steps, folder / f"weights{rank}.pt")
     result = {"error": error, "preempted": trainer.preempted, "log": trainer.state.log_history}
     (folder / f"rank{rank}.json").write_text(json.dumps(result))
-    dist.barrier()
-    trainer.accelerator.end_training()
 
+
+METHODS: dict[str, Any] = {"grpo": train_grpo, "guards": train_guarded, "ppo": train_ppo, "resume": resume_ppo}
 
 if __name__ == "__main__":
-    mode, folder, method, *arguments = sys.argv[1:]
-    {"grpo": train_grpo, "guards": train_guarded, "ppo": train_ppo}[method](mode, Path(folder), *arguments)
+    runs, folder = sys.argv[1:]
+    rank = start("zero" in runs)
+    for run in runs.split(","):
+        print(f"=== {run}", flush=True)
+        mode, method, *arguments = run.split("-")
+        own = Path(folder) / run
+        own.mkdir(exist_ok=True)
+        METHODS[method](rank, mode, own, *arguments)
+        dist.barrier()
+        forget_the_mode()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # some runs abort while the interpreter goes down, after all is done

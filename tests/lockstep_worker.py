@@ -16,8 +16,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import torch
 import torch.distributed as dist
-from accelerate.state import AcceleratorState, GradientState
-from distributed_worker import WORLD, ZERO3, start
+from distributed_worker import WORLD, ZERO3, forget_the_mode, start
 from trainer_kit import ROWS, make_trainer
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
@@ -246,20 +245,9 @@ def keep_before_each_step(trainer: EPOTrainer, record: Record) -> None:
     trainer.add_callback(BeforeStep())
 
 
-def forget_the_mode() -> None:
-    """Another mode may follow in the same processes."""
-    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-
-    unset_hf_deepspeed_config()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
-        del os.environ[name]
-
-
 if __name__ == "__main__":
     modes, folder, rollouts = sys.argv[1:]
-    rank = start("zero3", timeout_seconds=60)
+    rank = start(with_deepspeed=True)
     for mode in modes.split(","):
         train(mode, rank, Path(folder), int(rollouts))
         forget_the_mode()

@@ -2,18 +2,13 @@
 
 import importlib.util
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
+import shutil
 
 import pytest
 import safetensors.torch
 import torch
 from distributed_worker import PPO, SETTINGS, WORLD, KeepWeights, inject_first, inject_ppo
+from launcher import launch, launched_once
 from test_epo_trainer import StopAt
 from trainer_kit import ROWS, difference, make_episodes, make_model, make_ppo, make_trainer
 from transformers import AutoModelForCausalLM
@@ -22,67 +17,35 @@ from epo_trl.trainers.long_run_trainer import STATE_FILE
 from epo_trl.trainers.ppo_trainer import CRITIC_FILE
 
 pytestmark = pytest.mark.slow
-TESTS = Path(__file__).parent
-TIMEOUT_SECONDS = 150
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+needs_deepspeed = pytest.mark.skipif(not HAS_DEEPSPEED, reason="needs deepspeed")
+
+MODES = ["ddp", pytest.param("zero3", marks=needs_deepspeed)]
+RUNS = ["ddp-grpo", "ddp-guards-nonfinite", "ddp-ppo-separate", "ddp-ppo-value_head"]
+RUNS_OF_DEEPSPEED = ["zero3-grpo", "zero3-guards-sigterm", "zero3-ppo-separate", "zero3-ppo-value_head"]
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """Returns a function that gives the folder of a run, and what both ranks wrote there."""
+    runs = RUNS + RUNS_OF_DEEPSPEED * HAS_DEEPSPEED
+    folder = launched_once(tmp_path_factory, "distributed_worker.py", runs)
+
+    def results_of(run):
+        own = folder / run
+        results = [json.loads((own / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
+        return own, results, [torch.load(own / f"weights{rank}.pt") for rank in range(WORLD)]
+
+    return results_of
 
 
-def launch(
-    mode: str,
-    folder: Path,
-    *arguments: str,
-    script: str = "distributed_worker.py",
-    timeout_seconds: float = TIMEOUT_SECONDS,
-) -> None:
-    """Runs one process per rank; kills them all and shows what they wrote if one fails or time is up."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "PYTEST_"))}
-    env |= {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD), "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
-    }  # fmt: skip
-    processes, logs = [], [folder / f"rank{rank}.log" for rank in range(WORLD)]
-    try:
-        for rank, log in enumerate(logs):
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(TESTS / script), mode, str(folder), *arguments],
-                    env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD)},
-                    stdout=log.open("w"),
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            )
-        end = time.monotonic() + timeout_seconds
-        while any(p.poll() is None for p in processes) and time.monotonic() < end:
-            if any(p.poll() for p in processes):
-                break
-            time.sleep(0.2)
-        codes = [p.poll() for p in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    tails = "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs)
-    assert codes == [0] * WORLD, f"exit codes {codes} (None: still running after {timeout_seconds} s)\n{tails}"
-
-
-@pytest.fixture(scope="module", params=["ddp", pytest.param("zero3", marks=needs_deepspeed)])
-def ranks(request, tmp_path_factory):
+@pytest.fixture(params=MODES)
+def ranks(request, launched):
     """Returns what both ranks wrote, and the folder."""
-    folder = tmp_path_factory.mktemp(request.param)
-    launch(request.param, folder, "grpo")
-    results = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
+    folder, results, weights = launched(f"{request.param}-grpo")
     expected = {"ddp": "DistributedType.MULTI_CPU", "zero3": "DistributedType.DEEPSPEED"}[request.param]
     assert [r["kind"] for r in results] == [expected] * WORLD
-    return results, [torch.load(folder / f"weights{rank}.pt") for rank in range(WORLD)], folder
+    return results, weights, folder
 
 
 def test_ranks_with_different_numbers_of_turns_do_not_wait_for_each_other(ranks):
@@ -156,16 +119,14 @@ def test_loss_gradient_and_history_are_those_of_one_process(ranks, tmp_path):
         pytest.param("zero3", "sigterm", marks=needs_deepspeed),
     ],
 )
-def test_ranks_agree_to_skip_an_update_and_to_stop(tmp_path, mode, end):
+def test_ranks_agree_to_skip_an_update_and_to_stop(launched, mode, end):
     """One rank alone has the NaN, one rank alone gets the signal."""
-    launch(mode, tmp_path, "guards", end)
-    results = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
-    one, other = (torch.load(tmp_path / f"weights{rank}.pt") for rank in range(WORLD))
+    folder, results, (one, other) = launched(f"{mode}-guards-{end}")
     assert difference(one[0], one[1]) == 0.0 < difference(one[1], one[2])
     assert all(difference(*pair) == 0.0 for pair in zip(one, other, strict=True))
     assert all(value.isfinite().all() for value in one[-1].values())
     skipped = [entry["guard/skipped_updates"] for entry in results[0]["log"] if "guard/skipped_updates" in entry]
-    run = tmp_path / "run"
+    run = folder / "run"
     if end == "sigterm":
         assert skipped == [0, 1, 1] and [r["preempted"] for r in results] == [True] * WORLD
         assert (run / "checkpoint-3" / STATE_FILE).is_file()
@@ -179,21 +140,17 @@ def test_ranks_agree_to_skip_an_update_and_to_stop(tmp_path, mode, end):
 
 # ---------------------------------------------------------------------------------------------------------------- PPO
 
-MODES = ["ddp", pytest.param("zero3", marks=needs_deepspeed)]
 
-
-@pytest.fixture(scope="module", params=["separate", "value_head"])
+@pytest.fixture(params=["separate", "value_head"])
 def critic(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=MODES)
-def ppo(request, critic, tmp_path_factory):
+@pytest.fixture(params=MODES)
+def ppo(request, critic, launched):
     """Returns the mode, the kind of critic, what both ranks wrote, and the folder."""
-    folder = tmp_path_factory.mktemp(f"ppo_{request.param}")
-    launch(request.param, folder, "ppo", critic)
-    logs = [json.loads((folder / f"rank{rank}.json").read_text())["log"] for rank in range(WORLD)]
-    return request.param, critic, logs, [torch.load(folder / f"weights{rank}.pt") for rank in range(WORLD)], folder
+    folder, results, weights = launched(f"{request.param}-ppo-{critic}")
+    return request.param, critic, [result["log"] for result in results], weights, folder
 
 
 def test_policy_and_critic_after_three_steps_are_those_of_one_process(ppo, tmp_path):
@@ -233,9 +190,14 @@ def test_the_checkpoint_of_several_ranks_has_policy_and_critic_apart(ppo):
     assert difference({**dict(model.named_parameters()), **saved}, weights["third"]) == 0.0
 
 
-def test_ranks_resume_bit_equal_with_a_critic(ppo):
-    mode, critic, _, (weights, _), folder = ppo
-    launch(mode, folder, "ppo", critic, str(folder / "run" / "checkpoint-3"))
-    resumed = torch.load(folder / "resumed0.pt")
-    assert difference(weights["third"], weights["last"]) > 1e-4
-    assert difference(resumed["last"], weights["last"]) == 0.0
+def test_ranks_resume_bit_equal_with_a_critic(launched, tmp_path):
+    """In new processes."""
+    runs = [run for run in RUNS + RUNS_OF_DEEPSPEED * HAS_DEEPSPEED if "-ppo-" in run]
+    for run in runs:
+        shutil.copytree(launched(run)[0], tmp_path / run)
+    launch("distributed_worker.py", [run.replace("-ppo-", "-resume-") for run in runs], tmp_path)
+    for run in runs:
+        _, _, (weights, _) = launched(run)
+        resumed = torch.load(tmp_path / run.replace("-ppo-", "-resume-") / "weights0.pt")
+        assert difference(weights["third"], weights["last"]) > 1e-4
+        assert difference(resumed["last"], weights["last"]) == 0.0

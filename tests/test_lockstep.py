@@ -8,8 +8,9 @@ import os
 import pickle
 
 import pytest
+from launcher import WORLD, launched_once
 from lockstep_worker import MODES, SETTINGS, SHARE, as_for_a_server, games
-from test_distributed import WORLD, launch, needs_deepspeed
+from test_distributed import needs_deepspeed
 from test_epo_trainer import StopAt
 from trainer_kit import ROWS, difference, largest, make_trainer
 from transformers import AutoModelForCausalLM, TrainerCallback
@@ -24,9 +25,7 @@ SECONDS = 300 + 40 * ROLLOUTS  # of the whole launch; two ranks that wait for ea
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lockstep")
-    launch(",".join(MODES), folder, str(ROLLOUTS), script="lockstep_worker.py", timeout_seconds=SECONDS)
-    return folder
+    return launched_once(tmp_path_factory, "lockstep_worker.py", list(MODES), str(ROLLOUTS), timeout_seconds=SECONDS)
 
 
 @pytest.fixture(params=MODES)
