@@ -7,6 +7,7 @@ The result is a Hub-style checkpoint; give it to the RL recipe as `--model_name_
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 from datasets import Dataset
 from tqdm.auto import tqdm
@@ -18,6 +19,7 @@ from epo_trl.models import policy_for_training
 from epo_trl.recipe import parse_recipe, run_recipe
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes
+from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules
 
 
 @dataclass
@@ -79,11 +81,40 @@ def demonstrations(suite: TaskSuite, tokenizer, args: DemonstrationArguments, se
     return Dataset.from_dict(rows)
 
 
+class ImitationTrainer(OwnModelCard, SFTTrainer):
+    """TRL's trainer, with a model card that says what was imitated."""
+
+    def __init__(self, suite: TaskSuite, shown: DemonstrationArguments, **kwargs: Any) -> None:
+        self.suite, self.shown = suite, shown
+        super().__init__(**kwargs)
+
+    def card_facts(self) -> CardFacts:
+        """Returns what the model card has to say."""
+        shown = self.shown
+        types = ", ".join(shown.demonstrated_types) if shown.demonstrated_types else "all"
+        return CardFacts(
+            method="imitation of a scripted expert (supervised fine-tuning)",
+            suite=self.suite,
+            rows={"demonstrations": f"{shown.episodes} episodes of up to {shown.max_turns} turns; task types: {types}"},
+            rules=PlayRules(
+                template=shown.prompt_template,
+                context="windowed",
+                history_length=shown.history_length,
+                max_turns=shown.max_turns,
+                max_prompt_length=shown.max_prompt_length,
+                max_completion_length=512,
+                temperature=1.0,
+            ),
+        )
+
+
 def main() -> None:
     """Parses the configuration, plays the expert and trains."""
     suite, demo_args, args, model_args = parse_recipe(DemonstrationArguments, SFTConfig, ModelConfig)
     policy = policy_for_training(model_args, args, suite, demo_args.prompt_template)
-    trainer = SFTTrainer(
+    trainer = ImitationTrainer(
+        suite,
+        demo_args,
         args=args,
         train_dataset=demonstrations(suite, policy["processing_class"], demo_args, args.seed),
         **policy,

@@ -99,6 +99,11 @@ SEAMS = [
     Seam("create_scheduler", "self, num_training_steps, optimizer=None", "overridden: holds the policy in the warm-up"),
     Seam("_clip_grad_norm", "self, model", "overridden: clips policy and critic apart"),
     Seam("_save", "self, output_dir=None, state_dict=None", "overridden: the critic goes to a file of its own"),
+    Seam(
+        "create_model_card",
+        "self, model_name=None, dataset_name=None, tags=None",
+        "overridden: a card of ours takes the place of TRL's (model_card.py)",
+    ),
     Seam("_load_from_checkpoint", "self, resume_from_checkpoint, model=None", "overridden: reads that file"),
 ]
 

@@ -109,11 +109,13 @@ class TaskSuite(ABC):
         name: Carried by every reported number, for example `"alfworld-generated"`.
         splits: Names of the lists. `"train"` comes first; `"iid"` and `"ood"` are the test lists.
         settings: What it was made from, where known. A run is only resumed with equal ones.
+        made_by: The class of these settings as `"module:Class"`, where known.
     """
 
     name: str
     splits: tuple[str, ...] = ("train", "iid", "ood")
     settings: Mapping[str, Any] = {}
+    made_by: str = ""
 
     @abstractmethod
     def task_ids(self, split: str) -> Sequence[str]:

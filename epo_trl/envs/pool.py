@@ -64,7 +64,7 @@ class PooledSuite(TaskSuite):
 
     def __init__(self, suite: TaskSuite, settings: PoolSettings | None = None) -> None:
         self.suite, self.pool = suite, settings or PoolSettings()
-        self.name, self.splits, self.settings = suite.name, suite.splits, suite.settings
+        self.name, self.splits, self.settings, self.made_by = suite.name, suite.splits, suite.settings, suite.made_by
         self._workers = self._make_workers()
 
     def task_ids(self, split: str) -> Sequence[str]:

@@ -58,6 +58,7 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
     settings = parsed[len(first)]
     suite = settings.make_suite()
     if isinstance(suite, TaskSuite):
+        suite.made_by = f"{type(settings).__module__}:{type(settings).__qualname__}"
         may_change = getattr(settings, "MAY_CHANGE", ())
         suite.settings = {
             field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in may_change

@@ -59,6 +59,7 @@ from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.entropy_meter import EntropyMeter
 from epo_trl.trainers.equal_rewards import EqualRewards, equal_within_groups
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
+from epo_trl.trainers.model_card import EPO, GRPO, REPORTS, CardFacts, PlayRules, protocol_row
 from epo_trl.trainers.progress import use_short_progress
 from epo_trl.trainers.state_file import write_state
 from epo_trl.trainers.task_checks import check_arguments, check_test_tasks, check_train_tasks
@@ -66,7 +67,6 @@ from epo_trl.trainers.turn_forward import TurnBatch, TurnLayout, TurnScores, cut
 from epo_trl.trainers.update_guard import spread_nonfinite
 from epo_trl.types import Episode, StopReason
 
-REPORTS = "evaluations"  # folder in `output_dir`
 TEST_SPLITS = ("iid", "ood")
 
 
@@ -676,6 +676,30 @@ class EPOTrainer(LongRunTrainer):
         super().log(logs, start_time)
         if self.args.print_episodes and self.model.training and self.accelerator.is_main_process and self._episodes:
             print_episodes(self._episodes[: self.args.print_episodes], step=self.state.global_step)
+
+    # --- The model card -----------------------------------------------------------------------------------------
+
+    _method = GRPO
+
+    def card_facts(self) -> CardFacts:
+        """Returns what the model card has to say."""
+        args, protocol = self.args, self.protocol
+        episodes = f"{args.generation_batch_size} episodes an RL step, {self.num_generations} of each task"
+        return CardFacts(
+            method=f"{self._method} and {EPO}, weight {args.epo_lambda:g}" if args.epo_lambda else self._method,
+            suite=self.suite.suite if isinstance(self.suite, PooledSuite) else self.suite,
+            rows={"training": f"{episodes}, up to {args.max_turns} turns", "evaluation": protocol_row(protocol)},
+            rules=PlayRules(
+                template=args.prompt_template,
+                context=protocol.context,
+                history_length=protocol.history_length,
+                max_turns=protocol.max_turns,
+                max_prompt_length=args.max_prompt_length,
+                max_completion_length=args.max_completion_length,
+                temperature=protocol.temperature,
+                require_think=args.require_think,
+            ),
+        )
 
     # --- What belongs to a checkpoint ---------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from epo_trl.trainers.checkpoint_files import (
 )
 from epo_trl.trainers.collected_batch import load_batch, save_batch
 from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.preemption import StopOnSigterm
 from epo_trl.trainers.resume_check import differences, refusal, settings_of
 from epo_trl.trainers.state_file import read_state, write_state
@@ -32,7 +33,7 @@ from epo_trl.trainers.update_guard import UpdateGuard, check_skipped
 STATE_FILE = "epo_state.json"
 
 
-class LongRunTrainer(GRPOTrainer):
+class LongRunTrainer(OwnModelCard, GRPOTrainer):
     """Loses no more than the work since the last checkpoint, and goes on from it as if nothing had happened.
 
     What a subclass adds to the state of a run it says in `_run_state` and `_batch_state`.

@@ -39,6 +39,7 @@ from epo_trl.objectives import value_loss
 from epo_trl.trainers.checks import check_critic_vocabulary, check_trunk
 from epo_trl.trainers.epo_trainer import EPOTrainer
 from epo_trl.trainers.final_states import final_states
+from epo_trl.trainers.model_card import PPO
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 from epo_trl.trainers.turn_forward import TurnBatch, TurnScores, cut_turns, score_turns, value_turns
 from epo_trl.trainers.update_guard import spread_nonfinite
@@ -65,6 +66,7 @@ class EPOPPOTrainer(EPOTrainer):
     args: EPOPPOConfig
     _tag_names = ["trl", "epo_trl", "ppo"]
     _name = "PPO with EPO"
+    _method = f"{PPO} with a critic"
 
     def __init__(self, model: str | PreTrainedModel, suite: TaskSuite, args: EPOPPOConfig | None = None, **kwargs: Any):
         args = args if args is not None else EPOPPOConfig("epo-trl-ppo")

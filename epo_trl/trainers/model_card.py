@@ -1,0 +1,230 @@
+"""Model cards that say what a model is: method and paper, base, environment, protocol, results, and how to use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import is_peft_model
+from huggingface_hub import ModelCard, ModelCardData
+
+from epo_trl import __version__
+from epo_trl.envs.base import TaskSuite
+from epo_trl.evaluation import EvalReport, Protocol
+
+REPORTS = "evaluations"  # folder in `output_dir`
+CARD = "README.md"
+EPO = "[EPO, entropy-regularized policy optimization](https://arxiv.org/abs/2509.22576)"
+GRPO = "[GRPO](https://arxiv.org/abs/2402.03300)"
+PPO = "[PPO](https://arxiv.org/abs/1707.06347)"
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a trainer knows that its model card has to say.
+
+    Args:
+        method: How the model was trained, in Markdown, to go after "trained with".
+        suite: What it was trained on.
+        rows: More lines of the table of facts.
+        rules: How an episode is played: the arguments of the code that plays one.
+    """
+
+    method: str
+    suite: TaskSuite
+    rows: Mapping[str, str]
+    rules: PlayRules
+
+
+@dataclass(frozen=True)
+class PlayRules:
+    """What has to be as in training where the model plays. Lengths are in tokens."""
+
+    template: str
+    context: str
+    history_length: int
+    max_turns: int
+    max_prompt_length: int
+    max_completion_length: int
+    temperature: float
+    require_think: bool = True
+
+
+class OwnModelCard:
+    """Lets a trainer of TRL write a card of ours to every folder that it saves a model to.
+
+    TRL's own card names the paper of the class that we inherit from, and shows a question that no agent is asked.
+    """
+
+    args: Any
+    model: Any
+    state: Any
+    _tag_names: list[str]
+
+    def card_facts(self) -> CardFacts:
+        """Returns what the card has to say."""
+        raise NotImplementedError
+
+    def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Writes the card to `output_dir`, with the tags that TRL gives it."""
+        super().create_model_card(model_name, *args, **kwargs)  # type: ignore[misc]
+        if self.is_world_process_zero():  # type: ignore[attr-defined]
+            write_card(self, Path(self.args.output_dir))
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)  # type: ignore[misc]
+        if self.args.should_save:
+            write_card(self, Path(output_dir if output_dir is not None else self.args.output_dir))
+
+
+def write_card(trainer: Any, folder: Path) -> None:
+    """Writes the card of the trainer's model as it is now; keeps the tags of one that is there."""
+    path = folder / CARD
+    tags = set(trainer._tag_names)
+    if path.is_file():
+        tags |= set(ModelCard.load(str(path), ignore_metadata_errors=True).data.tags or ())
+    base = trainer.model.config._name_or_path or ""
+    name = (trainer.args.hub_model_id or str(Path(trainer.args.output_dir).resolve())).split("/")[-1]
+    data = ModelCardData(
+        model_name=name,
+        base_model=base if _is_hub_id(base) else None,
+        library_name="peft" if is_peft_model(trainer.model) else "transformers",
+        pipeline_tag="text-generation",
+        tags=sorted(tags),
+    )
+    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_text(trainer, name, base)}").save(path)
+
+
+def _text(trainer: Any, name: str, base: str) -> str:
+    facts: CardFacts = trainer.card_facts()
+    adapter, state = is_peft_model(trainer.model), trainer.state
+    rows = {
+        "method": facts.method,
+        "base model": _described(base),
+        "weights": "a LoRA adapter on the base model" if adapter else "all of the model",
+        "environment": f"`{facts.suite.name}`" + "".join(f", {k}: `{v}`" for k, v in _chosen(facts.suite).items()),
+        **facts.rows,
+        "optimizer steps": f"{state.global_step} of {state.max_steps}",
+        "learning rate": f"{trainer.args.learning_rate:g}",
+        "made with": f"epo_trl {__version__}, TRL {version('trl')}, transformers {version('transformers')}, "
+        f"torch {version('torch')}",
+    }
+    table = "\n".join(["| | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows.items())])
+    return (
+        f"# {name}\n\nA language-model agent for the text environment `{facts.suite.name}`, trained with "
+        f"{facts.method} by [TRL](https://github.com/huggingface/trl).\n\n{table}\n\n"
+        f"## Results\n\n{_results(Path(trainer.args.output_dir), state.global_step)}\n\n"
+        f"## Use\n\n{_use(facts, adapter)}\n"
+    )
+
+
+def _is_hub_id(name: str) -> bool:
+    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).exists()
+
+
+def _described(base: str) -> str:
+    if not base:
+        return "none: made from scratch"
+    if _is_hub_id(base):
+        return f"[{base}](https://huggingface.co/{base})"
+    note = Path(base) / "made_from.txt"
+    made = f", made from `{_name_of(note.read_text(encoding='utf-8'))}`" if note.is_file() else ""
+    return f"`{_name_of(base)}`, a local folder{made}"
+
+
+def _chosen(suite: TaskSuite) -> dict[str, Any]:
+    return {name: value for name, value in suite.settings.items() if value is not None}
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def protocol_row(protocol: Protocol) -> str:
+    """Returns a protocol in one line: its name and what it fixes."""
+    return (
+        f"`{protocol.name}`: {protocol.max_turns} turns, temperature {protocol.temperature:g}, {protocol.context} "
+        f"context, {protocol.history_length} past turns in the prompt, success by `{protocol.success_rule}`"
+    )
+
+
+def _results(run_dir: Path, step: int) -> str:
+    """Returns a table of the first and the last evaluation of the run up to a step."""
+    read = sorted(
+        ((_step_of(path), path) for path in (run_dir / REPORTS).glob("step_*.json")), key=lambda item: item[0]
+    )
+    upto = [path for number, path in read if number <= step]
+    lines = []
+    for path in dict.fromkeys([*upto[:1], *upto[-1:]]):
+        for report in _reports(path):
+            low, high = report.success_interval
+            lines.append(
+                f"| {_step_of(path)} | {report.split} | {100 * report.success_rate:.1f} % | {100 * low:.1f} to "
+                f"{100 * high:.1f} % | {report.episodes} | `{report.protocol.name}` on `{report.suite}` |"
+            )
+    if not lines:
+        return "Not evaluated in this run."
+    head = "| optimizer step | list | success | 95 % interval | episodes | protocol |\n|---|---|---|---|---|---|\n"
+    return (
+        head
+        + "\n".join(lines)
+        + "\n\nOne episode for each task of a fixed list; intervals are Wilson's. Numbers of another "
+        "protocol or suite cannot be compared with these."
+    )
+
+
+def _step_of(path: Path) -> int:
+    return int(path.stem.rpartition("_")[2])
+
+
+def _reports(path: Path) -> list[EvalReport]:
+    try:
+        return [EvalReport.from_dict(report) for report in json.loads(path.read_text(encoding="utf-8"))["reports"]]
+    except (ValueError, KeyError, TypeError):
+        return []  # a damaged file: a card is not worth the checkpoint that it belongs to
+
+
+def _use(facts: CardFacts, adapter: bool) -> str:
+    rules, suite = facts.rules, facts.suite
+    module, _, maker = (suite.made_by or f"{type(suite).__module__}:{type(suite).__qualname__}").partition(":")
+    settings = ", ".join(f"{name}={value!r}" for name, value in _chosen(suite).items())
+    made = f"{maker}({settings}).make_suite()" if suite.made_by else f"{maker}()  # with the arguments of your training"
+    base = ", and with the base model where the adapter names it" if adapter else ""
+    return f"""A prompt is one user message from the template `{_name_of(rules.template)}`; the answer ends with an
+action, as in `<action>look</action>`. With `epo_trl` installed, in this folder{base}:
+
+```python
+from trl import ModelConfig
+
+from epo_trl.models import load_policy
+from epo_trl.models.generate import SamplingPolicy
+from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
+from {module} import {maker}
+
+suite = {made}
+template = {_name_of(rules.template)!r}
+model, tokenizer = load_policy(ModelConfig(".", dtype="auto"), suite, template)
+context = ContextBuilder(
+    tokenizer,
+    PromptTemplate.load(template),
+    mode={rules.context!r},
+    history_length={rules.history_length},
+    max_prompt_tokens={rules.max_prompt_length},
+    max_response_tokens={rules.max_completion_length},
+)
+length, temperature = {rules.max_completion_length}, {rules.temperature:g}
+policy = SamplingPolicy(model, tokenizer, max_new_tokens=length, temperature=temperature)
+settings = RolloutSettings(max_turns={rules.max_turns}, require_think={rules.require_think})
+(episode,) = play_episodes([suite.make_env()], [(suite.task_ids("train")[0], 0)], policy, context, settings)
+print(episode.won, [turn.action for turn in episode.turns])
+```"""
+
+
+def _name_of(template: str) -> str:
+    return os.path.basename(os.path.normpath(template)) if os.path.isabs(template) else template

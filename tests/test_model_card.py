@@ -1,0 +1,132 @@
+"""A saved model says what it is: no paper of others, no base called None, no question that no agent is asked."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from peft import LoraConfig
+from trainer_kit import make_model, make_ppo, make_trainer, toy_tokenizer
+from trl import SFTTrainer
+
+from epo_trl.envs.toy import ToySuite
+from epo_trl.evaluation import EvalReport, get_protocol
+from epo_trl.evaluation.report import TypeCount
+from epo_trl.models import adapters
+from epo_trl.trainers.model_card import CARD, REPORTS, write_card
+
+
+def evaluation(folder, step, wins):
+    """Writes the report of an evaluation of 20 episodes."""
+    report = EvalReport(
+        protocol=get_protocol("strict30"), suite="toy", split="iid", types={"find": TypeCount(20, wins)}, turns=60,
+        invalid_turns=3, stop_reasons={"won": wins}, seconds=1.0,
+    )  # fmt: skip
+    (folder / REPORTS).mkdir(exist_ok=True)
+    text = json.dumps({"step": step, "reports": [report.to_dict()]})
+    (folder / REPORTS / f"step_{step:06d}.json").write_text(text)
+
+
+def card_of(folder):
+    """Returns the metadata and the text of a card."""
+    _, head, text = (folder / CARD).read_text(encoding="utf-8").split("---\n", 2)
+    return yaml.safe_load(head), text
+
+
+FALSE = ("DeepSeekMath", "[None]", "time machine", "question =")
+
+
+def test_checkpoint_and_final_folder_have_a_card_with_method_environment_protocol_and_results(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1, protocol="strict30")
+    evaluation(tmp_path, 0, wins=2)
+    trainer.train()
+    trainer.save_model()
+    for folder in (tmp_path, tmp_path / "checkpoint-1"):
+        data, text = card_of(folder)
+        assert not [words for words in FALSE if words in text]
+        assert "2509.22576" in text and "2402.03300" in text and "weight 0.001" in text
+        assert "`toy`" in text and "1 of 1" in text and "none: made from scratch" in text
+        assert "`strict30`: 30 turns, temperature 0.4" in text
+        # Wilson's interval of 2 of 20 at 95 %: 2.8 to 30.1
+        assert "| 0 | iid | 10.0 % | 2.8 to 30.1 % | 20 | `strict30` on `toy` |" in text
+        assert "base_model" not in data and {"trl", "epo_trl", "grpo"} <= set(data["tags"])
+
+
+def test_the_code_of_a_card_plays_an_episode(tmp_path, monkeypatch, capsys):
+    trainer = make_trainer(tmp_path)
+    trainer.save_model()
+    (code,) = re.findall(r"```python\n(.*?)```", card_of(tmp_path)[1], re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "card", "exec"), {})
+    assert re.match(r"(True|False) \[", capsys.readouterr().out)
+
+
+def test_results_are_those_up_to_the_model_s_own_step_and_a_damaged_report_is_left_out(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.state.global_step, trainer.state.max_steps = 20, 30
+    assert "Not evaluated" in write_text(trainer, tmp_path)
+    for step, wins in ((0, 2), (10, 5), (20, 10), (30, 20)):
+        evaluation(tmp_path, step, wins)
+    steps = re.findall(r"^\| (\d+) \| iid", write_text(trainer, tmp_path), re.MULTILINE)
+    assert steps == ["0", "20"]
+    (tmp_path / REPORTS / "step_000020.json").write_text('{"reports": [{')
+    assert re.findall(r"^\| (\d+) \| iid", write_text(trainer, tmp_path), re.MULTILINE) == ["0"]
+
+
+def write_text(trainer, folder):
+    write_card(trainer, folder)
+    return card_of(folder)[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "names", "leaves_out"),
+    [
+        (make_trainer, {"epo_lambda": 0.0}, ["[GRPO]"], ["2509.22576"]),
+        (make_ppo, {}, ["[PPO](https://arxiv.org/abs/1707.06347) with a critic and [EPO"], ["GRPO"]),
+        (make_ppo, {"epo_lambda": 0.0}, ["[PPO]"], ["2509.22576"]),
+    ],
+)
+def test_the_method_is_the_one_that_was_used(tmp_path, make, settings, names, leaves_out):
+    text = write_text(make(tmp_path, **settings), tmp_path)
+    assert all(name in text for name in names) and not [name for name in leaves_out if name in text]
+
+
+def test_a_model_of_the_hub_is_linked_and_a_folder_is_not_taken_for_one(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path / "run", env_workers=0)
+    trainer.model.config._name_or_path = "Qwen/Qwen2.5-0.5B-Instruct"
+    (tmp_path / "run").mkdir(exist_ok=True)
+    text = write_text(trainer, tmp_path / "run")
+    assert "[Qwen/Qwen2.5-0.5B-Instruct](https://huggingface.co/Qwen/Qwen2.5-0.5B-Instruct)" in text
+    assert card_of(tmp_path / "run")[0]["base_model"] == "Qwen/Qwen2.5-0.5B-Instruct"
+    monkeypatch.chdir(tmp_path)
+    adapters.save_whole(make_model(), toy_tokenizer(), tmp_path / "runs" / "base", "tiny")
+    trainer.model.config._name_or_path = "runs/base"
+    assert "`runs/base`, a local folder, made from `tiny`" in write_text(trainer, tmp_path / "run")
+    assert "base_model" not in card_of(tmp_path / "run")[0]
+
+
+def test_an_adapter_s_card_is_ours_too(tmp_path):
+    trainer = make_trainer(tmp_path, peft_config=LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    trainer.save_model()
+    data, text = card_of(tmp_path)
+    assert data["library_name"] == "peft" and "a LoRA adapter on the base model" in text
+    assert "More Information Needed" not in text
+
+
+def test_what_an_environment_says_stays_in_its_cell(tmp_path):
+    suite = ToySuite()
+    suite.settings = {"rooms": "a | b\n## c"}
+    trainer = make_trainer(tmp_path, suite=suite)
+    assert "rooms: `a \\| b ## c` |" in write_text(trainer, tmp_path)
+
+
+def test_the_warm_start_says_that_it_is_imitation(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "recipes"))
+    from sft import DemonstrationArguments, ImitationTrainer
+
+    trainer = ImitationTrainer.__new__(ImitationTrainer)
+    trainer.suite, trainer.shown = ToySuite(), DemonstrationArguments(episodes=7, demonstrated_types=["find"])
+    facts = trainer.card_facts()
+    assert "imitation of a scripted expert" in facts.method and issubclass(ImitationTrainer, SFTTrainer)
+    assert facts.rows["demonstrations"] == "7 episodes of up to 50 turns; task types: find"
