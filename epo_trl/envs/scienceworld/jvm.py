@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from epo_trl.envs.base import EnvError
+from epo_trl.envs.scienceworld.shared import SharedState
 
 HEAP_MB, HEAP_MB_PER_WORLD = 64, 24
 _OUT_OF_MEMORY = 3  # exit status that -XX:+ExitOnOutOfMemoryError stands for
@@ -63,8 +64,7 @@ class Jvm:
         timeout_seconds: For the start and for every call. A JVM that exceeds it counts as hung and is killed.
 
     Attributes:
-        flags: The simplifications that are switched on now. They are global in the JVM.
-        random: The engine's random generator, as global.
+        shared: The state that all worlds on it share.
         hung: Whether it exceeded the time and was killed.
 
     Raises:
@@ -78,7 +78,7 @@ class Jvm:
         except ImportError as error:
             raise EnvError(f"ScienceWorld needs the packages scienceworld and py4j ({error}): {_INSTALL}") from error
         self.heap_mb, self.timeout_seconds = heap_mb, timeout_seconds
-        self.flags, self.hung = "", False
+        self.hung = False
         self._end = ""  # why there will be no more answers
         folder = tempfile.TemporaryDirectory(prefix="scienceworld-")  # the engine writes a file where it runs
         self._messages = open(os.path.join(folder.name, "stderr"), "w+b")
@@ -107,7 +107,7 @@ class Jvm:
         self._gateway = self._connect()
         with self.calls():
             self._silence()
-            self.random = getattr(getattr(self.java.scala.util, "Random$"), "MODULE$")
+            self.shared = SharedState(self._gateway)
 
     def _connect(self) -> Any:
         from py4j.java_gateway import GatewayParameters, JavaGateway

@@ -9,6 +9,7 @@ from typing import Any
 
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.scienceworld.jvm import Jvm
+from epo_trl.envs.scienceworld.shared import Own
 
 AMBIGUOUS = "Ambiguous request"
 _UNKNOWN = ("No known action matches that input", "Unknown action")
@@ -50,21 +51,20 @@ class Seen:
 
 
 class World:
-    """A world. The id counter, the random generator and the simplifications are global in the JVM: no threads.
+    """A world. Part of its state is shared by the whole JVM, so one thread drives all worlds of a JVM.
 
-    So that worlds on one JVM do not disturb each other, a world seeds the generator before each input, and puts its
-    simplifications back before it does anything: "easy" means others for circuit tasks than for the rest, and every
-    load replaces those of the whole JVM. The same inputs then lead to the same texts, in every process.
+    Before it does anything, a world makes the shared state its own (`SharedState`). The same inputs then lead to the
+    same texts in every process, whatever its neighbours do and whenever they come.
 
     Args:
         jvm: Where it lives. Other worlds may live there too.
     """
 
     def __init__(self, jvm: Jvm) -> None:
-        self.jvm = jvm
+        self.jvm, self._own = jvm, Own()
         with jvm.calls():
+            jvm.shared.leave()  # what the interface makes gets ids too
             self._server = jvm.java.scienceworld.runtime.pythonapi.PythonInterface()
-            self._simplifier = jvm.java.main.scala.scienceworld.runtime.SimplifierProcessor
         self._parts: tuple[Any, ...] = ()  # Java objects of the loaded task
 
     def load(
@@ -76,10 +76,11 @@ class World:
             EnvError: If the engine does not have the task or the variation; it says so only in a string.
         """
         with self.jvm.calls():
+            self.jvm.shared.before_load()
             problem = self._server.load(task_type, variation, simplification, gold_path)
             if problem:
                 raise EnvError(f"ScienceWorld cannot load variation {variation} of {task_type!r}: {problem}")
-            self._flags = self.jvm.flags = self._server.getSimplificationsUsed()
+            self.jvm.shared.after_load(self._own)
             self.jvm.release(*self._parts)
             holder = self._server.agentInterface()
             self._interface = holder.get()
@@ -97,8 +98,8 @@ class World:
             EnvError: If the engine broke. It reports that as a failure of the player, with a score of -100.
         """
         with self.jvm.calls():
-            self._use_flags()
-            self.jvm.random.setSeed(zlib.crc32(f"{self._seed} {self._inputs}".encode()))
+            self.jvm.shared.take(self._own)
+            self.jvm.shared.seed(zlib.crc32(f"{self._seed} {self._inputs}".encode()))
             self._inputs += 1
             observation = self._server.step(text)
             score = round(100 * self._server.getScore())
@@ -122,7 +123,7 @@ class World:
     def valid_actions(self) -> tuple[str, ...]:
         """Returns what the engine would accept now, sorted; 36 to 80 ms."""
         with self.jvm.calls():
-            self._use_flags()
+            self.jvm.shared.take(self._own)
             return tuple(sorted(set(self._strings(self._server.getValidActionObjectCombinations()))))
 
     def gold_path(self) -> tuple[str, ...]:
@@ -148,11 +149,6 @@ class World:
         if self.jvm.is_alive:
             with self.jvm.calls():
                 self.jvm.release(self._server, *self._parts)
-
-    def _use_flags(self) -> None:
-        if self.jvm.flags != self._flags:
-            self.jvm.release(self._simplifier.parseSimplificationStr(self._flags))
-            self.jvm.flags = self._flags
 
     def _strings(self, java_list: Any) -> tuple[str, ...]:
         """Returns a Java list of strings, in one call."""

@@ -1,0 +1,207 @@
+"""Whether ScienceWorld worlds that share a JVM disturb each other, in episodes that make many things.
+
+python benchmarks/scienceworld_neighbours.py --episodes 50 --turns 30 --strangers 4
+
+A player pours, dunks, mixes, heats, plants, waits and teleports. Its actions are played three times: by a world that
+has its JVM for itself, by one among strangers who are loaded after it and again and again, and by the stock Python
+wrapper in a process and a JVM of its own. All must show the same. The episodes go through all 30 task types.
+"""
+
+import argparse
+import os
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+
+from epo_trl.envs.scienceworld import ScienceWorldSuite, TaskLists
+from epo_trl.envs.scienceworld.jvm import DETERMINISTIC, find_java
+from epo_trl.envs.scienceworld.tasks import all_task_types
+
+ERRANDS = (  # each makes things: soil, puddles, mixtures, steam, ash, plants
+    "teleport to outside; pick up shovel; use shovel in inventory on ground; use shovel in inventory on ground; "
+    "pick up soil; wait1; look around",
+    "teleport to kitchen; activate sink; pick up glass jar; dunk glass jar in sink; move glass jar to sink; wait1; "
+    "pick up glass jar; pour glass jar in kitchen; look around",
+    "teleport to outside; dunk glass jar in fountain; pour glass jar in outside; look around",
+    "teleport to bathroom; activate bathtub; pick up glass cup; dunk glass cup in bathtub; pour glass cup in bathroom; "
+    "dunk glass cup in toilet; pour glass cup in bathroom; flush toilet; look around",
+    "teleport to art studio; pour cup containing red paint in cup containing blue paint; "
+    "mix cup containing blue paint; pour cup containing yellow paint in jug; pour jug in art studio; look around",
+    "teleport to greenhouse; move soil in inventory to flower pot 1; move apple seed to flower pot 1; activate sink; "
+    "dunk jug in sink; pour jug in flower pot 1; pour jug in flower pot 2; wait; wait; look around",
+    "teleport to kitchen; pick up metal pot; move metal pot to sink; activate sink; wait1; move metal pot to stove; "
+    "activate stove; wait; wait; look around",
+    "teleport to outside; pick up wood; move wood to fire pit; pick up lighter; use lighter on wood; wait1; wait; "
+    "look around",
+    "teleport to kitchen; pick up lighter; open cupboard; open fridge; pick up orange; pour orange juice in bowl; "
+    "pour orange juice in kitchen; move soap to bowl; mix bowl; look around",
+    "teleport to workshop; teleport to foundry; activate sink; pour glass jar in foundry; activate blast furnace",
+)
+
+
+class Spiller:
+    """A player that runs errands which make things, drawn at random, and answers what it is asked.
+
+    Args:
+        rng: Where the draws come from.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng, self.todo = rng, []
+
+    def __call__(self, observation: str) -> str:
+        """Returns the next action."""
+        if observation.startswith("Ambiguous request"):
+            return "0"
+        if not self.todo:
+            self.todo = self.rng.choice(ERRANDS).split("; ")
+        return self.todo.pop(0)
+
+
+def draw(count: int, seed: int = 0) -> list[str]:
+    """Returns training tasks, of all task types in turn."""
+    ids: dict[str, list[str]] = {}
+    for task_id in TaskLists(heldout_types=(), sampling="variations").ids["train"]:
+        ids.setdefault(task_id.split("/")[1], []).append(task_id)
+    rng = random.Random(seed)
+    return [rng.choice(ids[name]) for name in (all_task_types() * (count // 30 + 1))[:count]]
+
+
+def play(env, task_id: str, turns: int, actions: Sequence[str] | None = None, between=lambda: None):
+    """Returns the actions, and what each showed: of the player, or those that are given.
+
+    Args:
+        env: Of ours.
+        task_id: The task.
+        turns: How many at most.
+        actions: What to play, in place of the player's choice.
+        between: Called before each action.
+    """
+    player = Spiller(random.Random(task_id))
+    observation, info = env.reset(seed=0, options={"task_id": task_id})
+    chosen, seen = [], [(observation, 0.0, False, False, info)]
+    for turn in range(turns):
+        between()
+        chosen.append(actions[turn] if actions is not None else player(observation))
+        seen.append(env.step(chosen[-1]))
+        observation, _, terminated, *_ = seen[-1]
+        if terminated:
+            break
+    return chosen, seen
+
+
+def last_id(env) -> int:
+    """Returns the last id that the engine gave in an environment that has its JVM for itself."""
+    java = env._episode.world.jvm.java
+    return env._host.submit(lambda: java.util.UniqueIdentifier.count()).result()
+
+
+class Strangers:
+    """Other worlds on the same JVM: between the turns of the one in question they come, play, and come again.
+
+    Args:
+        envs: Theirs.
+        tasks: What they may play.
+        seed: Of all that they do.
+    """
+
+    def __init__(self, envs, tasks: Sequence[str], seed: str) -> None:
+        self.envs, self.tasks, self.rng = envs, tasks, random.Random(f"strangers {seed}")
+        self.players: dict[int, Spiller] = {}
+
+    def __call__(self) -> None:
+        """Lets one of four load a task, and one of four play on."""
+        for i, env in enumerate(self.envs):
+            what = self.rng.random()
+            if what < 0.25:
+                env.reset(seed=1, options={"task_id": self.rng.choice(self.tasks)})
+                self.players[i] = Spiller(self.rng)
+            elif what < 0.5 and i in self.players:
+                env.step(self.players[i](""))
+
+
+def make_stock(options: Sequence[str] = DETERMINISTIC):
+    """Returns a stock environment whose JVM gets the options."""
+    from unittest.mock import patch
+
+    from scienceworld import ScienceWorldEnv
+
+    path = os.pathsep.join((os.path.dirname(find_java()), os.environ["PATH"]))
+    with patch.dict(os.environ, PATH=path, JAVA_TOOL_OPTIONS=" ".join(options)):
+        return ScienceWorldEnv("", None, envStepLimit=10**6)
+
+
+def play_stock(env, task_id: str, actions: Sequence[str]) -> Iterator[tuple[str, int, bool, str, str]]:
+    """Yields (observation, score, whether it is over, look, inventory) of the start and of each turn.
+
+    The stock engine is noisy: which chance it draws depends on the calls that the wrapper makes. So it is seeded before
+    each input, as ours is. After an ambiguous request it would lose the next action; ours withdraws the request.
+    """
+    _, task_type, variation = task_id.split("/")
+    chance = getattr(getattr(env._gateway.jvm.scala.util, "Random$"), "MODULE$")
+    env.load(task_type, int(variation), "easy")
+    observation, info = env.reset()
+    yield observation, info["score"], False, info["look"], info["inv"]
+    for number, action in enumerate(actions, 1):
+        if observation.startswith("Ambiguous request") and not action.isdecimal():
+            env.server.agentInterface().get().inputParser().clearAmbiguousState()
+        chance.setSeed(zlib.crc32(f"0 {number}".encode()))
+        observation, _, done, info = env.step(action)
+        yield observation, info["score"], done, info["look"], info["inv"]
+
+
+def as_stock(seen) -> list[tuple[str, int, bool, str, str]]:
+    """Returns what `play` saw in the form of `play_stock`."""
+    return [(text, info["score"], over, info["look"], info["inventory"]) for text, _, over, _, info in seen]
+
+
+def first_difference(one, other) -> str:
+    """Returns where two lists of turns differ, blanks apart; nothing if they do not."""
+
+    def plain(turn):
+        return [" ".join(part.split()) if isinstance(part, str) else part for part in turn]
+
+    if len(one) != len(other):
+        return f"{len(one)} turns, {len(other)} turns"
+    for turn, pair in enumerate(zip(map(plain, one), map(plain, other), strict=True)):
+        if pair[0] != pair[1]:
+            return next(f"turn {turn}: {a!r}, {b!r}" for a, b in zip(*pair, strict=True) if a != b)
+    return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=50)
+    parser.add_argument("--turns", type=int, default=30, help="of an episode, at most")
+    parser.add_argument("--strangers", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-stock", action="store_true", help="leave out the stock engine")
+    args = parser.parse_args()
+    lists = TaskLists(heldout_types=())
+    alone = ScienceWorldSuite(lists).make_env()
+    crowd = ScienceWorldSuite(lists)
+    crowded, *others = (crowd.make_env() for _ in range(1 + args.strangers))
+    stock = None if args.no_stock else make_stock()
+    tasks = draw(args.episodes, args.seed)
+    differ = {"among strangers": 0, "stock": 0}
+    turns = 0
+    for number, task_id in enumerate(tasks, 1):
+        actions, seen = play(alone, task_id, args.turns)
+        turns += len(actions)
+        _, again = play(crowded, task_id, len(actions), actions, Strangers(others, tasks, task_id))
+        results = {"among strangers": first_difference(seen, again)}
+        if stock is not None:
+            results["stock"] = first_difference(as_stock(seen), list(play_stock(stock, task_id, actions)))
+        for name, difference in results.items():
+            differ[name] += bool(difference)
+            if difference:
+                print(f"{task_id}, alone and {name}: {difference[:400]}", flush=True)
+        print(f"{number} episodes, {turns} turns; differ: {differ}", flush=True)
+    for env in (alone, crowded, *others):
+        env.close()
+    if stock is not None:
+        stock.close()
+
+
+if __name__ == "__main__":
+    main()
