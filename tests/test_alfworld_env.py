@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 from alfworld_games import edit
-from env_contract import EnvContract
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import AlfworldData, GeneratedAlfworld
@@ -14,6 +13,7 @@ from epo_trl.envs.alfworld.games import DESCRIPTION_FILE, GAME_FILE, find_games,
 from epo_trl.envs.alfworld.generator import write_games
 from epo_trl.envs.alfworld.memory import AgentMemory
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
+from epo_trl.envs.testing import EnvContract
 
 SMALL = {"room_types": ("bedrooms", "bathrooms"), "max_receptacles": 16}
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from env_contract import EnvContract
 
 from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on, optimal_value
+from epo_trl.envs.testing import EnvContract
 
 
 class TestCorridor(EnvContract):

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from env_contract import EnvContract
 from rollout_parts import ScriptedPolicy, byte_tokenizer, context_of
 from test_scienceworld_jvm import assert_gone, is_running
 from wild_games import WildSuite
@@ -16,6 +15,7 @@ from wild_games import WildSuite
 from epo_trl.envs import EnvError
 from epo_trl.envs.base import Faults
 from epo_trl.envs.pool import PooledSuite, PoolSettings, WorkerLost
+from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.toy import ToySuite
 from epo_trl.rollout import RolloutSettings, play_episodes
 from epo_trl.types import StopReason

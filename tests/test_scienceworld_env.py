@@ -3,12 +3,12 @@
 import pickle
 
 import pytest
-from env_contract import EnvContract
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.scienceworld import Rules, ScienceWorldSuite, TaskLists
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments
 from epo_trl.envs.scienceworld.tasks import all_task_types
+from epo_trl.envs.testing import EnvContract
 
 pytestmark = pytest.mark.games
 

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from env_contract import EnvContract
 from rollout_parts import byte_tokenizer, context_of
 
 from epo_trl.envs import EnvError
@@ -11,6 +10,7 @@ from epo_trl.envs.scienceworld import GoldExpert, GoldSettings, Rules, ScienceWo
 from epo_trl.envs.scienceworld.expert import DONE, thought_for
 from epo_trl.envs.scienceworld.gold import GoldPath, cache_folder
 from epo_trl.envs.scienceworld.jvm import Jvm
+from epo_trl.envs.testing import EnvContract
 from epo_trl.rollout.demonstrations import expert_episodes
 
 SHORT = ("find-non-living-thing", "lifespan-longest-lived")  # task types with paths of 3 to 13 actions

@@ -1,9 +1,9 @@
 """TreasureHunt keeps the contract, and plays as its text says."""
 
 import pytest
-from env_contract import EnvContract
 
 from epo_trl.envs import EnvError
+from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.toy import COLOURS, THINGS, ToySuite, TreasureHunt, build_hunt
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
@@ -67,6 +67,25 @@ def check_text_env(
     if make_env is not None and deterministic and len(task_ids) > 1:
         _check_independence(env, make_env(), task_ids, seed, turns, player)
     _close_twice(env)
+
+
+def check_first_turn(
+    env: TextEnv, task_id: str, *, seed: int = 0, options: Mapping[str, Any] | None = None, action: str = "?"
+) -> tuple[str, Info]:
+    """Returns what `reset` does. Raises `EnvCheckError` if that or the answer to an action lacks something.
+
+    What a run looks at before it begins: one `reset` and one `step`.
+
+    Args:
+        env: An environment; it has to be reset afterwards.
+        task_id: The task.
+        seed: For `reset`.
+        options: For `reset`, beside the task.
+        action: What `step` is given.
+    """
+    start = _reset(env, task_id, seed, options)
+    _step(env, action, task_id, start[1])
+    return start
 
 
 def check_task_suite(suite: TaskSuite) -> None:
@@ -138,8 +157,8 @@ def _check_bad_calls(env: TextEnv) -> None:
         raise _failure(f"{what} was accepted", f"raise EnvError and {message}")
 
 
-def _reset(env: TextEnv, task_id: str, seed: int) -> tuple[str, Info]:
-    result = env.reset(seed=seed, options={"task_id": task_id})
+def _reset(env: TextEnv, task_id: str, seed: int, options: Mapping[str, Any] | None = None) -> tuple[str, Info]:
+    result = env.reset(seed=seed, options={**(options or {}), "task_id": task_id})
     where = f"reset of {task_id!r}"
     _require(
         isinstance(result, tuple) and len(result) == 2,

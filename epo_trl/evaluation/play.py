@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from epo_trl.envs.base import TaskSuite, TextEnv
+from epo_trl.envs.checker import check_first_turn
 from epo_trl.evaluation.protocol import Protocol
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
 from epo_trl.rollout.context import TurnView
@@ -61,11 +62,11 @@ def check_first_task(env: TextEnv, task_id: str, seed: int, context: ContextBuil
         protocol: The rules.
 
     Raises:
-        EnvError: If the environment does not start.
+        EnvError: If the environment does not start, or `info` lacks what the contract asks for.
         TemplateError: If the template shows what the environment does not give.
         ValueError: If the protocol goes by a score and the environment keeps none, or the first prompt does not fit.
     """
-    observation, info = env.reset(seed=seed, options={**protocol.env_options, "task_id": task_id})
+    observation, info = check_first_turn(env, task_id, seed=seed, options=protocol.env_options)
     context.template.check(info)
     _check_first_prompt(context, TurnView(observation, info, history=()), task_id)
     if protocol.success_rule == "ended-with-score" and "score" not in info:
@@ -108,7 +109,7 @@ def play_split(
 
     Args:
         suite: Where the tasks come from.
-        task_ids: A whole list, or one process's share of it.
+        task_ids: A whole list.
         generate: The policy, at the protocol's temperature.
         context: See `protocol_context`.
         protocol: The rules.
@@ -117,15 +118,46 @@ def play_split(
         require_think: Whether a response without reasoning is invalid.
         on_finished: Called with the number of episodes that have ended since the last call.
     """
-    envs: list[TextEnv] = [suite.make_env() for _ in range(min(parallel, len(task_ids)))]
     settings = protocol_settings(protocol, require_think=require_think)
-    start = time.perf_counter()
-    episodes: list[Episode] = []
+    chunks = chunks_of(task_ids, parallel)
+    played = play_chunks(suite, chunks, lambda _: generate, context, settings, seed=seed, on_finished=on_finished)
+    results = list(played)
+    return [episode for episodes, _ in results for episode in episodes], sum(seconds for _, seconds in results)
+
+
+def chunks_of(task_ids: Sequence[str], size: int) -> list[Sequence[str]]:
+    """Returns the list in parts of so many tasks; the last may have fewer."""
+    return [task_ids[first : first + size] for first in range(0, len(task_ids), size)]
+
+
+def play_chunks(
+    suite: TaskSuite,
+    chunks: Sequence[Sequence[str]],
+    policy_for: Callable[[int], Generate],
+    context: ContextBuilder,
+    settings: RolloutSettings,
+    *,
+    seed: int = 0,
+    on_finished: Callable[[int], None] = lambda count: None,
+) -> Iterator[tuple[list[Episode], float]]:
+    """Yields the episodes of each part of a list, in order, and the seconds they took.
+
+    Args:
+        suite: Where the tasks come from.
+        chunks: Tasks that are played side by side.
+        policy_for: Called with the number of the chunk that begins; returns the policy that plays it.
+        context: See `protocol_context`.
+        settings: See `protocol_settings`.
+        seed: Handed to every `reset`.
+        on_finished: Called with the number of episodes that have ended since the last call.
+    """
+    envs: list[TextEnv] = [suite.make_env() for _ in range(max(map(len, chunks), default=0))]
     try:
-        for first in range(0, len(task_ids), parallel):
-            tasks = [(task_id, seed) for task_id in task_ids[first : first + parallel]]
-            episodes += play_episodes(envs, tasks, generate, context, settings, on_finished=on_finished)
+        for number, task_ids in enumerate(chunks):
+            start = time.perf_counter()
+            tasks = [(task_id, seed) for task_id in task_ids]
+            episodes = play_episodes(envs, tasks, policy_for(number), context, settings, on_finished=on_finished)
+            yield episodes, time.perf_counter() - start
     finally:
         for env in envs:
             env.close()
-    return episodes, time.perf_counter() - start

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.trainer.utils import create_model_from_path
 
-from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.base import EnvError, Expert, TaskSuite
 from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weights
 from epo_trl.models.tiny import build_model, build_tokenizer
 from epo_trl.rollout.demonstrations import ANSWER
@@ -241,7 +241,7 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
     env = suite.make_env()
     for seed, task_id in enumerate(suite.demonstration_tasks("train", CORPUS_TURNS, CORPUS_TASKS)):
         observation, info = env.reset(seed=seed, options={"task_id": task_id})
-        expert = suite.make_expert(seed)
+        expert = _expert(suite, seed)
         expert.reset(observation, info)
         texts.add(env.step(NO_ACTION)[0])  # changes nothing; the answer is what a policy sees after a mistake
         for _ in range(CORPUS_TURNS):
@@ -257,3 +257,13 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
         texts.add(observation)
     env.close()
     return sorted(texts)
+
+
+def _expert(suite: TaskSuite, seed: int) -> Expert:
+    try:
+        return suite.make_expert(seed)
+    except EnvError as error:
+        raise EnvError(
+            f"model_name_or_path: got {TINY!r}, whose vocabulary is what an expert of the environment sees and does, "
+            f"but {error}; write {type(suite).__name__}.make_expert(), or take a model of the Hub or a local one"
+        ) from error

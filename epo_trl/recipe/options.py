@@ -16,8 +16,8 @@ import torch
 import yaml
 from trl import TrlParser
 
-from epo_trl.envs.base import EnvError, TaskSuite
-from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
+from epo_trl.envs.base import EnvError
+from epo_trl.envs.registry import ENVIRONMENTS, check_fields, environment_arguments, suite_of
 from epo_trl.trainers.config import settle_defaults
 
 HELP = {"-h", "--help"}
@@ -52,18 +52,13 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
     first: tuple[type, ...] = ()
     if environment is None:
         environment, first = _environment(argv), (EnvironmentArguments,)
-    settings = environment_arguments(environment) if environment else None
-    parser = RecipeParser((*first, *([settings] if settings else []), *types), config=_config_path(argv))
+    path = _config_path(argv)
+    settings = environment_arguments(environment, path.parent if path else None) if environment else None
+    if settings is not None:
+        check_fields(settings, (*first, *types))
+    parser = RecipeParser((*first, *([settings] if settings else []), *types), config=path)
     parsed = parser.parse_args_and_config(argv)  # ends the program if help is asked for
-    settings = parsed[len(first)]
-    suite = settings.make_suite()
-    if isinstance(suite, TaskSuite):
-        suite.made_by = f"{type(settings).__module__}:{type(settings).__qualname__}"
-        may_change = getattr(settings, "MAY_CHANGE", ())
-        suite.settings = {
-            field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in may_change
-        }
-    return suite, *parsed[len(first) + 1 :]
+    return suite_of(parsed[len(first)]), *parsed[len(first) + 1 :]
 
 
 def _with_config_apart(argv: Sequence[str]) -> list[str]:
@@ -90,18 +85,25 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
+def early_option(name: str, argv: Sequence[str] | None = None) -> str | None:
+    """Returns what the command line or else the config says of an option that decides which others there are."""
+    argv = _with_config_apart(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(f"--{name}", dest="value")
+    given = parser.parse_known_args(argv)[0].value
+    path = _config_path(argv)
+    if given is None and path is not None:
+        given = _read_config(path).get(name)
+    return None if given is None else str(given)
+
+
 def _environment(argv: Sequence[str]) -> str | None:
     """Returns the name of the environment, or `None` if help is asked for without one."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--environment")
-    given, _ = parser.parse_known_args(argv)
-    path = _config_path(argv)
-    if given.environment is None and path is not None:
-        given.environment = _read_config(path).get("environment")
-    if given.environment is None and HELP.isdisjoint(argv):
+    given = early_option("environment", argv)
+    if given is None and HELP.isdisjoint(argv):
         known = ", ".join(ENVIRONMENTS)
         raise EnvError(f"environment: got nothing, takes one of {known} or 'module:Class', in the YAML or as an option")
-    return None if given.environment is None else str(given.environment)
+    return given
 
 
 class RecipeParser(TrlParser):

@@ -1,0 +1,106 @@
+"""The contract tests of every task suite, for pytest. A new environment gets them all from three lines:
+
+class TestMyGame(EnvContract):
+    def make_suite(self):
+        return MySuite()
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import ClassVar
+from unittest import SkipTest
+
+from epo_trl.envs.base import Expert, TaskSuite, TextEnv
+from epo_trl.envs.checker import Player, check_task_suite, check_text_env
+
+_START = """
+import pickle, sys
+sys.path[:] = pickle.load(sys.stdin.buffer)
+suite = pickle.load(sys.stdin.buffer)
+env = suite.make_env()
+for split in suite.splits:
+    ids = list(suite.task_ids(split))
+    print(ids[:50], env.reset(seed=3, options={"task_id": ids[-1]}))
+"""
+
+
+class EnvContract:
+    """Tests of a task suite and its environments. Derive from it, and write `make_suite`.
+
+    Attributes:
+        deterministic: `False` if the engine has noise of its own.
+        expert_turns: Within so many turns the expert wins; `None` if the suite has no expert.
+        expert_wins: At least this share of the tasks looked at.
+        player: Chooses actions where the environment lists none, see `check_text_env`.
+    """
+
+    deterministic: ClassVar[bool] = True
+    expert_turns: ClassVar[int | None] = 50
+    expert_wins: ClassVar[float] = 1.0
+    player: ClassVar[Player | None] = None
+
+    def make_suite(self) -> TaskSuite:
+        """Returns the suite. Its class must be importable in another process."""
+        raise NotImplementedError(f"{type(self).__name__} has no make_suite(self), which returns the task suite")
+
+    def test_the_task_lists_keep_the_contract(self) -> None:
+        """See `check_task_suite`."""
+        check_task_suite(self.make_suite())
+
+    def test_the_environment_keeps_the_contract(self) -> None:
+        """See `check_text_env`."""
+        suite = self.make_suite()
+        ids = [suite.task_ids(split)[0] for split in suite.splits]
+        check_text_env(
+            suite.make_env(), ids, make_env=suite.make_env, deterministic=self.deterministic, player=self.player
+        )
+
+    def test_another_process_sees_the_same_lists_and_starts(self) -> None:
+        """Runs two processes in which `hash()` differs."""
+        suite = self.make_suite()
+        sent = pickle.dumps(sys.path) + pickle.dumps(suite)
+        seen = set()
+        for hash_seed in ("1", "2"):
+            done = subprocess.run(
+                [sys.executable, "-c", _START],
+                input=sent,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONHASHSEED": hash_seed},
+                check=True,
+            )
+            seen.add(done.stdout)
+        assert seen != {b""}, "the processes printed nothing"
+        assert len(seen) == 1, (
+            "two processes made different lists or starts; derive every choice from the task id and the seed, by a "
+            "`random.Random` of your own, not from `hash()` or the order of a set"
+        )
+
+    def test_the_expert_plays_admissible_actions_and_wins(self) -> None:
+        """Plays ten tasks of each list."""
+        if self.expert_turns is None:
+            raise SkipTest("no expert")
+        suite = self.make_suite()
+        env, expert = suite.make_env(), suite.make_expert()
+        ids = [task_id for split in suite.splits for task_id in suite.task_ids(split)[:10]]
+        wins = sum(_wins(env, expert, task_id, self.expert_turns) for task_id in ids)
+        env.close()
+        assert wins >= self.expert_wins * len(ids), f"the expert won {wins} of {len(ids)} tasks"
+
+
+def _wins(env: TextEnv, expert: Expert, task_id: str, turns: int) -> bool:
+    observation, info = env.reset(seed=0, options={"task_id": task_id})
+    expert.reset(observation, info)
+    for _ in range(turns):
+        thought, action = expert.act(observation, info)
+        assert isinstance(thought, str), f"{task_id}: the expert's thought is {thought!r}, not a text"
+        listed = info["admissible_actions"]
+        observation, _, terminated, truncated, info = env.step(action)
+        known = info["accepted"] if listed is None else action in listed
+        assert known, f"{task_id}: the expert chose {action!r}, which is not admissible"
+        if terminated or truncated:
+            break
+    return bool(info["won"])

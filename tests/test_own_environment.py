@@ -1,0 +1,215 @@
+"""Bring your own environment: it is found, it trains, and what it lacks is said before anything is trained."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rollout_parts import byte_tokenizer
+from trl import ModelConfig, SFTConfig
+
+from epo_trl.envs import EnvError
+from epo_trl.envs.registry import environment_arguments
+from epo_trl.envs.testing import EnvContract
+from epo_trl.envs.toy import ToySuite, TreasureHunt
+from epo_trl.evaluation import Protocol
+from epo_trl.evaluation.play import check_first_task
+from epo_trl.models import load_policy
+from epo_trl.recipe import RecipeError, parse_recipe
+from epo_trl.rollout import ContextBuilder, PromptTemplate
+from epo_trl.trainers import EPOConfig, EPOPPOConfig
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+EXAMPLE = RECIPES / "my_env"
+
+
+@pytest.fixture(autouse=True)
+def example_folder(monkeypatch):
+    """The example's folder is the current one, as for a user; what is imported from it is forgotten."""
+    monkeypatch.chdir(EXAMPLE)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    yield
+    sys.modules.pop("my_env", None)
+
+
+class TestTheExample(EnvContract):
+    expert_turns = 4
+
+    def make_suite(self):
+        return environment_arguments("my_env:GuessArguments")().make_suite()
+
+
+def parse(*argv, types=(EPOConfig, ModelConfig)):
+    return parse_recipe(*types, argv=[*argv, "--use_cpu", "true"])
+
+
+def test_an_environment_of_the_current_folder_is_found_and_hides_no_library(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit('a file of the folder was taken for the library')\n")
+    shutil.copy(EXAMPLE / "my_env.py", tmp_path / "env_of_this_folder.py")
+    monkeypatch.chdir(tmp_path)
+    suite, *_ = parse("--environment", "env_of_this_folder:GuessArguments", "--numbers", "7")
+    assert (suite.size, suite.settings) == (7, {"numbers": 7})
+    assert sys.path[-1] == str(tmp_path)
+
+
+def test_an_environment_beside_the_config_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    suite, *_ = parse("--config", str(EXAMPLE / "sft_tiny_cpu.yaml"), types=sft_types(monkeypatch))
+    assert suite.name == "guess"
+
+
+@pytest.mark.slow
+def test_the_example_trains_from_any_folder_with_its_critic_in_workers_of_its_own(tmp_path):
+    for name in ("my_env.py", "tiny_cpu.yaml"):
+        shutil.copy(EXAMPLE / name, tmp_path)
+    sizes = ["--max_steps", "2", "--num_generations", "1", "--per_device_train_batch_size", "2"]
+    done = subprocess.run(
+        [sys.executable, str(RECIPES / "train.py"), "--config", "tiny_cpu.yaml", "--algorithm", "ppo"]
+        + [*sizes, "--gradient_accumulation_steps", "1", "--env_workers", "1", "--report_to", "none"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(RECIPES.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "step    2" in done.stdout + done.stderr
+    assert (tmp_path / "runs" / "guess" / "grpo" / "model.safetensors").is_file()
+
+
+def sft_types(monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPES))
+    from sft import DemonstrationArguments
+
+    return DemonstrationArguments, SFTConfig, ModelConfig
+
+
+def test_the_configs_of_the_example_have_only_known_keys(monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPES))
+    from train import ALGORITHMS, AlgorithmArguments
+
+    for config, _ in ALGORITHMS.values():
+        _, algorithm, *_ = parse("--config", "tiny_cpu.yaml", types=(AlgorithmArguments, config, ModelConfig))
+        assert algorithm.algorithm in ALGORITHMS
+    parse("--config", "sft_tiny_cpu.yaml", types=sft_types(monkeypatch))
+
+
+def test_an_unknown_algorithm_is_named(monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPES))
+    from train import main
+
+    monkeypatch.setattr("sys.argv", ["train.py", "--config", "tiny_cpu.yaml", "--algorithm", "reinforce"])
+    with pytest.raises(RecipeError, match="algorithm: got 'reinforce', takes one of 'grpo', 'ppo'"):
+        main()
+
+
+# ------------------------------------------------------------------------------------------- settings that are wrong
+
+
+class Plain:
+    size: int = 3
+
+    def make_suite(self):
+        return ToySuite()
+
+
+@dataclass
+class Clashing:
+    seed: int = 3
+
+    def make_suite(self):
+        return ToySuite()
+
+
+@dataclass
+class Elsewhere:
+    config: str = ""
+
+    def make_suite(self):
+        return ToySuite()
+
+
+@dataclass
+class Returning:
+    def make_suite(self):
+        return TreasureHunt()
+
+
+class Nameless(ToySuite):
+    name = ""
+
+
+@dataclass
+class MakingNameless:
+    def make_suite(self):
+        return Nameless()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ("Plain", "not a dataclass.*write @dataclass above the class"),
+        ("Clashing", "Clashing has a field 'seed', and so has EPOConfig.*rename the field.*'game_seed'"),
+        ("Elsewhere", "Elsewhere has a field 'config', and so has every recipe"),
+        ("Returning", r"Returning.make_suite\(\) returned .*TreasureHunt.*takes an object of a class that derives"),
+        ("MakingNameless", "Nameless of MakingNameless has no name; set the class attribute `name`"),
+        ("parse", r"which has no make_suite\(\); takes a dataclass"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_with_a_way_to_mend_them(settings, says):
+    with pytest.raises(EnvError, match=f"^environment: .*{says}"):
+        parse("--environment", f"{__name__}:{settings}")
+
+
+@pytest.mark.parametrize("config", [EPOConfig, EPOPPOConfig])
+def test_the_environments_of_ours_clash_with_no_trainer(config, tmp_path, monkeypatch):
+    (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    parse("--environment", "alfworld", types=(config, ModelConfig))
+
+
+@pytest.mark.parametrize("text", ["import no_such_library\n", "def broken(:\n"])
+def test_a_module_that_does_not_load_is_named_with_the_reason(text, tmp_path, monkeypatch):
+    (tmp_path / "env_that_fails.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EnvError, match=r"'env_that_fails:X', which cannot be imported .*(no_such_library|SyntaxError)"):
+        parse("--environment", "env_that_fails:X")
+
+
+# ----------------------------------------------------------------------------------------------- info that is wrong
+
+
+def lacking(where, spoil):
+    """Returns a game whose info is spoilt, from `reset` on or from `step` on."""
+
+    class Lacking(TreasureHunt):
+        def reset(self, *, seed=None, options=None):
+            observation, info = super().reset(seed=seed, options=options)
+            return observation, spoil(info) if where == "reset" else info
+
+        def step(self, action):
+            *result, info = super().step(action)
+            return *result, spoil(info)
+
+    return Lacking()
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize("key", ["won", "admissible_actions", "task", "task_type"])
+def test_a_missing_key_of_info_is_named_before_training(key, where):
+    env = lacking(where, lambda info: {name: value for name, value in info.items() if name != key})
+    rules = Protocol(name="p", max_turns=3, history_length=2, temperature=1.0)
+    with pytest.raises(EnvError, match=rf"^{where}.*'train/0'.*info has no '{key}'.* To mend it: add info\['{key}'\]"):
+        check_first_task(env, "train/0", 0, ContextBuilder(byte_tokenizer(), PromptTemplate.load("general")), rules)
+
+
+class NoExpert(ToySuite):
+    def make_expert(self, seed=0):
+        return super(ToySuite, self).make_expert(seed)
+
+
+def test_a_tiny_model_of_an_environment_without_expert_is_refused_by_name():
+    with pytest.raises(EnvError, match=r"^model_name_or_path: got 'tiny'.*no expert.*write NoExpert.make_expert\(\)"):
+        load_policy(ModelConfig("tiny"), NoExpert(), "general_compact")
