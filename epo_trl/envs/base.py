@@ -110,12 +110,14 @@ class TaskSuite(ABC):
         splits: Names of the lists. `"train"` comes first; `"iid"` and `"ood"` are the test lists.
         settings: What it was made from, where known. A run is only resumed with equal ones.
         made_by: The class of these settings as `"module:Class"`, where known.
+        protocol: Name of the protocol by which it is evaluated if none is said; `""` if it has to be said.
     """
 
     name: str
     splits: tuple[str, ...] = ("train", "iid", "ood")
     settings: Mapping[str, Any] = {}
     made_by: str = ""
+    protocol: str = ""
 
     @abstractmethod
     def task_ids(self, split: str) -> Sequence[str]:

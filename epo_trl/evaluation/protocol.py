@@ -52,6 +52,19 @@ class Protocol:
         if not holds:
             raise ValueError(f"{name}: got {getattr(self, name)!r}, takes {takes} (protocol {self.name!r})")
 
+    def varied(self, *, max_turns: int | None = None, temperature: float | None = None) -> Protocol:
+        """Returns the protocol with another turn limit or temperature, and a name that says so.
+
+        `alfworld50` with 30 turns is `alfworld50+max_turns=30`. What is `None`, or as it is already, changes nothing:
+        the plain name stands for the plain setting only.
+        """
+        given = {"max_turns": max_turns, "temperature": temperature}
+        changed = {key: value for key, value in given.items() if value not in (None, getattr(self, key))}
+        if not changed:
+            return self
+        marks = "".join(f"+{key}={value:g}" for key, value in changed.items())
+        return replace(self, **changed, name=self.name + marks, description=f"{self.name} but for what the name says.")
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields, ready for JSON."""
         return asdict(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -31,14 +32,18 @@ class SamplingPolicy:
     ):
         self.model = model.eval()
         self.pad_id = tokenizer.pad_token_id
-        eos = model.generation_config.eos_token_id
-        known = [eos] if isinstance(eos, int) else list(eos or [])
-        self.eos_ids = list(dict.fromkeys([tokenizer.eos_token_id, *known]))
+        self.eos_ids = end_ids(tokenizer, model.generation_config.eos_token_id)
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
         self.config = GenerationConfig(
             max_new_tokens=max_new_tokens, pad_token_id=self.pad_id, eos_token_id=self.eos_ids, **sampling
         )
         self._random = torch.Generator().manual_seed(seed)
+
+    def seeded(self, seed: int) -> SamplingPolicy:
+        """Returns the same policy with a random source of its own."""
+        other = copy.copy(self)
+        other._random = torch.Generator().manual_seed(seed)
+        return other
 
     @torch.inference_mode()
     def __call__(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], None]:
@@ -57,3 +62,9 @@ class SamplingPolicy:
             if token in self.eos_ids:
                 return ids[: index + 1]
         return ids
+
+
+def end_ids(tokenizer: Any, of_generation: int | list[int] | None) -> list[int]:
+    """Returns the tokens that end a response: the tokenizer's, then those of the model's generation settings."""
+    known = [of_generation] if isinstance(of_generation, int) else list(of_generation or [])
+    return list(dict.fromkeys([tokenizer.eos_token_id, *known]))

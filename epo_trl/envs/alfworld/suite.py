@@ -94,6 +94,7 @@ class GeneratedAlfworld(_AlfworldSuite):
     """
 
     name = "alfworld-generated"
+    protocol = "alfworld50"
 
     def __init__(
         self,
@@ -154,6 +155,7 @@ class AlfworldData(_AlfworldSuite):
     """
 
     name = "alfworld"
+    protocol = "alfworld50"
 
     def __init__(
         self, path: str | os.PathLike[str] | None = None, task_types: Sequence[str] | None = None, engine: str = "fast"

@@ -36,6 +36,7 @@ class ScienceWorldSuite(TaskSuite):
     """
 
     name = "scienceworld"
+    protocol = "strict30"
 
     def __init__(
         self,

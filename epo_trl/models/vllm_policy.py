@@ -1,0 +1,121 @@
+"""A policy outside of a trainer whose responses come from vLLM."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+from trl import ModelConfig
+
+from epo_trl.models.generate import end_ids
+from epo_trl.models.load import TINY, load_tokenizer
+
+
+class VllmPolicy:
+    """Samples responses with vLLM. Fits `epo_trl.rollout.loop.Generate`.
+
+    Args:
+        llm: A `vllm.LLM`.
+        make_params: `vllm.SamplingParams`.
+        eos_ids: Tokens that end a response, which they are part of.
+        max_new_tokens: Longest response.
+        temperature: 0 decodes greedily.
+        seed: Of the sampling. Each prompt of each call has a seed of its own.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        make_params: Any,
+        eos_ids: list[int],
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        seed: int = 0,
+    ):
+        self.llm = llm
+        self._make_params = make_params
+        self._sampling = {"stop_token_ids": eos_ids, "max_tokens": max_new_tokens, "temperature": temperature}
+        self._seed, self._prompts = seed, 0
+
+    def seeded(self, seed: int) -> VllmPolicy:
+        """Returns the same policy with a random source of its own."""
+        other = copy.copy(self)
+        other._seed, other._prompts = seed, 0
+        return other
+
+    def __call__(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], None]:
+        """Returns one response per prompt, end-of-turn token included."""
+        params = []
+        for _ in prompt_ids:
+            # vLLM takes seeds of 64 bits with a sign; every filter of its own is off by default
+            params.append(self._make_params(seed=(self._seed + self._prompts) % 2**63, **self._sampling))
+            self._prompts += 1
+        prompts = [{"prompt_token_ids": ids} for ids in prompt_ids]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs], None
+
+
+def load_vllm_policy(
+    model_args: ModelConfig,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    max_model_len: int | None = None,
+    gpu_share: float = 0.9,
+    several_processes: bool = False,
+) -> tuple[VllmPolicy, Any]:
+    """Returns the policy, in a vLLM engine of its own, and its tokenizer.
+
+    Args:
+        model_args: `model_name_or_path` is a Hub id or the folder of a plain checkpoint.
+        max_new_tokens: Longest response.
+        temperature: Of sampling.
+        max_model_len: Longest sequence in tokens; by default the model's.
+        gpu_share: Share of a GPU's memory that the engine takes.
+        several_processes: Whether a launcher has started a process for each GPU.
+
+    Raises:
+        ValueError: If vLLM is not installed, or does not take the model.
+    """
+    name, revision = model_args.model_name_or_path, model_args.model_revision
+    _check_model(model_args)
+    try:
+        from vllm import LLM, SamplingParams
+    except ImportError as error:
+        raise ValueError(
+            f"backend: got 'vllm', which cannot be imported ({error}); pip install 'epo-trl[vllm]', or take "
+            "'transformers'"
+        ) from error
+    llm = LLM(
+        model=name,
+        revision=revision,
+        tokenizer_revision=revision,
+        dtype=model_args.dtype or "auto",
+        max_model_len=max_model_len,
+        gpu_memory_utilization=gpu_share,
+        # As TRL's colocated engines: the launcher has made the processes, and each is a whole engine.
+        **({"distributed_executor_backend": "external_launcher"} if several_processes else {}),
+    )
+    tokenizer = load_tokenizer(str(name), revision=revision)
+    try:
+        eos = GenerationConfig.from_pretrained(name, revision=revision).eos_token_id
+    except OSError:  # a model without that file
+        eos = None
+    ends = end_ids(tokenizer, eos)
+    return VllmPolicy(llm, SamplingParams, ends, max_new_tokens=max_new_tokens, temperature=temperature), tokenizer
+
+
+def _check_model(model_args: ModelConfig) -> None:
+    name = model_args.model_name_or_path
+    if not name or name == TINY:
+        raise ValueError(f"model_name_or_path: got {name!r} with backend='vllm', takes a Hub id or a saved model")
+    if (Path(name) / "adapter_config.json").is_file():
+        raise ValueError(
+            f"model_name_or_path: got {name!r}, an adapter, with backend='vllm'; merge it into its base first: "
+            f"epo-trl merge {name} --out DIR"
+        )
+    if model_args.load_in_4bit or model_args.load_in_8bit:
+        raise ValueError("load_in_4bit, load_in_8bit: got True with backend='vllm', takes backend='transformers'")

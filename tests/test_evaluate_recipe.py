@@ -1,0 +1,367 @@
+"""`recipes/evaluate.py`: whose rules are played, what is kept of an interrupted evaluation, and what plays."""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from rollout_parts import answer, byte_tokenizer, ids_of
+from trl import ModelConfig
+
+from epo_trl.envs.toy import ToySuite
+from epo_trl.evaluation import Protocol, get_protocol
+from epo_trl.models.vllm_policy import load_vllm_policy
+from epo_trl.rollout.templates import TemplateError
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+TOKENIZER = byte_tokenizer()
+
+
+@dataclass
+class ToyArguments:
+    """TreasureHunt, as somebody else's environment."""
+
+    move_limit: int = field(default=30)
+    rules: str = field(default="alfworld-tiny20")
+
+    def make_suite(self):
+        suite = ToySuite(move_limit=self.move_limit)
+        suite.protocol = self.rules
+        return suite
+
+
+class RandomPolicy:
+    """Opens boxes at random. What it says depends on its seed and on all that it has said before; calls are counted."""
+
+    def __init__(self, on_call=lambda: None, seed=0):
+        self.on_call, self.rng = on_call, random.Random(seed)
+
+    def seeded(self, seed):
+        return RandomPolicy(self.on_call, seed)
+
+    def __call__(self, prompt_ids):
+        self.on_call()
+        texts = [answer(f"open {self.rng.choice('red blue green white black'.split())} box") for _ in prompt_ids]
+        return [[*ids_of(TOKENIZER, text), TOKENIZER.eos_token_id] for text in texts], None
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPES))
+    import evaluate
+
+    return evaluate
+
+
+@pytest.fixture
+def play(recipe, monkeypatch):
+    """Returns a function that runs the recipe on eight tasks of each list, four at a time."""
+
+    def run(output, *argv, on_call=lambda: None, model="tiny"):
+        monkeypatch.setattr(recipe, "load", lambda *_: (RandomPolicy(on_call), TOKENIZER, None))
+        given = ["--environment", f"{__name__}:ToyArguments", "--model_name_or_path", str(model), *argv]
+        given += [] if output is None else ["--output", str(output)]
+        fixed = ["--max_episodes", "8", "--parallel", "4", "--max_turns", "2"]
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", *fixed, *given])
+        recipe.main()
+        return None if output is None else reports_of(output)
+
+    return run
+
+
+def reports_of(output):
+    reports = json.loads(Path(output).read_text())["reports"]
+    return [{key: value for key, value in report.items() if key != "seconds"} for report in reports]
+
+
+# --------------------------------------------------------------------------------------------------------- protocols
+
+
+def test_rules_of_one_s_own_are_reported_under_a_name_of_their_own(play, tmp_path, capsys):
+    reports = play(tmp_path / "r.json", "--temperature", "0")
+    assert [report["protocol"]["name"] for report in reports] == ["alfworld-tiny20+max_turns=2+temperature=0"] * 2
+    assert {report["protocol"]["max_turns"] for report in reports} == {2}
+    assert "alfworld-tiny20+max_turns=2+temperature=0" in capsys.readouterr().out
+
+
+def test_the_plain_name_stands_for_the_plain_rules_alone():
+    plain = get_protocol("alfworld50")
+    assert plain.varied() is plain and plain.varied(max_turns=50, temperature=0.4) is plain
+    assert plain.varied(max_turns=30).name == "alfworld50+max_turns=30"
+    assert plain.varied(max_turns=30, temperature=0.0).name == "alfworld50+max_turns=30+temperature=0"
+    assert plain.varied(max_turns=30).history_length == plain.history_length
+    with pytest.raises(ValueError, match="max_turns: got 0"):
+        plain.varied(max_turns=0)
+    with pytest.raises(ValueError, match="temperature: got -1"):
+        plain.varied(temperature=-1)
+
+
+@pytest.mark.parametrize(("environment", "name"), [("alfworld", "alfworld50"), ("scienceworld", "strict30")])
+def test_each_environment_has_its_own_protocol(environment, name, recipe, tmp_path, monkeypatch):
+    (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    types = (recipe.EvaluationArguments, ModelConfig)
+    suite, args, _ = recipe.parse_recipe(*types, argv=["--environment", environment])
+    assert recipe.protocol_of(args, suite).name == name
+
+
+@pytest.mark.parametrize(
+    ("argv", "error", "says"),
+    [
+        (["--rules", ""], ValueError, "protocol: got nothing, and the environment 'treasure-hunt' has none of its own"),
+        (["--protocol", "epo-released"], ValueError, "protocol: got 'epo-released.*keeps none"),
+        (["--prompt_template", "scienceworld"], TemplateError, "prompt_template 'scienceworld'.*objects"),
+        (["--backend", "sglang"], ValueError, "backend: got 'sglang', takes one of 'transformers', 'vllm'"),
+        (["--parallel", "0"], ValueError, "parallel: got 0"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_before_anything_is_played(play, argv, error, says):
+    with pytest.raises(error, match=says):
+        play(None, *argv, on_call=lambda: pytest.fail("something was played"))
+
+
+# ------------------------------------------------------------------------------------------------------ interruption
+
+
+def killed(run):
+    """Runs a function in a fork that has to die by SIGKILL."""
+    child = os.fork()
+    if child == 0:
+        try:
+            run()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def die_at(count):
+    """Returns a function that kills its process when it is called for the n-th time."""
+    calls = []
+
+    def call(*_):
+        calls.append(1)
+        if len(calls) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return call
+
+
+@pytest.mark.parametrize("calls", [1, 2, 4, 7])
+def test_an_evaluation_that_was_killed_in_a_turn_goes_on_to_the_same_report(play, tmp_path, calls):
+    whole = play(tmp_path / "whole.json")
+    killed(lambda: play(tmp_path / "r.json", on_call=die_at(calls)))
+    played = []
+    assert play(tmp_path / "r.json", on_call=lambda: played.append(1)) == whole
+    assert len(played) == 8 - 2 * ((calls - 1) // 2)  # two turns a part, and four parts
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "whole.json"]
+
+
+@pytest.mark.parametrize("writes", range(1, 7))
+def test_an_evaluation_that_was_killed_while_it_wrote_goes_on_to_the_same_report(play, tmp_path, monkeypatch, writes):
+    whole = play(tmp_path / "whole.json")
+    replace, die = os.replace, die_at(writes)
+
+    def child():
+        monkeypatch.setattr(os, "replace", lambda *paths: die() or replace(*paths))
+        play(tmp_path / "r.json")
+
+    killed(child)
+    assert play(tmp_path / "r.json") == whole
+    assert not (tmp_path / "r.json.parts").exists()
+
+
+def test_killed_twice_and_with_a_damaged_part_it_still_ends_in_the_same_report(play, tmp_path):
+    whole = play(tmp_path / "whole.json")
+    killed(lambda: play(tmp_path / "r.json", on_call=die_at(5)))
+    killed(lambda: play(tmp_path / "r.json", on_call=die_at(3)))
+    parts = sorted(path.name for path in (tmp_path / "r.json.parts").iterdir())
+    assert parts == ["iid-0.json", "iid-1.json", "ood-0.json", "settings.json"]
+    (tmp_path / "r.json.parts" / "iid-1.json").write_text('{"episodes": [')
+    assert play(tmp_path / "r.json") == whole
+
+
+def test_the_same_command_on_a_finished_report_plays_nothing_and_shows_it(play, tmp_path, capsys):
+    whole = play(tmp_path / "r.json")
+    before, shown = (tmp_path / "r.json").read_bytes(), capsys.readouterr().out
+    assert play(tmp_path / "r.json", on_call=lambda: pytest.fail("something was played")) == whole
+    assert (tmp_path / "r.json").read_bytes() == before
+    out = capsys.readouterr().out
+    assert "is finished; nothing was played" in out and out.startswith(shown)
+
+
+@pytest.mark.parametrize("unfinished", [False, True], ids=["finished", "killed"])
+def test_another_model_or_other_settings_in_the_same_output_are_refused_by_name(play, tmp_path, unfinished):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"weights")
+    output = tmp_path / "r.json"
+    if unfinished:
+        killed(lambda: play(output, model=model, on_call=die_at(5)))
+    else:
+        play(output, model=model)
+    for argv, named in ((["--seed", "1"], "seed 0 there, 1 now"), (["--temperature", "0.5"], "protocol {")):
+        with pytest.raises(ValueError, match=f"output: got .*r.json.* is of another evaluation .*{named}"):
+            play(output, *argv, model=model)
+    (model / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises(ValueError, match="is of another evaluation .*weights {.*delete that one to start anew"):
+        play(output, model=model)
+
+
+def test_a_file_that_is_no_report_is_not_overwritten(play, tmp_path):
+    (tmp_path / "notes.txt").write_text("precious")
+    with pytest.raises(ValueError, match="notes.txt is of another evaluation .*it does not say of what"):
+        play(tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "precious"
+
+
+# --------------------------------------------------------------------------------------------------- several processes
+
+
+class Ranks:
+    """Two ranks of one evaluation as threads, which meet where processes would."""
+
+    def __init__(self, recipe, monkeypatch):
+        self.own, self.barrier, self.sent = threading.local(), threading.Barrier(2), {}
+        monkeypatch.setattr(recipe, "PartialState", lambda: self.own.state)
+        monkeypatch.setattr(recipe, "gather_object", self.gather)
+
+    def gather(self, values):
+        self.sent[self.own.state.process_index] = values
+        self.barrier.wait()
+        gathered = [*self.sent[0], *self.sent[1]]
+        self.barrier.wait()
+        return gathered
+
+    def run(self, work):
+        errors = []
+
+        def rank(index):
+            self.own.state = SimpleNamespace(
+                num_processes=2, process_index=index, is_main_process=index == 0, wait_for_everyone=self.barrier.wait
+            )
+            try:
+                work(index)
+            except BaseException as error:
+                errors.append(error)
+                self.barrier.abort()
+
+        threads = [threading.Thread(target=rank, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.barrier.reset()
+        return [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+
+
+def test_two_processes_share_the_lists_and_go_on_with_what_each_has_played(recipe, play, tmp_path, monkeypatch):
+    ranks = Ranks(recipe, monkeypatch)
+
+    def evaluation(output, on_call=lambda: None):
+        argv = ["evaluate.py", "--environment", f"{__name__}:ToyArguments", "--model_name_or_path", "tiny"]
+        argv += ["--max_episodes", "8", "--parallel", "2", "--max_turns", "2", "--output", str(output)]
+        monkeypatch.setattr(sys, "argv", argv)
+        monkeypatch.setattr(recipe, "load", lambda *_: (RandomPolicy(on_call), TOKENIZER, None))
+        return ranks.run(lambda index: recipe.main())
+
+    def interrupt():
+        index = ranks.own.state.process_index
+        calls.append(index)
+        if index == 1 and calls.count(1) == 4:
+            raise RuntimeError("rank 1 is gone")
+
+    assert evaluation(tmp_path / "whole.json") == []
+    whole = reports_of(tmp_path / "whole.json")
+    assert [report["episodes"] for report in whole] == [8, 8]
+    calls = []
+    assert [str(error) for error in evaluation(tmp_path / "r.json", interrupt)] == ["rank 1 is gone"]
+    calls.clear()
+    assert evaluation(tmp_path / "r.json", lambda: calls.append(0)) == []
+    assert reports_of(tmp_path / "r.json") == whole
+    assert len(calls) < 16
+
+
+# --------------------------------------------------------------------------------------------------------------- vLLM
+
+
+class FakeEngine:
+    """Stands for `vllm.LLM`: answers the first id of the prompt, the request's seed, and an end of turn."""
+
+    def __init__(self, **kwargs):
+        self.kwargs, self.params = kwargs, []
+
+    def generate(self, prompts, params, use_tqdm):
+        self.params += params
+        answers = [
+            [one["prompt_token_ids"][0], given["seed"] % 1000] for one, given in zip(prompts, params, strict=True)
+        ]
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(ids))]) for ids in answers]
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    module = ModuleType("vllm")
+    module.LLM, module.SamplingParams = FakeEngine, dict
+    monkeypatch.setitem(sys.modules, "vllm", module)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    TOKENIZER.save_pretrained(folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [3, 7]}')
+    return folder
+
+
+def test_vllm_gets_the_ids_and_the_rules_as_they_are(vllm, saved):
+    policy, tokenizer = load_vllm_policy(
+        ModelConfig(str(saved), dtype="float32"), max_new_tokens=20, temperature=0.4, max_model_len=100, gpu_share=0.5
+    )
+    assert policy.llm.kwargs["model"] == str(saved) and policy.llm.kwargs["max_model_len"] == 100
+    assert (policy.llm.kwargs["dtype"], policy.llm.kwargs["gpu_memory_utilization"]) == ("float32", 0.5)
+    assert "distributed_executor_backend" not in policy.llm.kwargs
+    responses, logprobs = policy.seeded(100)([[5, 6], [9]])
+    assert (responses, logprobs) == ([[5, 100], [9, 101]], None)
+    assert policy.llm.params[0] == {
+        "seed": 100, "stop_token_ids": [tokenizer.eos_token_id, 7], "max_tokens": 20, "temperature": 0.4
+    }  # fmt: skip
+
+
+def test_with_vllm_each_prompt_has_a_seed_of_its_own_and_each_part_begins_anew(vllm, saved):
+    policy, _ = load_vllm_policy(ModelConfig(str(saved)), max_new_tokens=20, temperature=1.0, several_processes=True)
+    assert policy.llm.kwargs["distributed_executor_backend"] == "external_launcher"
+    part = policy.seeded(7)
+    assert [part([[1], [1]])[0], part([[1]])[0]] == [[[1, 7], [1, 8]], [[1, 9]]]
+    assert policy.seeded(7)([[1]])[0] == [[1, 7]]
+
+
+@pytest.mark.parametrize(
+    ("model_args", "says"),
+    [
+        (ModelConfig("tiny"), "model_name_or_path: got 'tiny' with backend='vllm'"),
+        (ModelConfig("some/model", load_in_4bit=True), "load_in_4bit"),
+        (ModelConfig("some/model"), "backend: got 'vllm', which cannot be imported"),
+    ],
+)
+def test_what_vllm_cannot_play_is_refused_by_name(model_args, says, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ValueError, match=says):
+        load_vllm_policy(model_args, max_new_tokens=20, temperature=1.0)
+
+
+def test_an_adapter_is_to_be_merged_for_vllm(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"an adapter, with backend='vllm'; .*epo-trl merge"):
+        load_vllm_policy(ModelConfig(str(tmp_path)), max_new_tokens=20, temperature=1.0)
+
+
+def test_a_protocol_survives_its_file():
+    varied = get_protocol("strict30").varied(max_turns=12)
+    assert Protocol.from_dict(varied.to_dict()) == varied
