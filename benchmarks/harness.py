@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import torch
@@ -52,20 +53,27 @@ class Measurement:
         return (max(self.seconds) - min(self.seconds)) / self.median
 
 
-def measure(variants: Mapping[str, Callable[[], Work]], rounds: int, warmup: int = 1) -> dict[str, Measurement]:
+def measure(
+    variants: Mapping[Any, Callable[[], Work]],
+    rounds: int,
+    warmup: int = 1,
+    environ: Mapping[Any, Mapping[str, str]] | None = None,
+) -> dict[Any, Measurement]:
     """Returns what each variant took.
 
     Args:
         variants: Name to a function that makes the work, called in the variant's own process; picklable.
         rounds: How often each one is measured.
         warmup: How often each one runs before.
+        environ: Environment variables of a variant's process, for what is read when torch is loaded.
     """
     context = multiprocessing.get_context("spawn")
     pipes, processes, results = {}, [], {}
     for name, make in variants.items():
         pipes[name], theirs = context.Pipe()
         processes.append(context.Process(target=_serve, args=(theirs, make), daemon=True))
-        processes[-1].start()
+        with patch.dict(os.environ, (environ or {}).get(name, {})):
+            processes[-1].start()
         theirs.close()
         results[name] = Measurement()
         _answer(pipes[name], name)
@@ -84,7 +92,7 @@ def measure(variants: Mapping[str, Callable[[], Work]], rounds: int, warmup: int
     return results
 
 
-def _answer(pipe: Any, name: str) -> Any:
+def _answer(pipe: Any, name: Any) -> Any:
     try:
         return pipe.recv()
     except EOFError:

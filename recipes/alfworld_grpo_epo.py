@@ -13,6 +13,8 @@ Every field of the config can be overridden on the command line, for example `--
 that was interrupted goes on from its last checkpoint when it is started again.
 """
 
+import epo_trl.threads  # noqa: F401 - before torch
+
 from trl import ModelConfig
 
 from epo_trl.experiment import train

@@ -9,6 +9,8 @@
 Each step that has finished is not run again, and an interrupted one goes on from its last checkpoint.
 """
 
+import epo_trl.threads  # noqa: F401 - before torch
+
 import argparse
 import json
 import subprocess

@@ -5,6 +5,8 @@
 The result is a Hub-style checkpoint; give it to the RL recipe as `--model_name_or_path`.
 """
 
+import epo_trl.threads  # noqa: F401 - before torch
+
 import random
 from dataclasses import dataclass, field
 from typing import Any

@@ -23,6 +23,7 @@ LAYERS = {
     "recipe": {"envs", "trainers"},
     "plots": {"types", "evaluation"},
     "memory": set(),
+    "threads": set(),
 }
 LAYERS["cli"] = set(LAYERS)
 # Third-party modules that a part must not import, not even inside a function.
@@ -34,6 +35,7 @@ FORBIDDEN = {
     "envs": HEAVY,
     "evaluation": HEAVY | GAMES,
     "memory": HEAVY | GAMES,
+    "threads": HEAVY | GAMES,
 }
 
 
