@@ -55,6 +55,17 @@ def test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept(tmp_p
     assert len({len(turn.response_ids) for episode in episodes[0] for turn in episode.turns}) > 1
 
 
+@pytest.mark.parametrize("changes", [{"generation_kwargs": {"use_cache": False}}, {"cache_implementation": "static"}])
+def test_concatenated_turns_are_played_with_another_cache_or_none(tmp_path, changes):
+    episodes = []
+    for settings in ({}, changes):
+        model = make_model(sharpness=4.0)
+        trainer = make_trainer(tmp_path, context="concatenated", max_turns=3, model=model, **settings)
+        torch.manual_seed(0)
+        episodes.append(trainer.play([(f"train/{i}", 0) for i in range(3)]))
+    assert episodes[0] == episodes[1]
+
+
 class SleepingEngine:
     """Writes down what is asked of it. `make test-vllm` has the real one."""
 

@@ -23,6 +23,8 @@ NO_THINK = "no <think> block before the action"
         ("<think>x</think><action>take mug 2</action>", "Take Mug 2"),  # the environment's own spelling
         ("well, <think>x</think> so <action>look</action> it is", "look"),
         ("<think>a</think><think>b</think><action>look</action>", "look"),
+        ("<THINK>x</Think> <ACTION>look</aCtIoN>", "look"),
+        ("\u0130<think>x</think><Action>look</action>", "look"),  # a letter that gets longer in lower case
     ],
 )
 def test_a_well_formed_admissible_action_is_valid(text, action):
@@ -35,6 +37,7 @@ def test_a_well_formed_admissible_action_is_valid(text, action):
     [
         ("", "", "no <action> block"),
         ("look", "look", "no <action> block"),
+        ("<thin\u212a>x</thin\u212a><action>look</action>", "look", NO_THINK),  # the sign of kelvin is no k
         ("<think>x</think> <action> look", "<think>x</think> <action> look", "no <action> block"),
         ("<think>x</think> look</action>", "<think>x</think> look</action>", "no <action> block"),
         ("<action>look</action> <action>go</action>", "<action>look</action> <action>go</action>", "2 <action> blocks"),

@@ -7,7 +7,7 @@ import torch
 from trainer_kit import make_model
 from transformers import GenerationConfig
 
-from epo_trl.models.prefix_cache import PrefixCache, can_reuse, reusing_prefixes
+from epo_trl.models.prefix_cache import PrefixCache, can_reuse, reusing_prefixes, settings_allow_reuse
 
 ENDS, PAD = list(range(1, 12)), 0
 
@@ -143,3 +143,26 @@ def test_models_that_forget_are_told_apart():
         (MambaConfig(**sizes, state_size=4), False),
     ]:
         assert can_reuse(AutoModelForCausalLM.from_config(config)) == expected, config.model_type
+
+
+@pytest.mark.parametrize(
+    ("settings", "own", "expected"),
+    [
+        ({}, {}, True),
+        ({"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.0, "use_cache": True, "num_beams": 1}, {}, True),
+        ({}, {"max_length": 20, "top_p": 0.8, "do_sample": True}, True),
+        ({"use_cache": False}, {}, False),
+        ({"cache_implementation": "static"}, {}, False),
+        ({"repetition_penalty": 1.1}, {}, False),
+        ({"no_repeat_ngram_size": 3}, {}, False),
+        ({"prompt_lookup_num_tokens": 4}, {}, False),
+        ({}, {"repetition_penalty": 1.1}, False),
+        ({"repetition_penalty": 1.0}, {"repetition_penalty": 1.1}, True),
+        ({}, {"cache_implementation": "static"}, False),
+    ],
+)
+def test_settings_that_see_more_than_what_is_new_are_told_apart(settings, own, expected):
+    model = make_model()
+    model.generation_config.update(**own)
+    config = GenerationConfig(max_new_tokens=3, pad_token_id=PAD, eos_token_id=ENDS, disable_compile=True, **settings)
+    assert settings_allow_reuse(model, config) == expected

@@ -185,6 +185,51 @@ def test_a_response_that_was_cut_gets_the_end_of_turn_as_a_token_of_the_environm
     assert row.completion_ids[len(cut)] == end and row.env_mask[len(cut)] == 0
 
 
+def ending_tokenizer(closing, *, eos):
+    """Returns a tokenizer whose template closes an answer with these tokens."""
+    marks = ["<|stop|>", "<|done|>", "<|return|>"]
+    template = QWEN.replace(
+        "<|im_end|>\n' }}", "' + ('<|im_end|>' if m['role'] == 'user' else '" + closing + "') + '\n' }}"
+    )
+    tokenizer = byte_tokenizer(template, special=marks)
+    tokenizer.eos_token = eos
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("closing", "eos", "said", "appended"),
+    [
+        ("<|stop|><|done|>", "<|done|>", "<|stop|><|done|>", ""),  # Command R7B
+        ("<|stop|><|done|>", "<|done|>", "<|stop|>", "<|done|>"),  # cut between the two
+        ("<|stop|><|done|>", "<|done|>", "<|done|>", ""),
+        ("<|stop|><|done|>", "<|done|>", "", "<|stop|><|done|>"),
+        ("<|stop|><|done|>", "<|done|>", "<|return|>", ""),  # another token that ends a response of this model
+        ("<|done|>", "<|return|>", "<|return|>", ""),  # gpt-oss
+        ("<|done|>", "<|return|>", "<|done|>", ""),
+        ("<|done|>", "<|return|>", "", "<|done|>"),
+        (" <|done|>", "<|done|>", "<|done|>", ""),  # Llama 2
+        (" <|done|>", "<|done|>", "", " <|done|>"),
+        ("<|done|>", "<|done|>", "<|stop|>", "<|done|>"),  # ends nothing here
+    ],
+)
+def test_an_answer_is_closed_once(closing, eos, said, appended):
+    tokenizer = ending_tokenizer(closing, eos=eos)
+    context = context_of(tokenizer, "concatenated")
+    context.end_ids = tokenizer.convert_tokens_to_ids([eos, "<|return|>"])
+    response = ids_of(tokenizer, answer("go") + said)
+    grown = build(context, PAST[:1], last_response_ids=response).ids
+    assert tokenizer.decode(grown).startswith(appended + "\n<|im_start|>user\nsee: here")
+    assert ids_of(tokenizer, appended) == grown[: len(ids_of(tokenizer, appended))]
+
+
+def test_by_default_the_tokenizer_s_end_of_sequence_ends_a_response():
+    tokenizer = ending_tokenizer("<|stop|><|done|>", eos="<|done|>")
+    for said, appended in (("<|done|>", "\n"), ("<|return|>", "<|stop|><|done|>\n")):
+        view_of = {"last_response_ids": ids_of(tokenizer, said)}
+        grown = build(context_of(tokenizer, "concatenated"), PAST[:1], **view_of).ids
+        assert tokenizer.decode(grown).startswith(appended + "<|im_start|>user")
+
+
 def test_a_concatenated_prompt_holds_no_history_and_drops_nothing(qwen):
     prompt = build(context_of(qwen, "concatenated", history_length=3), PAST)
     assert "saw" not in qwen.decode(prompt.ids)

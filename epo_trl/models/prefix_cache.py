@@ -120,6 +120,28 @@ def can_reuse(model: Any) -> bool:
     return not getattr(model, "_is_stateful", False) and all(type(layer) is DynamicLayer for layer in layers)
 
 
+# Settings of generation that look at the scores of the next token alone, or count what is new. Others look at the whole
+# sequence, in which there is padding between turns, or want a cache of their own.
+_HARMLESS = {
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
+    "max_new_tokens", "min_new_tokens", "suppress_tokens", "renormalize_logits", "remove_invalid_values",
+    "bos_token_id", "eos_token_id", "pad_token_id", "disable_compile", "transformers_version", "_from_model_config",
+    "max_length",  # of a model's own settings; `max_new_tokens` goes before it
+}  # fmt: skip
+_NEUTRAL = {"use_cache": True, "repetition_penalty": 1.0, "num_beams": 1, "num_return_sequences": 1}
+
+
+def settings_allow_reuse(model: Any, generation_config: Any) -> bool:
+    """Whether going on from the call before gives what generation from the start gives, with these settings.
+
+    What they leave open is taken from the model's own.
+    """
+    settings: dict[str, Any] = {}
+    for config in (model.generation_config, generation_config):
+        settings |= {name: value for name, value in config.to_dict().items() if value is not None}
+    return all(name in _HARMLESS or value == _NEUTRAL.get(name, False) for name, value in settings.items())
+
+
 @contextmanager
 def reusing_prefixes(model: Any, calls: int = 1) -> Iterator[PrefixCache]:
     """Lets a model's `generate` go on from one of the calls before, until the end of the block."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from jinja2 import TemplateError as JinjaError
 
 from epo_trl.envs.base import Info
-from epo_trl.rollout.encoding import prompt_encoder
+from epo_trl.rollout.encoding import control_tokens, prompt_encoder
 from epo_trl.rollout.templates import PARTS, PromptTemplate, render, rewrite
 
 CONTEXTS = ("windowed", "concatenated")
@@ -133,6 +134,7 @@ class ContextBuilder:
         max_context_tokens: Concatenated: longest sequence, responses included. `None` for no limit.
         max_response_tokens: Room kept for the next response in that sequence.
         chat_template_kwargs: Passed to the chat template.
+        end_ids: Tokens that end a response; by default the tokenizer's end of sequence.
     """
 
     tokenizer: Any
@@ -143,6 +145,7 @@ class ContextBuilder:
     max_context_tokens: int | None = None
     max_response_tokens: int = 0
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    end_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if self.mode not in CONTEXTS:
@@ -157,7 +160,8 @@ class ContextBuilder:
             self.template.name, **{part: rewrite(getattr(self.template, part), write) for part in PARTS}
         )
         self._check_encoder()
-        self._between_start = self._encode([self._frame.between])[0][:1]
+        self.end_ids = self.end_ids or [self.tokenizer.eos_token_id]
+        self._closing_marks = self._marks(self._encode([self._frame.between])[0])
         shown = self.tokenizer.decode(self.encode(" ".join(TAGS), [{}])[0], skip_special_tokens=True).lower()
         lost = [tag for tag in TAGS if tag not in shown]
         if lost:
@@ -170,6 +174,11 @@ class ContextBuilder:
     def answer_start(self) -> str:
         """What the chat template has already written of every answer: `"<think>"`, or `""` for most templates."""
         return "<think>" if self.frame.closing.rstrip().endswith("<think>") else ""
+
+    @property
+    def has_empty_thought(self) -> bool:
+        """Whether the chat template has already written a `<think>` block of every answer, and closed it."""
+        return self.frame.closing.rstrip().endswith("</think>")
 
     def build(self, views: Sequence[TurnView]) -> list[Prompt | None]:
         """Returns one prompt per view, or `None` where it does not fit even without history.
@@ -188,9 +197,8 @@ class ContextBuilder:
 
     def _fit(self, view: TurnView, ids: list[int], kept: int) -> Prompt | None:
         if self.mode == "concatenated":
-            # The end-of-turn token opens the appended text unless the policy has sampled it already.
-            if view.history and list(view.last_response_ids[-1:]) == self._between_start:
-                ids = ids[1:]
+            if view.history:
+                ids = ids[self._ended(view.last_response_ids) :]
             total = view.context_tokens + len(ids) + self.max_response_tokens
             fits = self.max_context_tokens is None or total <= self.max_context_tokens
             return Prompt(ids) if fits and len(ids) <= self.max_prompt_tokens else None
@@ -201,6 +209,24 @@ class ContextBuilder:
             kept -= 1
             ids = self._encode([self._text(view, kept)])[0]
         return Prompt(ids, dropped_turns=wanted - kept)
+
+    def _marks(self, between: Sequence[int]) -> list[int]:
+        """Returns the control tokens, and white space among them, that come first after an answer."""
+        control = set(control_tokens(self.tokenizer).values())
+        return list(takewhile(lambda i: i in control or not self.tokenizer.decode([i]).strip(), between))
+
+    def _ended(self, response: Sequence[int]) -> int:
+        """Returns how many tokens of what closes an answer need not be appended to this response.
+
+        The closing of an answer is one token or several, of which a response that was not cut has sampled all, or
+        another one that ends it as well.
+        """
+        ends = [i for i, token in enumerate(self._closing_marks) if token in self.end_ids]
+        closing = self._closing_marks[: ends[-1] + 1 if ends else 1]
+        for count in range(len(closing), 0, -1):
+            if list(response[-count:]) == closing[:count]:
+                return count
+        return len(closing) if response and response[-1] in self.end_ids else 0
 
     def _text(self, view: TurnView, kept: int) -> str:
         taken = len(view.history)

@@ -34,8 +34,8 @@ class ParsedResponse:
 def parse_response(text: str, admissible: Iterable[str] | None, *, require_think: bool = True) -> ParsedResponse:
     """Returns the action between `<action>` and `</action>`, checked against the admissible ones.
 
-    Case and white space do not matter; the environment gets its own spelling. A response is well-formed if it has
-    exactly one action and, with `require_think`, a `<think>` block that ends before the action begins.
+    Case (of the tags too) and white space do not matter; the environment gets its own spelling. A response is
+    well-formed if it has exactly one action and, with `require_think`, a `<think>` block that ends before it begins.
 
     Args:
         text: The decoded response.
@@ -43,8 +43,8 @@ def parse_response(text: str, admissible: Iterable[str] | None, *, require_think
             valid that is not empty, until the environment says otherwise.
         require_think: Whether a response without reasoning is invalid.
     """
-    actions = list(_blocks(text, "<action>", "</action>"))
-    thoughts = list(_blocks(text, "<think>", "</think>"))
+    actions = list(_blocks(text, "action"))
+    thoughts = list(_blocks(text, "think"))
     thought = _squeeze(thoughts[0].content) if thoughts else ""
     if len(actions) != 1:
         error = "no <action> block" if not actions else f"{len(actions)} <action> blocks"
@@ -67,15 +67,13 @@ class _Block(NamedTuple):
     end: int  # of the closing tag
 
 
-def _blocks(text: str, opening: str, closing: str) -> Iterator[_Block]:
-    """Yields what lies between an opening tag and the next closing one. A search by pattern would be quadratic."""
-    start = text.find(opening)
-    while start >= 0:
-        end = text.find(closing, start + len(opening))
-        if end < 0:
-            return
-        yield _Block(start, text[start + len(opening) : end], end + len(closing))
-        start = text.find(opening, end + len(closing))
+def _blocks(text: str, tag: str) -> Iterator[_Block]:
+    """Yields what lies between an opening tag and the next closing one. One pattern for both would be quadratic."""
+    opening, closing = (re.compile(f"<{slash}{tag}>", re.IGNORECASE | re.ASCII) for slash in ("", "/"))
+    position = 0
+    while (start := opening.search(text, position)) and (end := closing.search(text, start.end())):
+        yield _Block(start.start(), text[start.end() : end.start()], end.end())
+        position = end.end()
 
 
 def _squeeze(text: str) -> str:

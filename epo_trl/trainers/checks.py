@@ -9,6 +9,7 @@ import torch
 from accelerate.utils import is_peft_model
 
 from epo_trl.models import load_tokenizer
+from epo_trl.rollout import ContextBuilder
 from epo_trl.trainers.config import EPOConfig
 
 
@@ -43,6 +44,58 @@ def warn_of_divisor(args: EPOConfig) -> None:
             "too small beside them. Take loss_type: dapo (a mean over tokens), or divide learning_rate and multiply "
             "epo_lambda by the turns of an episode.",
             stacklevel=2,
+        )
+
+
+# What leaves the model's whole distribution as it is; the first value is what we advise.
+_OFF: dict[str, tuple[Any, ...]] = {
+    "top_p": (1.0,),
+    "top_k": (0, None, -1),
+    "min_p": (None, 0.0),
+    "repetition_penalty": (1.0,),
+}
+_FIXED = {"do_sample": True, "num_beams": 1, "num_return_sequences": 1, "n": 1, "return_dict_in_generate": False}
+_FIXED |= dict.fromkeys(("eos_token_id", "stop_token_ids", "stop", "stop_strings"))
+
+
+def check_sampling(args: EPOConfig) -> None:
+    """Raises `ValueError` if `generation_kwargs` go round a setting of ours; warns if not every token can be sampled.
+
+    The loss has to know how responses were sampled, so each of these has one place where it is set.
+    """
+    own = {name: name for name in (*_OFF, "temperature", "cache_implementation")}
+    own |= dict.fromkeys(("max_new_tokens", "max_tokens", "max_length"), "max_completion_length")
+    given: dict[str, Any] = args.generation_kwargs or {}
+    for name, value in given.items():
+        if name in own and value != getattr(args, own[name]):
+            raise ValueError(
+                f"generation_kwargs: got {name}={value!r}, which generation would follow and the loss would not know "
+                f"of ({own[name]} is {getattr(args, own[name])!r}); set {own[name]} instead"
+            )
+        if name in _FIXED and value != _FIXED[name]:
+            raise ValueError(
+                f"generation_kwargs: got {name}={value!r}, takes no {name}: the loss is that of one sampled response "
+                "to each prompt, which ends where the model's own end tokens end it"
+            )
+    changed = {name: getattr(args, name) for name, off in _OFF.items() if getattr(args, name) not in off}
+    if changed and args.process_index == 0:
+        warnings.warn(
+            f"{', '.join(changed)}: got {', '.join(map(str, changed.values()))}, so responses are drawn from another "
+            "distribution than the one that the loss and the entropy terms compute: log-probabilities differ, and "
+            "entropy is rewarded on tokens that cannot be sampled. For training set "
+            + ", ".join(f"{name}={_OFF[name][0]}" for name in changed),
+            stacklevel=3,
+        )
+
+
+def warn_of_empty_thought(args: EPOConfig, context: ContextBuilder) -> None:
+    """Warns if the chat template has closed the reasoning before the policy says a word, and reasoning is required."""
+    if args.require_think and context.has_empty_thought and args.process_index == 0:
+        warnings.warn(
+            "require_think: got True, but the chat template begins every answer with an empty <think> </think> block, "
+            "so a model that thinks no more after it has all its actions counted as invalid. Set require_think=False, "
+            "or turn thinking on, for most models by chat_template_kwargs={'enable_thinking': True}",
+            stacklevel=3,
         )
 
 

@@ -37,7 +37,7 @@ from epo_trl.evaluation.play import check_first_task, protocol_context, protocol
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.models import load_tokenizer
 from epo_trl.models.generate import decoding
-from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes
+from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes, settings_allow_reuse
 from epo_trl.objectives import EntropyHistory, band_shares, beta_schedule, smoothing_penalty, turn_mean_weights
 from epo_trl.rollout import (
     ContextBuilder,
@@ -52,8 +52,10 @@ from epo_trl.trainers.checks import (
     check_context_fits,
     check_packing,
     check_reference,
+    check_sampling,
     check_tokenizer,
     warn_of_divisor,
+    warn_of_empty_thought,
 )
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.entropy_meter import EntropyMeter
@@ -148,6 +150,7 @@ class EPOTrainer(LongRunTrainer):
         check_tokenizer(processing_class)
         check_reference(args, model, kwargs.get("peft_config"))
         warn_of_divisor(args)
+        check_sampling(args)
         self.context = ContextBuilder(
             processing_class,
             PromptTemplate.load(args.prompt_template),
@@ -157,6 +160,7 @@ class EPOTrainer(LongRunTrainer):
             max_response_tokens=args.max_completion_length,
             chat_template_kwargs=args.chat_template_kwargs or {},
         )
+        warn_of_empty_thought(args, self.context)
         self.rollout_settings = RolloutSettings(
             max_turns=args.max_turns,
             success_reward=args.success_reward,
@@ -193,6 +197,7 @@ class EPOTrainer(LongRunTrainer):
         use_short_progress(self)
         for context in (self.context, self.eval_context):
             context.max_context_tokens = check_context_fits(args, self.model.config)
+            context.end_ids = self.eos_token_ids
         self.entropy_history = EntropyHistory(per=args.entropy_history, window=args.entropy_history_window)
         self.rl_step = 0
         self._meter = self._new_meter()
@@ -276,7 +281,9 @@ class EPOTrainer(LongRunTrainer):
             sleeps = self.vllm_mode == "colocate" and self.vllm_generation.enable_sleep_mode  # a server never does
             return self._keeping_vllm_awake() if sleeps else nullcontext()
         model = self.accelerator.unwrap_model(self.model_wrapped)
-        if context.mode == "concatenated" and not self.use_transformers_continuous_batching and can_reuse(model):
+        if context.mode != "concatenated" or self.use_transformers_continuous_batching:
+            return nullcontext()
+        if can_reuse(model) and settings_allow_reuse(model, self.generation_config):
             return reusing_prefixes(model, self.args.rollout_waves)
         return nullcontext()
 

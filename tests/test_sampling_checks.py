@@ -1,0 +1,78 @@
+"""What is sampled is what the loss takes it for: settings that would change that in silence are named."""
+
+import warnings
+
+import pytest
+from rollout_parts import QWEN, byte_tokenizer, context_of
+from trainer_kit import make_config, make_trainer
+
+from epo_trl.trainers.checks import check_sampling, warn_of_empty_thought
+
+# Qwen3 with thinking turned off, GLM and Nemotron
+EMPTY = ("<think>\n\n</think>\n\n", "<think></think>", "\n<think></think>\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"temperature": 0.4}, "got temperature=0.4, .*temperature is 1.0.*; set temperature instead"),
+        ({"top_k": 50}, "got top_k=50, .*set top_k instead"),
+        ({"cache_implementation": "static"}, "set cache_implementation instead"),
+        ({"max_new_tokens": 99}, "got max_new_tokens=99, .*max_completion_length is 16.*; set max_completion_length"),
+        ({"max_tokens": 99}, "set max_completion_length instead"),
+        ({"do_sample": False}, "got do_sample=False, takes no do_sample: the loss is that of one sampled response"),
+        ({"num_return_sequences": 2}, "takes no num_return_sequences"),
+        ({"n": 2}, "takes no n:"),
+        ({"eos_token_id": 3}, "takes no eos_token_id"),
+        ('{"temperature": 0.4}', "got temperature=0.4"),  # as on a command line
+    ],
+)
+def test_generation_settings_that_go_round_ours_are_refused(tmp_path, given, message):
+    with pytest.raises(ValueError, match=f"generation_kwargs: .*{message}"):
+        check_sampling(make_config(tmp_path, max_completion_length=16, generation_kwargs=given))
+
+
+def test_other_generation_settings_pass(tmp_path):
+    given = {"use_cache": False, "temperature": 1.0, "max_new_tokens": 16, "do_sample": True, "suppress_tokens": [3]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_sampling(make_config(tmp_path, max_completion_length=16, generation_kwargs=given))
+        check_sampling(make_config(tmp_path, top_k=-1, min_p=0.0, top_p=1.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"top_k": 50}, "top_k: got 50, .*entropy is rewarded on tokens that cannot be sampled. .*set top_k=0$"),
+        ({"top_p": 0.9, "min_p": 0.1}, "top_p, min_p: got 0.9, 0.1, .*set top_p=1.0, min_p=None$"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty: got 1.1, .*set repetition_penalty=1.0$"),
+    ],
+)
+def test_sampling_from_a_part_of_the_distribution_warns(tmp_path, changes, message):
+    with pytest.warns(UserWarning, match=message):
+        check_sampling(make_config(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("empty", EMPTY)
+def test_a_template_that_closes_the_reasoning_itself_warns_where_reasoning_is_required(tmp_path, empty):
+    required, not_required = (make_config(tmp_path, require_think=value) for value in (True, False))
+    tokenizer = byte_tokenizer(QWEN + "{% if add_generation_prompt and not enable_thinking %}" + empty + "{% endif %}")
+    closed, open_ = (context_of(tokenizer, chat_template_kwargs={"enable_thinking": on}) for on in (False, True))
+    with pytest.warns(UserWarning, match=r"require_think: .*empty <think> </think>.*Set require_think=False, or"):
+        warn_of_empty_thought(required, closed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_empty_thought(not_required, closed)
+        warn_of_empty_thought(required, open_)
+
+
+def test_a_trainer_makes_these_checks(tmp_path, monkeypatch):
+    from epo_trl.trainers import epo_trainer
+
+    called = []
+    monkeypatch.setattr(epo_trainer, "warn_of_empty_thought", lambda args, context: called.append((args, context)))
+    trainer = make_trainer(tmp_path)
+    assert called == [(trainer.args, trainer.context)]
+    assert trainer.context.end_ids == trainer.eval_context.end_ids == trainer.eos_token_ids
+    with pytest.raises(ValueError, match="generation_kwargs: got temperature=0"):
+        make_trainer(tmp_path, generation_kwargs={"temperature": 0.0})
