@@ -25,10 +25,15 @@ def test_continuous_batching_answers_each_prompt_as_plain_generate_does(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
-def test_an_rl_step_runs_on_continuous_batching(tmp_path, context):
-    trainer = make_trainer(tmp_path, max_steps=1, context=context, **CONTINUOUS)
+def test_rl_steps_and_greedy_evaluations_run_on_continuous_batching(tmp_path, context):
+    """An evaluation before the logging step leaves what is to be logged of training where it is."""
+    often = {"logging_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "eval_temperature": 0.0}
+    trainer = make_trainer(tmp_path, max_steps=2, context=context, **often, **CONTINUOUS)
     trainer.train()
-    assert trainer.rl_step == 1 and trainer.state.log_history[0]["env/turns"] == 3.0
+    first, trained, second = trainer.state.log_history[:3]
+    assert trainer.rl_step == 2 and trained["step"] == 2 and trained["env/turns"] == 3.0
+    for evaluated in (first, second):
+        assert "eval_iid/success_rate" in evaluated and "env/turns" not in evaluated
 
 
 @pytest.mark.parametrize("wrapped", [{}, {"peft_config": LoraConfig(target_modules="all-linear")}])

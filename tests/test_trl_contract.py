@@ -16,6 +16,7 @@ import trl
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import utils as trl_utils
+from trl.trainer.callbacks import SyncRefModelCallback
 
 from epo_trl.models import build_model, build_tokenizer
 
@@ -68,7 +69,7 @@ SEAMS = [
     Seam(
         "_calculate_rewards",
         "self, inputs, prompts, completions, completion_ids_list",
-        "hands the rollout's extra fields to the reward functions",
+        "overridden: no reward for aborted episodes; hands the rollout's extra fields to the reward functions",
     ),
     Seam(
         "train",
@@ -145,6 +146,22 @@ def test_seam_has_the_expected_signature(seam):
             r"self\._get_grad_norm\(model, grad_norm=grad_norm\)[\s\S]*self\.optimizer\.step\(\)",
             "gradients that are dropped there are not used by the optimizer",
         ),
+        (
+            "_calculate_rewards",
+            r"rewards_per_func = gather\(rewards_per_func\)\s+return rewards_per_func",
+            "the rewards of all ranks come back, so that those of aborted episodes can be taken out",
+        ),
+        (
+            "_generate_and_score_completions",
+            r"unscorable_mask = torch\.isnan\(rewards_per_func\)\.all\(dim=1\)",
+            "episodes without a reward are left out of the baseline",
+        ),
+        (
+            "_generate_and_score_completions",
+            r"gradient_accumulation_steps % generate_every != 0[\s\S]*"
+            r'output\["old_per_token_logps"\] = old_per_token_logps',
+            "a batch that serves several updates is scored before the first, as it is: the entropy history's entry",
+        ),
         ("training_step", r"self\._step \+= 1", "_step counts micro-batches and tells where an RL step ends"),
         (
             "_prepare_inputs",
@@ -162,6 +179,11 @@ def test_seam_has_the_expected_signature(seam):
 def test_source_says_what_we_rely_on(where, pattern, used):
     source = inspect.getsource(inspect.unwrap(getattr(GRPOTrainer, where)))
     assert re.search(pattern, source), advice(where, pattern, "no such line", used)
+
+
+def test_the_reference_model_is_synchronised_through_one_function():
+    source, line = inspect.getsource(SyncRefModelCallback.on_step_end), "self.sync_target_model(model, self.ref_model,"
+    assert line in source, advice("SyncRefModelCallback", line, "no such line", "PPO hides its critic from it")
 
 
 def test_only_the_configuration_refuses_groups_of_one():
@@ -338,7 +360,11 @@ def test_fused_head_scores_only_labelled_positions(tokenizer, monkeypatch, famil
     used = "scores only response tokens (turn_forward.py switches `_use_triton` on the CPU for it)"
     assert signature_of(trl_utils.add_fused_lm_head).startswith("model, temperature=1.0"), used
     source = inspect.getsource(trl_utils.add_fused_lm_head)
-    for line in ("shift_labels=None", "compact = _use_triton(hidden_states.device)"):
+    for line in (
+        "shift_labels=None",
+        "compact = _use_triton(hidden_states.device)",
+        "from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func",  # router_loss.py
+    ):
         assert line in source, advice("add_fused_lm_head", line, "no such line", used)
 
     monkeypatch.setattr(trl_utils, "_use_triton", lambda device: compact)
