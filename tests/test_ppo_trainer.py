@@ -675,6 +675,7 @@ def test_value_statistics_by_hand():
         ({"num_generations": 0}, "num_generations: got 0"),
         ({"num_generations": 3}, "num_generations"),
         ({"per_device_train_batch_size": 1}, "per_device_train_batch_size: got 1 with one step"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: got 0, takes a number >= 1"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )  # fmt: skip

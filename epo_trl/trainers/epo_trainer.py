@@ -59,9 +59,15 @@ from epo_trl.trainers.checks import (
 )
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.entropy_meter import EntropyMeter
-from epo_trl.trainers.equal_rewards import EqualRewards, equal_within_groups
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import EPO, GRPO, REPORTS, CardFacts, PlayRules, protocol_row
+from epo_trl.trainers.nothing_to_learn import (
+    PATIENCE,
+    Stretch,
+    empty_batch_warning,
+    equal_rewards_warning,
+    equal_within_groups,
+)
 from epo_trl.trainers.progress import use_short_progress
 from epo_trl.trainers.state_file import write_state
 from epo_trl.trainers.task_checks import check_arguments, check_test_tasks, check_train_tasks
@@ -207,7 +213,7 @@ class EPOTrainer(LongRunTrainer):
         self._scored: list[tuple[Tensor, Tensor | None]] = []  # (log-probs, entropies) of passes outside of the update
         self._episodes: list[Episode] = []
         self.last_reports: list[EvalReport] = []
-        self._equal_rewards = EqualRewards()
+        self._equal_rewards, self._empty_batches = Stretch(PATIENCE), Stretch(1)
 
     # --- Rollout -----------------------------------------------------------------------------------------------
 
@@ -357,7 +363,7 @@ class EPOTrainer(LongRunTrainer):
         group, name = self._compared
         if self._equal_rewards.add(equal_within_groups(weighed, group)) and self.accelerator.is_main_process:
             success = self._metrics["train"]["env/success_rate"][-1]
-            warnings.warn(self._equal_rewards.warning(self.rl_step, success, name), stacklevel=2)
+            warnings.warn(equal_rewards_warning(self.rl_step, success, name), stacklevel=2)
 
     @property
     def _compared(self) -> tuple[int, str]:
@@ -373,6 +379,8 @@ class EPOTrainer(LongRunTrainer):
         usable = _response_mask(output).any(1).sum()
         output["turn_ids"] = turn_ids
         output["num_episodes"] = self.accelerator.reduce(usable.float(), reduction="sum")
+        if self._empty_batches.add(not output["num_episodes"]) and self.accelerator.is_main_process:
+            warnings.warn(empty_batch_warning(self.rl_step), stacklevel=2)
         output["advantages"] = self.assign_credit(
             CreditBatch(self._episodes, output["advantages"], turn_ids, response_mask)
         )

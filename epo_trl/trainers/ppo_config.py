@@ -77,6 +77,8 @@ class EPOPPOConfig(EPOConfig):
     )
 
     def __post_init__(self) -> None:
+        self._check_epo()
+        self._check_limits()
         self._check_ppo()
         groups, self.num_generations = self.num_generations, self._group_that_trl_takes()
         super().__post_init__()

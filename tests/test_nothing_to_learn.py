@@ -1,13 +1,14 @@
-"""A run with nothing to compare says so in words, once per stretch."""
+"""A run that learns nothing says so in words, once per stretch."""
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
-from trainer_kit import make_episodes, make_ppo, make_trainer
+from trainer_kit import make_episodes, make_ppo, make_trainer, toy_tokenizer
 
-from epo_trl.trainers.equal_rewards import EqualRewards, equal_within_groups
+from epo_trl.trainers.nothing_to_learn import Stretch, equal_rewards_warning, equal_within_groups
 
 NO = math.nan
 
@@ -34,19 +35,16 @@ def test_every_reward_function_is_looked_at():
     assert not equal_within_groups(rewards, 2) and equal_within_groups(rewards[:, :1], 2)
 
 
-def test_one_warning_for_each_stretch():
-    counter = EqualRewards(patience=3)
+def test_a_stretch_is_told_of_once():
+    stretch = Stretch(3)
     steps = [True] * 2 + [False] + [True] * 5 + [False] + [True] * 3
-    assert [i for i, equal in enumerate(steps) if counter.add(equal)] == [5, 11]
+    assert [i for i, holds in enumerate(steps) if stretch.add(holds)] == [5, 11]
 
 
 def test_the_advice_for_solved_tasks_is_another():
-    counter = EqualRewards()
-    assert "3 RL steps (up to 7) the episodes of every group got equal rewards, 0% of them" in counter.warning(
-        7, 0.0, "every group"
-    )
-    assert "recipes/sft.py" in counter.warning(7, 0.0, "every group")
-    assert "take harder ones" in counter.warning(7, 1.0, "every group")
+    text = equal_rewards_warning(7, 0.25, "every group")
+    assert "3 RL steps (up to 7) the episodes of every group got equal rewards, 25% of them" in text
+    assert "recipes/sft.py" in text and "recipes/sft.py" not in equal_rewards_warning(7, 1.0, "every group")
 
 
 @pytest.mark.parametrize(
@@ -75,3 +73,24 @@ def test_a_trainer_warns_in_the_third_step_without_differences_and_not_again(tmp
     assert [step for step, _ in found] == [2] * len(warns)
     for (_, text), name in zip(found, warns, strict=True):
         assert f"(up to 2) the episodes of {name} got equal rewards, 43% of them solved" in text
+
+
+def test_a_batch_whose_rows_are_all_left_out_is_told_of(tmp_path):
+    """No episode ends with the end-of-turn token; in the second and third batch one does."""
+    trainer = make_trainer(tmp_path, mask_truncated_completions=True)
+    trainer.model.train()
+    eos = toy_tokenizer().eos_token_id
+    found = []
+    for step in range(5):
+        episodes = make_episodes()
+        if step in (1, 2):
+            last = episodes[1].turns[-1]
+            episodes[1] = replace(episodes[1], turns=(replace(last, response_ids=(*last.response_ids, eos)),))
+        trainer.rl_step = step
+        trainer.play = lambda tasks, episodes=episodes, **kwargs: episodes
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer._generate_and_score_completions([{"prompt": "train/0"} for _ in range(8)])
+        found += [str(one.message) for one in caught if "is trained on" in str(one.message)]
+    assert [text.split(":")[0] for text in found] == [f"No token of RL step {k} is trained on" for k in (0, 3)]
+    assert all("raise max_completion_length" in text for text in found)

@@ -1,0 +1,70 @@
+"""Says in words when RL steps teach nothing: no token is trained on, or every episode that is compared got the same."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+PATIENCE = 3  # RL steps in a row with equal rewards
+
+
+class Stretch:
+    """Counts RL steps in a row of which something holds.
+
+    Args:
+        length: So many of them are a stretch.
+    """
+
+    def __init__(self, length: int):
+        self.length = length
+        self._steps = 0
+
+    def add(self, holds: bool) -> bool:
+        """Adds an RL step; returns whether a stretch has just become long enough, once for each stretch."""
+        self._steps = self._steps + 1 if holds else 0
+        return self._steps == self.length
+
+
+def equal_within_groups(rewards: Tensor, group: int) -> bool:
+    """Returns whether no group has two different rewards.
+
+    Args:
+        rewards: (N, F) of N episodes by F reward functions, NaN where there is none; members of a group are neighbours.
+        group: Episodes that are compared with each other.
+    """
+    groups = rewards.view(-1, group, rewards.shape[1])
+    low, high = groups.nan_to_num(torch.inf).amin(1), groups.nan_to_num(-torch.inf).amax(1)
+    # Not exactly: rewards that are sums over turns are rounded on the way.
+    return bool((high - low <= 1e-6 * high.abs().clamp(min=1)).all())
+
+
+def equal_rewards_warning(rl_step: int, success: float, compared: str) -> str:
+    """Returns what a stretch of equal rewards means and what to do.
+
+    Args:
+        rl_step: The last one of the stretch, from 0.
+        success: Share of its episodes that solved their task.
+        compared: What had equal rewards, for example "every group".
+    """
+    if success == 1:
+        advice = "the tasks are solved already: take harder ones, or stop here"
+    else:
+        advice = (
+            "start from a policy that solves some of the tasks (warm start: recipes/sft.py), play more episodes of "
+            "each task (num_generations), take easier tasks or more turns, or pay for parts of a task "
+            "(env_reward_weight, or a reward function of your own)"
+        )
+    return (
+        f"In each of the last {PATIENCE} RL steps (up to {rl_step}) the episodes of {compared} got equal rewards, "
+        f"{success:.0%} of them solved. There was nothing to compare, so rewards teach nothing; only entropy and KL "
+        f"terms still move the policy. What helps: {advice}."
+    )
+
+
+def empty_batch_warning(rl_step: int) -> str:
+    """Returns what a batch without a token in the loss means and what to do."""
+    return (
+        f"No token of RL step {rl_step} is trained on: every episode was aborted, or its last response was cut and "
+        "mask_truncated_completions leaves it out. What helps: raise max_completion_length, set "
+        "mask_truncated_completions to false, and see env/aborted and rollout/cut_responses."
+    )
