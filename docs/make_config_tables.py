@@ -21,10 +21,12 @@ from sft import DemonstrationArguments  # noqa: E402
 from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E402
 from epo_trl.trainers import EPOConfig, EPOPPOConfig  # noqa: E402
+from epo_trl.trainers.long_run import LongRunArguments  # noqa: E402
 
 TABLES = {
     "`EPOConfig`: training": EPOConfig,
     "`EPOPPOConfig`: training with a critic; all of `EPOConfig` too": EPOPPOConfig,
+    "`LongRunArguments`: both of these, and `recipes/sft.py`": LongRunArguments,
     "`AlfworldArguments`: games": AlfworldArguments,
     "`ScienceWorldArguments`: tasks": ScienceWorldArguments,
     "`DemonstrationArguments`: what `recipes/sft.py` shows": DemonstrationArguments,

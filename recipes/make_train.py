@@ -42,7 +42,7 @@ ALGORITHMS = {
     "ppo_epo": Algorithm("ppo_epo.py", "ppo_tiny_cpu.yaml"),
     "ppo": Algorithm("ppo_epo.py", "ppo_tiny_cpu.yaml", NO_EPO),
 }
-FINISHED = "model.safetensors"  # a run writes its final model last
+FINISHED = "_finished.json"  # a run writes it last
 
 
 def run(script: str, config: Path, output_dir: Path, seed: int, *overrides: str) -> None:

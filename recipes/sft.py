@@ -16,12 +16,14 @@ from tqdm.auto import tqdm
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from epo_trl.envs.base import TaskSuite
-from epo_trl.experiment import SealCheckpoints, newest_checkpoint
 from epo_trl.models import policy_for_training
 from epo_trl.recipe import parse_recipe, run_recipe
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes
+from epo_trl.trainers.long_run import LongRun, LongRunArguments
 from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules
+from epo_trl.trainers.preemption import EXIT_CODE
+from epo_trl.trainers.run_lock import run_lock
 
 
 @dataclass
@@ -83,8 +85,13 @@ def demonstrations(suite: TaskSuite, tokenizer, args: DemonstrationArguments, se
     return Dataset.from_dict(rows)
 
 
-class ImitationTrainer(OwnModelCard, SFTTrainer):
-    """TRL's trainer, with a model card that says what was imitated."""
+@dataclass
+class ImitationConfig(LongRunArguments, SFTConfig):
+    """TRL's configuration, and how an interrupted run is gone on with."""
+
+
+class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
+    """TRL's trainer, interrupted and gone on with like an RL run; its model card says what was imitated."""
 
     def __init__(self, suite: TaskSuite, shown: DemonstrationArguments, **kwargs: Any) -> None:
         self.suite, self.shown = suite, shown
@@ -111,19 +118,20 @@ class ImitationTrainer(OwnModelCard, SFTTrainer):
 
 
 def main() -> None:
-    """Parses the configuration, plays the expert and trains."""
-    suite, demo_args, args, model_args = parse_recipe(DemonstrationArguments, SFTConfig, ModelConfig)
-    policy = policy_for_training(model_args, args, suite, demo_args.prompt_template)
-    trainer = ImitationTrainer(
-        suite,
-        demo_args,
-        args=args,
-        train_dataset=demonstrations(suite, policy["processing_class"], demo_args, args.seed),
-        **policy,
-        callbacks=[SealCheckpoints()],
-    )
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or newest_checkpoint(args))
-    trainer.save_model(args.output_dir)
+    """Parses the configuration, plays the expert and trains; a run that has ended in `output_dir` is left as it is."""
+    suite, demo_args, args, model_args = parse_recipe(DemonstrationArguments, ImitationConfig, ModelConfig)
+    with run_lock(args):
+        policy = policy_for_training(model_args, args, suite, demo_args.prompt_template)
+        trainer = ImitationTrainer(
+            suite,
+            demo_args,
+            args=args,
+            train_dataset=demonstrations(suite, policy["processing_class"], demo_args, args.seed),
+            **policy,
+        )
+        trainer.train_to_end()
+    if trainer.preempted:
+        raise SystemExit(EXIT_CODE)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ end after one turn, rank 1's after three, so rank 0 has to go on generating whil
 1's loss is NaN from the fourth on.
 
 `ppo-CRITIC`: steps 1 to 3 train on episodes made by hand, 4 and 5 play; `resume-CRITIC`: those alone,
-from its checkpoint.
+from its checkpoint. `end-CRITIC`: the whole run, when only the final save is left to do.
 """
 
 import json
@@ -161,6 +161,11 @@ def resume_ppo(rank: int, mode: str, folder: Path, critic: str) -> None:
     train_ppo(rank, mode, folder, critic, run=first / "run", checkpoint=str(first / "run" / "checkpoint-3"))
 
 
+def end_ppo(rank: int, mode: str, folder: Path, critic: str) -> None:
+    first = folder.with_name(f"{mode}-ppo-{critic}")
+    train_ppo(rank, mode, folder, critic, run=first / "run", checkpoint="end")
+
+
 def train_ppo(
     rank: int, mode: str, folder: Path, critic: str, run: Path | None = None, checkpoint: str | None = None
 ) -> None:
@@ -179,7 +184,11 @@ def train_ppo(
     )
     share = ROWS // WORLD
     inject_ppo(trainer, slice(rank * share, (rank + 1) * share), rollouts=0 if checkpoint else 3)
-    trainer.train(resume_from_checkpoint=checkpoint)
+    if checkpoint == "end":
+        trainer.play = None
+        trainer.train_to_end()
+    else:
+        trainer.train(resume_from_checkpoint=checkpoint)
     weights = {"third": keep.weights, "last": gathered(trainer.model)}
     torch.save(weights, folder / f"weights{rank}.pt")
     result = {"kind": str(trainer.accelerator.distributed_type), "log": trainer.state.log_history}
@@ -264,7 +273,13 @@ def train_guarded(rank: int, mode: str, folder: Path, end: str) -> None:
     (folder / f"rank{rank}.json").write_text(json.dumps(result))
 
 
-METHODS: dict[str, Any] = {"grpo": train_grpo, "guards": train_guarded, "ppo": train_ppo, "resume": resume_ppo}
+METHODS: dict[str, Any] = {
+    "grpo": train_grpo,
+    "guards": train_guarded,
+    "ppo": train_ppo,
+    "resume": resume_ppo,
+    "end": end_ppo,
+}
 
 if __name__ == "__main__":
     runs, folder = sys.argv[1:]

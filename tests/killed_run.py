@@ -33,7 +33,7 @@ def train(folder: Path) -> None:
     """Goes on from the newest whole checkpoint, and writes all that a run leaves behind."""
     tasks = Dataset.from_dict({"prompt": ToySuite().task_ids("train")[:16]})
     trainer = make_ppo(folder, train_dataset=tasks, **SETTINGS)
-    trainer.train(resume_from_checkpoint=any(damage(path) is None for path in checkpoints(folder)))
+    trainer.train_to_end()
     result = {
         "weights": trainer.model.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
@@ -41,6 +41,7 @@ def train(folder: Path) -> None:
         "history": trainer.entropy_history.state_dict(),
         "steps": [trainer.state.global_step, trainer.rl_step, trainer._step],
         "random": [torch.get_rng_state(), list(random.getstate()[1])],
+        "files": {name: (folder / name).read_bytes() for name in ("model.safetensors", "critic.safetensors")},
     }
     torch.save(result, folder / RESULT)
 

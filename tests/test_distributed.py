@@ -13,8 +13,10 @@ from test_epo_trainer import StopAt
 from trainer_kit import ROWS, difference, make_episodes, make_model, make_ppo, make_trainer
 from transformers import AutoModelForCausalLM
 
-from epo_trl.trainers.long_run_trainer import STATE_FILE
+from epo_trl.trainers.long_run import FINISHED
 from epo_trl.trainers.ppo_trainer import CRITIC_FILE
+from epo_trl.trainers.run_lock import LOCK
+from epo_trl.trainers.whole_checkpoints import STATE_FILE
 
 pytestmark = pytest.mark.slow
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
@@ -86,7 +88,7 @@ def test_the_checkpoint_has_the_history_and_a_model_that_loads_alone_and_knows_i
     state = json.loads((checkpoint / STATE_FILE).read_text())
     assert (state["rl_step"], state["entropy_history"]) == (3, results[0]["history"])
     with pytest.raises(ValueError, match=f"world_size: {WORLD} in the checkpoint, 1 now"):
-        make_trainer(tmp_path, **SETTINGS).train(resume_from_checkpoint=str(checkpoint))
+        make_trainer(tmp_path, trust_checkpoint=True, **SETTINGS).train(resume_from_checkpoint=str(checkpoint))
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     assert difference(dict(model.named_parameters()), weights["last"]) == 0.0
 
@@ -190,14 +192,19 @@ def test_the_checkpoint_of_several_ranks_has_policy_and_critic_apart(ppo):
     assert difference({**dict(model.named_parameters()), **saved}, weights["third"]) == 0.0
 
 
-def test_ranks_resume_bit_equal_with_a_critic(launched, tmp_path):
+def test_ranks_resume_bit_equal_with_a_critic_and_end_once(launched, tmp_path):
     """In new processes."""
     runs = [run for run in RUNS + RUNS_OF_DEEPSPEED * HAS_DEEPSPEED if "-ppo-" in run]
+    resumed, ended = ([run.replace("-ppo-", f"-{what}-") for run in runs] for what in ("resume", "end"))
     for run in runs:
         shutil.copytree(launched(run)[0], tmp_path / run)
-    launch("distributed_worker.py", [run.replace("-ppo-", "-resume-") for run in runs], tmp_path)
-    for run in runs:
+    launch("distributed_worker.py", resumed + ended, tmp_path)
+    for run, *again in zip(runs, resumed, ended, strict=True):
         _, _, (weights, _) = launched(run)
-        resumed = torch.load(tmp_path / run.replace("-ppo-", "-resume-") / "weights0.pt")
         assert difference(weights["third"], weights["last"]) > 1e-4
-        assert difference(resumed["last"], weights["last"]) == 0.0
+        for name in again:
+            assert difference(torch.load(tmp_path / name / "weights0.pt")["last"], weights["last"]) == 0.0
+        end = tmp_path / run / "run"
+        for name in ("model.safetensors", CRITIC_FILE):
+            assert (end / name).read_bytes() == (end / "checkpoint-5" / name).read_bytes()
+        assert (end / FINISHED).is_file() and not (end / LOCK).exists()

@@ -27,7 +27,7 @@ from epo_trl.rollout import ChatTemplateError, TemplateError
 from epo_trl.trainers import EPOTrainer
 from epo_trl.trainers.checks import warn_of_divisor
 from epo_trl.trainers.epo_trainer import episode_return
-from epo_trl.trainers.long_run_trainer import STATE_FILE
+from epo_trl.trainers.whole_checkpoints import STATE_FILE
 from epo_trl.types import StopReason
 
 
@@ -174,7 +174,8 @@ def test_the_schedule_counts_what_is_left_at_the_end_of_an_epoch(tmp_path):
 
 def resumable(folder, **changes):
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 6}
-    return make_trainer(folder, **{**settings, "save_strategy": "steps", "save_steps": 3, "epo_lambda": 0.1, **changes})
+    settings |= {"save_strategy": "steps", "save_steps": 3, "epo_lambda": 0.1, "trust_checkpoint": True}
+    return make_trainer(folder, **{**settings, **changes})
 
 
 @pytest.mark.parametrize("history", ["step", pytest.param("turn", marks=pytest.mark.slow)])

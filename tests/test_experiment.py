@@ -1,12 +1,11 @@
 """A run goes on from its newest whole checkpoint."""
 
+import json
 import warnings
-from types import SimpleNamespace
 
 import pytest
 from trl import ModelConfig
 
-from epo_trl.experiment import SealCheckpoints, newest_checkpoint
 from epo_trl.recipe import parse_recipe
 from epo_trl.trainers import EPOConfig
 from epo_trl.trainers.checkpoint_files import MANIFEST, checkpoints, damage, last_checkpoint, rotate, seal
@@ -45,10 +44,14 @@ def test_the_newest_checkpoint_is_told_by_its_number_not_by_its_name(tmp_path):
     [
         (lambda path: (path / MANIFEST).unlink(), "manifest.json is missing"),
         (lambda path: truncate(path / MANIFEST), "manifest.json is damaged"),
+        (lambda path: (path / MANIFEST).write_text("[]"), r"manifest.json is damaged \(it has no fields"),
+        (lambda path: (path / MANIFEST).write_text('{"files": {"a": 1}}'), "manifest.json is damaged"),
+        (lambda path: (path / MANIFEST).write_bytes(b"\xff"), "manifest.json is damaged .*utf-8"),
+        (lambda path: (path / "model.safetensors").write_bytes(b"Weights"), "model.safetensors is damaged: it does"),
         (lambda path: truncate(path / "model.safetensors"), "model.safetensors is damaged: it has 6 bytes, 7 were"),
         (lambda path: (path / "global_step" / "optimizer.pt").unlink(), "global_step/optimizer.pt is missing"),
     ],
-    ids=["cut off", "list truncated", "file truncated", "file lost"],
+    ids=["cut off", "list truncated", "no list", "other list", "no text", "other bytes", "truncated", "lost"],
 )
 def test_a_checkpoint_that_is_not_whole_is_passed_over_with_a_warning(tmp_path, harm, message):
     whole, newest = checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
@@ -75,13 +78,23 @@ def test_rotation_deletes_what_is_not_whole_first_then_the_oldest(tmp_path):
     assert left(tmp_path) == ["checkpoint-2"]
 
 
-def test_a_checkpoint_of_another_trainer_is_sealed_by_the_callback(tmp_path):
-    checkpoint(tmp_path, 5, whole=False)
-    args = SimpleNamespace(output_dir=str(tmp_path), should_save=True, process_index=0, world_size=1)
-    with pytest.warns(UserWarning, match="passed over"):
-        assert newest_checkpoint(args) is None
-    SealCheckpoints().on_save(args, SimpleNamespace(global_step=5), None)
-    assert newest_checkpoint(args) == str(tmp_path / "checkpoint-5")
+def test_every_flipped_bit_is_found(tmp_path):
+    """In each byte of each file, the list of the files among them."""
+    path = checkpoint(tmp_path, 1)
+    for file in [file for file in path.rglob("*") if file.is_file()]:
+        content = file.read_bytes()
+        for i in range(len(content)):
+            file.write_bytes(content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :])
+            assert damage(path, contents=True), (file.name, i)
+        file.write_bytes(content)
+    assert damage(path, contents=True) is None
+
+
+def test_a_checkpoint_of_a_version_without_checksums_counts_as_whole(tmp_path):
+    path = checkpoint(tmp_path, 1)
+    sizes = {"model.safetensors": 7, "global_step/optimizer.pt": 7}
+    (path / MANIFEST).write_text(json.dumps({"bytes": sizes}))
+    assert last_checkpoint(tmp_path) == str(path)
 
 
 def test_the_suite_of_a_recipe_knows_the_settings_that_a_resumed_run_has_to_share(tmp_path):

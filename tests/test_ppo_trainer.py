@@ -480,7 +480,8 @@ def resumable(folder, kind="separate", **changes):
     return make_ppo(
         folder, peft_config=peft_config, save_strategy="steps",
         **{"save_steps": 3, "max_steps": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
-           "epo_lambda": 0.1, "gae_lambda": 0.9, "critic_learning_rate": 3e-2, "critic_warmup_steps": 1, **settings},
+           "epo_lambda": 0.1, "gae_lambda": 0.9, "critic_learning_rate": 3e-2, "critic_warmup_steps": 1,
+           "trust_checkpoint": True, **settings},
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -20,20 +21,14 @@ from test_ppo_trainer import resumable as resumable_ppo
 from trainer_kit import make_model, make_trainer
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.experiment import newest_checkpoint
-from epo_trl.trainers import EPOPPOConfig, long_run_trainer
-from epo_trl.trainers.checkpoint_files import (
-    MANIFEST,
-    DiskFullError,
-    checkpoints,
-    damage,
-    explain_full_disk,
-    room_problem,
-)
+from epo_trl.trainers import EPOPPOConfig, whole_checkpoints
+from epo_trl.trainers.checkpoint_files import MANIFEST, checkpoints, damage, seal
+from epo_trl.trainers.disk_room import DiskFullError, DiskRoom
 from epo_trl.trainers.resume_check import MAY_CHANGE, differences, settings_of
 
 TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
+MINI_BATCHES = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "num_iterations": 2, "save_steps": 1}
 
 
 def left(folder):
@@ -108,20 +103,22 @@ def test_other_settings_are_refused_with_the_difference_shown_unless_forced(tmp_
 
 
 @pytest.mark.slow
-def test_after_a_truncated_file_the_run_goes_on_from_the_one_before_and_ends_the_same(tmp_path):
+def test_after_a_flipped_bit_the_run_goes_on_from_the_one_before_and_ends_the_same(tmp_path):
     changes = {"save_steps": 1, "max_steps": 4}
     straight = resumable(tmp_path / "straight", **changes)
     straight.train()
     resumable(tmp_path / "run", callbacks=[StopAt(3)], **changes).train()
     newest = tmp_path / "run" / "checkpoint-3"
-    (newest / "optimizer.pt").write_bytes((newest / "optimizer.pt").read_bytes()[:-9])
+    moments = bytearray((newest / "optimizer.pt").read_bytes())
+    moments[len(moments) // 2] ^= 1
+    (newest / "optimizer.pt").write_bytes(moments)
     (newest / "of_another_run.bin").write_bytes(b"stale")
 
     resumed = resumable(tmp_path / "run", **changes)
     with pytest.raises(ValueError, match="resume_from_checkpoint: got .*checkpoint-3, where optimizer.pt is damaged"):
         resumed.train(resume_from_checkpoint=str(newest))
     with pytest.warns(UserWarning, match="checkpoint-3 is passed over: optimizer.pt is damaged"):
-        assert newest_checkpoint(resumed.args) == str(tmp_path / "run" / "checkpoint-2")
+        assert resumed.newest_checkpoint() == str(tmp_path / "run" / "checkpoint-2")
     with pytest.warns(UserWarning, match="passed over"):
         resumed.train(resume_from_checkpoint=True)
     assert_bit_equal(weights(resumed), weights(straight))
@@ -140,13 +137,13 @@ def test_the_old_checkpoint_stays_until_the_new_one_is_whole(tmp_path, monkeypat
     class KilledError(Exception):
         pass
 
-    def seal_or_die(folder, seal=long_run_trainer.seal):
+    def seal_or_die(folder, seal=whole_checkpoints.seal):
         if folder.endswith("-3"):
             raise KilledError
         assert left(tmp_path) in (["checkpoint-1"], ["checkpoint-1", "checkpoint-2"])
         seal(folder)
 
-    monkeypatch.setattr(long_run_trainer, "seal", seal_or_die)
+    monkeypatch.setattr(whole_checkpoints, "seal", seal_or_die)
     with pytest.raises(KilledError):
         resumable(tmp_path, **changes).train()
     assert left(tmp_path) == ["checkpoint-2", "checkpoint-3"]
@@ -192,17 +189,86 @@ def test_a_full_disk_is_an_error_with_the_folder_and_the_need_and_the_last_check
     assert left(tmp_path / "midway") == ["checkpoint-1"] and damage(tmp_path / "midway" / "checkpoint-1") is None
 
 
+@pytest.mark.slow
+def test_a_full_disk_in_the_final_save_leaves_the_checkpoint_and_the_model_before(tmp_path, monkeypatch):
+    changes = {"max_steps": 1, "save_steps": 1}
+    (tmp_path / "model.safetensors").write_bytes(b"of before")
+    trainer, space = resumable(tmp_path, **changes), [10**9]
+    save = trainer._save
+
+    def save_to_full_disk(folder, *args, **kwargs):
+        save(folder, *args, **kwargs)
+        if Path(folder).name == whole_checkpoints.SAVING:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    disk(monkeypatch, lambda: space[0])
+    monkeypatch.setattr(trainer, "_save", save_to_full_disk)
+    says = "(?s)output_dir: no room for the final model .*: it needs .* MB at least.*checkpoint-1 is whole. Free some"
+    with pytest.raises(DiskFullError, match=says):
+        trainer.train_to_end()
+    space[0] = 10**4
+    with pytest.raises(DiskFullError, match=says):  # seen before anything is written
+        trainer.save_model()
+    assert damage(tmp_path / "checkpoint-1", contents=True) is None
+    assert (tmp_path / "model.safetensors").read_bytes() == b"of before"
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-1", "README.md", "model.safetensors"}
+
+    space[0] = 10**9
+    resumed = resumable(tmp_path, **changes)
+    resumed.training_step = None
+    resumed.train_to_end()
+    assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "checkpoint-1/model.safetensors").read_bytes()
+
+
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "x"), RuntimeError("I/O error: No space left on device")])
 def test_an_error_that_tells_of_a_full_disk_is_explained_and_another_is_not(tmp_path, error):
-    with pytest.raises(DiskFullError, match="there is none before it"):
-        explain_full_disk(error, tmp_path / "checkpoint-1", 10)
-    assert explain_full_disk(RuntimeError("shapes differ"), tmp_path / "checkpoint-1", 10) is None
-    assert room_problem(tmp_path / "not" / "yet" / "checkpoint-1", 10) is None
+    room = DiskRoom.for_checkpoint(str(tmp_path / "checkpoint-1"), 10)
+    with pytest.raises(DiskFullError, match="there is no checkpoint before it"), room.explained():
+        raise error
+    with pytest.raises(RuntimeError, match="shapes differ"), room.explained():
+        raise RuntimeError("shapes differ")
+    DiskRoom.for_checkpoint(str(tmp_path / "not" / "yet" / "checkpoint-1"), 10).check()
+
+
+# -------------------------------------------------------------------------------------------------------- whose it is
+
+
+class Evil:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_folder_needs_trust_and_a_plain_one_cannot_run_code_even_then(tmp_path):
+    """One file after the other holds a pickle that would do something; DeepSpeed's are loaded by DeepSpeed."""
+    resumable(tmp_path / "theirs", max_steps=3, **MINI_BATCHES).train()
+    theirs = tmp_path / "theirs" / "checkpoint-2"
+    mine = {"max_steps": 3, **MINI_BATCHES}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "checkpoint-2").symlink_to(theirs)
+    for path in (theirs, tmp_path / "mine" / "checkpoint-2"):
+        with pytest.raises(ValueError, match="resume_from_checkpoint: got .*takes a folder in output_dir .*trust_ch"):
+            resumable(tmp_path / "mine", trust_checkpoint=False, **mine).train(resume_from_checkpoint=str(path))
+
+    pickled = [path for path in theirs.iterdir() if path.suffix in (".pt", ".pth")]
+    names = {path.name for path in pickled}
+    assert names == {"optimizer.pt", "scheduler.pt", "rng_state.pth", "collected_batch_0.pt"}
+    for path in pickled:
+        content = path.read_bytes()
+        torch.save(Evil(tmp_path / "harm"), path)
+        seal(theirs)
+        with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+            resumable(tmp_path / "mine", trust_checkpoint=True, **mine).train(resume_from_checkpoint=str(theirs))
+        path.write_bytes(content)
+    assert not (tmp_path / "harm").exists()
 
 
 # --------------------------------------------------------------------------------------------------------------- exact
-
-MINI_BATCHES = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "num_iterations": 2, "save_steps": 1}
 
 
 @pytest.mark.slow

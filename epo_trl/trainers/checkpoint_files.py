@@ -1,24 +1,31 @@
-"""Checkpoints that are whole: a list of all files and their sizes is written last, and nothing else is resumed."""
+"""Checkpoints that are whole: a list of all files, sizes and checksums is written last, and nothing else is resumed."""
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import warnings
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import xxhash
 
 from epo_trl.trainers.state_file import read_state, write_state
 
 MANIFEST = "manifest.json"
+_CHUNK_BYTES = 2**23
+_READERS = 8  # files that are read at a time; one alone does not fill a network disk
 
 
 def seal(folder: str | os.PathLike[str]) -> None:
-    """Writes the list of the checkpoint's files and sizes, after all of them are on the disk."""
+    """Writes the list of the checkpoint's files, their sizes and checksums, after all of them are on the disk."""
     files = _files(Path(folder))
     for path in files.values():
         _flush(path)
-    write_state(os.path.join(folder, MANIFEST), {"bytes": {name: path.stat().st_size for name, path in files.items()}})
+    sizes, sums = [path.stat().st_size for path in files.values()], _checksums(files.values())
+    listed = dict(zip(files, zip(sizes, sums, strict=True), strict=True))
+    write_state(os.path.join(folder, MANIFEST), {"files": listed})
     _flush(Path(folder))
 
 
@@ -35,39 +42,83 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def damage(folder: str | os.PathLike[str]) -> str | None:
-    """Returns what is wrong with a checkpoint, or `None` if it is whole. Sizes are compared, contents are not."""
+def _checksums(paths: Iterable[Path]) -> list[str]:
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(_checksum, paths))
+
+
+def _checksum(path: Path) -> str:
+    """Returns the XXH3 of a file: it finds what a disk or a copy has spoilt, not what somebody has forged."""
+    checksum = xxhash.xxh3_128()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            checksum.update(chunk)
+    return checksum.hexdigest()
+
+
+def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
+    """Returns size and checksum of each file as they were written; raises `ValueError` if the list is damaged."""
+    path = folder / MANIFEST
+    content = read_state(path)
+    if "bytes" in content:  # by an earlier version
+        return {name: (size, None) for name, size in content["bytes"].items()}
+    files = read_state(path, "files")["files"]
+    try:
+        return {name: (int(size), str(checksum)) for name, (size, checksum) in files.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error})") from error
+
+
+def size_of(folder: str | os.PathLike[str]) -> int:
+    """Returns the bytes of a whole checkpoint."""
+    return sum(size for size, _ in _listed(Path(folder)).values())
+
+
+def damage(folder: str | os.PathLike[str], *, contents: bool = False) -> str | None:
+    """Returns what is wrong with a checkpoint, or `None` if it is whole.
+
+    Args:
+        folder: The checkpoint.
+        contents: Whether the files are read and their checksums compared, beside their sizes.
+    """
     path = Path(folder)
     if not (path / MANIFEST).is_file():
         return f"{MANIFEST} is missing: it was cut off, or is not of this version"
     try:
-        expected = read_state(str(path / MANIFEST))["bytes"]
+        listed = _listed(path)
     except ValueError as error:
         return str(error)
-    for name, size in expected.items():
+    for name, (size, _) in listed.items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != size:
             return f"{name} is damaged: it has {file.stat().st_size:,} bytes, {size:,} were written"
-    return None
+    summed = {name: checksum for name, (_, checksum) in listed.items() if contents and checksum is not None}
+    found = _checksums(path / name for name in summed)
+    spoilt = [name for name, checksum in zip(summed, found, strict=True) if summed[name] != checksum]
+    return f"{spoilt[0]} is damaged: it does not hold what was written" if spoilt else None
 
 
 def checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
     """Returns the folders `checkpoint-<step>`, whole or not, the newest last."""
-    found = [path for path in Path(folder).glob("checkpoint-*") if path.is_dir() and _step(path) >= 0]
-    return sorted(found, key=_step)
+    found = [path for path in Path(folder).glob("checkpoint-*") if path.is_dir() and step_of(path) >= 0]
+    return sorted(found, key=step_of)
 
 
-def _step(path: Path) -> int:
-    number = path.name.rpartition("-")[2]
+def step_of(path: str | os.PathLike[str]) -> int:
+    """Returns the optimizer steps before a checkpoint, from its name; -1 for another name."""
+    number = os.fspath(path).rpartition("-")[2]
     return int(number) if number.isdecimal() else -1
 
 
 def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """Returns the newest whole checkpoint in a run's output folder, or `None`; warns of those that it passes over."""
+    """Returns the newest whole checkpoint in a run's output folder, or `None`; warns of those that it passes over.
+
+    Their contents are compared with the checksums.
+    """
     for path in reversed(checkpoints(folder)):
-        wrong = damage(path)
+        wrong = damage(path, contents=True)
         if wrong is None:
             return str(path)
         warnings.warn(f"{path} is passed over: {wrong}", stacklevel=2)
@@ -84,63 +135,7 @@ def rotate(folder: str | os.PathLike[str], limit: int | None, keep: set[str]) ->
     """
     if not limit or limit < 0:
         return
-    found = sorted(checkpoints(folder), key=lambda path: (damage(path) is None, _step(path)))
+    found = sorted(checkpoints(folder), key=lambda path: (damage(path) is None, step_of(path)))
     kept = {os.path.realpath(path) for path in keep}
     for path in [path for path in found if os.path.realpath(path) not in kept][: max(0, len(found) - limit)]:
         shutil.rmtree(path, ignore_errors=True)
-
-
-class DiskFullError(OSError):
-    """There is no room for a checkpoint."""
-
-
-def room_problem(folder: str | os.PathLike[str], weights: int) -> str | None:
-    """Returns what is wrong if a new checkpoint will not fit on the disk, or `None`.
-
-    Args:
-        folder: The folder of the new checkpoint, which need not exist.
-        weights: Bytes of the weights: what is needed at least. The last whole checkpoint beside it tells more.
-    """
-    run_dir = Path(folder).parent
-    free, needed = _free_bytes(run_dir), _size_of_last(run_dir) or weights
-    return None if free >= needed else _no_room(Path(folder), needed, free)
-
-
-def explain_full_disk(error: Exception, folder: str | os.PathLike[str], weights: int) -> None:
-    """Removes what was written and raises `DiskFullError` if a checkpoint failed for want of room; else does nothing.
-
-    Args:
-        error: What was raised while the checkpoint was written. The libraries that write it do not agree on a type.
-        folder: The folder of the checkpoint.
-        weights: As for `room_problem`.
-    """
-    run_dir = Path(folder).parent
-    free, needed = _free_bytes(run_dir), _size_of_last(run_dir) or weights
-    says_so = "no space left" in str(error).lower() or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-    if says_so or free < needed:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise DiskFullError(_no_room(Path(folder), needed, free)) from error
-
-
-def _free_bytes(run_dir: Path) -> int:
-    existing = next(path for path in (run_dir, *run_dir.absolute().parents) if path.is_dir())
-    return shutil.disk_usage(existing).free
-
-
-def _whole(run_dir: Path) -> list[Path]:
-    return [path for path in checkpoints(run_dir) if damage(path) is None]
-
-
-def _size_of_last(run_dir: Path) -> int:
-    whole = _whole(run_dir)
-    return sum(read_state(str(whole[-1] / MANIFEST))["bytes"].values()) if whole else 0
-
-
-def _no_room(folder: Path, needed: int, free: int) -> str:
-    whole = _whole(folder.parent)
-    kept = f"{whole[-1]} is whole" if whole else "there is none before it"
-    return (
-        f"output_dir: no room for the checkpoint {folder}: it needs {needed / 1e6:,.1f} MB at least, "
-        f"{free / 1e6:,.1f} MB are free; {kept}. Free some room and start the same command again, or lower "
-        "save_total_limit"
-    )

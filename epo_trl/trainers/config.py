@@ -13,6 +13,7 @@ from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
 from epo_trl.rollout.context import CONTEXTS
 from epo_trl.rollout.loop import INVALID_ACTIONS
+from epo_trl.trainers.long_run import LongRunArguments
 
 
 def settle_defaults(values: Any) -> None:
@@ -34,7 +35,7 @@ def settle_defaults(values: Any) -> None:
 
 
 @dataclass
-class EPOConfig(GRPOConfig):
+class EPOConfig(LongRunArguments, GRPOConfig):
     """GRPOConfig plus the terms of EPO (arXiv 2509.22576) and the settings of a multi-turn rollout.
 
     Greek letters keep the paper's names. TRL's `beta` is the KL coefficient; the paper's beta_k is `smoothing_beta_*`.
@@ -180,13 +181,6 @@ class EPOConfig(GRPOConfig):
         metadata={
             "help": "An update whose loss or gradient is not finite is skipped; so many in a row end the run, with the "
             "batch saved."
-        },
-    )
-    resume_with_changes: bool = field(
-        default=False,
-        metadata={
-            "help": "Go on from a checkpoint although the number of processes or a setting that changes the result is "
-            "another now."
         },
     )
 

@@ -719,9 +719,11 @@ class EPOTrainer(LongRunTrainer):
     # --- What belongs to a checkpoint ---------------------------------------------------------------------------
 
     def _run_state(self) -> dict[str, Any]:
-        return {"rl_step": self.rl_step, "entropy_history": self.entropy_history.state_dict()}
+        own = {"rl_step": self.rl_step, "entropy_history": self.entropy_history.state_dict()}
+        return {**super()._run_state(), **own}
 
     def _load_run_state(self, state: dict[str, Any]) -> None:
+        super()._load_run_state(state)
         self.rl_step = state["rl_step"]
         self.entropy_history.load_state_dict(state["entropy_history"])
 

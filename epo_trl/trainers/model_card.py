@@ -84,11 +84,10 @@ class OwnModelCard:
 
 
 def write_card(trainer: Any, folder: Path) -> None:
-    """Writes the card of the trainer's model as it is now; keeps the tags of one that is there."""
-    path = folder / CARD
-    tags = set(trainer._tag_names)
-    if path.is_file():
-        tags |= set(ModelCard.load(str(path), ignore_metadata_errors=True).data.tags or ())
+    """Writes the card of the trainer's model as it is now; keeps the tags of the run's own."""
+    tags, known = set(trainer._tag_names), Path(trainer.args.output_dir) / CARD
+    if known.is_file():
+        tags |= set(ModelCard.load(str(known), ignore_metadata_errors=True).data.tags or ())
     base = trainer.model.config._name_or_path or ""
     name = (trainer.args.hub_model_id or str(Path(trainer.args.output_dir).resolve())).split("/")[-1]
     data = ModelCardData(
@@ -98,7 +97,7 @@ def write_card(trainer: Any, folder: Path) -> None:
         pipeline_tag="text-generation",
         tags=sorted(tags),
     )
-    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_text(trainer, name, base)}").save(path)
+    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_text(trainer, name, base)}").save(folder / CARD)
 
 
 def _text(trainer: Any, name: str, base: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -22,7 +22,7 @@ MAY_CHANGE = frozenset(
     save_strategy save_steps save_on_each_node save_total_limit save_only_model enable_jit_checkpoint
     load_best_model_at_end metric_for_best_model greater_is_better
     push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
-    do_train do_eval do_predict resume_from_checkpoint resume_with_changes max_skipped_updates
+    do_train do_eval do_predict resume_from_checkpoint resume_with_changes trust_checkpoint max_skipped_updates
     max_aborted_share env_workers env_step_seconds env_reset_seconds env_reset_retries
     restore_callback_states_from_checkpoint debug skip_memory_metrics torch_empty_cache_steps local_rank
     activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs
@@ -37,13 +37,11 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     """Returns everything that decides what a run learns, as plain JSON types.
 
     The fields of its configuration but `MAY_CHANGE`, the number of processes and how they share the model, the model's
-    name and adapter, the tasks and the settings of their environment.
+    name and adapter, and what the trainer says about its data.
     """
     args, accelerator = trainer.args, trainer.accelerator
     plugin = accelerator.state.deepspeed_plugin if trainer.is_deepspeed_enabled else None
     adapters = getattr(trainer.model, "peft_config", None) or {}
-    tasks = list(trainer.train_dataset["prompt"])
-    digest = hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:12]
     settings = {
         "world_size": accelerator.num_processes,
         "distributed_type": accelerator.distributed_type,
@@ -51,15 +49,18 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         "mixed_precision": accelerator.mixed_precision,
         "model": trainer.model.config._name_or_path,
         "adapter": {name: config.to_dict() for name, config in adapters.items()},
-        "reward_funcs": trainer.reward_func_names,
-        "suite": trainer.suite.name,
-        "environment": dict(trainer.suite.settings),
-        "train_tasks": f"{len(tasks)} tasks, sha256 {digest}",
+        **trainer.settings_of_data(),
     }
     for field in dataclasses.fields(args):
         if field.name not in MAY_CHANGE and not field.name.startswith("_"):
             settings[field.name] = getattr(args, field.name)
     return {name: _plain(value) for name, value in settings.items()}
+
+
+def digest_of(items: Iterable[Any], what: str) -> str:
+    """Returns number and checksum of what JSON can write, for example `8 tasks, sha256 0123456789ab`."""
+    listed = list(items)
+    return f"{len(listed)} {what}, sha256 {hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:12]}"
 
 
 def _plain(value: Any) -> Any:
@@ -90,11 +91,10 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
     return lines
 
 
-def refusal(checkpoint: str, lines: list[str]) -> str:
-    """Returns the message for settings that differ."""
+def refusal(run: str, lines: list[str]) -> str:
+    """Returns the message for settings that differ from those of a run, whose name is a field's and then the folder."""
     return (
-        f"resume_from_checkpoint: {checkpoint} was made with other settings, so the result would be that of neither "
-        "run:\n  "
-        + "\n  ".join(lines)
-        + "\nSet them as they were, or resume_with_changes to true to go on all the same"
+        f"{run} was made with other settings, so the result would be that of neither run:\n  "
+        + ";\n  ".join(lines)
+        + ".\nSet them as they were, or resume_with_changes to true to go on all the same"
     )

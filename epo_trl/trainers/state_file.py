@@ -7,9 +7,9 @@ import os
 from typing import Any
 
 
-def write_state(path: str, state: dict[str, Any]) -> None:
+def write_state(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
     """Writes a JSON file so that a crash leaves the old content or the new one, never a part."""
-    partial = f"{path}.partial"
+    partial = f"{os.fspath(path)}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         json.dump(state, file)
         file.flush()
@@ -17,18 +17,23 @@ def write_state(path: str, state: dict[str, Any]) -> None:
     os.replace(partial, path)
 
 
-def read_state(path: str) -> dict[str, Any]:
+def read_state(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
     """Returns the content of a file that `write_state` made.
 
+    Args:
+        path: The file.
+        keys: What it has to hold.
+
     Raises:
-        ValueError: If the file is missing or damaged.
+        ValueError: If the file is missing or damaged. The message names it.
     """
     try:
         with open(path, encoding="utf-8") as file:
-            return json.load(file)
+            state = json.load(file)
     except FileNotFoundError as error:
-        raise ValueError(
-            f"resume_from_checkpoint: {path} is missing; the checkpoint was not written by EPOTrainer"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"resume_from_checkpoint: {path} is damaged ({error}); take an earlier checkpoint") from error
+        raise ValueError(f"{os.fspath(path)} is missing; no trainer of epo_trl has written this folder") from error
+    except ValueError as error:  # neither JSON nor UTF-8
+        raise ValueError(f"{os.fspath(path)} is damaged ({error})") from error
+    if not isinstance(state, dict) or not state.keys() >= set(keys):
+        raise ValueError(f"{os.fspath(path)} is damaged (it has no {', '.join(keys) or 'fields'})")
+    return state

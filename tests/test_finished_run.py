@@ -1,0 +1,147 @@
+"""A run ends once: the same command afterwards changes no byte, and more steps go on from where it ended."""
+
+import hashlib
+import json
+
+import pytest
+from datasets import Dataset
+from test_epo_trainer import StopAt, assert_bit_equal, resumable, weights
+from test_ppo_trainer import resumable as resumable_ppo
+from trainer_kit import make_model, toy_tokenizer
+
+from epo_trl.envs.toy import ToySuite
+from epo_trl.trainers.checkpoint_files import checkpoints
+from epo_trl.trainers.long_run import FINISHED
+
+TASKS = Dataset.from_dict({"prompt": ToySuite().task_ids("train")[:4]})  # two steps are an epoch
+WATCHED = {"eval_on_start": True, "report_to": ["tensorboard"], "logging_first_step": True}
+BY_STEPS = {"max_steps": 3, "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, **WATCHED}
+BY_EPOCHS = {"max_steps": -1, "num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch", **WATCHED}
+
+
+def everything(folder):
+    """Returns the checksum of every file."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def never(*_, **__):
+    raise AssertionError("something was trained, played or logged")
+
+
+def started_again(make, folder, **changes):
+    """Returns the trainer after the same command, in which nothing may be trained, evaluated or reported."""
+    trainer = make(folder, **changes)
+    trainer.training_step = trainer.play = never
+    trainer.train_to_end()
+    return trainer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "changes", "end"),
+    [(resumable, {**BY_EPOCHS, "train_dataset": TASKS}, 4), (resumable_ppo, BY_STEPS, 3)],
+    ids=["by epochs", "PPO by steps"],
+)
+def test_a_run_ends_once_and_goes_on_when_more_steps_are_asked_for(tmp_path, make, changes, end):
+    straight = make(tmp_path, **changes)
+    straight.train_to_end()
+    files = everything(tmp_path)
+    assert {"model.safetensors", "evaluations/step_000000.json", f"evaluations/step_{end:06d}.json"} <= files.keys()
+    assert any("tfevents" in name for name in files) and straight.state.global_step == end
+
+    with pytest.warns(UserWarning, match=f"is finished, at step {end}: nothing is trained or written. To train on, "):
+        again = started_again(make, tmp_path, **changes)
+    assert everything(tmp_path) == files
+    assert_bit_equal(weights(again), weights(straight))
+    assert again.state.global_step == end and again.rl_step == straight.rl_step
+
+    saved = json.loads((tmp_path / FINISHED).read_text())["files"]
+    for name in {FINISHED, *saved} - {"README.md"}:  # the checkpoint had one of them
+        (tmp_path / name).unlink()  # as if it had been killed between the last checkpoint and the final save
+    started_again(make, tmp_path, **changes)
+    assert everything(tmp_path) == files
+
+    more = {**changes, "max_steps": end + 2, "resume_with_changes": True}
+    longer = make(tmp_path, **more)
+    with pytest.warns(UserWarning, match=f"resumed with other settings: .*{end + 2} now"):
+        longer.train_to_end()
+    assert longer.state.global_step == end + 2
+    files, before = everything(tmp_path), files
+    assert files["model.safetensors"] != before["model.safetensors"]
+    with pytest.warns(UserWarning, match=f"is finished, at step {end + 2}"):
+        started_again(make, tmp_path, **more)
+    assert everything(tmp_path) == files
+
+
+@pytest.mark.slow
+def test_a_finished_run_without_checkpoints_is_left_alone_and_is_no_place_for_another(tmp_path):
+    changes = {"max_steps": 1, "save_strategy": "no"}
+    resumable(tmp_path, **changes).train_to_end()
+    files = everything(tmp_path)
+    with pytest.warns(UserWarning, match="nothing is trained or written; no checkpoint has its weights"):
+        started_again(resumable, tmp_path, **changes)
+    with pytest.raises(ValueError, match=r"(?s)output_dir: the run in .* is finished; it was made .*max_steps: 1 in"):
+        started_again(resumable, tmp_path, **changes | {"max_steps": 2})
+    with pytest.raises(ValueError, match="resume_with_changes: got True, but .*no whole checkpoint to go on from"):
+        started_again(resumable, tmp_path, **changes | {"max_steps": 2, "resume_with_changes": True})
+    assert everything(tmp_path) == files
+    (tmp_path / FINISHED).write_text("{")
+    with pytest.raises(ValueError, match=f"{FINISHED} is damaged"):
+        started_again(resumable, tmp_path, **changes)
+
+
+@pytest.mark.slow
+def test_a_run_that_a_callback_has_ended_is_finished_too(tmp_path):
+    resumable(tmp_path, save_steps=1, callbacks=[StopAt(1)]).train_to_end()
+    files = everything(tmp_path)
+    with pytest.warns(UserWarning, match="is finished, at step 1"):
+        assert started_again(resumable, tmp_path, save_steps=1).state.global_step == 1
+    assert everything(tmp_path) == files
+
+
+@pytest.mark.slow
+def test_train_alone_does_not_go_past_the_end_either(tmp_path):
+    resumable(tmp_path, max_steps=2, save_steps=2).train()
+    again = resumable(tmp_path, max_steps=2, save_steps=2)
+    again.training_step = never
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 2 and [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2"]
+
+
+@pytest.mark.slow
+def test_a_warm_start_ends_once_too(tmp_path, monkeypatch):
+    from test_recipes import RECIPES
+
+    monkeypatch.syspath_prepend(str(RECIPES))
+    import make_train
+    from sft import DemonstrationArguments, ImitationConfig, ImitationTrainer
+
+    def warm_start(folder, rows=8, **changes):
+        ids = [[5, 6, 7, 8 + i] for i in range(rows)]
+        args = ImitationConfig(
+            str(folder), max_steps=2, save_steps=1, per_device_train_batch_size=4, use_cpu=True, bf16=False,
+            report_to=[], disable_tqdm=True, **changes,
+        )  # fmt: skip
+        return ImitationTrainer(
+            ToySuite(),
+            DemonstrationArguments(),
+            model=make_model(),
+            args=args,
+            train_dataset=Dataset.from_dict({"input_ids": ids, "labels": ids}),
+            processing_class=toy_tokenizer(),
+        )
+
+    assert make_train.FINISHED == FINISHED
+    straight = warm_start(tmp_path)
+    straight.train_to_end()
+    files = everything(tmp_path)
+    assert straight.state.global_step == 2 and "model.safetensors" in files
+    again = warm_start(tmp_path)
+    again.training_step = never
+    with pytest.warns(UserWarning, match="is finished, at step 2"):
+        again.train_to_end()
+    assert everything(tmp_path) == files
+    assert_bit_equal(weights(again), weights(straight))
+    with pytest.raises(ValueError, match="train_data: '8 rows, sha256 .* now"):
+        warm_start(tmp_path, rows=9).train_to_end()
