@@ -82,13 +82,13 @@ def read_run(run: str | Path, tags: Sequence[str] = TAGS) -> dict[str, Curve]:
 
 
 def running_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """Returns the mean of each value and of up to `window - 1` values before it."""
+    """Returns the mean of each value and the `window - 1` before it. The first values have too few, and so no mean."""
     if window < 1:
         raise ValueError(f"window: got {window}, takes an integer >= 1")
+    if len(values) < window:
+        return np.empty(0)
     sums = np.concatenate([[0.0], np.cumsum(values, dtype=float)])
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - window, 0)
-    return (sums[ends] - sums[starts]) / (ends - starts)
+    return (sums[window:] - sums[:-window]) / window
 
 
 def average_seeds(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -167,19 +167,19 @@ def _draw_curve(axis: Any, curves: list[Curve], color: str, style: str, panel: P
     if not curves:
         return False
     scale = 100.0 if panel.percent else 1.0
-    if panel.dots and max(len(steps) for steps, _ in curves) <= window:
-        window = 1  # too few evaluations for a running mean to say anything
-    smooth = [(steps, scale * running_mean(values, window)) for steps, values in curves]
+    if min(len(steps) for steps, _ in curves) <= window:
+        window = 1  # too few points for a running mean to say anything
+    smooth = [(steps[window - 1 :], scale * running_mean(values, window)) for steps, values in curves]
     steps, mean, low, high = average_seeds(smooth)
     marker = "o" if len(steps) == 1 else None
     axis.plot(steps, mean, color=color, linestyle=style, marker=marker, linewidth=1.8)
     if len(curves) > 1:
         axis.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
+    raw_steps, raw_mean, _, _ = average_seeds(curves)
     if panel.dots:
-        raw_steps, raw_mean, _, _ = average_seeds(curves)
         axis.plot(raw_steps, scale * raw_mean, color=color, linestyle="", marker=".", alpha=0.45)
-    elif len(curves) == 1:
-        axis.plot(curves[0][0], scale * curves[0][1], color=color, linestyle=style, linewidth=0.7, alpha=0.3)
+    else:
+        axis.plot(raw_steps, scale * raw_mean, color=color, linestyle=style, linewidth=0.7, alpha=0.3)
     return bool(len(steps))
 
 
@@ -189,7 +189,8 @@ def _draw_legend(axis: Any, groups: dict[str, list[dict[str, Curve]]], window: i
     names = [label if len(runs) == 1 else f"{label} ({len(runs)} runs)" for label, runs in groups.items()]
     axis.legend(lines, names, loc="upper left", frameon=False, fontsize=11)
     note = (
-        f"Lines: running mean over {window} points.\nPale: values before smoothing.\n"
+        f"Lines: running mean over {window} points, where there are as many;\na curve without more is drawn as it is.\n"
+        "Pale: values before smoothing.\n"
         "Several runs of one label: their mean,\nshaded from lowest to highest."
     )
     axis.text(0.03, 0.03, note, transform=axis.transAxes, color="0.4", va="bottom")

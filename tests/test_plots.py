@@ -113,9 +113,9 @@ def test_a_directory_without_events_is_named(tmp_path, exists):
         read_run(folder)
 
 
-def test_the_running_mean_looks_back_only():
-    assert running_mean(np.array([1.0, 3.0, 5.0, 11.0]), 2).tolist() == [1.0, 2.0, 4.0, 8.0]
-    assert running_mean(np.array([1.0, 3.0]), 10).tolist() == [1.0, 2.0]
+def test_the_running_mean_looks_back_only_and_begins_where_its_window_is_full():
+    assert running_mean(np.array([1.0, 3.0, 5.0, 11.0]), 2).tolist() == [2.0, 4.0, 8.0]
+    assert running_mean(np.array([1.0, 3.0]), 10).tolist() == []
     assert running_mean(np.array([4.0, 8.0]), 1).tolist() == [4.0, 8.0]
 
 
@@ -160,9 +160,27 @@ def test_a_plot_averages_seeds_and_shades_their_spread(tmp_path, monkeypatch):
     out = tmp_path / "plots" / "curves.png"
     seen = panel_texts(monkeypatch, runs, out)
     assert out.read_bytes().startswith(b"\x89PNG")
-    assert seen["training reward"] == ([], 2, 2)  # two labels: two mean lines, two shaded bands
-    assert seen[PANELS[2].title] == ([], 4, 4)  # early and late
+    assert seen["training reward"] == ([], 4, 2)  # two labels: two mean lines and two pale ones, two shaded bands
+    assert seen[PANELS[2].title] == ([], 8, 4)  # early and late
     assert seen["IID success, %"] == ([], 4, 2)  # with the dots of the values before smoothing
+
+
+@pytest.mark.parametrize(("points", "first"), [(40, 10), (11, 10), (10, 1), (3, 1)])
+def test_no_line_begins_with_means_of_a_few_points(tmp_path, monkeypatch, points, first):
+    """The second of two points has a mean of two, the thirtieth one of ten: the eye would take both for the same."""
+    from matplotlib.axes import Axes
+
+    drawn = []
+    plot = Axes.plot
+    monkeypatch.setattr(Axes, "plot", lambda axis, x, y, **how: drawn.append((x, y, how)) or plot(axis, x, y, **how))
+    for seed in (0, 1):
+        rewards = [("train/reward", step, float(step % 3), float(step)) for step in range(1, points + 1)]
+        write_events(tmp_path / f"run-seed{seed}", rewards)
+    plot_runs([tmp_path / "run-seed0", tmp_path / "run-seed1"], tmp_path / "one.png")
+    (steps, values, _), (pale_steps, pale, how) = drawn
+    assert (steps[0], steps[-1], pale_steps[0], how["alpha"]) == (first, points, 1, 0.3)
+    window = range(first) if first > 1 else range(1)
+    assert values[0] == pytest.approx(np.mean([pale[i] for i in window]))
 
 
 def test_a_panel_without_data_says_so(tmp_path, monkeypatch):

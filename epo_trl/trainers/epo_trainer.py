@@ -212,6 +212,7 @@ class EPOTrainer(LongRunTrainer):
         self._entropies: Tensor | None = None
         self._scored: list[tuple[Tensor, Tensor | None]] = []  # (log-probs, entropies) of passes outside of the update
         self._episodes: list[Episode] = []
+        self._printed = self._episodes
         self.last_reports: list[EvalReport] = []
         self._equal_rewards, self._empty_batches = Stretch(PATIENCE), Stretch(1)
 
@@ -689,7 +690,9 @@ class EPOTrainer(LongRunTrainer):
             # TRL's step time covers everything between two optimizer steps, the rollout among it.
             self._metrics["train"]["time/update"] = [max(0.0, sum(step_times) - rollout) / updates]
         super().log(logs, start_time)
-        if self.args.print_episodes and self.model.training and self.accelerator.is_main_process and self._episodes:
+        watched = self.args.print_episodes and self.model.training and self.accelerator.is_main_process
+        if watched and self._episodes is not self._printed:  # the end of training logs once more
+            self._printed = self._episodes
             print_episodes(self._episodes[: self.args.print_episodes], step=self.state.global_step)
 
     # --- The model card -----------------------------------------------------------------------------------------

@@ -1,0 +1,60 @@
+"""Episodes on the console: each batch once, in as many columns as there are."""
+
+import io
+
+import pytest
+from rich.console import Console
+from trainer_kit import make_trainer
+
+from epo_trl.evaluation.samples import print_episodes
+from epo_trl.trainers import epo_trainer
+from epo_trl.types import Episode, StopReason, Turn
+
+SEEN = "You are in the middle of a room. Looking quickly around you, you see a bed 1, a desk 1 and a drawer 1."
+SAID = "<think>the mug may be in the drawer</think> <action>go to drawer 1</action>"
+
+
+def episode():
+    turns = (
+        Turn((1,), (2,), SAID, SEEN, "go to drawer 1", True, 0.0),
+        Turn((1,), (2,), "go", "Nothing happens.", "go", False, -0.1, error="no action tag"),
+    )
+    return Episode("train/0", "put a mug on the desk", "find", turns, StopReason.TURN_LIMIT, False, error=None)
+
+
+@pytest.fixture
+def printed(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def run(**console):
+        file = io.StringIO()
+        print_episodes([episode()], step=3, console=Console(file=file, color_system=None, **console))
+        return file.getvalue().splitlines()
+
+    return run
+
+
+def test_output_that_goes_to_a_file_is_not_squeezed_into_80_columns(printed):
+    lines = printed()
+    assert any("go to drawer 1" in line and "the mug may be" in line for line in lines)
+    assert 80 < max(map(len, lines)) <= 160
+
+
+def test_on_a_narrow_terminal_the_texts_of_a_turn_stand_one_below_the_other(printed):
+    wide, narrow = printed(force_terminal=True, width=150), printed(force_terminal=True, width=80)
+    assert max(map(len, narrow)) <= 80
+    assert any(SEEN[:60] in line for line in narrow)  # a line of text has most of the columns
+    assert not any(SEEN[:60] in line for line in wide)
+    assert any("go [no action tag]" in line for line in narrow)
+
+
+def test_every_batch_is_shown_once_although_the_end_of_training_logs_again(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(epo_trainer, "print_episodes", lambda episodes, step: shown.append((step, len(episodes))))
+    trainer = make_trainer(tmp_path, print_episodes=1)
+    trainer.model.train()
+    for step, batch in ((1, [episode(), episode()]), (2, [episode(), episode()])):
+        trainer._episodes, trainer.state.global_step = batch, step
+        trainer.log({"loss": 1.0})
+    trainer.log({"train_runtime": 1.0})
+    assert shown == [(1, 1), (2, 1)]
