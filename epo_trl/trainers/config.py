@@ -172,7 +172,11 @@ class EPOConfig(LongRunArguments, GRPOConfig):
         metadata={"help": "Name of the evaluation protocol; by default the training rules at eval_temperature."},
     )
     print_episodes: int = field(
-        default=0, metadata={"help": "Sample episodes to print as a table at every logging step."}
+        default=0, metadata={"help": "Sample episodes to print as a table at every logging step, of each batch once."}
+    )
+    report_to: None | str | list[str] = field(
+        default="tensorboard",
+        metadata={"help": "Where metrics go: 'tensorboard', to files in output_dir, 'wandb', ..., 'all', or 'none'."},
     )
 
     # Long runs
