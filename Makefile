@@ -21,7 +21,7 @@ $(STAMP): setup.cfg constraints.txt
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
-train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ENV=alfworld] [ALGO=grpo_epo|grpo|ppo_epo|ppo] [SEED=0]
+train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ENV=alfworld|alfworld-real|scienceworld] [ALGO=grpo_epo|grpo|ppo_epo|ppo] [SEED=0]
 	$(PY) recipes/make_train.py $(if $(ENV),--env $(ENV)) $(if $(ALGO),--algo $(ALGO)) $(if $(SEED),--seed $(SEED))
 
 compare: $(STAMP)  ## three seeds of each algorithm side by side; hours on 2 cores: make compare [ALGOS="ppo ppo_epo"] [SEEDS="0 1 2"]

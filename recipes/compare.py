@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from make_train import ALGORITHMS, ENVIRONMENTS, RECIPES, read_reports
+from make_train import ALGORITHMS, ENVIRONMENTS, RECIPES, output_dir, read_reports
 
 from epo_trl.plots import plot_runs
 
@@ -20,12 +20,12 @@ from epo_trl.plots import plot_runs
 def main() -> None:
     """Runs what is missing, then writes `comparison.{md,json,png}`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", choices=ENVIRONMENTS, default=ENVIRONMENTS[0])
+    parser.add_argument("--env", choices=ENVIRONMENTS, default="alfworld")
     parser.add_argument("--algos", nargs="+", choices=ALGORITHMS, default=["grpo", "grpo_epo"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output_dir", type=Path, help="runs/<env>-tiny by default")
     args, overrides = parser.parse_known_args()
-    folder = args.output_dir or Path(f"runs/{args.env}-tiny")
+    folder = args.output_dir or output_dir(args.env)
 
     results: dict[str, dict[str, list[float]]] = {}
     for algo in args.algos:

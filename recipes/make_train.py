@@ -24,11 +24,22 @@ from epo_trl.plots import plot_runs
 RECIPES = Path(__file__).parent
 
 
-ENVIRONMENTS = ("alfworld", "scienceworld")
+class Environment(NamedTuple):
+    """The folder of the configs, and the ends of their names."""
+
+    folder: str
+    ending: str = ""
+
+
+ENVIRONMENTS = {
+    "alfworld": Environment("alfworld"),
+    "alfworld-real": Environment("alfworld", "_real"),  # the games of $ALFWORLD_DATA
+    "scienceworld": Environment("scienceworld"),
+}
 
 
 class Algorithm(NamedTuple):
-    """The ends of the names of a recipe and of its config, and what is changed in it."""
+    """The end of the name of a recipe, the name of its config, and what is changed in it."""
 
     recipe: str
     config: str
@@ -37,12 +48,17 @@ class Algorithm(NamedTuple):
 
 NO_EPO = ("--epo_lambda", "0")
 ALGORITHMS = {
-    "grpo_epo": Algorithm("grpo_epo.py", "tiny_cpu.yaml"),
-    "grpo": Algorithm("grpo_epo.py", "tiny_cpu.yaml", NO_EPO),
-    "ppo_epo": Algorithm("ppo_epo.py", "ppo_tiny_cpu.yaml"),
-    "ppo": Algorithm("ppo_epo.py", "ppo_tiny_cpu.yaml", NO_EPO),
+    "grpo_epo": Algorithm("grpo_epo.py", "tiny_cpu"),
+    "grpo": Algorithm("grpo_epo.py", "tiny_cpu", NO_EPO),
+    "ppo_epo": Algorithm("ppo_epo.py", "ppo_tiny_cpu"),
+    "ppo": Algorithm("ppo_epo.py", "ppo_tiny_cpu", NO_EPO),
 }
 FINISHED = "_finished.json"  # a run writes it last
+
+
+def output_dir(environment: str) -> Path:
+    """Returns the folder of an environment's runs."""
+    return Path(f"runs/{environment}-tiny")
 
 
 def run(script: str, config: Path, output_dir: Path, seed: int, *overrides: str) -> None:
@@ -69,18 +85,19 @@ def read_reports(run_dir: Path) -> dict[str, list[EvalReport]]:
 def main() -> None:
     """Runs the three steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", choices=ENVIRONMENTS, default=ENVIRONMENTS[0])
+    parser.add_argument("--env", choices=ENVIRONMENTS, default="alfworld")
     parser.add_argument("--algo", choices=ALGORITHMS, default="grpo_epo")
     parser.add_argument("--seed", type=int, default=0, help="of the warm start, of RL and of the sampling")
     parser.add_argument("--output_dir", type=Path, help="runs/<env>-tiny by default")
     args, overrides = parser.parse_known_args()
 
-    folder, configs = args.output_dir or Path(f"runs/{args.env}-tiny"), RECIPES / args.env
+    environment, algorithm = ENVIRONMENTS[args.env], ALGORITHMS[args.algo]
+    folder = args.output_dir or output_dir(args.env)
+    configs, ending = RECIPES / environment.folder, environment.ending
     warm_start, policy = folder / f"sft-seed{args.seed}", folder / f"{args.algo}-seed{args.seed}"
-    run("sft.py", configs / "sft_tiny_cpu.yaml", warm_start, args.seed)
-    algorithm = ALGORITHMS[args.algo]
+    run("sft.py", configs / f"sft_tiny_cpu{ending}.yaml", warm_start, args.seed)
     run(
-        f"{args.env}_{algorithm.recipe}", configs / algorithm.config, policy, args.seed,
+        f"{environment.folder}_{algorithm.recipe}", configs / f"{algorithm.config}{ending}.yaml", policy, args.seed,
         "--model_name_or_path", str(warm_start), *algorithm.overrides, *overrides,
     )  # fmt: skip
     table = format_table(read_reports(policy), width=140)

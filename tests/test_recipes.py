@@ -119,15 +119,18 @@ def test_ppo_differs_from_grpo_in_groups_and_critic_alone(path):
     assert differ - own <= allowed
 
 
-@pytest.mark.parametrize("environment", ["alfworld", "scienceworld"])
-def test_every_algorithm_of_make_train_has_its_recipe_and_config(environment, monkeypatch):
+@pytest.mark.parametrize("name", ["alfworld", "alfworld-real", "scienceworld"])
+def test_every_algorithm_of_make_train_has_its_recipe_and_config(name, monkeypatch):
     monkeypatch.syspath_prepend(str(RECIPES))
     from make_train import ALGORITHMS, ENVIRONMENTS
 
-    assert environment in ENVIRONMENTS and {"grpo", "grpo_epo", "ppo", "ppo_epo"} <= ALGORITHMS.keys()
+    environment = ENVIRONMENTS[name]
+    assert {"grpo", "grpo_epo", "ppo", "ppo_epo"} <= ALGORITHMS.keys()
+    assert (RECIPES / environment.folder / f"sft_tiny_cpu{environment.ending}.yaml").is_file()
     for algorithm in ALGORITHMS.values():
-        assert (RECIPES / f"{environment}_{algorithm.recipe}").is_file()
-        parse(RECIPES / environment / algorithm.config, *algorithm.overrides)
+        assert (RECIPES / f"{environment.folder}_{algorithm.recipe}").is_file()
+        config = RECIPES / environment.folder / f"{algorithm.config}{environment.ending}.yaml"
+        parse(config, *algorithm.overrides)
 
 
 @pytest.mark.parametrize("path", [path for path in CONFIGS if path not in RL], ids=NAME)
@@ -146,14 +149,17 @@ def test_the_other_configs_have_only_known_keys(path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("environment", "in_all", "in_tests"),
+    ("environment", "ending", "in_all", "in_tests"),
     [
-        ("alfworld", ("games", "task_types", "room_types", "max_receptacles"), ("n_iid", "n_ood")),
-        ("scienceworld", ("task_types", "heldout_types", "tests_per_type"), ()),
+        ("alfworld", "", ("games", "task_types", "room_types", "max_receptacles"), ("n_iid", "n_ood")),
+        ("alfworld", "_real", ("games",), ()),
+        ("scienceworld", "", ("task_types", "heldout_types", "tests_per_type"), ()),
     ],
 )
-def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompts(environment, in_all, in_tests):
-    read = {name: yaml.safe_load((RECIPES / environment / f"{name}.yaml").read_text()) for name in
+def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompts(
+    environment, ending, in_all, in_tests
+):
+    read = {name: yaml.safe_load((RECIPES / environment / f"{name}{ending}.yaml").read_text()) for name in
             ("tiny_cpu", "eval_tiny_cpu", "sft_tiny_cpu")}  # fmt: skip
     for key in (*in_all, "prompt_template", "max_prompt_length"):
         assert len({str(config[key]) for config in read.values()}) == 1, key
