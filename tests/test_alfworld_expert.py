@@ -14,6 +14,7 @@ from epo_trl.envs.alfworld.generator import generate
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.recipes import Filters
 from epo_trl.envs.alfworld.world import World
+from epo_trl.models import build_tokenizer
 
 
 def play(env, task_id, expert, turns=50):
@@ -49,6 +50,16 @@ def test_it_wins_every_game_of_small_rooms():
     suite = GeneratedAlfworld(n_train=60, room_types=["bedrooms", "bathrooms"], max_receptacles=16)
     env = suite.make_env()
     assert all(play(env, task_id, suite.make_expert())[1] for task_id in suite.task_ids("train"))
+
+
+def test_the_tiny_tokenizer_can_say_every_action():
+    suite = GeneratedAlfworld(n_train=12)
+    env = suite.make_env()
+    logs = [play(env, task_id, suite.make_expert())[0] for task_id in suite.task_ids("train")]
+    said = {action for log in logs for _, info, _, done in log for action in (done, *info["admissible_actions"])}
+    tokenizer = build_tokenizer(said)
+    assert {info["task_type"] for log in logs for _, info, _, _ in log} == set(TASK_TYPES)
+    assert {action for action in said if tokenizer.decode(tokenizer(action)["input_ids"]) != action} == set()
 
 
 def test_a_thought_is_a_short_lower_case_phrase_that_names_a_thing_of_the_game():

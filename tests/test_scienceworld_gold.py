@@ -11,6 +11,7 @@ from epo_trl.envs.scienceworld.expert import DONE, thought_for
 from epo_trl.envs.scienceworld.gold import GoldPath, cache_folder
 from epo_trl.envs.scienceworld.jvm import Jvm
 from epo_trl.envs.testing import EnvContract
+from epo_trl.models import build_tokenizer
 from epo_trl.rollout.demonstrations import expert_episodes
 
 SHORT = ("find-non-living-thing", "lifespan-longest-lived")  # task types with paths of 3 to 13 actions
@@ -53,6 +54,9 @@ def test_paths_are_generated_once_and_kept(folder, monkeypatch):
     assert found == list(suite.task_ids("ood"))
     paths = {task_id: suite._gold.path(*suite.lists.find(task_id)) for task_id in found}
     assert all(0 < path.turns <= len(path.actions) for path in paths.values())
+    actions = {action for path in paths.values() for action in path.actions}
+    tokenizer = build_tokenizer(actions)
+    assert {action for action in actions if tokenizer.decode(tokenizer(action)["input_ids"]) != action} == set()
     monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", NoJvm)
     again = make_suite(folder)
     assert {task_id: again._gold.path(*again.lists.find(task_id)) for task_id in found} == paths

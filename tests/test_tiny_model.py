@@ -77,6 +77,18 @@ def test_actions_round_trip_exactly(tokenizer, text):
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
+@pytest.mark.parametrize(
+    "action",
+    [
+        "wait1", "wait", "0", "focus on unknown substance b", "pour cup 2 in self-watering pot 10", "open b2 door",
+        "put soapbar 3 in/on sinkbasin 1", "don't wait1 x2y/z3",
+    ],
+)  # fmt: skip
+def test_words_with_marks_and_digits_come_back_whole(action):
+    tokenizer = build_tokenizer([action])
+    assert tokenizer.decode(tokenizer(action)["input_ids"]) == action
+
+
 def test_case_and_white_space_are_folded(tokenizer):
     ids = tokenizer(" Go  to\n\nDrawer 3\t<THINK>")["input_ids"]
     assert tokenizer.decode(ids) == "go to drawer 3 <think>"

@@ -37,8 +37,8 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant ' -}}{%- endif -%}"
 )
 
-# A word keeps the marks inside it, so that "in/on", "don't" and "half-full" come back exactly.
-_WORD = r"\p{L}+(?:['/\-]\p{L}+)*"
+# A word keeps the marks and digits inside it, so that "in/on", "don't", "half-full" and "wait1" come back exactly.
+_WORD = r"\p{L}[\p{L}0-9]*(?:['/\-]\p{L}[\p{L}0-9]*)*"
 _TAG = "|".join(re.escape(text) for text in (*TAGS, UNK))
 _PLAIN = rf"{_TAG}|{_WORD}|[0-9]+|[^\p{{L}}0-9\s]"
 _ENTITY = re.compile(r"(.*\S) ([0-9]+)", re.DOTALL)
