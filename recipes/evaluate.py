@@ -170,6 +170,7 @@ class Evaluation:
             max_response_tokens=args.max_completion_length,
             max_context_tokens=longest,
         )
+        self.context.end_ids = self.policy.eos_ids
 
     def report(self, split: str, task_ids: list[str]) -> EvalReport:
         """Returns the report of a list. Collective: every process calls it."""

@@ -39,6 +39,8 @@ class ToyArguments:
 class RandomPolicy:
     """Opens boxes at random. What it says depends on its seed and on all that it has said before; calls are counted."""
 
+    eos_ids = (TOKENIZER.eos_token_id,)
+
     def __init__(self, on_call=lambda: None, seed=0):
         self.on_call, self.rng = on_call, random.Random(seed)
 

@@ -37,6 +37,7 @@ class VllmPolicy:
     ):
         self.llm = llm
         self._make_params = make_params
+        self.eos_ids = eos_ids
         self._sampling = {"stop_token_ids": eos_ids, "max_tokens": max_new_tokens, "temperature": temperature}
         self._seed, self._prompts = seed, 0
 
