@@ -125,7 +125,10 @@ def test_history_and_schedule_belong_to_collected_batches_and_to_the_policy_that
 def test_the_entry_of_a_step_is_the_mean_over_its_response_tokens(tmp_path):
     trainer = make_trainer(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4)
     trainer.play = lambda tasks, **kwargs: make_episodes()
+    passes, original = [], trainer._score_turns
+    trainer._score_turns = lambda *args, **kwargs: passes.append(1) or original(*args, **kwargs)
     catch_step(trainer)
+    assert len(passes) == 4, "a batch that serves one update needs no pass beside those of the update"
     model, entropies = make_model(), {}
     for episode in make_episodes():
         for t, turn in enumerate(episode.turns):
