@@ -20,6 +20,15 @@ def small_game(index: int = 0, seed: int = 0, filters: Filters = SMALL) -> Game:
     return generate("train", index, seed, filters).game
 
 
+def one_of_each_type(split: str, seed: int) -> list[Game]:
+    """Returns the first generated game of each of the six task types."""
+    games = {}
+    for index in range(23):
+        generated = generate(split, index, seed)
+        games.setdefault(generated.recipe.task_type, generated.game)
+    return list(games.values())
+
+
 def edit(game: Game, drop: str = "", *facts: str) -> Game:
     """Returns the game without the facts that match a pattern, and with other facts at the end of its `(:init`."""
     start = game.problem.index("(:init")

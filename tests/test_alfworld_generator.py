@@ -1,7 +1,9 @@
 import json
 import os
+import statistics
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from epo_trl.envs.alfworld.games import GAME_FILE, load_game
 from epo_trl.envs.alfworld.generator import generate, write_games
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.plan import scripted_plan
-from epo_trl.envs.alfworld.recipes import Filters, recipes
+from epo_trl.envs.alfworld.recipes import Filters, recipes, turns
 from epo_trl.envs.alfworld.rooms import HELD_OUT_ROOMS, ROOM_TYPES, load_room
 from epo_trl.envs.alfworld.world import World
 from epo_trl.envs.base import EnvError
@@ -49,9 +51,37 @@ def test_train_and_iid_share_no_recipe_and_ood_has_only_held_out_rooms():
     assert len(found["train"]) > 5 * len(found["iid"]) > 5 * 1000
 
 
-def test_task_types_take_turns_in_every_split():
+def test_task_types_come_in_the_shares_of_the_real_games_evenly_spread():
+    """The shares of the 3,553 real training games, in percent; see docs/alfworld.md."""
+    real = dict(zip(TASK_TYPES, (22.2, 8.7, 18.3, 12.9, 15.0, 22.9), strict=True))
+    order = turns(TASK_TYPES)
+    assert all(abs(order.count(name) / len(order) * 100 - share) < 3 for name, share in real.items())
+    for length in range(1, len(order) + 1):
+        assert all(abs(order[:length].count(name) - length * order.count(name) / len(order)) < 1 for name in real)
     for split in SPLITS:
-        assert [generate(split, index, 0).recipe.task_type for index in range(6)] == list(TASK_TYPES)
+        assert [generate(split, index, 0).recipe.task_type for index in (0, 1, 24)] == [order[i] for i in (0, 1, 1)]
+
+
+def test_rooms_hold_about_as_many_things_as_real_ones():
+    """Against means of the real training games: things on the furniture and kinds of them, by the kind of room."""
+    real = {"kitchens": (44.4, 24.0), "livingrooms": (20.9, 12.0), "bedrooms": (22.9, 12.6), "bathrooms": (15.6, 9.0)}
+    seen, empty = defaultdict(list), []
+    for index in range(138):
+        generated = generate("train", index, 0)
+        world = World.of(generated.game)
+        things = [thing for things in world.start.contents.values() for thing in things]
+        counts = len(things), len({world.object_type[thing] for thing in things})
+        seen[load_room(generated.recipe.room).room_type].append(counts)
+        empty.append(sum(not world.start.contents.get(name) for name in world.receptacles) / len(world.receptacles))
+    for name, expected in real.items():
+        assert [statistics.fmean(values) for values in zip(*seen[name], strict=True)] == pytest.approx(expected, rel=0.2)
+    assert abs(len(seen["kitchens"]) / 138 - 0.475) < 0.1
+    assert abs(statistics.fmean(empty) - 0.424) < 0.06
+
+
+def test_what_lies_on_the_floor_is_no_task():
+    kinds = {r.object_kind for split in SPLITS for group in recipes(split, Filters()).values() for r in group}
+    assert not kinds & {"BaseballBat", "BasketBall", "Plunger", "TennisRacket", "WateringCan", "Television", "DeskLamp"}
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -7,13 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from alfworld_games import as_downloaded, game_like_the_real_ones, small_game, starting_at_a_receptacle
+from alfworld_games import (
+    as_downloaded,
+    game_like_the_real_ones,
+    one_of_each_type,
+    small_game,
+    starting_at_a_receptacle,
+)
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.games import GAME_FILE
-from epo_trl.envs.alfworld.generator import generate, write_games
+from epo_trl.envs.alfworld.generator import write_games
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.world import World
 
@@ -35,7 +41,7 @@ def check(games, steps, seed=0):
 
 
 def test_both_engines_agree_on_a_game_of_each_type_in_the_form_of_the_download():
-    report = check([as_downloaded(generate("iid", index, 8).game) for index in range(6)], steps=12)
+    report = check([as_downloaded(game) for game in one_of_each_type("iid", 8)], steps=12)
     assert report.games == 6 and report.task_types == set(TASK_TYPES)
     assert report.summary().startswith("equal: 6 games of 6 task types")
 
@@ -47,7 +53,7 @@ def test_both_engines_agree_on_what_only_real_games_hold():
 
 @pytest.mark.slow
 def test_both_engines_agree_on_games_of_all_types_and_splits_and_on_many_like_the_real_ones():
-    games = [generate(split, index, 21).game for split in SPLITS for index in range(6)]
+    games = [game for split in SPLITS for game in one_of_each_type(split, 21)]
     report = check(games + [game_like_the_real_ones(index, seed=9) for index in range(6)], steps=36)
     assert report.games == 24 and report.task_types == set(TASK_TYPES)
     assert report.steps > 1500 and report.odd_inputs > 300 and report.wins > 20

@@ -1,7 +1,7 @@
 """ALFWorld-style games, generated offline from the data files of the `alfworld` package.
 
 Scores on generated games are not comparable with published ALFWorld numbers: rooms and rules are ALFWorld's, but the
-choice and the placement of objects is ours.
+choice and the placement of objects is ours, in shares and numbers like theirs (see docs/alfworld.md).
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.envs.alfworld.games import GAME_FILE, SPLIT_FOLDERS, Game
+from epo_trl.envs.alfworld.placement import Item, place_all
 from epo_trl.envs.alfworld.plan import scripted_plan
-from epo_trl.envs.alfworld.recipes import Filters, Recipe, recipes
+from epo_trl.envs.alfworld.recipes import ROOM_SHARES, Filters, Recipe, menu, turns
 from epo_trl.envs.alfworld.rooms import (
-    LAMP_STANDS,
     Location,
-    Receptacle,
     Room,
     constants,
     fits,
@@ -31,29 +30,11 @@ from epo_trl.envs.alfworld.rooms import (
     load_room,
     package_folder,
     portable_kinds,
-    thor_id,
 )
 from epo_trl.envs.alfworld.world import World
 from epo_trl.envs.base import EnvError
 
-_CAPACITY = {
-    **dict.fromkeys(("StoveBurner", "CoffeeMachine", "Toaster"), 1),
-    **dict.fromkeys(("TowelHolder", "HandTowelHolder", "ToiletPaperHanger"), 1),
-    **dict.fromkeys(("Drawer", "Cabinet", "GarbageCan", "Toilet"), 3),
-    **{"Microwave": 2, "SinkBasin": 4, "Shelf": 4, "Fridge": 6},
-}
-_DEFAULT_CAPACITY = 14
-_WEIGHTS = {"Cabinet": 0.35, "Drawer": 0.35, "Microwave": 0.3, "Safe": 0.4, "Fridge": 0.8}  # closed ones less often
 _ATTEMPTS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A thing that lies in or on a receptacle."""
-
-    identifier: str
-    kind: str
-    receptacle: Receptacle
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +72,8 @@ class GeneratedGame:
 def generate(split: str, index: int, seed: int, filters: Filters | None = None) -> GeneratedGame:
     """Returns game number `index` of a split: the same text for the same arguments, in every process.
 
-    Task types take turns; the object is drawn among those of the type, then target and room, then where things lie.
+    Task types take turns, in the shares of `TURNS`; then a kind of room is drawn, by the shares of `ROOM_SHARES`, an
+    object that tasks there are about, target and room, and where things lie.
 
     Args:
         split: `"train"`, `"iid"` (recipes that "train" never has) or `"ood"` (held-out rooms).
@@ -99,14 +81,17 @@ def generate(split: str, index: int, seed: int, filters: Filters | None = None) 
         seed: Games of different seeds differ.
         filters: Which games are wanted.
     """
-    groups = recipes(split, filters or Filters())
-    group = list(groups.values())[index % len(groups)]
+    choices = menu(split, filters or Filters())
+    order = turns(tuple(choices))
+    task_type = order[index % len(order)]
+    by_room = choices[task_type]
+    shares = [ROOM_SHARES[task_type][room_type] for room_type in by_room]
     rng = random.Random(f"alfworld/{seed}/{split}/{index}")
     for _ in range(_ATTEMPTS):
-        object_kind = rng.choice(sorted({recipe.object_kind for recipe in group}))
-        recipe = rng.choice([recipe for recipe in group if recipe.object_kind == object_kind])
+        by_object = by_room[rng.choices(list(by_room), shares)[0]]
+        recipe = rng.choice(by_object[rng.choice(list(by_object))])
         room = load_room(recipe.room)
-        items = _place_all(rng, room, recipe)
+        items = place_all(rng, room, recipe)
         if items is not None:
             break
     else:
@@ -126,53 +111,6 @@ def _rules() -> tuple[str, str]:
     """Returns ALFWorld's PDDL domain and its text grammar."""
     folder = package_folder() / "data"
     return (folder / "alfred.pddl").read_text(), (folder / "alfred.twl2").read_text()
-
-
-def _place_all(rng: random.Random, room: Room, recipe: Recipe) -> list[Item] | None:
-    """Returns where everything lies, or `None` if the objects of the task do not fit."""
-    items: list[Item] = []
-    needed = 2 if recipe.task_type == "pick_two_obj_and_place" else 1
-    wanted = max(needed, rng.randint(1, constants().MAX_NUM_OF_OBJ_INSTANCES))
-    # None of them may lie at the target, or the game could be won at the start.
-    if _place(rng, room, recipe.object_kind, wanted, items, banned=recipe.target_kind) < needed:
-        return None
-    if recipe.target_kind == "DeskLamp":
-        stand = rng.choice([receptacle for receptacle in room.receptacles if receptacle.kind in LAMP_STANDS])
-        items.append(_new_item(rng, "DeskLamp", stand, items))
-    for kind in sorted(room.object_kinds & portable_kinds() - {recipe.object_kind}):
-        _place(rng, room, kind, rng.choices((1, 2, 3), (0.6, 0.25, 0.15))[0], items)
-    return items
-
-
-def _place(rng: random.Random, room: Room, kind: str, count: int, items: list[Item], banned: str = "") -> int:
-    """Adds up to `count` things of a kind to `items` and returns how many found a place."""
-    for done in range(count):
-        used = [item.receptacle for item in items]
-        free = [
-            receptacle
-            for receptacle in room.receptacles
-            if receptacle.kind != banned
-            and fits(kind, receptacle.kind)
-            and used.count(receptacle) < _CAPACITY.get(receptacle.kind, _DEFAULT_CAPACITY)
-        ]
-        if not free:
-            return done
-        # The kind of furniture first, or twenty cabinets would swamp one table.
-        kinds = sorted({receptacle.kind for receptacle in free})
-        chosen = rng.choices(kinds, [_WEIGHTS.get(name, 1.0) for name in kinds])[0]
-        receptacle = rng.choice([receptacle for receptacle in free if receptacle.kind == chosen])
-        items.append(_new_item(rng, kind, receptacle, items))
-    return count
-
-
-def _new_item(rng: random.Random, kind: str, receptacle: Receptacle, items: list[Item]) -> Item:
-    taken = {item.identifier for item in items}
-    x, height, z = receptacle.position
-    while True:
-        spot = (x + rng.uniform(-0.4, 0.4), height + rng.uniform(0.0, 0.2), z + rng.uniform(-0.4, 0.4))
-        identifier = thor_id(kind, spot)
-        if identifier not in taken:
-            return Item(identifier, kind, receptacle)
 
 
 def _problem(rng: random.Random, room: Room, recipe: Recipe, items: list[Item], trial: str) -> str:

@@ -27,6 +27,22 @@ TOOLS = {
     "pick_heat_then_place_in_recep": ("Microwave", "Heatable"),
     "pick_cool_then_place_in_recep": ("Fridge", "Coolable"),
 }
+# How many games of each type there are in a row of 23, and how likely each kind of room is: as in the real games.
+TURNS = {
+    "pick_and_place_simple": 5,
+    "look_at_obj_in_light": 2,
+    "pick_clean_then_place_in_recep": 4,
+    "pick_heat_then_place_in_recep": 3,
+    "pick_cool_then_place_in_recep": 4,
+    "pick_two_obj_and_place": 5,
+}
+_SHARES = {  # in the order of ROOM_TYPES
+    "pick_and_place_simple": (10, 27, 30, 33),
+    "look_at_obj_in_light": (1, 17, 83, 1),
+    "pick_clean_then_place_in_recep": (77, 1, 1, 23),
+    "pick_two_obj_and_place": (15, 27, 30, 28),
+}
+ROOM_SHARES = {name: dict(zip(ROOM_TYPES, _SHARES.get(name, (1, 1, 1, 1)), strict=True)) for name in TASK_TYPES}
 IID_ONE_IN = 8  # one recipe in eight is kept for the "iid" split, whatever the seed and the filters
 
 
@@ -101,6 +117,32 @@ def recipes(split: str, filters: Filters) -> dict[str, tuple[Recipe, ...]]:
     if not groups:
         raise EnvError(f"no game of the split {split!r} is left by {filters}; use more rooms or task types")
     return groups
+
+
+@cache
+def menu(split: str, filters: Filters) -> dict[str, dict[str, dict[str, tuple[Recipe, ...]]]]:
+    """Returns the recipes of a split by task type, kind of room and kind of object; see `recipes`."""
+    found: dict[str, dict[str, dict[str, tuple[Recipe, ...]]]] = {}
+    for task_type, group in recipes(split, filters).items():
+        rooms = found.setdefault(task_type, {})
+        for recipe in group:
+            by_object = rooms.setdefault(load_room(recipe.room).room_type, {})
+            by_object[recipe.object_kind] = (*by_object.get(recipe.object_kind, ()), recipe)
+    return found
+
+
+@cache
+def turns(task_types: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns an order in which each task type comes as often as `TURNS` says, spread evenly."""
+    total = sum(TURNS[name] for name in task_types)
+    due = dict.fromkeys(task_types, 0)
+    order = []
+    for _ in range(total):
+        due = {name: credit + TURNS[name] for name, credit in due.items()}
+        first = max(due, key=due.__getitem__)
+        due[first] -= total
+        order.append(first)
+    return tuple(order)
 
 
 @cache

@@ -23,7 +23,10 @@ HELD_OUT_ROOMS = frozenset({10, 219, 308, 424})  # the rooms that ALFRED keeps f
 CAMERA_HEIGHT_METRES = 1.65
 LAMP_STANDS = ("Desk", "SideTable", "Dresser", "Shelf", "DiningTable", "CoffeeTable", "TVStand")
 # Furniture that a room has but its layout file does not place; one each where not listed.
-_UNPLACED_COUNTS = {"StoveBurner": 4, "Drawer": 3, "HandTowelHolder": 2, "Shelf": 2, "Cabinet": 2}
+_UNPLACED_COUNTS = {"StoveBurner": 4, "Drawer": 3, "Shelf": 2, "Cabinet": 2}
+# Things that lie on the floor, where nobody can take them.
+_ON_THE_FLOOR = frozenset({"BaseballBat", "BasketBall", "Plunger", "TennisRacket", "WateringCan"})
+SHOWN_ONLY = frozenset({"DeskLamp", "HousePlant", "PaperTowelRoll", "TeddyBear", "Television"})
 
 Location = tuple[int, int, int, int]  # x and z in steps of 0.25 m, rotation in quarter turns, camera tilt in degrees
 Point = tuple[float, float, float]  # x, height, z in metres
@@ -41,7 +44,7 @@ class Receptacle:
 
 @dataclass(frozen=True)
 class Room:
-    """One room. `object_kinds` are the classes of portable things seen in it, `floor` where one can stand."""
+    """One room. `object_kinds` are the classes of things that stand on its furniture, `floor` where one can stand."""
 
     number: int
     room_type: str
@@ -97,10 +100,10 @@ def furniture_kinds() -> frozenset[str]:
 
 @cache
 def portable_kinds() -> frozenset[str]:
-    """Returns the object classes that can be picked up."""
+    """Returns the object classes that lie where an agent can pick them up."""
     fits = constants().VAL_RECEPTACLE_OBJECTS
     lying = {kind for furniture in furniture_kinds() for kind in fits.get(furniture, ())}
-    return frozenset(lying & constants().OBJECTS_SET) - furniture_kinds()
+    return frozenset(lying & constants().OBJECTS_SET) - furniture_kinds() - _ON_THE_FLOOR
 
 
 def fits(object_kind: str, receptacle_kind: str) -> bool:
@@ -137,7 +140,7 @@ def load_room(number: int) -> Room:
         number=number,
         room_type=next(name for name in ROOM_TYPES if number in room_numbers(name)),
         receptacles=tuple(sorted(receptacles, key=lambda receptacle: receptacle.identifier)),
-        object_kinds=frozenset(kinds & portable_kinds()) | (kinds & {"DeskLamp"}),
+        object_kinds=frozenset(kinds & portable_kinds()) | (kinds & SHOWN_ONLY),
         floor=floor,
     )
 

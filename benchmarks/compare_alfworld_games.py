@@ -1,0 +1,96 @@
+"""What generated ALFWorld games share with the real ones, in averages.
+
+python benchmarks/compare_alfworld_games.py --games 600   # with $ALFWORLD_DATA set, beside the real ones
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from harness import table
+
+from epo_trl.envs.alfworld import AlfworldData
+from epo_trl.envs.alfworld.games import GAME_FILE, load_game
+from epo_trl.envs.alfworld.generator import generate
+from epo_trl.envs.alfworld.pddl import TASK_TYPES
+from epo_trl.envs.alfworld.plan import scripted_plan
+from epo_trl.envs.alfworld.rooms import ROOM_TYPES, room_numbers
+from epo_trl.envs.alfworld.world import World
+
+Games = list[tuple[int, World, int]]  # room number, game, actions of a plan that wins
+
+
+def real_games(split: str, limit: int) -> Games:
+    """Returns at most so many games of a list of `$ALFWORLD_DATA`, evenly spread."""
+    suite = AlfworldData()
+    ids = suite.task_ids(split)
+    games = []
+    for task_id in ids[:: max(1, len(ids) // limit)]:
+        game = load_game(suite.root / task_id / GAME_FILE)
+        games.append((int(Path(task_id).parent.name.split("-")[-1]), World.of(game), len(game.walkthrough)))
+    return games
+
+
+def generated_games(split: str, limit: int) -> Games:
+    """Returns so many generated games."""
+    games = []
+    for index in range(limit):
+        generated = generate(split, index, seed=0)
+        world = World.of(generated.game)
+        games.append((generated.recipe.room, world, len(scripted_plan(world))))
+    return games
+
+
+def mean(values: Iterable[float]) -> str:
+    """Returns the mean with one digit."""
+    return f"{statistics.fmean(values):.1f}"
+
+
+def _lying(world: World) -> dict[str, str]:
+    """Returns the things in or on furniture, and their kinds; real rooms also have windows, chairs, stove knobs."""
+    things = {thing for things in world.start.contents.values() for thing in things}
+    return {thing: kind for thing, kind in world.object_type.items() if thing in things}
+
+
+def rows(games: Games) -> dict[str, str]:
+    """Returns the averages by name."""
+    types = Counter(world.goal.task_type for _, world, _ in games)
+    found = {f"share of {name}": f"{types[name] / len(games):.1%}" for name in TASK_TYPES}
+    for room_type in ROOM_TYPES:
+        here = [world for room, world, _ in games if room in room_numbers(room_type)]
+        found[f"share of {room_type}"] = f"{len(here) / len(games):.1%}"
+        found[f"receptacles, {room_type}"] = mean(len(world.receptacles) for world in here)
+        found[f"things on them, {room_type}"] = mean(len(_lying(world)) for world in here)
+        found[f"kinds of things on them, {room_type}"] = mean(len(set(_lying(world).values())) for world in here)
+    every = [world for _, world, _ in games]
+    found["things per receptacle"] = mean(len(_lying(w)) / len(w.receptacles) for w in every)
+    found["percent of receptacles that hold nothing"] = mean(
+        100 * sum(not w.start.contents.get(r) for r in w.receptacles) / len(w.receptacles) for w in every
+    )
+    found["most things on one receptacle"] = mean(max(map(len, w.start.contents.values())) for w in every)
+    found["things of the wanted kind"] = mean(list(_lying(w).values()).count(w.goal.object_type) for w in every)
+    found["actions of a plan that wins"] = mean(length for *_, length in games)
+    return found
+
+
+def main() -> None:
+    """Prints one column per list."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--games", type=int, default=600, help="games per list, most")
+    args = parser.parse_args()
+    columns = {}
+    for split in ("train", "iid", "ood"):
+        if any(Path(os.environ.get("ALFWORLD_DATA", "/nowhere")).rglob(GAME_FILE)):
+            columns[f"real {split}"] = rows(real_games(split, args.games))
+        columns[f"generated {split}"] = rows(generated_games(split, args.games))
+    names = list(next(iter(columns.values())))
+    print(table(["", *columns], [[name, *(column[name] for column in columns.values())] for name in names]))
+
+
+if __name__ == "__main__":
+    main()
