@@ -1,8 +1,10 @@
 """Speed of the fast ALFWorld engine against TextWorld's, on one core.
 
     python benchmarks/bench_alfworld_engine.py --games 128 --turns 50
+    python benchmarks/bench_alfworld_engine.py --data $ALFWORLD_DATA     # on the real games
 
-All games of an engine are open at once; the actions are random admissible ones.
+All games of an engine are open at once; the actions are random admissible ones. Of a data folder both engines play
+an even draw of `valid_unseen`.
 """
 
 from __future__ import annotations
@@ -13,17 +15,19 @@ from functools import partial
 
 from harness import Work, measure, parser, table, write
 
-from epo_trl.envs.alfworld import GeneratedAlfworld
+from epo_trl.envs.alfworld import AlfworldData, GeneratedAlfworld
 
 
-def make(engine: str, games: int, turns: int) -> Work:
+def make(engine: str, games: int, turns: int, data: str | None) -> Work:
     """Returns a play of all games from their start, which returns steps per second and ms to make and reset a game."""
 
     def work() -> tuple[float, float]:
-        suite = GeneratedAlfworld(n_train=games, n_iid=0, n_ood=0, engine=engine)
+        suite = AlfworldData(data, engine=engine) if data else GeneratedAlfworld(0, 0, games, engine=engine)
+        ids = suite.task_ids("ood")
+        ids = [ids[place * len(ids) // games] for place in range(games)]
         rng, start = random.Random(0), time.perf_counter()
-        envs = [suite.make_env() for _ in range(games)]
-        infos = [env.reset(options={"task_id": i})[1] for env, i in zip(envs, suite.task_ids("train"), strict=True)]
+        envs = [suite.make_env() for _ in ids]
+        infos = [env.reset(options={"task_id": task_id})[1] for env, task_id in zip(envs, ids, strict=True)]
         ready = time.perf_counter()
         for _ in range(turns):
             for index, env in enumerate(envs):
@@ -43,11 +47,12 @@ def main() -> None:
     args.add_argument("--turns", type=int, default=50, help="turns per game, fast engine")
     args.add_argument("--stock-games", type=int, default=4, help="games open at once, TextWorld")
     args.add_argument("--stock-turns", type=int, default=10, help="turns per game, TextWorld")
+    args.add_argument("--data", help="folder of games, for example $ALFWORLD_DATA; generated games by default")
     given = args.parse_args()
     measured = measure(
         {
-            "fast": partial(make, "fast", given.games, given.turns),
-            "textworld": partial(make, "textworld", given.stock_games, given.stock_turns),
+            "fast": partial(make, "fast", given.games, given.turns, given.data),
+            "textworld": partial(make, "textworld", given.stock_games, given.stock_turns, given.data),
         },
         given.rounds,
     )
