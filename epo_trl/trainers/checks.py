@@ -54,8 +54,10 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "min_p": (None, 0.0),
     "repetition_penalty": (1.0,),
 }
-_FIXED = {"do_sample": True, "num_beams": 1, "num_return_sequences": 1, "n": 1, "return_dict_in_generate": False}
-_FIXED |= dict.fromkeys(("eos_token_id", "stop_token_ids", "stop", "stop_strings"))
+_FIXED: dict[str, Any] = {
+    **{"do_sample": True, "num_beams": 1, "num_return_sequences": 1, "n": 1, "return_dict_in_generate": False},
+    **dict.fromkeys(("eos_token_id", "stop_token_ids", "stop", "stop_strings")),
+}
 
 
 def check_sampling(args: EPOConfig) -> None:
