@@ -13,6 +13,7 @@ end after one turn, rank 1's after three, so rank 0 has to go on generating whil
 from its checkpoint. `end-CRITIC`: the whole run, when only the final save is left to do.
 """
 
+import gc
 import json
 import os
 import signal
@@ -137,6 +138,7 @@ def inject_ppo(trainer: Any, part: slice, rollouts: int) -> None:
 
 def start(with_deepspeed: bool, timeout_seconds: float = 60) -> int:
     """Returns the rank, after joining the others."""
+    gc.freeze()  # as in conftest.py
     if with_deepspeed:
         import deepspeed
 

@@ -6,6 +6,7 @@ compared and followed by another. Prints one JSON line: how many kills there wer
 checkpoint, and how many runs ended.
 """
 
+import gc
 import json
 import os
 import random
@@ -90,6 +91,7 @@ def same(one, other) -> bool:
 
 def main(folder: Path, kills: int, seed: int) -> None:
     rng = random.Random(seed)
+    gc.freeze()  # as in conftest.py, and forks share what is not touched
     began = time.monotonic()
     assert ended(fork(folder / "straight"), 300)
     # Long enough to start again and get some steps further, short enough that most attempts do not reach the end.
