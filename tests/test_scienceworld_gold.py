@@ -30,13 +30,13 @@ def make_suite(folder, workers=1, **rules):
 @pytest.mark.games
 @pytest.mark.slow
 class TestGoldExpert(EnvContract):
+    expert_tasks = 2
+    test_the_environment_keeps_the_contract = None  # shown in test_scienceworld_env.py, as is the next
+    test_another_process_sees_the_same_lists_and_starts = None
+
     @pytest.fixture(autouse=True)
     def _cache(self, folder):
         self.folder = folder
-
-    @staticmethod
-    def player(info, rng):
-        return rng.choice(["look around", "inventory", *(f"look at {thing}" for thing in info["objects"])])
 
     def make_suite(self):
         return make_suite(self.folder)
@@ -60,6 +60,29 @@ def test_paths_are_generated_once_and_kept(folder, monkeypatch):
     monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", NoJvm)
     again = make_suite(folder)
     assert {task_id: again._gold.path(*again.lists.find(task_id)) for task_id in found} == paths
+
+
+def test_one_jvm_serves_all_the_portions_in_which_paths_are_generated(tmp_path, monkeypatch):
+    started, open_jvms = [], set()
+
+    class Counted:
+        is_alive = True
+
+        def __init__(self, *args):
+            started.append(self)
+            open_jvms.add(self)
+
+        def close(self):
+            open_jvms.remove(self)
+
+    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", Counted)
+    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.GoldPaths._find", lambda *args: GoldPath(("wait",), 1))
+    monkeypatch.setattr("epo_trl.envs.scienceworld.suite._TASKS_AT_ONCE", 2)
+    suite = make_suite(str(tmp_path))
+    assert suite.demonstration_tasks("ood", max_turns=3) == list(suite.task_ids("ood"))
+    assert len(started) == 1 and not open_jvms
+    suite._gold.path("boil", 0)  # on its own
+    assert len(started) == 2 and not open_jvms
 
 
 def test_long_and_failing_paths_are_left_out_before_they_are_played(tmp_path, monkeypatch):

@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from rollout_parts import ScriptedPolicy, answer, byte_tokenizer, context_of
@@ -12,6 +14,7 @@ from rollout_parts import ScriptedPolicy, answer, byte_tokenizer, context_of
 from epo_trl.envs import EnvError
 from epo_trl.envs.base import Faults
 from epo_trl.envs.scienceworld import JvmSettings, ScienceWorldSuite
+from epo_trl.envs.scienceworld.folder import RunFolder, remove_abandoned
 from epo_trl.envs.scienceworld.jvm import Jvm, find_java, heap_mb_for
 from epo_trl.envs.scienceworld.world import World
 from epo_trl.rollout import RolloutSettings, play_episodes
@@ -21,20 +24,21 @@ pytestmark = pytest.mark.games
 
 TASK = "train/lifespan-longest-lived/0"
 PLAYER = f"""
-import signal, sys
+import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
 from epo_trl.envs.scienceworld import ScienceWorldSuite
-envs = [ScienceWorldSuite(jvms=2).make_env() for _ in range(2)]
-for env in envs:
-    env.reset(options={{"task_id": {TASK!r}}})
-print(*(jvm.process.pid for env in envs for jvm in env._host._jvms), flush=True)
+env = ScienceWorldSuite().make_env()
+env.reset(options={{"task_id": {TASK!r}}})
+[jvm] = env._host._jvms
+child = os.fork()
+if child == 0:
+    time.sleep(300)
+    os._exit(0)
+print(jvm.process.pid, child, flush=True)
 if sys.argv[1] == "crash":
     raise RuntimeError
 while True:
-    for env in envs:
-        env.step_async("wait")
-    for env in envs:
-        env.step_wait()
+    env.step("wait")
 """
 
 
@@ -46,11 +50,15 @@ def is_running(pid):
         return False
 
 
-def assert_gone(pids, seconds=10.0):
+def assert_soon(holds, seconds=10.0):
     until = time.monotonic() + seconds
-    while any(map(is_running, pids)) and time.monotonic() < until:
+    while not holds() and time.monotonic() < until:
         time.sleep(0.05)
-    assert not [pid for pid in pids if is_running(pid)]
+    assert holds()
+
+
+def assert_gone(pids):
+    assert_soon(lambda: not any(map(is_running, pids)))
 
 
 def pids_of(suite):
@@ -88,22 +96,69 @@ def test_the_jvm_stops_with_the_suite_if_nothing_was_closed():
 
 
 @pytest.mark.parametrize("end", ["crash", signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_no_jvm_outlives_python(end):
+def test_no_jvm_outlives_python_and_the_next_run_finds_no_folder_of_it(end, tmp_path, monkeypatch):
     player = subprocess.Popen(
-        [sys.executable, "-c", PLAYER, str(end)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", PLAYER, str(end)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
-    with player:
-        pids = [int(pid) for pid in player.stdout.readline().split()]
-        assert len(pids) == 2
+    jvm, child = map(int, player.stdout.readline().split())
+    try:
         if end != "crash":
-            assert all(map(is_running, pids))
+            assert is_running(jvm) and len(list(tmp_path.glob("scienceworld-*"))) == 1
             time.sleep(0.3)
             player.send_signal(end)
-        try:
-            assert player.wait(30) != 0
-        finally:
-            player.kill()
-    assert_gone(pids)
+        assert player.wait(30) != 0
+        assert_gone([jvm])
+        assert is_running(child)  # a forked child of the run keeps nothing alive
+    finally:
+        player.kill()
+        os.kill(child, signal.SIGKILL)
+        player.stdout.close()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def next_run_finds_nothing():  # soon: a JVM's threads end one by one, and the last one ends the lock
+        RunFolder().remove()
+        return list(tmp_path.iterdir()) == []
+
+    assert_soon(next_run_finds_nothing)
+
+
+def test_the_folders_of_killed_runs_are_removed_and_those_in_use_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = "from epo_trl.envs.scienceworld.folder import RunFolder; print(RunFolder().path, flush=True); input()"
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                         env={**os.environ, "TMPDIR": str(tmp_path)})
+        for _ in range(2)
+    ]  # fmt: skip
+    killed, alive = (Path(run.stdout.readline().strip()) for run in runs)
+    runs[0].kill()
+    runs[0].wait()
+    of_another_kind = tmp_path / "scienceworld-notes"
+    of_another_kind.mkdir()
+    assert killed.exists()
+    mine = RunFolder()
+    assert set(tmp_path.iterdir()) == {alive, of_another_kind, mine.path}
+    mine.remove()
+    runs[1].communicate("\n")
+    remove_abandoned()
+    assert list(tmp_path.iterdir()) == [of_another_kind]
+
+
+def test_a_folder_stays_as_long_as_the_jvm_lives(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = RunFolder()
+    jvm = subprocess.Popen(["sleep", "60"], pass_fds=[folder.lock])
+    folder.let_go()
+    remove_abandoned()
+    assert folder.path.exists()
+    jvm.kill()
+    jvm.wait()
+    remove_abandoned()
+    assert not folder.path.exists()
 
 
 def test_ctrl_c_does_not_reach_the_jvm():
@@ -154,8 +209,9 @@ def test_a_jvm_lost_between_episodes_is_replaced_unnoticed():
     suite = ScienceWorldSuite()
     env = suite.make_env()
     expected = reset(env)
-    os.kill(pids_of(suite)[0], signal.SIGKILL)
-    time.sleep(0.2)
+    process = suite._hosts[0]._jvms[0].process
+    process.kill()
+    process.wait()
     assert reset(env) == expected
     env.close()
 
@@ -230,7 +286,7 @@ def test_the_heap_grows_with_the_worlds_and_running_ones_stay():
 def test_worlds_are_forgotten_by_the_jvm():
     jvm = Jvm(heap_mb_for(2))
     try:
-        for number in range(40):  # 40 worlds do not fit, one at a time does
+        for number in range(16):  # 16 worlds do not fit, one at a time does
             world = World(jvm)
             world.load("boil", number % 14, "easy")
             world.load("melt", number % 14, "easy")

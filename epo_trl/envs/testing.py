@@ -34,12 +34,14 @@ class EnvContract:
     Attributes:
         deterministic: `False` if the engine has noise of its own.
         expert_turns: Within so many turns the expert wins; `None` if the suite has no expert.
-        expert_wins: At least this share of the tasks looked at.
+        expert_tasks: It plays so many tasks of each list.
+        expert_wins: At least this share of them it wins.
         player: Chooses actions where the environment lists none, see `check_text_env`.
     """
 
     deterministic: ClassVar[bool] = True
     expert_turns: ClassVar[int | None] = 50
+    expert_tasks: ClassVar[int] = 10
     expert_wins: ClassVar[float] = 1.0
     player: ClassVar[Player | None] = None
 
@@ -80,12 +82,12 @@ class EnvContract:
         )
 
     def test_the_expert_plays_admissible_actions_and_wins(self) -> None:
-        """Plays ten tasks of each list."""
+        """Plays `expert_tasks` tasks of each list."""
         if self.expert_turns is None:
             raise SkipTest("no expert")
         suite = self.make_suite()
         env, expert = suite.make_env(), suite.make_expert()
-        ids = [task_id for split in suite.splits for task_id in suite.task_ids(split)[:10]]
+        ids = [task_id for split in suite.splits for task_id in suite.task_ids(split)[: self.expert_tasks]]
         wins = sum(_wins(env, expert, task_id, self.expert_turns) for task_id in ids)
         env.close()
         assert wins >= self.expert_wins * len(ids), f"the expert won {wins} of {len(ids)} tasks"

@@ -12,7 +12,7 @@ import logging
 import os
 import queue
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +79,8 @@ class GoldPaths:
     settings: GoldSettings
     jvm: JvmSettings
     _known: dict[Task, GoldPath] = field(default_factory=dict, repr=False)
+    _keeps: bool = field(default=False, repr=False)  # whether `_idle` takes JVMs
+    _idle: list[Jvm] = field(default_factory=list, repr=False)
 
     def path(self, task_type: str, variation: int) -> GoldPath:
         """Returns the path that solves a task, generated now if need be; without actions if the engine found none.
@@ -88,6 +90,17 @@ class GoldPaths:
         """
         self.generate([(task_type, variation)])
         return self._known[task_type, variation]
+
+    @contextlib.contextmanager
+    def kept_jvms(self) -> Iterator[None]:
+        """Keeps the JVMs from one `generate` to the next, until the end of the block; a new one is slow at first."""
+        self._keeps = True
+        try:
+            yield
+        finally:
+            self._keeps = False
+            while self._idle:
+                self._idle.pop().close()
 
     def generate(self, tasks: Iterable[Task]) -> None:
         """Generates what is missing, with a progress bar if it is more than one path.
@@ -116,7 +129,9 @@ class GoldPaths:
                             todo.get_nowait()
 
     def _work(self, todo: queue.SimpleQueue[Task], on_done: Callable[[], object]) -> None:
-        jvm = None
+        jvm: Jvm | None = None
+        with contextlib.suppress(IndexError):
+            jvm = self._idle.pop()
         try:
             while True:
                 task = todo.get_nowait()
@@ -127,7 +142,9 @@ class GoldPaths:
         except queue.Empty:
             pass
         finally:
-            if jvm is not None:
+            if jvm is not None and self._keeps and jvm.is_alive:
+                self._idle.append(jvm)
+            elif jvm is not None:
                 jvm.close()
 
     def _find(self, jvm: Jvm, task: Task) -> GoldPath:

@@ -1,7 +1,8 @@
 """One Java process that runs ScienceWorld, started and stopped by us.
 
-The process ends with ours in every case: its standard input is a pipe that only we hold, and at the end of that pipe
-it exits. It runs in a session of its own, so that Ctrl-C reaches Python alone, which then decides.
+The process ends with ours in every case: its standard input is a pipe that only we hold (a forked child of ours closes
+it at once), and at the end of that pipe it exits. It runs in a session of its own, so that Ctrl-C reaches Python alone,
+which then decides.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import os
 import select
 import shutil
 import subprocess
-import tempfile
 import time
 import weakref
 from collections.abc import Iterator
 from typing import IO, Any
 
 from epo_trl.envs.base import EnvError
+from epo_trl.envs.scienceworld.folder import RunFolder
 from epo_trl.envs.scienceworld.shared import SharedState
 
 HEAP_MB, HEAP_MB_PER_WORLD = 64, 24
@@ -80,8 +81,6 @@ class Jvm:
         self.heap_mb, self.timeout_seconds = heap_mb, timeout_seconds
         self.hung = False
         self._end = ""  # why there will be no more answers
-        folder = tempfile.TemporaryDirectory(prefix="scienceworld-")  # the engine writes a file where it runs
-        self._messages = open(os.path.join(folder.name, "stderr"), "w+b")
         command = [
             find_java(java),
             f"-Xmx{heap_mb}m",
@@ -95,14 +94,22 @@ class Jvm:
             "--enable-auth",
             "0",
         ]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._messages,
-            cwd=folder.name,
-            start_new_session=True,
-        )
+        folder = RunFolder()
+        try:
+            self._messages = open(folder.path / "stderr", "w+b")
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._messages,
+                cwd=folder.path,
+                pass_fds=[folder.lock],
+                start_new_session=True,
+            )
+        except OSError:
+            folder.remove()
+            raise
+        _held[self.process] = folder
         self._stop = weakref.finalize(self, _stop, self.process, folder, os.getpid())
         self._gateway = self._connect()
         with self.calls():
@@ -208,11 +215,28 @@ def _first_lines(stream: IO[bytes], count: int, timeout_seconds: float) -> list[
     return [*lines, *[""] * count][:count]
 
 
-def _stop(process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str], owner: int) -> None:
+def _stop(process: subprocess.Popen[bytes], folder: RunFolder, owner: int) -> None:
     if os.getpid() == owner:  # a forked child must not kill its parent's JVM
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-        folder.cleanup()
+        _close_pipes(process)
+        folder.remove()
+        _held.pop(process, None)
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def _let_go() -> None:
+    """Closes in a forked child what keeps its parent's JVMs and folders alive."""
+    for process, folder in _held.items():
+        _close_pipes(process)
+        folder.let_go()
+    _held.clear()
+
+
+_held: dict[subprocess.Popen[bytes], RunFolder] = {}  # of the JVMs of this process
+os.register_at_fork(after_in_child=_let_go)

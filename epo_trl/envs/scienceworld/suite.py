@@ -92,13 +92,14 @@ class ScienceWorldSuite(TaskSuite):
         """
         found: list[str] = []
         ids = list(dict.fromkeys(self.task_ids(split)))
-        for first in range(0, len(ids), _TASKS_AT_ONCE):
-            part = ids[first : first + _TASKS_AT_ONCE]
-            self._gold.generate(map(self.lists.find, part))
-            found += [task_id for task_id in part if 0 < self._gold.path(*self.lists.find(task_id)).turns <= max_turns]
-            if count is not None and len(found) >= count:
-                return found[:count]
-        return found
+        with self._gold.kept_jvms():
+            for first in range(0, len(ids), _TASKS_AT_ONCE):
+                part = ids[first : first + _TASKS_AT_ONCE]
+                self._gold.generate(map(self.lists.find, part))
+                found += [name for name in part if 0 < self._gold.path(*self.lists.find(name)).turns <= max_turns]
+                if count is not None and len(found) >= count:
+                    break
+        return found[:count]
 
     def faults(self) -> Faults:
         """Returns what has gone wrong with the JVMs so far."""
