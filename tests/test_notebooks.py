@@ -1,25 +1,84 @@
-"""Every notebook runs from its first cell to its last."""
+"""Every notebook runs from its first cell to its last, and what is stored in it is what comes out.
 
+A cell with the tag `same-everywhere` has the same output on every machine: no model has been trained before it. One
+with `same-form` differs in its numbers alone. Of the others the kinds of output are compared.
+"""
+
+import copy
+import re
 from pathlib import Path
 
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-pytestmark = [pytest.mark.slow, pytest.mark.games]
+AGAIN = "the stored outputs are stale: run `make notebooks`"
+
+
+def text_of(cell):
+    """Returns the text of a cell's outputs."""
+    return "".join(out.get("text", "") + out.get("data", {}).get("text/plain", "") for out in cell.outputs)
+
+
+def form_of(text):
+    """Returns a text without its numbers and the widths that they ask for."""
+    return re.sub(r"[\s.]+", " ", re.sub(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?|NaN|nan", "#", text)).strip()
+
+
+def kinds_of(cell):
+    """Returns what sorts of output a cell has, each once: streams come in more or fewer pieces."""
+    return {(out.output_type, *sorted(out.get("data", {}))) for out in cell.outputs}
+
+
+def stale(stored, fresh):
+    """Returns what differs between two versions of a cell although it must not, or `None`."""
+    tags = stored.metadata.get("tags", [])
+    for tag, view in (("same-everywhere", text_of), ("same-form", lambda cell: form_of(text_of(cell)))):
+        if tag in tags and view(stored) != view(fresh):
+            return f"{tag}: {view(stored)[:500]!r} is stored, {view(fresh)[:500]!r} came out"
+    if kinds_of(stored) != kinds_of(fresh):
+        return f"{kinds_of(stored)} are stored, {kinds_of(fresh)} came out"
+    return None
 
 
 def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
+@pytest.mark.slow
+@pytest.mark.games
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_without_an_error(path, tmp_path, monkeypatch):
+def test_a_notebook_runs_and_gives_what_is_stored_in_it(path, tmp_path, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     monkeypatch.setenv("PYTHONPATH", str(path.parents[1]))
     notebook = nbformat.read(path, as_version=4)
+    stored = copy.deepcopy(notebook)
     client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()  # raises at the first cell that does
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert cells and all(cell.execution_count for cell in cells)
     assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
     assert list(tmp_path.iterdir()) == [], "a notebook leaves nothing behind"
+    compared = [cell for cell in stored.cells if cell.cell_type == "code"]
+    differ = {i: stale(old, new) for i, (old, new) in enumerate(zip(compared, cells, strict=True)) if stale(old, new)}
+    assert not differ, f"{AGAIN}; {differ}"
+
+
+def cell(text, *tags, kind="stream"):
+    nbformat = pytest.importorskip("nbformat")
+    output = nbformat.v4.new_output(kind, **({"text": text} if kind == "stream" else {"data": {"text/plain": text}}))
+    return nbformat.v4.new_code_cell(outputs=[output], metadata={"tags": list(tags)})
+
+
+@pytest.mark.parametrize(
+    ("stored", "fresh", "is_stale"),
+    [
+        (cell("step 1  loss 0.25\n", "same-everywhere"), cell("step 1  loss 0.25\n"), False),
+        (cell("step 1  loss 0.25\n", "same-everywhere"), cell("step 1  loss 0.26\n"), True),
+        (cell("step  1  loss 0.25\n", "same-form"), cell("step 12  loss -1.5e-3\n"), False),
+        (cell("step 1  loss 0.25\n", "same-form"), cell("step 1  loss 0.25  turns 3\n"), True),
+        (cell("won"), cell("lost"), False),
+        (cell("won"), cell("won", kind="display_data"), True),
+    ],
+)
+def test_a_stale_output_is_told_from_one_that_differs_by_nature(stored, fresh, is_stale):
+    assert (stale(stored, fresh) is not None) is is_stale

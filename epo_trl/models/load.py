@@ -140,6 +140,9 @@ def _find(model_args: ModelConfig) -> tuple[str, Adapter | None]:
     name = model_args.model_name_or_path
     if name is None:
         raise ValueError("model_name_or_path: got nothing, takes a Hub id, a local path or 'tiny'")
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if is_path and not Path(name).is_dir():
+        raise ValueError(f"model_name_or_path: got {name!r}, which cannot be read: there is no such folder")
     with _named(name):
         return name, None if name == TINY else Adapter.find(name, model_args.model_revision)
 
