@@ -105,7 +105,7 @@ def test_the_report_shows_the_first_difference(monkeypatch):
     monkeypatch.setattr(State, "_inventory", lambda self: "You have empty pockets.")
     report = verify_games([small_game(index) for index in range(3)], steps=60)
     assert not report.ok
-    assert report.summary().startswith("DIFFERENT in ") and "observation differs after" in report.summary()
+    assert report.summary().startswith("DIFFERENT or refused: ") and "observation differs after" in report.summary()
     assert "fast:" in report.summary() and "stock:" in report.summary()
 
 
@@ -166,7 +166,11 @@ def test_code_in_a_task_sentence_is_refused_and_never_run(tmp_path, monkeypatch)
     game = with_code(small_game(), path)
     report = verify_games([game, small_game()], steps=2)
     assert report.games == 2 and len(report.differences) == 1 and not path.exists()
-    assert "task sentence" in report.summary() and "'{}'" in report.summary() and "as code" in report.summary()
+    assert (
+        "not compared: train/0: the task sentence" in report.summary()
+        and "'{}'" in report.summary()
+        and "as code" in report.summary()
+    )
     engine = StockEngine()
     with pytest.raises(EnvError, match="train/0.*task sentence.*as code"):
         engine.start(game)

@@ -64,6 +64,8 @@ class Difference:
     stock: str
 
     def __str__(self) -> str:
+        if self.what == "error":
+            return f"not compared: {self.fast}"
         after = " > ".join(map(_shown, self.actions)) or "the start"
         where = f"{self.game} ({self.policy} policy): {self.what} differs after {after}"
         return f"{where}\n  fast:  {self.fast}\n  stock: {self.stock}"
@@ -100,7 +102,7 @@ class Report:
         found = f"\n(found {self.found})" if self.found else ""
         if not self.differences:
             return f"equal: {counts}{found}"
-        return f"DIFFERENT in {len(self.differences)} of {counts}{found}; the first:\n{self.differences[0]}"
+        return f"DIFFERENT or refused: {len(self.differences)} of {counts}{found}; the first:\n{self.differences[0]}"
 
 
 def verify_path(path: str | os.PathLike[str], max_games: int = 100, steps: int = 40, seed: int = 0) -> Report:
@@ -155,7 +157,7 @@ def verify_games(games: Iterable[Game], steps: int = 40, seed: int = 0) -> Repor
                         game, world, engine, policy, steps, random.Random(f"{seed}/{policy}/{game.problem}"), report
                     )
             except EnvError as error:
-                report.differences.append(Difference(game.source, "any", (), "error", str(error), "(not compared)"))
+                report.differences.append(Difference(game.source, "any", (), "error", str(error), ""))
     finally:
         engine.close()
     return report
