@@ -19,7 +19,13 @@ LISTED = {
     "alfworld": GeneratedAlfworld(n_train=2, n_iid=0, n_ood=0),
     "toy": ToySuite(),
 }
-PLAYED_WITH = {"alfworld": ("alfworld", "toy"), "compact": ("alfworld", "toy")}
+PLAYED_WITH = {
+    "alfworld": ("alfworld", "toy"),
+    "compact": ("alfworld", "toy"),
+    "compact_notes": ("alfworld",),
+    "general": ("alfworld", "toy"),
+    "general_compact": ("alfworld", "toy"),
+}
 SCIENCEWORLD = [name for name in SHIPPED if name.startswith("scienceworld")]
 
 

@@ -57,9 +57,8 @@ class EnvContract:
         """See `check_text_env`."""
         suite = self.make_suite()
         ids = [suite.task_ids(split)[0] for split in suite.splits]
-        check_text_env(
-            suite.make_env(), ids, make_env=suite.make_env, deterministic=self.deterministic, player=self.player
-        )
+        player = type(self).player  # from the instance, a plain function would be its method
+        check_text_env(suite.make_env(), ids, make_env=suite.make_env, deterministic=self.deterministic, player=player)
 
     def test_another_process_sees_the_same_lists_and_starts(self) -> None:
         """Runs two processes in which `hash()` differs."""

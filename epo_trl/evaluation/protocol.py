@@ -59,7 +59,9 @@ class Protocol:
         the plain name stands for the plain setting only.
         """
         given = {"max_turns": max_turns, "temperature": temperature}
-        changed = {key: value for key, value in given.items() if value not in (None, getattr(self, key))}
+        changed: dict[str, Any] = {
+            key: value for key, value in given.items() if value not in (None, getattr(self, key))
+        }
         if not changed:
             return self
         marks = "".join(f"+{key}={value:g}" for key, value in changed.items())
