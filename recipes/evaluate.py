@@ -221,30 +221,39 @@ class Evaluation:
         return random.Random(f"{self.args.seed} {split} {number}").randrange(2**62)
 
 
-def main() -> None:
-    """Parses the configuration, plays and reports."""
-    suite, args, model_args = parse_recipe(EvaluationArguments, ModelConfig)
-    protocol, lists, state = protocol_of(args, suite), lists_of(args, suite), PartialState()
-    kept = None
-    if args.output:
-        kept = KeptEpisodes(args.output, settings_of(suite, args, model_args, protocol, lists))
-        state.wait_for_everyone()
-        if (finished := kept.finished()) is not None:
-            if state.is_main_process:
-                print(format_table([EvalReport.from_dict(report) for report in finished["reports"]]))
-                print(f"{args.output} is finished; nothing was played")
-            return
-        if state.is_main_process:
-            kept.start()
+def kept_for(output: str, settings: dict[str, Any]) -> KeptEpisodes:
+    """Returns where the episodes are kept; no process writes there before all have found it fit. Collective."""
+    kept, state = KeptEpisodes(output, settings), PartialState()
+    state.wait_for_everyone()
+    if kept.finished() is None and state.is_main_process:
+        kept.start()
+    state.wait_for_everyone()
+    return kept
+
+
+def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig) -> None:
+    """Plays what is not played yet, prints the table and writes the reports."""
+    protocol, lists, is_main = protocol_of(args, suite), lists_of(args, suite), PartialState().is_main_process
+    kept = kept_for(args.output, settings_of(suite, args, model_args, protocol, lists)) if args.output else None
+    if kept is not None and (finished := kept.finished()) is not None:
+        if is_main:
+            print(format_table([EvalReport.from_dict(report) for report in finished["reports"]]))
+            print(f"{args.output} is finished; nothing was played")
+        return
     evaluation = Evaluation(suite, args, protocol, kept, load(suite, args, model_args, protocol))
     with contextlib.closing(suite.make_env()) as env:
         check_first_task(env, next(iter(lists.values()))[0], args.seed, evaluation.context, protocol)
     reports = [evaluation.report(split, task_ids) for split, task_ids in lists.items()]
-    state.wait_for_everyone()
-    if state.is_main_process:
+    if is_main:
         print(format_table(reports))
         if kept is not None:
             kept.finish({"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]})
+
+
+def main() -> None:
+    """Parses the configuration and evaluates."""
+    evaluate(*parse_recipe(EvaluationArguments, ModelConfig))
+    PartialState().wait_for_everyone()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
