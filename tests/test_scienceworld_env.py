@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from epo_trl.envs import EnvError
+from epo_trl.envs.checker import check_text_env
 from epo_trl.envs.scienceworld import Rules, ScienceWorldSuite, TaskLists
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments
 from epo_trl.envs.scienceworld.tasks import all_task_types
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.games
 
 TOUR = ("look around", "inventory", "open door to kitchen", "teleport to kitchen", "look around")
 TOUR += tuple(f"teleport to {place}" for place in ("workshop", "outside", "bathroom", "greenhouse"))
-WAITING = TOUR + ("wait",) * (30 - len(TOUR))
+WAITING = TOUR + ("wait",) * 13
 
 
 def looks_around(info, rng):
@@ -30,11 +31,10 @@ class TestScienceWorld(EnvContract):
         return ScienceWorldSuite(TaskLists(n_iid=10, n_ood=10))
 
 
-class TestScienceWorldWithListedActions(TestScienceWorld):
-    player = None
-
-    def make_suite(self):
-        return ScienceWorldSuite(TaskLists(n_iid=2, n_ood=2, heldout_types=()), Rules(list_actions=True))
+def test_an_environment_that_lists_actions_keeps_the_contract():
+    suite = ScienceWorldSuite(rules=Rules(list_actions=True))
+    ids = [suite.task_ids(split)[i] for i, split in enumerate(("train", "iid"))]
+    check_text_env(suite.make_env(), ids, make_env=suite.make_env, turns=6)
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +89,9 @@ def test_an_unknown_action_costs_no_tick_and_is_not_accepted(env):
         assert (info["accepted"], info["moves"]) == (False, 0)
 
 
-@pytest.mark.parametrize("options", [{}, {"engine_limit": 1000}])
-def test_the_wait_script_wins_nothing(suite, env, options):
-    assert set(WAITING[len(TOUR) :]) == {"wait"}
-    for task_type in sorted({task_id.split("/")[1] for task_id in suite.task_ids("train")})[::6]:
+@pytest.mark.parametrize(("options", "every"), [({}, 6), ({"engine_limit": 1000}, 24)])
+def test_the_wait_script_wins_nothing(suite, env, options, every):
+    for task_type in sorted({task_id.split("/")[1] for task_id in suite.task_ids("train")})[::every]:
         start(env, f"train/{task_type}/0", **options)
         (*_, terminated, truncated, info), _ = play(env, WAITING)
         assert (terminated, truncated, info["won"]) == (False, False, False)
@@ -108,7 +107,7 @@ def test_under_the_released_limit_the_wait_script_is_done_with_a_score(env):
         if truncated:
             break
     assert turns == [(False, False, False)] * (len(turns) - 1) + [(False, True, True)]
-    assert len(turns) < 30 and info["score"] > 0 and not info["won"]
+    assert info["score"] > 0 and not info["won"]
 
 
 def test_a_failure_ends_the_episode_and_is_paid_once(suite):
@@ -195,7 +194,7 @@ def test_every_member_of_a_group_starts_the_same():
     envs = [suite.make_env() for _ in range(2)]
     tasks = list(dict.fromkeys(suite.task_ids("train")))
     assert len({env._host for env in envs}) == 2  # the hard case: members on two JVMs
-    for task_id in tasks[:: len(tasks) // 100][:100]:
+    for task_id in tasks[:25]:  # one of each type
         for env in envs:
             env.reset_async(seed=0, options={"task_id": task_id})
         first, second = (env.reset_wait() for env in envs)
@@ -212,7 +211,6 @@ def test_chance_depends_on_the_seed_and_not_on_the_neighbours():
     envs = [suite.make_env() for _ in range(3)]
 
     def texts(env, seed, *others):
-        start(env, "train/mendelian-genetics-known-plant/5")
         env.reset(seed=seed, options={"task_id": "train/mendelian-genetics-known-plant/5"})
         seen = [env.step("teleport to greenhouse")]
         for turn in range(40):
