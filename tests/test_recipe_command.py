@@ -200,7 +200,8 @@ def test_the_help_begins_with_our_options_and_groups_the_others(capsys):
     headings = [line.split(":")[0] for line in text.splitlines() if re.match(r"\w.*:$", line)]
     ours = ["AlfworldArguments", "EPOPPOConfig", "EPOConfig"]
     assert headings[:4] == ["first of all", *ours]
-    assert set(headings[4:-1]) == {"trl"} and headings[-1] == "transformers"
+    theirs = headings.index("trl")  # before it there may be more of ours
+    assert set(headings[theirs:-1]) == {"trl"} and headings[-1] == "transformers"
     assert text.index("--gae_lambda") < text.index("--epo_lambda") < text.index("--beta ") < text.index("--output_dir")
     assert "--epo-lambda" not in text and text.count("--bf16 ") == 1
 

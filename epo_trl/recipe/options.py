@@ -186,7 +186,8 @@ class RecipeParser(TrlParser):
             for entry in fields(config):
                 if entry.init:
                     groups.setdefault(_home(config, entry.name), []).extend(by_name.pop(entry.name))
-        ordered = sorted(groups, key=lambda home: _THEIRS.get(home.__module__.partition(".")[0], 0))
+        lineage = [base for config in self.dataclass_types for base in config.__mro__]
+        ordered = sorted(groups, key=lambda home: (_THEIRS.get(_package(home), 0), lineage.index(home)))
         rest = [action for actions in by_name.values() for action in actions]
         return [("first of all", rest), *((_heading(home), groups[home]) for home in ordered)]
 
@@ -199,8 +200,12 @@ def _home(config: type, name: str) -> type:
     return next(base for base in config.__mro__ if name in vars(base).get("__annotations__", {}))
 
 
+def _package(home: type) -> str:
+    return home.__module__.partition(".")[0]
+
+
 def _heading(home: type) -> str:
-    package = home.__module__.partition(".")[0]
+    package = _package(home)
     if package in _THEIRS:
         return f"{package}: {home.__name__}"
     return f"{home.__name__}: {(home.__doc__ or '').strip().splitlines()[0].rstrip('.')}"
