@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from harness import write
@@ -24,13 +25,18 @@ from torch.nn.functional import cross_entropy
 from epo_trl.envs.corridor import DOORS, CorridorSuite, optimal_value
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.load import corpus
-from epo_trl.rollout.context import TurnView
+from epo_trl.rollout.context import ContextBuilder, TurnView
+from epo_trl.rollout.templates import PromptTemplate
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
 
 ROOMS, MOVE_LIMIT = 6, 30
 EPISODES, STEPS, EPOCHS = 32, 60, 4  # episodes of an RL step, RL steps, updates on one batch
 GAMMA, REWARD = 0.9, 10.0
-ENTROPY_BONUS = 0.03  # lambda of L_H; without it some runs settle on a wrong door before they have tried the right one
+# A tiny model that meets "red" in one room says it in all. If its first steps are long, or are taken before the critic
+# can tell the rooms apart, it settles on one door everywhere and never sees what is behind the other. So the critic
+# begins alone, the policy's rate is small, and the KL term holds the start: either door half of the time, and the form.
+# A plain entropy bonus would hold the doors too, but it drives the tokens apart that have only one right choice.
+WARM_UP, POLICY_RATE, CRITIC_RATE, KL = 10, 3e-4, 5e-3, 0.05  # RL steps, learning rates, TRL's beta
 WON, LENGTH, WINDOW = 0.9, 1.25, 5
 SHORTEST = (ROOMS + 1) / 2  # turns, on average over the first rooms
 WEIGHT_SCALE = 6.0
@@ -43,21 +49,26 @@ CREDITS = {
 }
 
 
-def room_prompts(trainer: EPOPPOTrainer) -> list[list[int]]:
+def room_prompts(suite: CorridorSuite, context: ContextBuilder) -> list[list[int]]:
     """Returns the token ids of the prompt of every room, in order."""
     views = []
-    for number in range(ROOMS):
-        observation, info = trainer.suite.make_env().reset(options={"task_id": f"iid/{number}"})
+    for number in range(suite.rooms):
+        observation, info = suite.make_env().reset(options={"task_id": f"iid/{number}"})
         views.append(TurnView(observation, info, []))
-    return [prompt.ids for prompt in trainer.context.build(views)]
+    return [prompt.ids for prompt in context.build(views)]
 
 
-def learn_the_form(trainer: EPOPPOTrainer) -> None:
-    """Trains the policy to answer every room with either door, half of the time each."""
-    tokenizer, model = trainer.processing_class, trainer.model
+def start_model(suite: CorridorSuite, tokenizer: Any, seed: int) -> Any:
+    """Returns a model that answers every room with either door, half of the time each."""
+    model = build_model(tokenizer, hidden_size=32, heads=2, seed=seed)
+    with torch.no_grad():  # the usual size of fresh weights suits a width of thousands: here all rooms would look alike
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(WEIGHT_SCALE)
     answers = [tokenizer(f"<action> {door} </action>")["input_ids"] + [tokenizer.eos_token_id] for door in DOORS]
     assert {len(answer) for answer in answers} == {RESPONSE_TOKENS}
-    rows = torch.tensor([prompt + answer for prompt in room_prompts(trainer) for answer in answers])
+    context = ContextBuilder(tokenizer, PromptTemplate.load("corridor"), history_length=0)
+    rows = torch.tensor([prompt + answer for prompt in room_prompts(suite, context) for answer in answers])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(150):
         logits = model(rows[:, :-1]).logits[:, -RESPONSE_TOKENS:]
@@ -65,35 +76,36 @@ def learn_the_form(trainer: EPOPPOTrainer) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    model.zero_grad()
-    trainer.critic.trunk.load_state_dict(model.base_model.state_dict())  # it starts where the policy does
+    return model
 
 
 def make_trainer(
-    credit: str, seed: int, folder: str, *, steps: int = STEPS, entropy_bonus: float = ENTROPY_BONUS
-) -> EPOPPOTrainer:
-    """Returns the trainer of a run."""
-    suite = CorridorSuite(ROOMS, move_limit=MOVE_LIMIT)
+    credit: str, seed: int, folder: str, *, rooms: int = ROOMS, move_limit: int = MOVE_LIMIT, steps: int = STEPS,
+    **changes: Any,
+) -> EPOPPOTrainer:  # fmt: skip
+    """Returns the trainer of a run; `changes` are fields of its config."""
+    suite = CorridorSuite(rooms, move_limit=move_limit)
     tokenizer = build_tokenizer(corpus(suite, "corridor"))
-    args = EPOPPOConfig(
-        folder,
+    settings = dict(
         credit=credit,
         **CREDITS[credit],
         per_device_train_batch_size=EPISODES,
         num_iterations=EPOCHS,
         max_steps=steps * EPOCHS,
-        learning_rate=1e-3,
+        learning_rate=POLICY_RATE,
         lr_scheduler_type="constant",
-        critic_learning_rate=5e-3,
+        critic_learning_rate=CRITIC_RATE,
+        critic_warmup_steps=WARM_UP * EPOCHS,
         value_clip=None,
-        epo_lambda=entropy_bonus,
+        beta=KL,
+        epo_lambda=0.0,
         smoothing_alpha=0.0,
         success_reward=REWARD,
         invalid_action_penalty=0.0,
         prompt_template="corridor",
         require_think=False,
         history_length=0,
-        max_turns=MOVE_LIMIT,
+        max_turns=move_limit,
         max_prompt_length=64,
         max_completion_length=8,
         gradient_checkpointing=False,
@@ -105,20 +117,18 @@ def make_trainer(
         disable_tqdm=True,
         seed=seed,
     )
-    model = build_model(tokenizer, hidden_size=32, heads=2, seed=seed)
-    with torch.no_grad():  # the usual size of fresh weights suits a width of thousands: here all rooms would look alike
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.mul_(WEIGHT_SCALE)
-    return EPOPPOTrainer(model, suite, args=args, processing_class=tokenizer)
+    start = f"{folder}/start"  # a file, from which the trainer also loads the reference of the KL term
+    start_model(suite, tokenizer, seed).save_pretrained(start)
+    return EPOPPOTrainer(start, suite, args=EPOPPOConfig(folder, **{**settings, **changes}), processing_class=tokenizer)
 
 
 @torch.no_grad()
 def room_values(trainer: EPOPPOTrainer) -> tuple[list[float], list[float]]:
     """Returns the critic's values of the rooms, and the optimal ones."""
-    ids = torch.tensor(room_prompts(trainer))
+    rooms = trainer.suite.rooms
+    ids = torch.tensor(room_prompts(trainer.suite, trainer.context))
     values = trainer.model(input_ids=ids, values_only=True).state_values[:, -1]
-    return values.tolist(), [optimal_value(r + 1, ROOMS, gamma=GAMMA, reward=REWARD) for r in range(ROOMS)]
+    return values.tolist(), [optimal_value(r + 1, rooms, gamma=GAMMA, reward=REWARD) for r in range(rooms)]
 
 
 def episodes_until(reached: Callable[[float], bool], series: list[float]) -> str:
@@ -135,21 +145,29 @@ def main() -> None:
     parser.add_argument("--credits", nargs="+", choices=CREDITS, default=["turn", "outcome"])
     parser.add_argument("--steps", type=int, default=STEPS, help="RL steps of each run")
     parser.add_argument("--json", type=Path, help="write what was measured to this file")
-    parser.add_argument("--entropy_bonus", type=float, default=ENTROPY_BONUS, help="epo_lambda")
+    parser.add_argument("--kl", type=float, default=KL, help="beta")
+    parser.add_argument("--entropy_bonus", type=float, default=0.0, help="epo_lambda")
+    parser.add_argument("--rate", type=float, default=POLICY_RATE, help="learning_rate")
+    parser.add_argument("--warm_up", type=int, default=WARM_UP, help="RL steps in which the critic alone is trained")
     args = parser.parse_args()
     lines, results = [], []
     for credit in args.credits:
         for seed in args.seeds:
             with tempfile.TemporaryDirectory() as folder:
-                trainer = make_trainer(credit, seed, folder, steps=args.steps, entropy_bonus=args.entropy_bonus)
-                learn_the_form(trainer)
+                trainer = make_trainer(
+                    credit, seed, folder, steps=args.steps, beta=args.kl, epo_lambda=args.entropy_bonus,
+                    learning_rate=args.rate, critic_warmup_steps=args.warm_up * EPOCHS,
+                )  # fmt: skip
                 start = time.perf_counter()
                 trainer.train()
             won, turns = (
                 [line[name] for line in trainer.state.log_history if name in line]
                 for name in ("env/success_rate", "env/turns")
             )
-            until = episodes_until(lambda x: x >= WON, won), episodes_until(lambda x: x <= LENGTH * SHORTEST, turns)
+            until = (
+                episodes_until(lambda x: x >= WON, won),
+                episodes_until(lambda x: x <= LENGTH * SHORTEST, turns),
+            )
             results.append({"credit": credit, "seed": seed, "until": until, "won": won, "turns": turns})
             line = f"{credit:8} {seed:4} {until[0]:>6} {until[1]:>6}"
             line += f" {statistics.mean(won[-WINDOW:]):8.0%} {statistics.mean(turns[-WINDOW:]):6.1f}"

@@ -50,15 +50,20 @@ def test_the_optimal_values_are_those_of_value_iteration(gamma):
 
 @pytest.mark.slow
 def test_ppo_with_turn_credit_learns_the_way_out_and_its_critic_the_optimal_values(tmp_path, monkeypatch):
-    """The setting of benchmarks/bench_credit.py, shorter. A critic that knew the mean alone is off by 2."""
+    """The settings of benchmarks/bench_credit.py on a shorter corridor.
+
+    A run takes another course on every processor, so the limits are far from what was seen on pilot seeds 101 to 104:
+    8.4 to 9.6 turns at first, 2.6 at the end (the best player takes 2.5), values 0.10 to 0.24 off at most. A critic
+    that knew the mean alone is off by 1.4, one that learned nothing by 10.
+    """
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
     import bench_credit
 
-    trainer = bench_credit.make_trainer("turn", seed=0, folder=str(tmp_path), steps=40)
-    bench_credit.learn_the_form(trainer)
+    sizes = {"rooms": 4, "move_limit": 12, "steps": 40, "critic_warmup_steps": 5 * bench_credit.EPOCHS}
+    trainer = bench_credit.make_trainer("turn", 0, str(tmp_path), **sizes)
     trainer.train()
-    rates = [line["env/success_rate"] for line in trainer.state.log_history if "env/success_rate" in line]
-    assert rates[0] < 0.7 and min(rates[-5:]) > 0.9
+    turns = [line["env/turns"] for line in trainer.state.log_history if "env/turns" in line]
+    assert sum(turns[:5]) / 5 > 6 and sum(turns[-5:]) / 5 < 4
     values, optimal = bench_credit.room_values(trainer)
-    assert max(optimal) - min(optimal) > 4
-    assert values == pytest.approx(optimal, abs=0.6)
+    assert max(optimal) - min(optimal) > 2.5
+    assert values == pytest.approx(optimal, abs=1.0)
