@@ -81,7 +81,7 @@ def response(rng, actions):
 
 
 def blocks(text, name):
-    return list(re.finditer(rf"<{name}>(.*?)</{name}>", text, re.DOTALL))
+    return list(re.finditer(rf"<{name}>(.*?)</{name}>", text, re.DOTALL | re.IGNORECASE | re.ASCII))
 
 
 def squeezed(text):
