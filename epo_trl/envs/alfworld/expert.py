@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from epo_trl.envs.alfworld.memory import EMPTY_HANDS, MIDDLE, SHOWN, listed_things
+from epo_trl.envs.alfworld.memory import EMPTY_HANDS, MIDDLE, MOVED, SHOWN, listed_things
 from epo_trl.envs.base import EnvError, Info
 
 _LOOK = re.compile(r"(?:look at|examine the) (\w+) (?:under|with) the (\w+)")
@@ -79,7 +79,7 @@ class AlfworldExpert:
         elif observation.startswith("You pick up the "):
             self._seen.pop(info["holding"], None)
         else:
-            put = re.match(r"You move the (\w+ \d+) to the (\w+ \d+)", observation)
+            put = MOVED.match(observation)
             if put:
                 self._seen[put.group(1)] = put.group(2)
 

@@ -8,7 +8,7 @@ from typing import Any
 MIDDLE = "the middle of the room"
 EMPTY_HANDS = "nothing"
 SHOWN = re.compile(r"(?:On the|The) ([a-z]+ \d+)(?:, you see| is open\.)")  # the receptacle whose content is listed
-_MOVED = re.compile(r"You move the (\w+ \d+) to the (\w+ \d+)")
+MOVED = re.compile(r"You move the (\w+ \d+) to the (\w+ \d+)")
 _NOT_HERE = ("go to ", "examine ", "look", "inventory", "help")
 
 
@@ -67,7 +67,7 @@ class AgentMemory:
             self._seen.update(dict.fromkeys(things, shown.group(1)))
         elif observation.startswith("You pick up the "):
             self._seen.pop(observation[16 : observation.index(" from the ")], None)
-        elif moved := _MOVED.match(observation):
+        elif moved := MOVED.match(observation):
             self._seen[moved.group(1)] = moved.group(2)
 
     def _visit(self, receptacle: str) -> None:
