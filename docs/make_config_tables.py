@@ -20,8 +20,8 @@ from sft import DemonstrationArguments  # noqa: E402
 
 from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E402
+from epo_trl.long_runs.long_run import LongRunArguments  # noqa: E402
 from epo_trl.trainers import EPOConfig, EPOPPOConfig  # noqa: E402
-from epo_trl.trainers.long_run import LongRunArguments  # noqa: E402
 
 TABLES = {
     "`EPOConfig`: training": EPOConfig,

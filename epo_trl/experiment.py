@@ -5,10 +5,10 @@ from __future__ import annotations
 from trl import ModelConfig
 
 from epo_trl.envs.base import TaskSuite
+from epo_trl.long_runs.preemption import EXIT_CODE
+from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.models import policy_for_training
 from epo_trl.trainers import EPOConfig, EPOTrainer
-from epo_trl.trainers.preemption import EXIT_CODE
-from epo_trl.trainers.run_lock import run_lock
 
 
 def train(

@@ -31,8 +31,8 @@ from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer
 from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
+from epo_trl.long_runs.update_guard import NonFiniteError
 from epo_trl.trainers import EPOTrainer
-from epo_trl.trainers.update_guard import NonFiniteError
 
 WORLD = 2
 SETTINGS: dict[str, Any] = {

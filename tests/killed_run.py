@@ -20,7 +20,7 @@ from datasets import Dataset
 from trainer_kit import make_ppo
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.trainers.checkpoint_files import checkpoints, damage
+from epo_trl.long_runs.checkpoint_files import checkpoints, damage
 
 SETTINGS = {
     "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,

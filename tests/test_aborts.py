@@ -5,7 +5,7 @@ from test_epo_trainer import logged
 from trainer_kit import ROWS, make_ppo, make_trainer
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
-from epo_trl.trainers.aborts import TooManyAborted
+from epo_trl.long_runs.aborts import TooManyAborted
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,10 @@ from test_epo_trainer import StopAt
 from trainer_kit import ROWS, difference, make_episodes, make_model, make_ppo, make_trainer
 from transformers import AutoModelForCausalLM
 
-from epo_trl.trainers.long_run import FINISHED
+from epo_trl.long_runs.long_run import FINISHED
+from epo_trl.long_runs.run_lock import LOCK
+from epo_trl.long_runs.whole_checkpoints import STATE_FILE
 from epo_trl.trainers.ppo_trainer import CRITIC_FILE
-from epo_trl.trainers.run_lock import LOCK
-from epo_trl.trainers.whole_checkpoints import STATE_FILE
 
 pytestmark = pytest.mark.slow
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None

@@ -23,11 +23,11 @@ from trainer_kit import (
 from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
+from epo_trl.long_runs.whole_checkpoints import STATE_FILE
 from epo_trl.rollout import ChatTemplateError, TemplateError
 from epo_trl.trainers import EPOTrainer
 from epo_trl.trainers.checks import warn_of_divisor
 from epo_trl.trainers.epo_trainer import episode_return
-from epo_trl.trainers.whole_checkpoints import STATE_FILE
 from epo_trl.types import StopReason
 
 

@@ -6,9 +6,9 @@ import warnings
 import pytest
 from trl import ModelConfig
 
+from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, damage, last_checkpoint, rotate, seal
 from epo_trl.recipe import parse_recipe
 from epo_trl.trainers import EPOConfig
-from epo_trl.trainers.checkpoint_files import MANIFEST, checkpoints, damage, last_checkpoint, rotate, seal
 
 
 def checkpoint(folder, step, *, whole=True):

@@ -10,8 +10,8 @@ from test_ppo_trainer import resumable as resumable_ppo
 from trainer_kit import make_model, toy_tokenizer
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.trainers.checkpoint_files import checkpoints
-from epo_trl.trainers.long_run import FINISHED
+from epo_trl.long_runs.checkpoint_files import checkpoints
+from epo_trl.long_runs.long_run import FINISHED
 
 TASKS = Dataset.from_dict({"prompt": ToySuite().task_ids("train")[:4]})  # two steps are an epoch
 WATCHED = {"eval_on_start": True, "report_to": ["tensorboard"], "logging_first_step": True}

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from trainer_kit import make_trainer
 
-from epo_trl.trainers.run_lock import LOCK, RunningError, run_lock
+from epo_trl.long_runs.run_lock import LOCK, RunningError, run_lock
 
 
 def args_of(folder, rank=0):

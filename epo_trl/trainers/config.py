@@ -9,11 +9,11 @@ from typing import Any
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
+from epo_trl.long_runs.long_run import LongRunArguments
 from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
 from epo_trl.rollout.context import CONTEXTS
 from epo_trl.rollout.loop import INVALID_ACTIONS
-from epo_trl.trainers.long_run import LongRunArguments
 
 
 def settle_defaults(values: Any) -> None:

@@ -35,6 +35,10 @@ from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.evaluation import EvalReport, Protocol, get_protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings
 from epo_trl.evaluation.samples import print_episodes
+from epo_trl.long_runs.aborts import first_errors, too_many_aborted
+from epo_trl.long_runs.progress import use_short_progress
+from epo_trl.long_runs.state_file import write_state
+from epo_trl.long_runs.update_guard import spread_nonfinite
 from epo_trl.models import load_tokenizer
 from epo_trl.models.generate import decoding
 from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes, settings_allow_reuse
@@ -47,7 +51,6 @@ from epo_trl.rollout import (
     episode_to_row,
     play_episodes,
 )
-from epo_trl.trainers.aborts import first_errors, too_many_aborted
 from epo_trl.trainers.checks import (
     check_context_fits,
     check_packing,
@@ -68,11 +71,8 @@ from epo_trl.trainers.nothing_to_learn import (
     equal_rewards_warning,
     equal_within_groups,
 )
-from epo_trl.trainers.progress import use_short_progress
-from epo_trl.trainers.state_file import write_state
 from epo_trl.trainers.task_checks import check_arguments, check_test_tasks, check_train_tasks
 from epo_trl.trainers.turn_forward import TurnBatch, TurnLayout, TurnScores, cut_turns, score_turns
-from epo_trl.trainers.update_guard import spread_nonfinite
 from epo_trl.types import Episode, StopReason
 
 TEST_SPLITS = ("iid", "ood")

@@ -10,12 +10,12 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from epo_trl.envs.base import TaskSuite
-from epo_trl.trainers.collected_batch import load_batch, save_batch
+from epo_trl.long_runs.collected_batch import load_batch, save_batch
+from epo_trl.long_runs.long_run import LongRun
+from epo_trl.long_runs.resume_check import digest_of
+from epo_trl.long_runs.update_guard import UpdateGuard, check_skipped
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.long_run import LongRun
 from epo_trl.trainers.model_card import OwnModelCard
-from epo_trl.trainers.resume_check import digest_of
-from epo_trl.trainers.update_guard import UpdateGuard, check_skipped
 
 
 class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):

@@ -26,6 +26,7 @@ from trl.trainer.utils import disable_dropout_in_model
 
 from epo_trl.advantages import CREDITS, ValueBatch
 from epo_trl.envs.base import TaskSuite
+from epo_trl.long_runs.update_guard import spread_nonfinite
 from epo_trl.models.critic import (
     Critic,
     attach_critic,
@@ -42,7 +43,6 @@ from epo_trl.trainers.final_states import final_states
 from epo_trl.trainers.model_card import PPO
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 from epo_trl.trainers.turn_forward import TurnBatch, TurnScores, cut_turns, score_turns, value_turns
-from epo_trl.trainers.update_guard import spread_nonfinite
 from epo_trl.trainers.value_statistics import normalized, value_statistics
 from epo_trl.types import Episode
 

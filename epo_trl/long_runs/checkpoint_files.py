@@ -11,7 +11,7 @@ from pathlib import Path
 
 import xxhash
 
-from epo_trl.trainers.state_file import read_state, write_state
+from epo_trl.long_runs.state_file import read_state, write_state
 
 MANIFEST = "manifest.json"
 _CHUNK_BYTES = 2**23

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from transformers import TrainingArguments
 
-from epo_trl.trainers.main_process import on_main_process
+from epo_trl.long_runs.main_process import on_main_process
 
 LOCK = "_running.json"  # in `output_dir`; the Hub client uploads nothing that begins with "_"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)  # what file systems without locks answer

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from epo_trl.trainers.checkpoint_files import checkpoints, damage, size_of
+from epo_trl.long_runs.checkpoint_files import checkpoints, damage, size_of
 
 
 class DiskFullError(OSError):

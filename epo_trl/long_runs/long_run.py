@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from epo_trl.trainers.checkpoint_files import damage, last_checkpoint, step_of
-from epo_trl.trainers.main_process import on_main_process
-from epo_trl.trainers.preemption import StopOnSigterm
-from epo_trl.trainers.resume_check import differences, digest_of, refusal, settings_of
-from epo_trl.trainers.run_lock import run_lock
-from epo_trl.trainers.state_file import read_state, write_state
-from epo_trl.trainers.whole_checkpoints import STATE_FILE, WholeCheckpoints
+from epo_trl.long_runs.checkpoint_files import damage, last_checkpoint, step_of
+from epo_trl.long_runs.main_process import on_main_process
+from epo_trl.long_runs.preemption import StopOnSigterm
+from epo_trl.long_runs.resume_check import differences, digest_of, refusal, settings_of
+from epo_trl.long_runs.run_lock import run_lock
+from epo_trl.long_runs.state_file import read_state, write_state
+from epo_trl.long_runs.whole_checkpoints import STATE_FILE, WholeCheckpoints
 
 FINISHED = "_finished.json"  # in `output_dir`, written last
 

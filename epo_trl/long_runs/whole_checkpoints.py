@@ -10,10 +10,10 @@ from typing import Any
 from accelerate.utils import is_peft_model
 from transformers import Trainer
 
-from epo_trl.trainers.checkpoint_files import rotate, seal
-from epo_trl.trainers.disk_room import DiskRoom
-from epo_trl.trainers.main_process import on_main_process
-from epo_trl.trainers.state_file import read_state, write_state
+from epo_trl.long_runs.checkpoint_files import rotate, seal
+from epo_trl.long_runs.disk_room import DiskRoom
+from epo_trl.long_runs.main_process import on_main_process
+from epo_trl.long_runs.state_file import read_state, write_state
 
 STATE_FILE = "epo_state.json"  # in every checkpoint
 SAVING = "_saving"  # in `output_dir`, as long as the final model is written
