@@ -41,7 +41,7 @@ def pool(tmp_path):
     for suite in suites:
         for worker in suite._workers:
             if worker._process is not None:
-                worker._process.kill()
+                worker._process.child.close()
 
 
 def start(env, task_id="train/0"):
@@ -183,21 +183,44 @@ def test_the_process_stops_with_the_suite_if_nothing_was_closed():
     suite = PooledSuite(ToySuite())
     env = suite.make_env()
     start(env)
-    pid = suite._workers[0]._process.pid
+    pid = suite._workers[0]._process.child.pid
     assert is_running(pid)
     del suite, env
     assert not is_running(pid)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("action", "message"), [("die", "died with exit status -9"), ("hang", "no answer within 3 s"), ("look", None)]
+)
+def test_what_a_game_has_started_ends_with_its_worker(pool, action, message):
+    env = pool(seconds=3.0).make_env()
+    start(env)
+    child = env.step("fork")[-1]["child"]
+    assert is_running(child)
+    if message:
+        with pytest.raises(WorkerLost, match=message):
+            env.step(action)
+    else:
+        env.close()
+    assert_gone([child])
+
+
 PLAYER = f"""
-import signal, sys
+import os, signal, sys, time
 sys.path.insert(0, {str(TESTS)!r})
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
 from epo_trl.envs.pool import PooledSuite
 from wild_games import WildSuite
 suite = PooledSuite(WildSuite("."))
 env = suite.make_env()
-print(env.reset(options={{"task_id": "train/0"}})[1]["pid"], flush=True)
+worker = env.reset(options={{"task_id": "train/0"}})[1]["pid"]
+child_of_worker = env.step("fork")[-1]["child"]
+child = os.fork()
+if child == 0:
+    time.sleep(300)
+    os._exit(0)
+print(worker, child_of_worker, child, flush=True)
 env.step_async("hang")
 if sys.argv[1] == "crash":
     raise RuntimeError
@@ -211,17 +234,19 @@ def test_no_worker_outlives_python_even_if_it_hangs(end):
     player = subprocess.Popen(
         [sys.executable, "-c", PLAYER, str(end)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    with player:
-        pid = int(player.stdout.readline())
+    worker, child_of_worker, child = map(int, player.stdout.readline().split())
+    try:
         if end != "crash":
-            assert is_running(pid) and os.getpgid(pid) != os.getpgid(player.pid)
+            assert is_running(worker) and os.getpgid(worker) != os.getpgid(player.pid)
             time.sleep(0.3)
             player.send_signal(end)
-        try:
-            assert player.wait(30) != 0
-        finally:
-            player.kill()
-    assert_gone([pid])
+        assert player.wait(30) != 0
+        assert_gone([worker, child_of_worker])
+        assert is_running(child)  # a forked child of the run keeps nothing alive
+    finally:
+        player.kill()
+        os.kill(child, signal.SIGKILL)
+        player.stdout.close()
 
 
 # --- Wrong input ---------------------------------------------------------------------------------------------------

@@ -22,10 +22,10 @@ def test_a_run_goes_on_when_a_worker_is_killed_and_counts_it(tmp_path, make):
     generate, calls, pids = trainer._generate_single_turn, [], set()
 
     def kill_in_the_second_rollout(*arguments):
-        pids.update(worker._process.pid for worker in trainer.suite._workers)
+        pids.update(worker._process.child.pid for worker in trainer.suite._workers)
         calls.append(arguments)
         if len(calls) == 5:
-            os.kill(trainer.suite._workers[0]._process.pid, signal.SIGKILL)
+            os.kill(trainer.suite._workers[0]._process.child.pid, signal.SIGKILL)
         return generate(*arguments)
 
     trainer._generate_single_turn = kill_in_the_second_rollout

@@ -210,8 +210,8 @@ def test_a_jvm_lost_between_episodes_is_replaced_unnoticed():
     env = suite.make_env()
     expected = reset(env)
     process = suite._hosts[0]._jvms[0].process
-    process.kill()
-    process.wait()
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.exit_status(10.0) == -signal.SIGKILL
     assert reset(env) == expected
     env.close()
 

@@ -9,7 +9,7 @@ from epo_trl.envs.toy import ToySuite, TreasureHunt
 
 
 class WildSuite(ToySuite):
-    """Its games obey the actions "die", "hang", "slow", "raise" and "huge"; files of a folder order it of resets."""
+    """Its games obey the actions "die", "hang", "slow", "raise", "fork" and "huge"; files order it of resets."""
 
     def __init__(self, folder):
         super().__init__()
@@ -23,6 +23,7 @@ class WildHunt(TreasureHunt):
     def __init__(self, folder):
         super().__init__()
         self.folder = folder
+        self.child = 0
 
     def reset(self, **kwargs):
         order = self.folder / kwargs["options"]["task_id"].replace("/", "_")
@@ -37,7 +38,8 @@ class WildHunt(TreasureHunt):
     def step(self, action):
         self.obey(action)
         observation, *rest, info = super().step(action)
-        return observation * (100_000 if action == "huge" else 1), *rest, {**info, "pid": os.getpid()}
+        info |= {"pid": os.getpid(), "child": self.child}
+        return observation * (100_000 if action == "huge" else 1), *rest, info
 
     def obey(self, what):
         if what == "die":
@@ -46,5 +48,10 @@ class WildHunt(TreasureHunt):
             time.sleep(1000)
         if what == "slow":
             time.sleep(1.5)
+        if what == "fork":
+            self.child = os.fork()
+            if self.child == 0:
+                time.sleep(1000)
+                os._exit(0)
         if what == "raise":
             raise KeyError("fact")

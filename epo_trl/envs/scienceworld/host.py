@@ -61,7 +61,7 @@ class Host(Seats):
 
     def faults(self) -> Faults:
         """Returns what has gone wrong so far."""
-        return self._faults + Faults(timeouts=sum(jvm.hung for jvm in self._jvms))
+        return self._faults + Faults(timeouts=sum(jvm.process.hung for jvm in self._jvms))
 
     def free_seat(self, seat: int) -> None:
         """Frees a seat and its world. With the last one the JVM stops before this returns."""
@@ -102,4 +102,4 @@ class Host(Seats):
         for jvm in [jvm for jvm in self._jvms if jvm not in used]:
             jvm.close()
             self._jvms.remove(jvm)
-            self._faults.timeouts += jvm.hung
+            self._faults.timeouts += jvm.process.hung

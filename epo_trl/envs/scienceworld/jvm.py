@@ -1,8 +1,7 @@
 """One Java process that runs ScienceWorld, started and stopped by us.
 
-The process ends with ours in every case: its standard input is a pipe that only we hold (a forked child of ours closes
-it at once), and at the end of that pipe it exits. It runs in a session of its own, so that Ctrl-C reaches Python alone,
-which then decides.
+The process ends with ours in every case: its standard input is a pipe that only we hold, and at the end of that pipe it
+exits. See `epo_trl.envs.supervisor` for the rest.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import select
 import shutil
 import subprocess
 import time
-import weakref
 from collections.abc import Iterator
 from typing import IO, Any
 
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.scienceworld.folder import RunFolder
 from epo_trl.envs.scienceworld.shared import SharedState
+from epo_trl.envs.supervisor import ChildProcess
 
 HEAP_MB, HEAP_MB_PER_WORLD = 64, 24
 _OUT_OF_MEMORY = 3  # exit status that -XX:+ExitOnOutOfMemoryError stands for
@@ -65,8 +64,8 @@ class Jvm:
         timeout_seconds: For the start and for every call. A JVM that exceeds it counts as hung and is killed.
 
     Attributes:
+        process: The process.
         shared: The state that all worlds on it share.
-        hung: Whether it exceeded the time and was killed.
 
     Raises:
         EnvError: If there is no Java, a package is missing, or the JVM does not start.
@@ -79,8 +78,6 @@ class Jvm:
         except ImportError as error:
             raise EnvError(f"ScienceWorld needs the packages scienceworld and py4j ({error}): {_INSTALL}") from error
         self.heap_mb, self.timeout_seconds = heap_mb, timeout_seconds
-        self.hung = False
-        self._end = ""  # why there will be no more answers
         command = [
             find_java(java),
             f"-Xmx{heap_mb}m",
@@ -97,20 +94,20 @@ class Jvm:
         folder = RunFolder()
         try:
             self._messages = open(folder.path / "stderr", "w+b")
-            self.process = subprocess.Popen(
+            self.process = ChildProcess(
+                f"the ScienceWorld JVM with {heap_mb} MB of heap",
                 command,
+                folder.let_go,
+                folder.remove,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._messages,
                 cwd=folder.path,
                 pass_fds=[folder.lock],
-                start_new_session=True,
             )
         except OSError:
             folder.remove()
             raise
-        _held[self.process] = folder
-        self._stop = weakref.finalize(self, _stop, self.process, folder, os.getpid())
         self._gateway = self._connect()
         with self.calls():
             self._silence()
@@ -120,7 +117,6 @@ class Jvm:
         from py4j.java_gateway import GatewayParameters, JavaGateway
 
         logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it logs the errors that we raise
-        assert self.process.stdout is not None
         port, token = _first_lines(self.process.stdout, 2, self.timeout_seconds)
         if not port.strip().isdigit():
             self.close()
@@ -152,7 +148,7 @@ class Jvm:
     @property
     def is_alive(self) -> bool:
         """Whether it still answers, as far as we know."""
-        return not self._end and self.process.poll() is None
+        return self.process.is_alive
 
     def release(self, *objects: Any) -> None:
         """Lets the JVM forget objects that it has given us; it would keep them for ever. Within `calls`."""
@@ -168,30 +164,26 @@ class Jvm:
         """
         from py4j.protocol import Py4JError, Py4JJavaError
 
-        if self._end:
-            raise EnvError(self._end)
+        if self.process.end:
+            raise EnvError(self.process.end)
         try:
             yield
         except Py4JJavaError as error:
             raise EnvError(f"ScienceWorld raised {str(error.java_exception)[:300]}") from error
         except (Py4JError, OSError) as error:
-            self._end = self._find_end()
-            self.close()
-            raise EnvError(self._end) from error
+            self._close_lost()
+            raise EnvError(self.process.end) from error
 
-    def _find_end(self) -> str:
-        """Returns why a call failed, in words."""
-        what = f"the ScienceWorld JVM (process {self.process.pid}, {self.heap_mb} MB of heap)"
-        try:
-            status = self.process.wait(1.0)  # its sockets close a little before it is gone
-        except subprocess.TimeoutExpired:
-            self.hung = True
-            return (
-                f"{what} hangs: no answer within {self.timeout_seconds:g} s; it was killed, and a reset starts another"
-            )
-        if status == _OUT_OF_MEMORY:
-            return f"{what} ran out of heap; raise heap_mb, or leave it unset for {HEAP_MB_PER_WORLD} MB a world"
-        return f"{what} died with exit status {status}; a reset starts another. {self._tail()}".rstrip()
+    def _close_lost(self) -> None:
+        """Closes it after a call that failed because it has died, or hangs."""
+        status = self.process.exit_status(1.0)  # its sockets close a little before it is gone
+        if status is None:
+            self.process.close_hung(self.timeout_seconds)
+        elif status == _OUT_OF_MEMORY:
+            mend = f"raise heap_mb, or leave it unset for {HEAP_MB_PER_WORLD} MB a world"
+            self.process.close(f"{self.process.name} ran out of heap; {mend}")
+        else:
+            self.process.close_dead(self._tail())
 
     def _tail(self) -> str:
         self._messages.seek(0)
@@ -199,8 +191,7 @@ class Jvm:
 
     def close(self) -> None:
         """Kills the process: there is nothing to save. May be called twice."""
-        self._end = self._end or "the ScienceWorld JVM was closed"
-        self._stop()
+        self.process.close()
 
 
 def _first_lines(stream: IO[bytes], count: int, timeout_seconds: float) -> list[str]:
@@ -213,30 +204,3 @@ def _first_lines(stream: IO[bytes], count: int, timeout_seconds: float) -> list[
         text += piece
     lines = text.decode(errors="replace").splitlines()
     return [*lines, *[""] * count][:count]
-
-
-def _stop(process: subprocess.Popen[bytes], folder: RunFolder, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child must not kill its parent's JVM
-        process.kill()
-        process.wait()
-        _close_pipes(process)
-        folder.remove()
-        _held.pop(process, None)
-
-
-def _close_pipes(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-
-
-def _let_go() -> None:
-    """Closes in a forked child what keeps its parent's JVMs and folders alive."""
-    for process, folder in _held.items():
-        _close_pipes(process)
-        folder.let_go()
-    _held.clear()
-
-
-_held: dict[subprocess.Popen[bytes], RunFolder] = {}  # of the JVMs of this process
-os.register_at_fork(after_in_child=_let_go)

@@ -1,13 +1,14 @@
-"""The process of a pool's worker: `python -m epo_trl.envs.worker FD`. See `epo_trl.envs.pool` for the other end.
+"""What a worker process runs: `python -m epo_trl.envs.pool.program FD`. The other end is `epo_trl.envs.pool.worker`.
 
 A thread of its own reads what is asked, so that the pool never waits to ask, and the process ends with the pipe: when
-the pool's process is gone, however it ended and whatever a game is doing here, so is this one.
+the pool's process is gone, however it ended and whatever a game is doing here, so is this one, and what games started.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
@@ -43,6 +44,7 @@ class Games:
 def main() -> None:
     """Answers requests, in the order in which they come, until the pipe ends."""
     connection = Connection(int(sys.argv[1]))
+    os.register_at_fork(after_in_child=connection.close)  # or our end would go unnoticed while a game's child lives
     requests: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_read, args=(connection, requests), daemon=True).start()
     sys.path[:], suite = requests.get()
@@ -63,7 +65,7 @@ def _read(connection: Connection, requests: SimpleQueue[Any]) -> None:
         while True:
             requests.put(connection.recv())
     except (EOFError, OSError):
-        os._exit(0)
+        os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

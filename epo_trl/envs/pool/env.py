@@ -1,0 +1,100 @@
+"""An environment in a worker process."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.envs.pool.settings import PoolSettings
+from epo_trl.envs.pool.worker import Worker, WorkerLost, WorkerProcess
+
+
+class PooledEnv(TextEnv):
+    """An environment in a worker.
+
+    Args:
+        worker: Where it lives.
+        settings: The limits.
+    """
+
+    def __init__(self, worker: Worker, settings: PoolSettings) -> None:
+        self._worker, self._settings = worker, settings
+        self._seat = worker.take_seat()
+        self._free = weakref.finalize(self, worker.forget_seat, self._seat)
+        self._process: WorkerProcess | None = None  # the one that has the running episode
+        self._number: int | None = None  # of the request that nobody waited for yet
+        self._start: tuple[int | None, dict[str, Any] | None] = (None, None)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Returns the first observation and info.
+
+        Raises:
+            EnvError: What the environment raised.
+            WorkerLost: If the process died or hung, in the last retry too.
+        """
+        self.reset_async(seed=seed, options=options)
+        return self.reset_wait()
+
+    def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Starts a reset, for `reset_wait` to return."""
+        if not self._free.alive:
+            raise EnvError("reset: the environment is closed; make another")
+        self._start = (seed, options)
+        self._ask_reset()
+
+    def reset_wait(self) -> tuple[str, Info]:
+        """Returns the result of `reset_async`. If the process is lost, the reset is tried again in another."""
+        for _ in range(self._settings.reset_retries):
+            try:
+                return self._wait()
+            except WorkerLost:
+                self._worker.faults.retries += 1
+                self._ask_reset()
+        return self._wait()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Returns `(observation, reward, terminated, truncated, info)`.
+
+        Raises:
+            EnvError: What the environment raised.
+            WorkerLost: If the process died or hung.
+        """
+        self.step_async(action)
+        return self.step_wait()
+
+    def step_async(self, action: str) -> None:
+        """Starts a step, for `step_wait` to return."""
+        if self._process is None:
+            raise EnvError("step: there is no episode; call reset(options={'task_id': ...}) first")
+        self._forget()
+        self._number = self._process.ask(self._seat, "step", (action,), self._settings.step_seconds)
+
+    def step_wait(self) -> tuple[str, float, bool, bool, Info]:
+        """Returns the result of `step_async`."""
+        return self._wait()
+
+    def close(self) -> None:
+        """Frees the environment; with the last one of a worker, the process stops. May be called twice."""
+        if self._free.detach():
+            self._forget()
+            if self._process is not None:
+                self._process.forget(self._process.ask(self._seat, "close", (), self._settings.step_seconds))
+            self._process = None
+            self._worker.forget_seat(self._seat)
+
+    def _ask_reset(self) -> None:
+        self._forget()
+        self._process = self._worker.process()
+        self._number = self._process.ask(self._seat, "reset", self._start, self._settings.reset_seconds)
+
+    def _forget(self) -> None:
+        number, self._number = self._number, None
+        if number is not None and self._process is not None:
+            self._process.forget(number)
+
+    def _wait(self) -> Any:
+        number, self._number = self._number, None
+        if number is None or self._process is None:
+            raise EnvError("nothing to wait for; call reset_async or step_async first")
+        return self._process.wait(number)

@@ -1,0 +1,155 @@
+"""The pool's end of a worker process: what is asked, how long an answer may take, and a new process for a lost one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from itertools import count
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+from epo_trl.envs.base import EnvError, Faults
+from epo_trl.envs.seats import Seats
+from epo_trl.envs.supervisor import ChildProcess
+
+START_SECONDS = 120.0  # more for the first request of a process: it imports the suite
+_LIBRARY = Path(__file__).parents[3]
+
+
+class WorkerLost(EnvError):
+    """The process that held the environment died, or hung and was killed."""
+
+
+class Worker(Seats):
+    """A process with environments, started when it is first asked and again after it was lost. Not for threads.
+
+    Args:
+        suite: The pickled suite.
+
+    Attributes:
+        faults: What has gone wrong so far.
+    """
+
+    def __init__(self, suite: bytes) -> None:
+        super().__init__()
+        self.faults = Faults()
+        self._suite = suite
+        self._process: WorkerProcess | None = None
+
+    def forget_seat(self, seat: int) -> None:
+        """Frees a seat. The process stops with the last one."""
+        super().forget_seat(seat)
+        if not self._seats and self._process is not None:
+            self._process.child.close()
+            self._process = None
+
+    def process(self) -> WorkerProcess:
+        """Returns the process, a new one if there is none or it was lost."""
+        if self._process is not None and not self._process.child.is_alive:
+            self.faults.restarts += 1
+            self._process = None
+        if self._process is None:
+            self._process = WorkerProcess(self._suite, self.faults)
+        return self._process
+
+
+class WorkerProcess:
+    """One running worker process. It answers in the order in which it is asked.
+
+    Args:
+        suite: The pickled suite.
+        faults: Where time-outs are counted.
+
+    Attributes:
+        child: The process.
+    """
+
+    def __init__(self, suite: bytes, faults: Faults) -> None:
+        self._ours, theirs = Pipe()
+        self.child = ChildProcess(
+            "the environment worker",
+            [sys.executable, "-P", "-m", "epo_trl.envs.pool.program", str(theirs.fileno())],
+            self._ours.close,
+            self._ours.close,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # what games print
+            env={**os.environ, "PYTHONPATH": str(_LIBRARY)},
+        )
+        theirs.close()
+        self._faults = faults
+        self._numbers = count()
+        self._limits: dict[int, float] = {}  # seconds of each request that is not answered yet, the oldest first
+        self._since = 0.0  # when the oldest of them began, as far as we know
+        self._answers: dict[int, tuple[bool, Any]] = {}
+        self._unwanted: set[int] = set()
+        self._send((sys.path, suite))
+
+    def ask(self, seat: int, what: str, arguments: tuple[Any, ...], seconds: float) -> int:
+        """Returns the number of the request, whose answer `wait` returns."""
+        number = next(self._numbers)
+        if not self._limits:
+            self._since = time.monotonic()
+        self._limits[number] = seconds if number else seconds + START_SECONDS
+        self._send((seat, what, arguments))
+        return number
+
+    def wait(self, number: int) -> Any:
+        """Returns the answer. The time of a request counts from when those before it were answered.
+
+        Raises:
+            EnvError: If the environment raised.
+            WorkerLost: If the process has died, or hangs; it is killed then.
+        """
+        while number not in self._answers:
+            self._read_one()
+        is_good, result = self._answers.pop(number)
+        if not is_good:
+            raise EnvError(result)
+        return result
+
+    def forget(self, number: int) -> None:
+        """Takes note that nobody will wait for this request."""
+        if self._answers.pop(number, None) is None and number in self._limits:
+            self._unwanted.add(number)
+
+    def _send(self, message: Any) -> None:
+        if self.child.end:
+            return
+        try:
+            self._ours.send(message)
+        except OSError:
+            self.child.close_dead()
+
+    def _read_one(self) -> None:
+        """Reads the answer to the oldest request."""
+        if self.child.end:
+            raise WorkerLost(self.child.end)
+        number, seconds = next(iter(self._limits.items()))
+        try:
+            if not self._ours.poll(max(0.0, self._since + seconds - time.monotonic())):
+                self._faults.timeouts += 1
+                self.child.close_hung(seconds)
+                raise WorkerLost(self.child.end)
+            answer = self._ours.recv_bytes()
+        except (EOFError, OSError) as error:
+            self.child.close_dead()
+            raise WorkerLost(self.child.end) from error
+        self._since = time.monotonic()
+        del self._limits[number]
+        if number in self._unwanted:
+            self._unwanted.discard(number)
+        else:
+            self._answers[number] = _unpickled(answer)
+
+
+def _unpickled(answer: bytes) -> tuple[bool, Any]:
+    try:
+        is_good, result = pickle.loads(answer)
+    except Exception as error:  # for example a class in `info` that cannot be imported here
+        return False, f"the environment's answer cannot be read: {type(error).__name__}: {error}"
+    return is_good, result
