@@ -1,6 +1,7 @@
 """Games in worker processes: what dies or hangs costs its own episodes, is counted, and leaves no process behind."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from rollout_parts import ScriptedPolicy, byte_tokenizer, context_of
 from test_scienceworld_jvm import assert_gone, is_running
 from wild_games import WildSuite
 
-from epo_trl.envs import EnvError
+from epo_trl.envs import EnvError, TaskSuite
 from epo_trl.envs.base import Faults
 from epo_trl.envs.pool import PooledSuite, PoolSettings, WorkerLost
 from epo_trl.envs.testing import EnvContract
@@ -50,6 +51,49 @@ def start(env, task_id="train/0"):
 
 def order(folder, what, times=1, task_id="train/1"):
     (folder / task_id.replace("/", "_")).write_text(f"{what} {times}")
+
+
+# --- The suite in front of another ---------------------------------------------------------------------------------
+
+PUBLIC = {name for name in {*vars(TaskSuite), *TaskSuite.__annotations__} if not name.startswith("_")}
+OF_THE_POOL = {"make_env", "faults"}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC - OF_THE_POOL))
+def test_all_that_a_suite_has_is_asked_of_the_one_in_the_pool(name):
+    suite = ToySuite()
+    pooled = PooledSuite(suite)
+    vars(suite)[name] = lambda *arguments: (name, *arguments)
+    assert getattr(pooled, name)("train") == (name, "train")
+
+
+def test_what_is_new_in_a_suite_needs_no_line_in_the_pool(monkeypatch):
+    monkeypatch.setattr(TaskSuite, "hints", lambda self: "the default", raising=False)
+    monkeypatch.setattr(TaskSuite, "difficulty", property(lambda self: 0), raising=False)
+
+    class NewSuite(ToySuite):
+        difficulty = property(lambda self: self.move_limit)
+
+        def hints(self):
+            return f"of {self.name}"
+
+        def of_its_own(self, times):
+            return "hm" * times
+
+    monkeypatch.setitem(globals(), "NewSuite", NewSuite)
+    NewSuite.__qualname__ = "NewSuite"
+    for pooled in (PooledSuite(NewSuite()), pickle.loads(pickle.dumps(PooledSuite(NewSuite())))):
+        assert (pooled.hints(), pooled.difficulty, pooled.of_its_own(2)) == ("of treasure-hunt", 30, "hmhm")
+    assert PooledSuite(ToySuite()).hints() == "the default"
+    with pytest.raises(AttributeError, match="of_its_own"):
+        PooledSuite(ToySuite()).of_its_own(2)
+
+
+def test_a_pool_says_what_is_its_own():
+    pooled = PooledSuite(ToySuite(), PoolSettings(workers=3))
+    assert isinstance(pooled, TaskSuite) and pooled.pool.workers == 3 and pooled.move_limit == 30
+    pooled.settings = {"move_limit": 30}
+    assert pooled.settings == {"move_limit": 30} and pooled.suite.settings == {}
 
 
 # --- Steps ---------------------------------------------------------------------------------------------------------

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from typing import Any
 
-from epo_trl.envs.base import EnvError, Expert, Faults, TaskSuite
+from epo_trl.envs.base import EnvError, Faults, TaskSuite
 from epo_trl.envs.pool.env import PooledEnv
 from epo_trl.envs.pool.settings import PoolSettings
 from epo_trl.envs.pool.worker import Worker
+from epo_trl.envs.wrapper import SuiteWrapper
 
 
-class PooledSuite(TaskSuite):
-    """A task suite whose environments live in worker processes, several in each.
+class PooledSuite(SuiteWrapper):
+    """A task suite whose environments live in worker processes, several in each. All else is the suite's.
 
-    The tasks, their starts and their games are those of the suite. A worker that dies or exceeds a limit is killed; the
+    A worker that dies or exceeds a limit is killed; the
     episodes on it raise `WorkerLost`, and the next reset of any of its environments starts another process.
 
     Args:
@@ -24,25 +24,13 @@ class PooledSuite(TaskSuite):
     """
 
     def __init__(self, suite: TaskSuite, settings: PoolSettings | None = None) -> None:
-        self.suite, self.pool = suite, settings or PoolSettings()
-        self.name, self.splits, self.settings, self.made_by = suite.name, suite.splits, suite.settings, suite.made_by
+        super().__init__(suite)
+        self.pool = settings or PoolSettings()
         self._workers = self._make_workers()
-
-    def task_ids(self, split: str) -> Sequence[str]:
-        """As the suite's."""
-        return self.suite.task_ids(split)
 
     def make_env(self) -> PooledEnv:
         """Returns a fresh environment in the worker that has the fewest."""
         return PooledEnv(min(self._workers, key=len), self.pool)
-
-    def make_expert(self, seed: int = 0) -> Expert:
-        """As the suite's."""
-        return self.suite.make_expert(seed)
-
-    def demonstration_tasks(self, split: str, max_turns: int, count: int | None = None) -> Sequence[str]:
-        """As the suite's."""
-        return self.suite.demonstration_tasks(split, max_turns, count)
 
     def faults(self) -> Faults:
         """Returns what has gone wrong with the workers so far."""
