@@ -9,23 +9,12 @@ On a laptop, with generated games and a tiny model (`make train ALGO=ppo_epo` do
 
     python recipes/alfworld_ppo_epo.py --config recipes/alfworld/ppo_tiny_cpu.yaml
 
-Every field of the config can be overridden on the command line, for example `--epo_lambda 0` for plain PPO or
-`--credit token`. A run that was interrupted goes on from its last checkpoint when it is started again.
+`--epo_lambda 0` is plain PPO. Options and resuming are those of recipes/train.py.
 """
 
 import epo_trl.threads  # noqa: F401 - before torch
 
-from trl import ModelConfig
-
-from epo_trl.experiment import train
-from epo_trl.recipe import parse_recipe, run_recipe
-from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
-
-
-def main() -> None:
-    """Parses the configuration and trains."""
-    train(*parse_recipe(EPOPPOConfig, ModelConfig, environment="alfworld"), trainer_class=EPOPPOTrainer)
-
+from epo_trl.launch import rl_recipe
 
 if __name__ == "__main__":
-    run_recipe(main, configs=["alfworld/ppo_*"])
+    rl_recipe(configs=["alfworld/ppo_*"], environment="alfworld", algorithm="ppo")

@@ -29,10 +29,10 @@ from epo_trl.evaluation import EvalReport, Protocol, format_table, get_protocol,
 from epo_trl.evaluation.kept import KeptEpisodes
 from epo_trl.evaluation.play import check_first_task, chunks_of, play_chunks, protocol_context, protocol_settings
 from epo_trl.evaluation.samples import print_episodes
+from epo_trl.launch import parse_recipe, run_recipe
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.vllm_policy import load_vllm_policy
-from epo_trl.recipe import parse_recipe, run_recipe
 from epo_trl.types import Episode
 
 BACKENDS = ("transformers", "vllm")

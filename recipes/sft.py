@@ -16,11 +16,11 @@ from tqdm.auto import tqdm
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from epo_trl.envs.base import TaskSuite
+from epo_trl.launch import parse_recipe, run_recipe
 from epo_trl.long_runs.long_run import LongRun, LongRunArguments
 from epo_trl.long_runs.preemption import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.models import policy_for_training
-from epo_trl.recipe import parse_recipe, run_recipe
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes
 from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules

@@ -17,8 +17,8 @@ from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task
+from epo_trl.launch import ALGORITHMS, AlgorithmArguments, parse_recipe, rl_recipe
 from epo_trl.models import load_policy
-from epo_trl.recipe import RecipeError, parse_recipe
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
@@ -87,22 +87,17 @@ def sft_types(monkeypatch):
 
 
 def test_the_configs_of_the_example_have_only_known_keys(monkeypatch):
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from train import ALGORITHMS, AlgorithmArguments
-
     for config, _ in ALGORITHMS.values():
         _, algorithm, *_ = parse("--config", "tiny_cpu.yaml", types=(AlgorithmArguments, config, ModelConfig))
         assert algorithm.algorithm in ALGORITHMS
     parse("--config", "sft_tiny_cpu.yaml", types=sft_types(monkeypatch))
 
 
-def test_an_unknown_algorithm_is_named(monkeypatch):
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from train import main
-
+def test_an_unknown_algorithm_is_named(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["train.py", "--config", "tiny_cpu.yaml", "--algorithm", "reinforce"])
-    with pytest.raises(RecipeError, match="algorithm: got 'reinforce', takes one of 'grpo', 'ppo'"):
-        main()
+    with pytest.raises(SystemExit):
+        rl_recipe(configs=[])
+    assert "algorithm: got 'reinforce', takes one of 'grpo', 'ppo'" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------- settings that are wrong

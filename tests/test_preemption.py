@@ -9,7 +9,7 @@ from test_epo_trainer import assert_bit_equal, weights
 from trainer_kit import make_trainer
 from transformers import TrainerCallback
 
-from epo_trl import experiment
+from epo_trl.launch import training
 from epo_trl.long_runs.preemption import EXIT_CODE
 
 pytestmark = pytest.mark.slow
@@ -86,10 +86,10 @@ def test_a_recipe_exits_with_143_and_writes_no_final_model(tmp_path, monkeypatch
         made.append(make_trainer(tmp_path, callbacks=[SendSigterm("on_step_begin", 0)], max_steps=3))
         return made[-1]
 
-    monkeypatch.setattr(experiment, "policy_for_training", lambda *args: {})
+    monkeypatch.setattr(training, "policy_for_training", lambda *args: {})
     args = make_trainer(tmp_path).args
     with pytest.raises(SystemExit) as stop:
-        experiment.train(None, args, None, trainer_class=make)
+        training.train(None, args, None, trainer_class=make)
     assert stop.value.code == EXIT_CODE == 143
     assert checkpoints(tmp_path) == ["checkpoint-1"] and not (tmp_path / "model.safetensors").exists()
     assert not made[0]._envs

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import warnings
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from trl import ModelConfig, SFTConfig
 from epo_trl.cli import _at_least
 from epo_trl.envs.base import EnvError
 from epo_trl.evaluation import get_protocol
-from epo_trl.recipe import RecipeError, parse_recipe, run
-from epo_trl.recipe.run import command, overview, run_recipe
+from epo_trl.launch import RecipeError, parse_recipe, program
+from epo_trl.launch.program import command, overview, run_recipe
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +77,7 @@ def test_a_recipe_without_a_config_for_gpus_names_the_one_it_has():
 def test_every_shipped_config_belongs_to_a_recipe_that_lists_it():
     listed = set()
     for recipe in sorted((ROOT / "recipes").glob("*.py")):
-        patterns = re.findall(r"run_recipe\(main, configs=(\[.*\])\)", recipe.read_text())
+        patterns = re.findall(r"_recipe\(.*configs=(\[.*?\])", recipe.read_text())
         for pattern in ast.literal_eval(patterns[0]) if patterns else []:
             found = list(recipe.parent.glob(f"{pattern}.yaml"))
             assert found, f"{recipe.name}: {pattern}"
@@ -121,7 +122,7 @@ def test_ranks_with_the_same_error_leave_it_to_the_first(rank, waits, typed, mon
     """The launcher ends the others while they wait; one that is alone with its error still says it."""
     slept = []
     monkeypatch.setenv("RANK", rank)
-    monkeypatch.setattr(run.time, "sleep", slept.append)
+    monkeypatch.setattr(program.time, "sleep", slept.append)
     assert "takes another" in typed(wrong_environment, "--config", str(TINY))[2]
     assert slept == waits
 
@@ -204,6 +205,20 @@ def test_the_help_begins_with_our_options_and_groups_the_others(capsys):
     assert set(headings[theirs:-1]) == {"trl"} and headings[-1] == "transformers"
     assert text.index("--gae_lambda") < text.index("--epo_lambda") < text.index("--beta ") < text.index("--output_dir")
     assert "--epo-lambda" not in text and text.count("--bf16 ") == 1
+
+
+@pytest.mark.parametrize(("world", "settings"), [("alfworld", "Alfworld"), ("scienceworld", "ScienceWorld")])
+@pytest.mark.parametrize(("algorithm", "critic"), [("grpo", False), ("ppo", True)])
+def test_a_named_recipe_has_the_options_of_its_environment_and_algorithm(
+    world, settings, algorithm, critic, monkeypatch, capsys
+):
+    recipe = ROOT / "recipes" / f"{world}_{algorithm}_epo.py"
+    monkeypatch.setattr("sys.argv", [str(recipe), "--help"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(recipe), run_name="__main__")
+    text = capsys.readouterr().out
+    assert f"\n{settings}Arguments:" in text and ("--critic " in text) is critic
+    assert "--environment" not in text and "--algorithm" not in text
 
 
 def test_the_help_of_a_general_recipe_shows_the_environment_that_is_named(capsys):

@@ -13,7 +13,7 @@ from epo_trl.envs.alfworld.arguments import AlfworldArguments
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
 from epo_trl.envs.toy import ToySuite
-from epo_trl.recipe import parse_recipe
+from epo_trl.launch import parse_recipe
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"

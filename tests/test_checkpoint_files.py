@@ -6,8 +6,8 @@ import warnings
 import pytest
 from trl import ModelConfig
 
+from epo_trl.launch import parse_recipe
 from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, damage, last_checkpoint, rotate, seal
-from epo_trl.recipe import parse_recipe
 from epo_trl.trainers import EPOConfig
 
 

@@ -1,0 +1,85 @@
+"""What every RL recipe does, whatever its environment: parse, load, train, resume, keep the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trl import ModelConfig
+
+from epo_trl.envs.base import TaskSuite
+from epo_trl.launch.options import RecipeError, early_option, parse_recipe
+from epo_trl.launch.program import run_recipe
+from epo_trl.long_runs.preemption import EXIT_CODE
+from epo_trl.long_runs.run_lock import run_lock
+from epo_trl.models import policy_for_training
+from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
+
+ALGORITHMS: dict[str, tuple[type[EPOConfig], type[EPOTrainer]]] = {
+    "grpo": (EPOConfig, EPOTrainer),
+    "ppo": (EPOPPOConfig, EPOPPOTrainer),
+}
+
+
+@dataclass
+class AlgorithmArguments:
+    """Which algorithm trains."""
+
+    algorithm: str = field(
+        default="grpo", metadata={"help": "'grpo', or 'ppo' with a critic. epo_lambda=0 leaves out EPO's terms."}
+    )
+
+
+def rl_recipe(configs: Sequence[str], environment: str | None = None, algorithm: str | None = None) -> None:
+    """Runs an RL recipe from its command line.
+
+    Args:
+        configs: Patterns of the recipe's YAML files, from its own folder.
+        environment: For a recipe of one environment; otherwise an option, `environment`.
+        algorithm: A key of `ALGORITHMS`, for a recipe of one algorithm; otherwise an option, `algorithm`.
+    """
+
+    def main() -> None:
+        config, trainer_class = ALGORITHMS[algorithm or _algorithm()]
+        asked = () if algorithm else (AlgorithmArguments,)
+        suite, *_, args, model_args = parse_recipe(*asked, config, ModelConfig, environment=environment)
+        train(suite, args, model_args, trainer_class)
+
+    run_recipe(main, configs)
+
+
+def _algorithm() -> str:
+    name = early_option("algorithm") or AlgorithmArguments.algorithm
+    if name not in ALGORITHMS:
+        raise RecipeError(f"algorithm: got {name!r}, takes one of {', '.join(map(repr, ALGORITHMS))}")
+    return name
+
+
+def train(
+    suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, trainer_class: type[EPOTrainer] = EPOTrainer
+) -> EPOTrainer:
+    """Returns the trainer after a run that starts, or goes on from the last checkpoint in `args.output_dir`.
+
+    The final model and tokenizer are saved to `output_dir` as a Hub-style checkpoint; a run that has ended there is
+    left as it is. After a SIGTERM the run has saved a checkpoint instead, and the program exits with code 143.
+
+    Args:
+        suite: The tasks.
+        args: The configuration, of the kind that the trainer takes.
+        model_args: Which model, and its adapter.
+        trainer_class: `EPOTrainer` or a subclass.
+
+    Raises:
+        RunningError: If another process trains in `output_dir`.
+        ValueError: If `output_dir` holds a run with other settings.
+    """
+    with run_lock(args):
+        policy = policy_for_training(model_args, args, suite, args.prompt_template)
+        trainer = trainer_class(suite=suite, args=args, **policy)
+        try:
+            trainer.train_to_end()
+        finally:
+            trainer.close_envs()
+    if trainer.preempted:
+        raise SystemExit(EXIT_CODE)
+    return trainer
