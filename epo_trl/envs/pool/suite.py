@@ -15,8 +15,8 @@ from epo_trl.envs.wrapper import SuiteWrapper
 class PooledSuite(SuiteWrapper):
     """A task suite whose environments live in worker processes, several in each. All else is the suite's.
 
-    A worker that dies or exceeds a limit is killed; the
-    episodes on it raise `WorkerLost`, and the next reset of any of its environments starts another process.
+    A worker that dies or exceeds a limit is killed; the episodes on it raise `WorkerLost`, and the next reset of any of
+    its environments starts another process.
 
     Args:
         suite: The suite. It is pickled and sent to the workers, so its class must be importable there.

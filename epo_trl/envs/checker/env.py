@@ -1,0 +1,221 @@
+"""The checks of an environment: wrong calls, odd actions, and episodes that repeat and do not disturb each other."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.envs.checker.error import failure, require
+from epo_trl.envs.checker.results import checked_reset, checked_step, require_same
+
+_UNKNOWN_ACTION = "fly to the moon"
+_ODD_ACTIONS = ("", "   ", _UNKNOWN_ACTION, "look\nlook", "Ünïcödé ✨", "x" * 5000)
+Player = Callable[[Info, random.Random], str]
+
+
+def check_text_env(
+    env: TextEnv,
+    task_ids: Sequence[str],
+    *,
+    make_env: Callable[[], TextEnv] | None = None,
+    seed: int = 0,
+    turns: int = 12,
+    deterministic: bool = True,
+    player: Player | None = None,
+) -> None:
+    """Raises `EnvCheckError` with a way to mend it at the first thing that breaks the contract.
+
+    Plays random actions and odd texts. Closes the environment at the end.
+
+    Args:
+        env: A fresh environment, not yet reset.
+        task_ids: The tasks to play. Two of different kinds say more than one.
+        make_env: Makes further environments, to check that instances agree and do not disturb each other.
+        seed: For `reset` and for the random player.
+        turns: How long the random player plays each task.
+        deterministic: Whether the same actions must lead to the same texts. Set it to `False` for a game whose engine
+            has noise of its own; the start must be reproducible in any case.
+        player: Chooses an action from an info, with the given source of randomness. By default one of the admissible
+            actions; an environment that lists none needs a player.
+    """
+    if not task_ids:
+        raise ValueError("task_ids: got none, takes at least one task id of the environment")
+    player = player or _any_listed
+    _check_bad_calls(env)
+    for task_id in task_ids:
+        trace = _play(env, task_id, seed, turns, player)
+        _check_repeats(env, "the same environment, after an episode", task_id, seed, trace, deterministic)
+        _check_odd_actions(env, task_id, seed)
+        if make_env is not None:
+            other = make_env()
+            require(
+                other is not env,
+                "make_env returned the environment that it had returned before",
+                "return a fresh environment from every call",
+            )
+            _check_repeats(other, "another environment", task_id, seed, trace, deterministic)
+            _check_requests(other, task_id, seed, trace, deterministic)
+            _close_twice(other)
+    if make_env is not None and deterministic and len(task_ids) > 1:
+        _check_independence(env, make_env(), task_ids, seed, turns, player)
+    _close_twice(env)
+
+
+def check_first_turn(
+    env: TextEnv, task_id: str, *, seed: int = 0, options: Mapping[str, Any] | None = None, action: str = "?"
+) -> tuple[str, Info]:
+    """Returns what `reset` does. Raises `EnvCheckError` if that or the answer to an action lacks something.
+
+    What a run looks at before it begins: one `reset` and one `step`.
+
+    Args:
+        env: An environment; it has to be reset afterwards.
+        task_id: The task.
+        seed: For `reset`.
+        options: For `reset`, beside the task.
+        action: What `step` is given.
+    """
+    start = checked_reset(env, task_id, seed, options)
+    checked_step(env, action, task_id, start[1])
+    return start
+
+
+def _check_bad_calls(env: TextEnv) -> None:
+    require(isinstance(env, TextEnv), f"{type(env).__name__} is no TextEnv", "derive it from epo_trl.envs.base.TextEnv")
+    calls: dict[str, tuple[Callable[[], Any], str]] = {
+        "step before reset": (lambda: env.step("look"), "say that reset has to be called first"),
+        "reset with an unknown task id": (
+            lambda: env.reset(options={"task_id": "no such task"}),
+            "name the task id and say which ids there are",
+        ),
+        "reset without a task id": (lambda: env.reset(), 'say that options={"task_id": ...} is needed'),
+    }
+    for what, (call, message) in calls.items():
+        try:
+            call()
+        except EnvError:
+            continue
+        except Exception as error:
+            raise failure(f"{what} raised {type(error).__name__}: {error}", f"raise EnvError and {message}") from error
+        raise failure(f"{what} was accepted", f"raise EnvError and {message}")
+
+
+def _any_listed(info: Info, rng: random.Random) -> str:
+    require(
+        info["admissible_actions"] is not None,
+        "the environment lists no actions, so a random player has none to choose from",
+        "give the check a player: check_text_env(..., player=lambda info, rng: <an action>)",
+    )
+    return rng.choice(info["admissible_actions"])
+
+
+def _play(env: TextEnv, task_id: str, seed: int, turns: int, player: Player) -> list[tuple[str, Any]]:
+    """Returns `[("", reset result), (action, step result), ...]` of a random player."""
+    rng = random.Random(f"{seed} {task_id}")
+    observation, first = checked_reset(env, task_id, seed)
+    trace: list[tuple[str, Any]] = [("", copy.deepcopy((observation, first)))]
+    info = first
+    for _ in range(turns):
+        action = player(info, rng)
+        before, shown = info, copy.deepcopy(info)
+        result = checked_step(env, action, task_id, trace[0][1][1])
+        require(
+            before == shown,
+            f"step({action!r}) in {task_id!r} changed the info that an earlier call had returned",
+            "return a new dict from every reset and step",
+        )
+        trace.append((action, copy.deepcopy(result)))
+        info = result[4]
+        if result[2] or result[3]:
+            break
+    return trace
+
+
+def _check_repeats(
+    env: TextEnv, who: str, task_id: str, seed: int, trace: list[tuple[str, Any]], deterministic: bool
+) -> None:
+    start = checked_reset(env, task_id, seed)
+    require_same(
+        trace[0][1],
+        start,
+        f"the start of {task_id!r} with seed {seed} differs in {who}",
+        "clear all state in reset and derive every random choice from the task id and the seed, by a "
+        "`random.Random` of the environment's own (not `hash()`, not the global generator)",
+    )
+    if deterministic:
+        for turn, (action, expected) in enumerate(trace[1:], 1):
+            require_same(
+                expected,
+                checked_step(env, action, task_id, start[1]),
+                f"turn {turn}, step({action!r}) in {task_id!r}, differs in {who} after the same actions",
+                "derive the random choices of step from the seed too, or, if the engine itself is noisy, say so with "
+                "deterministic=False",
+            )
+
+
+def _check_odd_actions(env: TextEnv, task_id: str, seed: int) -> None:
+    _, first = checked_reset(env, task_id, seed)
+    for action in _ODD_ACTIONS:
+        *_, terminated, truncated, info = checked_step(env, action, task_id, first)
+        require(
+            not info["won"],
+            f"step({action[:40]!r}) in {task_id!r} won the game",
+            "let only the engine's own success flag set `won`",
+        )
+        require(
+            action != _UNKNOWN_ACTION or info["admissible_actions"] is not None or not info["accepted"],
+            f"step({action!r}) in {task_id!r}: info['accepted'] is True",
+            "set it to whether the game knew the action; nothing else tells a policy's mistakes from its moves",
+        )
+        if terminated or truncated:
+            _, first = checked_reset(env, task_id, seed)
+
+
+def _check_requests(env: TextEnv, task_id: str, seed: int, trace: list[tuple[str, Any]], deterministic: bool) -> None:
+    """Checks the two-phase calls: they must lead to what `reset` and `step` lead to."""
+    mend = "let `reset_async` and `step_async` start what `reset` and `step` do, or leave them to TextEnv"
+    env.reset_async(seed=seed, options={"task_id": task_id})
+    require_same(trace[0][1], env.reset_wait(), f"reset_async and reset_wait of {task_id!r} differ from reset", mend)
+    for action, expected in trace[1:2] if deterministic else []:
+        env.step_async(action)
+        require_same(expected, env.step_wait(), f"step_async and step_wait of {action!r} differ from step", mend)
+    try:
+        env.step_wait()
+    except EnvError:
+        return
+    raise failure("step_wait without step_async was accepted", "raise EnvError: there is nothing to wait for")
+
+
+def _check_independence(
+    one: TextEnv, two: TextEnv, task_ids: Sequence[str], seed: int, turns: int, player: Player
+) -> None:
+    """Plays one task while another environment plays another task between its steps."""
+    rng = random.Random(seed)
+    trace = _play(one, task_ids[0], seed, turns, player)
+    _, first = checked_reset(one, task_ids[0], seed)
+    _, shown = checked_reset(two, task_ids[1], seed)
+    for turn, (action, expected) in enumerate(trace[1:], 1):
+        *_, terminated, truncated, shown = checked_step(two, player(shown, rng), task_ids[1], shown)
+        if terminated or truncated:
+            _, shown = checked_reset(two, task_ids[1], seed)
+        require_same(
+            expected,
+            checked_step(one, action, task_ids[0], first),
+            f"turn {turn} of {task_ids[0]!r} differs when another environment plays {task_ids[1]!r} at the same time",
+            "keep the state in the instance, not in the class or the module",
+        )
+    _close_twice(two)
+
+
+def _close_twice(env: TextEnv) -> None:
+    for count in ("first", "second"):
+        try:
+            env.close()
+        except Exception as error:
+            raise failure(
+                f"the {count} close() raised {type(error).__name__}: {error}",
+                "let close free what there is and do nothing when there is nothing left",
+            ) from error

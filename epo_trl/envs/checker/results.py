@@ -1,0 +1,160 @@
+"""The checks of what one `reset` or one `step` returns, and of two results that have to be equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from epo_trl.envs.base import Info, TextEnv
+from epo_trl.envs.checker.error import failure, require
+
+_REQUIRED: dict[str, type] = {"won": bool, "task": str, "task_type": str}
+Step = tuple[str, float, bool, bool, Info]
+
+
+def checked_reset(env: TextEnv, task_id: str, seed: int, options: Mapping[str, Any] | None = None) -> tuple[str, Info]:
+    """Returns what `reset` returns, or raises `EnvCheckError` for the first thing that is wrong with it."""
+    result = env.reset(seed=seed, options={**(options or {}), "task_id": task_id})
+    where = f"reset of {task_id!r}"
+    require(
+        isinstance(result, tuple) and len(result) == 2,
+        f"{where} returned {_shape(result)}",
+        "return `(observation, info)`",
+    )
+    observation, info = result
+    _check_observation(observation, where)
+    _check_info(info, where, over=False)
+    require(not info["won"], f"{where}: info['won'] is True before the first action", "clear the state in reset")
+    return observation, info
+
+
+def checked_step(env: TextEnv, action: str, task_id: str, first: Info) -> Step:
+    """Returns what `step` returns, or raises `EnvCheckError`. `first` is the info of the reset before it."""
+    where = f"step({action[:40]!r}) in {task_id!r}"
+    try:
+        result = env.step(action)
+    except Exception as error:
+        raise failure(
+            f"{where} raised {type(error).__name__}: {error}",
+            "accept any text as action; answer a text that the game does not know with an observation that says so",
+        ) from error
+    require(
+        isinstance(result, tuple) and len(result) == 5,
+        f"{where} returned {_shape(result)}",
+        "return `(observation, reward, terminated, truncated, info)`",
+    )
+    observation, reward, terminated, truncated, info = result
+    _check_observation(observation, where)
+    require(
+        isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward),
+        f"{where}: the reward is {reward!r}",
+        "return a finite float, for example `float(won)`",
+    )
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        require(isinstance(flag, bool), f"{where}: {name} is {flag!r}", f"return `bool({name})`")
+    _check_info(info, where, over=terminated or truncated)
+    require(
+        terminated or not info["won"],
+        f"{where}: info['won'] is True, but terminated is False",
+        "terminate with the step that solves the task, and report `won` by the strict rule only",
+    )
+    lost = sorted(first.keys() - info.keys())
+    require(
+        not lost,
+        f"{where}: info lacks {', '.join(lost)}, which reset gave",
+        "build info in one method that reset and step both call; prompt templates need every field in every turn",
+    )
+    require(
+        (info["admissible_actions"] is None) == (first["admissible_actions"] is None),
+        f"{where}: info['admissible_actions'] is None at one time and a tuple at another",
+        "list the actions always or never",
+    )
+    for key in ("task", "task_type"):
+        require(
+            info[key] == first[key],
+            f"{where}: info[{key!r}] changed from {first[key]!r} to {info[key]!r}",
+            f"keep {key!r} as it is for the whole episode",
+        )
+    return observation, float(reward), terminated, truncated, info
+
+
+def _shape(result: object) -> str:
+    return f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+
+
+def _check_observation(observation: object, where: str) -> None:
+    require(
+        isinstance(observation, str) and bool(observation.strip()),
+        f"{where}: the observation is {observation!r}",
+        "return a text that is not empty; the agent sees nothing else of what its action did",
+    )
+
+
+def _check_info(info: object, where: str, *, over: bool) -> None:
+    require(isinstance(info, dict), f"{where}: info is a {type(info).__name__}", "return a dict")
+    assert isinstance(info, dict)
+    for key, kind in _REQUIRED.items():
+        require(key in info, f"{where}: info has no {key!r}", f"add info[{key!r}], a {kind.__name__}")
+        require(
+            type(info[key]) is kind,
+            f"{where}: info[{key!r}] is a {type(info[key]).__name__}",
+            f"make it a {kind.__name__}: `{kind.__name__}(...)`",
+        )
+    for key in ("task", "task_type"):
+        require(bool(info[key]), f"{where}: info[{key!r}] is empty", "prompts and reports show it: fill it")
+    _check_actions(info, where, over=over)
+
+
+def _check_actions(info: Info, where: str, *, over: bool) -> None:
+    require(
+        "admissible_actions" in info,
+        f"{where}: info has no 'admissible_actions'",
+        "add info['admissible_actions'], a tuple, or None if listing them is too slow",
+    )
+    actions = info["admissible_actions"]
+    if actions is None:
+        require(
+            type(info.get("accepted")) is bool,
+            f"{where}: info['admissible_actions'] is None and info['accepted'] is {info.get('accepted')!r}",
+            "add info['accepted'], a bool: whether the game knew the last action, True after reset",
+        )
+        return
+    require(
+        type(actions) is tuple,
+        f"{where}: info['admissible_actions'] is a {type(actions).__name__}",
+        "make it a tuple: `tuple(...)`",
+    )
+    odd = [
+        action for action in actions if not isinstance(action, str) or not action.strip() or action != action.strip()
+    ]
+    require(
+        not odd,
+        f"{where}: admissible_actions holds {odd[:3]!r}",
+        "give each action as a text without surrounding blanks: `str(action).strip()`",
+    )
+    twice = sorted({action for action in actions if actions.count(action) > 1})
+    require(
+        not twice,
+        f"{where}: admissible_actions lists {twice[:3]!r} more than once",
+        "drop the repeats and keep the order: `tuple(dict.fromkeys(actions))`",
+    )
+    require(
+        over or bool(actions),
+        f"{where}: admissible_actions is empty although the episode goes on",
+        "list what the engine accepts now, or terminate the episode",
+    )
+
+
+def require_same(expected: tuple[Any, ...], got: tuple[Any, ...], wrong: str, mend: str) -> None:
+    """Raises `EnvCheckError` with the part that differs, such as `info["visited"]`, unless two results are equal."""
+    names = (
+        ("observation", "info") if len(expected) == 2 else ("observation", "reward", "terminated", "truncated", "info")
+    )
+    for name, one, two in zip(names, expected, got, strict=True):
+        if name == "info":
+            for key in sorted(one.keys() | two.keys()):
+                a, b = one.get(key), two.get(key)
+                require(a == b, f"{wrong}: info[{key!r}] was {str(a)[:200]!r}, now {str(b)[:200]!r}", mend)
+        else:
+            require(one == two, f"{wrong}: {name} was {str(one)[:200]!r}, now {str(two)[:200]!r}", mend)
