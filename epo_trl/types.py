@@ -35,6 +35,7 @@ class Turn:
             not return them.
         dropped_turns: History turns that were left out of the prompt because it was too long.
         error: Why the action is not valid (`""` if it is).
+        env_reward: What the environment itself paid for the turn, before any weight; 0.0 if it was not asked.
     """
 
     prompt_ids: tuple[int, ...] = field(repr=False)
@@ -47,6 +48,7 @@ class Turn:
     logprobs: tuple[float, ...] | None = field(default=None, repr=False)
     dropped_turns: int = 0
     error: str = ""
+    env_reward: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

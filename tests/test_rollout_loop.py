@@ -1,6 +1,7 @@
 """The rollout by scripted policies and environments: who is asked when, what is paid, why an episode stops."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from rollout_parts import (
@@ -17,7 +18,7 @@ from rollout_parts import (
     step,
 )
 
-from epo_trl.rollout import RolloutSettings, RolloutTimes, loop, parse_response, play_episodes
+from epo_trl.rollout import RolloutSettings, RolloutTimes, parse_response, play_episodes, running_episode
 from epo_trl.types import StopReason
 
 
@@ -247,6 +248,17 @@ def test_rewards_of_the_environment_count_by_their_weight(tokenizer):
     settings = RolloutSettings(success_reward=3.0, env_reward_weight=0.5)
     [episode] = play(tokenizer, [env], settings=settings)
     assert [turn.reward for turn in episode.turns] == [1.0, 5.0]
+    assert [turn.env_reward for turn in episode.turns] == [2.0, 4.0]
+
+
+def test_a_turn_keeps_what_the_environment_paid_apart_from_what_the_rules_make_of_it(tokenizer):
+    env = ScriptedEnv(step(reward=2), step(reward=-3.0), WIN)
+    rounds = [[answer("go")], [answer("fly")], ["nonsense"]]
+    passed = RolloutSettings(max_turns=3, invalid_action_penalty=0.25)
+    [episode] = play(tokenizer, [env], rounds, passed)
+    assert [(turn.env_reward, turn.reward) for turn in episode.turns] == [(2.0, 0.0), (-3.0, -0.25), (1.0, 9.75)]
+    [skipped] = play(tokenizer, [ScriptedEnv(step(reward=2))], [["nonsense"]], replace(passed, invalid_action="skip"))
+    assert [(turn.env_reward, turn.reward) for turn in skipped.turns] == [(0.0, -0.25), (2.0, 0.0), (0.0, 0.0)]
 
 
 def test_success_is_paid_only_on_the_turn_that_ends_the_episode(tokenizer):
@@ -380,7 +392,7 @@ def test_an_exception_in_the_parser_aborts_that_episode_alone(tokenizer, monkeyp
             raise RecursionError("too deep")
         return parse_response(text, admissible, **kwargs)
 
-    monkeypatch.setattr(loop, "parse_response", raise_at_look)
+    monkeypatch.setattr(running_episode, "parse_response", raise_at_look)
     envs = [ScriptedEnv(WIN), ScriptedEnv(WIN), ScriptedEnv(WIN)]
     policy = ScriptedPolicy(tokenizer, [[answer("go"), answer("look"), answer("go")]])
     episodes = play(tokenizer, envs, policy=policy)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from epo_trl.rollout.context import CONTEXTS
-from epo_trl.rollout.loop import INVALID_ACTIONS, SUCCESS_RULES
+from epo_trl.rollout.rules import INVALID_ACTIONS, SUCCESS_RULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,10 @@
 """From a policy and environments to episodes, and from episodes to rows of a batch."""
 
 from epo_trl.rollout.context import ChatTemplateError, ContextBuilder
-from epo_trl.rollout.loop import RolloutSettings, RolloutTimes, play_episodes
-from epo_trl.rollout.packing import Row, episode_to_row
+from epo_trl.rollout.loop import RolloutTimes, play_episodes
 from epo_trl.rollout.parsing import ParsedResponse, parse_response
+from epo_trl.rollout.rows import Row, episode_to_row
+from epo_trl.rollout.rules import RolloutSettings
 from epo_trl.rollout.templates import PromptTemplate, TemplateError
 
 __all__ = [

@@ -171,6 +171,21 @@ class ContextBuilder:
             )
 
     @property
+    def is_windowed(self) -> bool:
+        """Whether a prompt is all that the policy reads before a turn; else the episode is one growing sequence."""
+        return self.mode == "windowed"
+
+    def carried(self, before: Sequence[int], prompt: Prompt, response_ids: Sequence[int]) -> list[int]:
+        """Returns the token ids that stand before the next turn's prompt.
+
+        Args:
+            before: Those that stood before this turn's.
+            prompt: Of this turn.
+            response_ids: Of this turn.
+        """
+        return [] if self.is_windowed else [*before, *prompt.ids, *response_ids]
+
+    @property
     def answer_start(self) -> str:
         """What the chat template has already written of every answer: `"<think>"`, or `""` for most templates."""
         return "<think>" if self.frame.closing.rstrip().endswith("<think>") else ""
@@ -196,7 +211,7 @@ class ContextBuilder:
         return self._encode([render(written, fields) for fields in values])
 
     def _fit(self, view: TurnView, ids: list[int], kept: int) -> Prompt | None:
-        if self.mode == "concatenated":
+        if not self.is_windowed:
             if view.history:
                 ids = ids[self._ended(view.last_response_ids) :]
             total = view.context_tokens + len(ids) + self.max_response_tokens
@@ -233,7 +248,7 @@ class ContextBuilder:
         fields = {**view.info, "observation": view.observation, "turn": taken + 1, "turns_taken": taken}
         if not taken:
             return self._framed(self._frame.opening, self._words.first, fields)
-        if self.mode == "concatenated":
+        if not self.is_windowed:
             return self._framed(self._frame.between, self._words.followup, fields)
         past = [
             render(self._words.history, {"turn": taken - kept + i + 1, "observation": observation, "action": action})

@@ -57,7 +57,7 @@ def expert_episodes(
         keep_lost: Whether lost episodes that ended within the turn budget are kept too.
         on_episode: Called after each task with whether the expert played and won it.
     """
-    if context.mode != "windowed":
+    if not context.is_windowed:
         raise ValueError(f"context: got {context.mode!r}, demonstrations take 'windowed'")
     if not 0 <= mistake_rate < 1:
         raise ValueError(f"mistake_rate: got {mistake_rate}, takes a number in [0, 1)")

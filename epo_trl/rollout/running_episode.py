@@ -1,0 +1,159 @@
+"""One episode while it is played: what its environment last said, its turns, and the turn that is being taken."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
+from epo_trl.rollout.parsing import ParsedResponse, parse_response
+from epo_trl.rollout.rules import RolloutSettings
+from epo_trl.types import Episode, StopReason, Turn
+
+NOT_ACCEPTED = "the environment does not know this action"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the policy said: its token ids, the decoded text, and log-probabilities if the generator knows them."""
+
+    ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[float, ...] | None
+
+
+@dataclass(slots=True)
+class RunningEpisode:
+    """One running episode. It has ended when `stop` is set.
+
+    Args:
+        task_id: The task.
+        seed: Handed to `reset`.
+        env: Plays this episode alone.
+        settings: The rules.
+    """
+
+    task_id: str
+    seed: int
+    env: TextEnv
+    settings: RolloutSettings
+    observation: str = ""
+    info: Info = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+    history: list[tuple[str, str]] = field(default_factory=list)
+    carried_ids: list[int] = field(default_factory=list)  # what the policy reads before the next prompt
+    prompt: Prompt | None = None  # of the turn that is being taken, like the next three
+    sampled: Sampled | None = None
+    parsed: ParsedResponse | None = None
+    is_sent: bool = False  # whether the environment got its action
+    stop: StopReason | None = None
+    error: str = ""
+
+    @contextlib.contextmanager
+    def aborted_by_errors(self) -> Iterator[None]:
+        """Ends this episode, and nothing else, at an exception."""
+        try:
+            yield
+        except Exception as error:
+            self.stop, self.error = StopReason.ABORTED, f"{type(error).__name__}: {error}"
+
+    def view(self) -> TurnView:
+        """Returns what the next prompt is built from."""
+        return TurnView(
+            observation=self.observation,
+            info=self.info,
+            history=self.history,
+            last_response_ids=self.turns[-1].response_ids if self.turns else (),
+            context_tokens=len(self.carried_ids),
+        )
+
+    def send_reset(self) -> None:
+        """Asks the environment for the first observation."""
+        self.env.reset_async(seed=self.seed, options={**self.settings.env_options, "task_id": self.task_id})
+
+    def await_reset(self) -> None:
+        """Awaits the first observation."""
+        self.observation, self.info = self.env.reset_wait()
+
+    def ids_to_continue(self) -> list[int]:
+        """Returns all that the policy reads before it responds."""
+        assert self.prompt is not None
+        return self.carried_ids + self.prompt.ids
+
+    def send_action(self, sampled: Sampled, context: ContextBuilder) -> None:
+        """Begins a turn with a response to `prompt`: finds the action in it and sends that to the environment."""
+        assert self.prompt is not None
+        self.sampled = sampled
+        self.carried_ids = context.carried(self.carried_ids, self.prompt, sampled.ids)
+        text = context.answer_start + sampled.text
+        self.parsed = parse_response(text, self.info["admissible_actions"], require_think=self.settings.require_think)
+        self.is_sent = self.parsed.is_valid or self.settings.invalid_action == "pass"
+        if self.is_sent:
+            self.env.step_async(self.parsed.action)
+
+    def await_outcome(self) -> None:
+        """Awaits what the environment says to the action, and pays for it."""
+        prompt, parsed, sampled = self.prompt, self.parsed, self.sampled
+        assert prompt is not None and parsed is not None and sampled is not None
+        if self.is_sent:
+            observation, env_reward, terminated, truncated, info = self.env.step_wait()
+            if parsed.is_valid and not info.get("accepted", True):
+                parsed = replace(parsed, error=NOT_ACCEPTED)
+        else:
+            observation, env_reward, terminated, truncated, info = self.observation, 0.0, False, False, self.info
+        won = self._is_won(terminated, truncated, info)
+        reward = self.settings.reward(float(env_reward), won=won, is_valid=parsed.is_valid)
+        if not math.isfinite(reward):
+            raise EnvError(f"reward: the environment gave {env_reward!r} for {parsed.action!r}, takes a finite number")
+        self.turns.append(
+            Turn(
+                prompt_ids=tuple(prompt.ids),
+                response_ids=sampled.ids,
+                response=sampled.text,
+                observation=self.observation,
+                action=parsed.action,
+                is_valid=parsed.is_valid,
+                reward=reward,
+                logprobs=sampled.logprobs,
+                dropped_turns=prompt.dropped_turns,
+                error=parsed.error,
+                env_reward=float(env_reward),
+            )
+        )
+        self.history.append((self.observation, parsed.action))
+        self.observation, self.info = observation, info
+        if won:
+            self.stop = StopReason.WON
+        elif terminated:
+            self.stop = StopReason.LOST
+        elif truncated:
+            self.stop = StopReason.TRUNCATED
+        elif len(self.turns) >= self.settings.max_turns:
+            self.stop = StopReason.TURN_LIMIT
+
+    def _is_won(self, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> bool:
+        won = bool(info["won"]) and terminated
+        if self.settings.success_rule == "ended-with-score":
+            won = (terminated or truncated) and info["score"] > 0
+        return won
+
+    def to_episode(self) -> Episode:
+        """Returns the episode, which has ended."""
+        assert self.stop is not None
+        return Episode(
+            task_id=self.task_id,
+            task=str(self.info.get("task", "")),
+            task_type=str(self.info.get("task_type", "")),
+            turns=tuple(self.turns),
+            stop=self.stop,
+            won=self.stop is StopReason.WON,
+            final_observation=self.observation,
+            error=self.error,
+            seed=self.seed,
+            score=self.info.get("score"),
+            final_info=self.info,
+        )
