@@ -36,7 +36,7 @@ class ModelShape:
     attention_bias: bool = True
 
     @property
-    def trunk_parameters(self) -> int:
+    def backbone_parameters(self) -> int:
         """Parameters without the output head."""
         h, kv = self.hidden_size, self.key_value_size
         attention = 2 * h * h + 2 * h * kv + (h + 2 * kv if self.attention_bias else 0)
@@ -45,7 +45,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """All parameters of the policy."""
-        return self.trunk_parameters + (0 if self.tied_embeddings else self.vocabulary * self.hidden_size)
+        return self.backbone_parameters + (0 if self.tied_embeddings else self.vocabulary * self.hidden_size)
 
 
 PRESETS = {
@@ -111,7 +111,7 @@ def memory_per_gpu(shape: ModelShape, run: Run) -> dict[str, float]:
 
     See docs/memory.md for the formula.
     """
-    trained = shape.parameters + (shape.trunk_parameters + shape.hidden_size if run.critic else 0)
+    trained = shape.parameters + (shape.backbone_parameters + shape.hidden_size if run.critic else 0)
     weights_over = run.gpus if run.zero_stage == 3 else 1
     states_over = run.gpus if run.zero_stage >= 2 else 1
     on_gpu = 0 if run.offload else 1
@@ -130,7 +130,7 @@ def memory_per_gpu(shape: ModelShape, run: Run) -> dict[str, float]:
 
 def _gathered(shape: ModelShape) -> int:
     """Weights that ZeRO-3 has whole at a time: two layers, the embedding and the head."""
-    layer = (shape.trunk_parameters - shape.vocabulary * shape.hidden_size) // shape.layers
+    layer = (shape.backbone_parameters - shape.vocabulary * shape.hidden_size) // shape.layers
     return 2 * layer + shape.vocabulary * shape.hidden_size
 
 
@@ -146,7 +146,7 @@ def host_bytes(shape: ModelShape, run: Run) -> float:
     """Returns the bytes in the machine's memory, of all its GPUs together, that `offload` takes."""
     if not run.offload:
         return 0.0
-    trained = shape.parameters + (shape.trunk_parameters + shape.hidden_size if run.critic else 0)
+    trained = shape.parameters + (shape.backbone_parameters + shape.hidden_size if run.critic else 0)
     return (2 * BF16 + 3 * FP32) * trained + (BF16 * shape.parameters if run.reference else 0)
 
 

@@ -22,7 +22,7 @@ def test_the_presets_have_as_many_parameters_as_the_models(name, parameters):
 
 
 def test_parameters_are_counted_as_by_hand():
-    assert (SHAPE.trunk_parameters, SHAPE.parameters) == (772, 1172)
+    assert (SHAPE.backbone_parameters, SHAPE.parameters) == (772, 1172)
     assert dataclasses.replace(SHAPE, tied_embeddings=True).parameters == 772
     assert dataclasses.replace(SHAPE, attention_bias=False).parameters == 1172 - 2 * 8
 
@@ -50,7 +50,7 @@ def test_every_part_is_as_computed_by_hand():
         ({"zero_stage": 0}, {"weights": 2344, "gradients": 2344, "optimizer": 14064, "gathered layers": 0}),
         ({"reference": False}, {"reference": 0, "weights": 586}),
         ({"offload": True}, {"weights": 0, "gradients": 0, "optimizer": 0, "reference": 0, "gathered layers": 1544}),
-        # the critic is another trunk with a head of one row: 772 + 4
+        # the critic is another backbone with a head of one row: 772 + 4
         ({"critic": True}, {"weights": 974, "optimizer": 5844, "reference": 586, "activations": 2800}),
         ({"gradient_checkpointing": False}, {"activations": 2 * 10 * 2 * 62}),
         ({"batch_tokens": 1000}, {"activations": 140_000, "logits": 2 * 4 * 256 * 100}),
