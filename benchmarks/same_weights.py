@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -117,6 +118,7 @@ def main() -> None:
     args.add_argument("--distributed", action="store_true", help="two processes, with DDP and with ZeRO-3")
     args.add_argument("--runs", nargs="+", default=[], help="only these runs, for example corridor-ppo-epo")
     given = args.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the checked out files are removed then too
     rows, all_fine = [], True
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()
