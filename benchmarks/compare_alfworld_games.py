@@ -20,9 +20,9 @@ from epo_trl.envs.alfworld.generator import generate
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.plan import scripted_plan
 from epo_trl.envs.alfworld.rooms import ROOM_TYPES, room_numbers
-from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.alfworld.scene import Scene
 
-Games = list[tuple[int, World, int]]  # room number, game, actions of a plan that wins
+Games = list[tuple[int, Scene, int]]  # room number, game, actions of a plan that wins
 
 
 def real_games(split: str, limit: int) -> Games:
@@ -32,7 +32,7 @@ def real_games(split: str, limit: int) -> Games:
     games = []
     for task_id in ids[:: max(1, len(ids) // limit)]:
         game = load_game(suite.root / task_id / GAME_FILE)
-        games.append((int(Path(task_id).parent.name.split("-")[-1]), World.of(game), len(game.walkthrough)))
+        games.append((int(Path(task_id).parent.name.split("-")[-1]), Scene.of(game), len(game.walkthrough)))
     return games
 
 
@@ -41,8 +41,8 @@ def generated_games(split: str, limit: int) -> Games:
     games = []
     for index in range(limit):
         generated = generate(split, index, seed=0)
-        world = World.of(generated.game)
-        games.append((generated.recipe.room, world, len(scripted_plan(world))))
+        scene = Scene.of(generated.game)
+        games.append((generated.spec.room, scene, len(scripted_plan(scene))))
     return games
 
 
@@ -51,23 +51,23 @@ def mean(values: Iterable[float]) -> str:
     return f"{statistics.fmean(values):.1f}"
 
 
-def _lying(world: World) -> dict[str, str]:
+def _lying(scene: Scene) -> dict[str, str]:
     """Returns the things in or on furniture, and their kinds; real rooms also have windows, chairs, stove knobs."""
-    things = {thing for things in world.start.contents.values() for thing in things}
-    return {thing: kind for thing, kind in world.object_type.items() if thing in things}
+    things = {thing for things in scene.start.contents.values() for thing in things}
+    return {thing: kind for thing, kind in scene.object_type.items() if thing in things}
 
 
 def rows(games: Games) -> dict[str, str]:
     """Returns the averages by name."""
-    types = Counter(world.goal.task_type for _, world, _ in games)
+    types = Counter(scene.goal.task_type for _, scene, _ in games)
     found = {f"share of {name}": f"{types[name] / len(games):.1%}" for name in TASK_TYPES}
     for room_type in ROOM_TYPES:
-        here = [world for room, world, _ in games if room in room_numbers(room_type)]
+        here = [scene for room, scene, _ in games if room in room_numbers(room_type)]
         found[f"share of {room_type}"] = f"{len(here) / len(games):.1%}"
-        found[f"receptacles, {room_type}"] = mean(len(world.receptacles) for world in here)
-        found[f"things on them, {room_type}"] = mean(len(_lying(world)) for world in here)
-        found[f"kinds of things on them, {room_type}"] = mean(len(set(_lying(world).values())) for world in here)
-    every = [world for _, world, _ in games]
+        found[f"receptacles, {room_type}"] = mean(len(scene.receptacles) for scene in here)
+        found[f"things on them, {room_type}"] = mean(len(_lying(scene)) for scene in here)
+        found[f"kinds of things on them, {room_type}"] = mean(len(set(_lying(scene).values())) for scene in here)
+    every = [scene for _, scene, _ in games]
     found["things per receptacle"] = mean(len(_lying(w)) / len(w.receptacles) for w in every)
     found["percent of receptacles that hold nothing"] = mean(
         100 * sum(not w.start.contents.get(r) for r in w.receptacles) / len(w.receptacles) for w in every

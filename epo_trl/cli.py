@@ -65,7 +65,7 @@ def _verify_alfworld(args: argparse.Namespace) -> int:
 
 
 def _memory(args: argparse.Namespace) -> int:
-    from epo_trl.memory import PRESETS, Run, format_memory, format_table, shape_of
+    from epo_trl.memory import PRESETS, Run, format_memory, format_memory_table, shape_of
 
     gpus = tuple(args.gpus)
     settings = {
@@ -75,7 +75,7 @@ def _memory(args: argparse.Namespace) -> int:
     }  # fmt: skip
     try:
         if args.model is None:
-            _say(format_table(gpus, args.gpu_gb, **settings))
+            _say(format_memory_table(gpus, args.gpu_gb, **settings))
             return 0
         shape = PRESETS.get(args.model)
         if shape is None:

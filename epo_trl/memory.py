@@ -161,7 +161,7 @@ def format_memory(shape: ModelShape, run: Run, gpu_gb: float) -> str:
     return "\n".join([*lines, f"{fits} on {gpu_gb:g} GB"])
 
 
-def format_table(gpus: tuple[int, ...] = (1, 4, 8), gpu_gb: float = 80, **run: Any) -> str:
+def format_memory_table(gpus: tuple[int, ...] = (1, 4, 8), gpu_gb: float = 80, **run: Any) -> str:
     """Returns a Markdown table of the presets on several numbers of GPUs; bold is what fits."""
     lines = ["| model | " + " | ".join(f"{n} x {gpu_gb:g} GB" for n in gpus) + " |", "|---" * (len(gpus) + 1) + "|"]
     for shape in PRESETS.values():

@@ -10,7 +10,7 @@ os.environ.setdefault("ALFWORLD_DATA", os.path.join(tempfile.gettempdir(), "alfw
 
 from epo_trl.envs.alfworld.games import Game
 from epo_trl.envs.alfworld.generator import generate
-from epo_trl.envs.alfworld.recipes import Filters
+from epo_trl.envs.alfworld.task_specs import Filters
 
 SMALL = Filters(room_types=("bedrooms", "bathrooms"), max_receptacles=16)
 ALL_TYPES_KITCHEN = Filters(room_types=("kitchens",), max_receptacles=20)
@@ -25,7 +25,7 @@ def one_of_each_type(split: str, seed: int) -> list[Game]:
     games = {}
     for index in range(23):
         generated = generate(split, index, seed)
-        games.setdefault(generated.recipe.task_type, generated.game)
+        games.setdefault(generated.spec.task_type, generated.game)
     return list(games.values())
 
 

@@ -5,7 +5,7 @@ from alfworld_games import as_downloaded, edit, game_like_the_real_ones, pairs, 
 
 from epo_trl.envs.alfworld.engine import NOTHING, State
 from epo_trl.envs.alfworld.pddl import Goal, display_names, read_goal
-from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.base import EnvError
 
 
@@ -46,26 +46,26 @@ def test_an_unknown_goal_is_refused_with_its_text_and_file(goal):
 def test_an_unknown_fact_is_refused_by_name(fact):
     game = edit(small_game(), "", fact)
     with pytest.raises(EnvError, match=f"edited.*{fact[1:-1].lower()}"):
-        World.of(game)
+        Scene.of(game)
 
 
 def test_other_rules_or_texts_are_refused():
     game = small_game()
     with pytest.raises(EnvError, match="pddl_domain"):
-        World.of(replace(game, domain=game.domain.replace("(isHot ?o)", "(isCool ?o)")))
+        Scene.of(replace(game, domain=game.domain.replace("(isHot ?o)", "(isCool ?o)")))
     with pytest.raises(EnvError, match="grammar"):
-        World.of(replace(game, grammar=game.grammar.replace("You open the", "You pry open the")))
+        Scene.of(replace(game, grammar=game.grammar.replace("You open the", "You pry open the")))
     with pytest.raises(EnvError, match="Your task is to"):
-        World.of(replace(game, grammar=game.grammar.replace("Your task is to", "Do")))
+        Scene.of(replace(game, grammar=game.grammar.replace("Your task is to", "Do")))
 
 
 def test_comments_and_layout_of_the_rules_do_not_matter():
     game = small_game()
-    assert World.of(replace(game, domain=game.domain.replace("\n", "  ; a comment\n\n"))).task
+    assert Scene.of(replace(game, domain=game.domain.replace("\n", "  ; a comment\n\n"))).task
 
 
 def test_an_inadmissible_action_changes_nothing():
-    state = State(World.of(small_game()))
+    state = State(Scene.of(small_game()))
     before = state.admissible
     for action in ("", "go to mars 1", "GO TO BED 1", "take bed 1 from bed 1", "\n", "🛏"):
         assert state.step(action) == NOTHING
@@ -74,7 +74,7 @@ def test_an_inadmissible_action_changes_nothing():
 
 
 def test_a_copy_goes_its_own_way():
-    state = State(World.of(game_like_the_real_ones()))
+    state = State(Scene.of(game_like_the_real_ones()))
     goto = next(action for action in state.admissible if action.startswith("go to fridge"))
     state.step(goto)
     twin = state.copy()
@@ -86,19 +86,19 @@ def test_a_copy_goes_its_own_way():
 
 
 def test_episodes_of_one_world_do_not_touch_each_other():
-    world = World.of(small_game())
-    first = State(world)
+    scene = Scene.of(small_game())
+    first = State(scene)
     start = first.describe(), first.admissible
     for _ in range(30):
         first.step(first.admissible[0])
         first.step(first.admissible[-1])
-    second = State(world)
+    second = State(scene)
     assert (second.describe(), second.admissible) == start
 
 
 def test_what_lies_in_a_movable_container_is_listed_when_it_is_held():
     game = game_like_the_real_ones()
-    state = State(World.of(game))
+    state = State(Scene.of(game))
     names = display_names(argument.lower() for row in pairs(game, "inReceptacle") for argument in row)
     holder = names[pairs(game, "inReceptacleObject")[0][1].lower()]
     place = names[dict(pairs(game, "inReceptacle"))[pairs(game, "inReceptacleObject")[0][1]].lower()]
@@ -109,13 +109,13 @@ def test_what_lies_in_a_movable_container_is_listed_when_it_is_held():
 
 
 def test_a_game_may_start_at_a_receptacle():
-    state = State(World.of(starting_at_a_receptacle(small_game())))
+    state = State(Scene.of(starting_at_a_receptacle(small_game())))
     assert state.describe().startswith("You are facing the ")
 
 
 def test_heat_and_cool_undo_each_other():
-    state = State(World.of(game_like_the_real_ones(index=0)))
-    egg = next(name for name, kind in state.world.object_type.items() if kind == "egg")
+    state = State(Scene.of(game_like_the_real_ones(index=0)))
+    egg = next(name for name, kind in state.scene.object_type.items() if kind == "egg")
     state.held = egg
     state._refresh()
     for action in ("go to microwave 1", f"heat {egg} with microwave 1"):
@@ -131,19 +131,19 @@ def test_games_in_the_form_of_the_download_are_the_same_games():
     game = small_game()
     downloaded = as_downloaded(game)
     assert "#help.feedback#" not in downloaded.grammar and "SinkType)" in downloaded.domain
-    assert World.of(downloaded) == World.of(game)
-    assert State(World.of(downloaded)).step("help").startswith("Available commands:\n  look: ")
+    assert Scene.of(downloaded) == Scene.of(game)
+    assert State(Scene.of(downloaded)).step("help").startswith("Available commands:\n  look: ")
     with pytest.raises(EnvError, match="grammar"):
-        World.of(replace(downloaded, grammar=downloaded.grammar.replace("use an object", "use it")))
+        Scene.of(replace(downloaded, grammar=downloaded.grammar.replace("use an object", "use it")))
 
 
 def test_a_room_with_a_sink_is_refused():
     with pytest.raises(EnvError, match="'sink'"):
-        World.of(edit(as_downloaded(small_game()), "", "(receptacleType Sink_bar_1 SinkType)"))
+        Scene.of(edit(as_downloaded(small_game()), "", "(receptacleType Sink_bar_1 SinkType)"))
 
 
 def test_games_from_before_alfworld_0_4_are_refused_with_the_way_to_newer_ones():
     game = small_game()
     old = game.grammar.replace("move {o} to {r}", "put {o} in/on {r}")
     with pytest.raises(EnvError, match="alfworld-download --force"):
-        World.of(replace(game, grammar=old))
+        Scene.of(replace(game, grammar=old))

@@ -11,7 +11,7 @@ from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import AlfworldData, GeneratedAlfworld
 from epo_trl.envs.alfworld.games import DESCRIPTION_FILE, GAME_FILE, find_games, load_game
 from epo_trl.envs.alfworld.generator import write_games
-from epo_trl.envs.alfworld.memory import AgentMemory
+from epo_trl.envs.alfworld.notes import AgentNotes
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.testing import EnvContract
 
@@ -114,12 +114,12 @@ def test_the_notes_come_from_the_texts_alone():
     for task_id in suite.task_ids("train"):
         turns = play(env, task_id, suite.make_expert())
         observation, info = next(turns)
-        memory = AgentMemory(observation, info["task"])
-        named = memory.unvisited
-        assert memory.fields(info["admissible_actions"]).items() <= info.items()
+        notes = AgentNotes(observation, info["task"])
+        named = notes.unvisited
+        assert notes.fields(info["admissible_actions"]).items() <= info.items()
         for observation, info in turns:
-            memory.note(observation)
-            assert memory.fields(info["admissible_actions"]).items() <= info.items()
+            notes.note(observation)
+            assert notes.fields(info["admissible_actions"]).items() <= info.items()
             assert sorted(info["visited"] + info["unvisited"]) == sorted(named)
             assert set(info["actions_here"]) == {
                 action
@@ -129,28 +129,28 @@ def test_the_notes_come_from_the_texts_alone():
 
 
 def test_the_notes_follow_an_episode():
-    memory = AgentMemory(
+    notes = AgentNotes(
         "You are in the middle of a room. Looking quickly around you, you see a bed 1, a safe 1, and a shelf 2."
     )
-    assert memory.unvisited == ("bed 1", "safe 1", "shelf 2")
+    assert notes.unvisited == ("bed 1", "safe 1", "shelf 2")
     for text in ("You arrive at shelf 2. On the shelf 2, you see a cd 1.", "You pick up the cd 1 from the shelf 2."):
-        memory.note(text)
-    assert (memory.visited, memory.holding, memory.here) == (("shelf 2",), "cd 1", "shelf 2")
-    memory.note("You arrive at bed 1. On the bed 1, you see nothing.")
-    memory.note("You move the cd 1 to the bed 1.")
-    assert (memory.visited, memory.unvisited) == (("shelf 2", "bed 1"), ("safe 1",))
-    assert memory.holding == "nothing"
-    memory.note("You arrive at shelf 2. On the shelf 2, you see nothing.")
-    assert (memory.visited, memory.here) == (("shelf 2", "bed 1"), "shelf 2")
+        notes.note(text)
+    assert (notes.visited, notes.holding, notes.here) == (("shelf 2",), "cd 1", "shelf 2")
+    notes.note("You arrive at bed 1. On the bed 1, you see nothing.")
+    notes.note("You move the cd 1 to the bed 1.")
+    assert (notes.visited, notes.unvisited) == (("shelf 2", "bed 1"), ("safe 1",))
+    assert notes.holding == "nothing"
+    notes.note("You arrive at shelf 2. On the shelf 2, you see nothing.")
+    assert (notes.visited, notes.here) == (("shelf 2", "bed 1"), "shelf 2")
 
 
 def test_what_the_task_names_is_noted_where_it_was_last_seen():
-    memory = AgentMemory("you see a bed 1, a desk 1, and a drawer 2.", "look at cd under the desklamp")
+    notes = AgentNotes("you see a bed 1, a desk 1, and a drawer 2.", "look at cd under the desklamp")
 
     def noted(*texts):
         for text in texts:
-            memory.note(text)
-        return memory.fields(())["noted"]
+            notes.note(text)
+        return notes.fields(())["noted"]
 
     assert noted("You arrive at bed 1. On the bed 1, you see a pillow 1.") == ()
     seen = noted("You arrive at desk 1. On the desk 1, you see a cd 2, a pen 1, and a desklamp 1.")
@@ -289,12 +289,12 @@ def test_a_list_of_names_is_never_taken_apart(written, make, bad):
 
 
 def test_a_receptacle_beside_the_one_gone_to_counts_as_visited_once_it_is_opened_or_examined():
-    memory = AgentMemory("Looking quickly around you, you see a drawer 2, a drawer 1, a shelf 1, and a bed 1.")
-    memory.note("You arrive at drawer 1. The drawer 1 is closed.")
-    memory.note("You open the drawer 2. The drawer 2 is open. In it, you see a pen 1.")
-    memory.note("On the shelf 1, you see nothing.")
-    assert (memory.visited, memory.unvisited) == (("drawer 1", "drawer 2", "shelf 1"), ("bed 1",))
-    assert memory.here == "drawer 1"
+    notes = AgentNotes("Looking quickly around you, you see a drawer 2, a drawer 1, a shelf 1, and a bed 1.")
+    notes.note("You arrive at drawer 1. The drawer 1 is closed.")
+    notes.note("You open the drawer 2. The drawer 2 is open. In it, you see a pen 1.")
+    notes.note("On the shelf 1, you see nothing.")
+    assert (notes.visited, notes.unvisited) == (("drawer 1", "drawer 2", "shelf 1"), ("bed 1",))
+    assert notes.here == "drawer 1"
 
 
 def test_a_split_of_size_zero_does_not_exist():

@@ -12,8 +12,8 @@ from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.env import AlfworldEnv, Opened
 from epo_trl.envs.alfworld.generator import generate
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
-from epo_trl.envs.alfworld.recipes import Filters
-from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.alfworld.scene import Scene
+from epo_trl.envs.alfworld.task_specs import Filters
 from epo_trl.models import build_tokenizer
 
 
@@ -102,8 +102,8 @@ def test_things_that_it_cannot_see_do_not_change_its_moves():
     emptied = edit(game, "|".join(map(re.escape, hidden)))
     seen = []
     for variant in (game, emptied):
-        world = World.of(variant)
-        env = AlfworldEnv(lambda _, world=world: Opened(State(world), world.task, world.goal.task_type))
+        scene = Scene.of(variant)
+        env = AlfworldEnv(lambda _, scene=scene: Opened(State(scene), scene.task, scene.goal.task_type))
         log, _ = play(env, "any", AlfworldExpert(1), turns=150)
         seen.append([(observation, action) for observation, _, _, action in log])
     assert hidden and seen[0][0] == seen[1][0]

@@ -13,9 +13,9 @@ from epo_trl.envs.alfworld.games import GAME_FILE, load_game
 from epo_trl.envs.alfworld.generator import generate, write_games
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.plan import scripted_plan
-from epo_trl.envs.alfworld.recipes import Filters, recipes, turns
 from epo_trl.envs.alfworld.rooms import HELD_OUT_ROOMS, ROOM_TYPES, load_room
-from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.alfworld.scene import Scene
+from epo_trl.envs.alfworld.task_specs import Filters, task_specs, type_order
 from epo_trl.envs.base import EnvError
 
 SPLITS = ("train", "iid", "ood")
@@ -44,22 +44,22 @@ def test_seeds_and_indices_give_different_games():
 
 
 def test_train_and_iid_share_no_recipe_and_ood_has_only_held_out_rooms():
-    found = {split: {r for group in recipes(split, Filters()).values() for r in group} for split in SPLITS}
+    found = {split: {r for group in task_specs(split, Filters()).values() for r in group} for split in SPLITS}
     assert not found["train"] & found["iid"]
-    assert {recipe.room for recipe in found["ood"]} == HELD_OUT_ROOMS
-    assert not HELD_OUT_ROOMS & {recipe.room for split in ("train", "iid") for recipe in found[split]}
+    assert {spec.room for spec in found["ood"]} == HELD_OUT_ROOMS
+    assert not HELD_OUT_ROOMS & {spec.room for split in ("train", "iid") for spec in found[split]}
     assert len(found["train"]) > 5 * len(found["iid"]) > 5 * 1000
 
 
 def test_task_types_come_in_the_shares_of_the_real_games_evenly_spread():
     """The shares of the 3,553 real training games, in percent; see docs/alfworld.md."""
     real = dict(zip(TASK_TYPES, (22.2, 8.7, 18.3, 12.9, 15.0, 22.9), strict=True))
-    order = turns(TASK_TYPES)
+    order = type_order(TASK_TYPES)
     assert all(abs(order.count(name) / len(order) * 100 - share) < 3 for name, share in real.items())
     for length in range(1, len(order) + 1):
         assert all(abs(order[:length].count(name) - length * order.count(name) / len(order)) < 1 for name in real)
     for split in SPLITS:
-        assert [generate(split, index, 0).recipe.task_type for index in (0, 1, 24)] == [order[i] for i in (0, 1, 1)]
+        assert [generate(split, index, 0).spec.task_type for index in (0, 1, 24)] == [order[i] for i in (0, 1, 1)]
 
 
 def test_rooms_hold_about_as_many_things_as_real_ones():
@@ -68,11 +68,11 @@ def test_rooms_hold_about_as_many_things_as_real_ones():
     seen, empty = defaultdict(list), []
     for index in range(138):
         generated = generate("train", index, 0)
-        world = World.of(generated.game)
-        things = [thing for things in world.start.contents.values() for thing in things]
-        counts = len(things), len({world.object_type[thing] for thing in things})
-        seen[load_room(generated.recipe.room).room_type].append(counts)
-        empty.append(sum(not world.start.contents.get(name) for name in world.receptacles) / len(world.receptacles))
+        scene = Scene.of(generated.game)
+        things = [thing for things in scene.start.contents.values() for thing in things]
+        counts = len(things), len({scene.object_type[thing] for thing in things})
+        seen[load_room(generated.spec.room).room_type].append(counts)
+        empty.append(sum(not scene.start.contents.get(name) for name in scene.receptacles) / len(scene.receptacles))
     for name, expected in real.items():
         means = [statistics.fmean(values) for values in zip(*seen[name], strict=True)]
         assert means == pytest.approx(expected, rel=0.2)
@@ -81,7 +81,7 @@ def test_rooms_hold_about_as_many_things_as_real_ones():
 
 
 def test_what_lies_on_the_floor_is_no_task():
-    kinds = {r.object_kind for split in SPLITS for group in recipes(split, Filters()).values() for r in group}
+    kinds = {r.object_kind for split in SPLITS for group in task_specs(split, Filters()).values() for r in group}
     assert not kinds & {"BaseballBat", "BasketBall", "Plunger", "TennisRacket", "WateringCan", "Television", "DeskLamp"}
 
 
@@ -89,16 +89,16 @@ def test_what_lies_on_the_floor_is_no_task():
 def test_the_scripted_plan_wins_and_the_game_is_not_won_before(split):
     for index in range(60):
         generated = generate(split, index, 11)
-        world = World.of(generated.game)
-        assert world.goal.task_type == generated.recipe.task_type
-        assert 3 <= len(scripted_plan(world)) <= 14
+        scene = Scene.of(generated.game)
+        assert scene.goal.task_type == generated.spec.task_type
+        assert 3 <= len(scripted_plan(scene)) <= 14
 
 
 def test_filters_hold_in_every_split():
     for split in SPLITS:
         for index in range(20):
-            recipe = generate(split, index, 0, SMALL).recipe
-            room = load_room(recipe.room)
+            spec = generate(split, index, 0, SMALL).spec
+            room = load_room(spec.room)
             assert room.room_type in ("bedrooms", "bathrooms") and len(room.receptacles) <= 16
 
 
@@ -119,9 +119,9 @@ def test_bad_filters_are_named(bad, message):
 
 def test_filters_that_leave_nothing_say_so():
     with pytest.raises(EnvError, match="look_at_obj_in_light"):
-        recipes("train", Filters(task_types=("look_at_obj_in_light",), room_types=("bathrooms",)))
+        task_specs("train", Filters(task_types=("look_at_obj_in_light",), room_types=("bathrooms",)))
     with pytest.raises(EnvError, match="no game of the split 'ood'"):
-        recipes("ood", Filters(max_receptacles=6))
+        task_specs("ood", Filters(max_receptacles=6))
 
 
 def test_every_room_has_named_furniture_and_free_floor():
@@ -149,11 +149,11 @@ def test_a_broken_run_is_completed_and_leaves_no_half_game(tmp_path, monkeypatch
 
     original, calls = generator.scripted_plan, []
 
-    def fail_on_the_third(world):
-        calls.append(world)
+    def fail_on_the_third(scene):
+        calls.append(scene)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return original(world)
+        return original(scene)
 
     monkeypatch.setattr(generator, "scripted_plan", fail_on_the_third)
     with pytest.raises(KeyboardInterrupt):

@@ -21,7 +21,7 @@ from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.games import GAME_FILE
 from epo_trl.envs.alfworld.generator import write_games
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
-from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.alfworld.scene import Scene
 
 pytestmark = pytest.mark.games
 textworld = pytest.importorskip("textworld", reason="needs the extra 'alfworld'")
@@ -81,7 +81,7 @@ def test_both_engines_answer_each_odd_form_of_an_action_alike(engines, form):
 def engines():
     game = small_game()
     engine = StockEngine()
-    yield State(World.of(game)), engine.start(game)
+    yield State(Scene.of(game)), engine.start(game)
     engine.close()
 
 

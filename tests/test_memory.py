@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from epo_trl.cli import main
-from epo_trl.memory import PRESETS, ModelShape, Run, format_table, host_bytes, memory_per_gpu, shape_of
+from epo_trl.memory import PRESETS, ModelShape, Run, format_memory_table, host_bytes, memory_per_gpu, shape_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 # One layer: attention 2 * 4 * 4 + 2 * 4 * 2 = 48, biases 4 + 2 * 2 = 8, feed-forward 3 * 4 * 10 = 120, norms 8: 184.
@@ -96,7 +96,7 @@ def test_a_bad_setting_is_named(changes, message):
 def test_the_table_of_the_docs_is_that_of_the_command(changes, capsys):
     assert main(["memory", *(["--critic"] if changes else [])]) == 0
     table = capsys.readouterr().out
-    assert table == format_table(**changes) + "\n"
+    assert table == format_memory_table(**changes) + "\n"
     assert table in (DOCS / "memory.md").read_text(encoding="utf-8")
 
 

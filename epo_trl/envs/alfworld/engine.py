@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.alfworld.scene import Scene
 
 NOTHING = "Nothing happens."
 _TOOLS = {"clean": ("sinkbasin", "cleanable"), "heat": ("microwave", "heatable"), "cool": ("fridge", "coolable")}
@@ -30,7 +30,7 @@ class State:
     """One episode of a game. Cheap to make, to copy and to step; holds no global state.
 
     Args:
-        world: The game.
+        scene: The game.
 
     Attributes:
         admissible: Actions that do something now, sorted.
@@ -38,13 +38,13 @@ class State:
     """
 
     __slots__ = (
-        *("world", "location", "held", "opened", "contents", "seen_from", "taken", "marks"),
+        *("scene", "location", "held", "opened", "contents", "seen_from", "taken", "marks"),
         *("admissible", "won", "_commands"),
     )
 
-    def __init__(self, world: World) -> None:
-        start = world.start
-        self.world = world
+    def __init__(self, scene: Scene) -> None:
+        start = scene.start
+        self.scene = scene
         self.location = start.location
         self.held = ""  # the object in the hand
         self.opened = start.opened
@@ -65,7 +65,7 @@ class State:
     def step(self, action: str) -> str:
         """Returns the game's answer. An action that is not admissible changes nothing."""
         action = action.strip()
-        destination = self.world.travel(self.location)[0].get(action)
+        destination = self.scene.travel(self.location)[0].get(action)
         if destination is not None:
             self.location = destination
             receptacle = action.removeprefix("go to ")
@@ -82,9 +82,9 @@ class State:
 
     def describe(self) -> str:
         """Returns what `look` says at the start of the game; later `look` lists no receptacles from mid-room."""
-        if self.location in self.world.at:
+        if self.location in self.scene.at:
             return self._look()
-        return f"{_MIDDLE}{_listing(list(self.world.receptacles))}."
+        return f"{_MIDDLE}{_listing(list(self.scene.receptacles))}."
 
     # What can be done, and whether it is done.
 
@@ -94,22 +94,22 @@ class State:
             "inventory": (State._inventory,),
             "look": (State._look,),
         }
-        for receptacle in self.world.at.get(self.location, ()):
+        for receptacle in self.scene.at.get(self.location, ()):
             self._add_commands_at(receptacle, commands)
         if self.held:
             commands[f"examine {self.held}"] = (State._object_text, self.held)
-            if self.world.object_type.get(self.held) in _KNIVES:
-                for thing in self.world.having["sliceable"]:
+            if self.scene.object_type.get(self.held) in _KNIVES:
+                for thing in self.scene.having["sliceable"]:
                     if self.location in self.seen_from.get(thing, ()):
                         commands[f"slice {thing} with {self.held}"] = (State._slice, thing)
         self._commands = commands
-        self.admissible = tuple(sorted(self.world.travel(self.location)[1] + list(commands)))
+        self.admissible = tuple(sorted(self.scene.travel(self.location)[1] + list(commands)))
         self.won = self._is_won()
 
     def _add_commands_at(self, receptacle: str, commands: dict[str, tuple[Any, ...]]) -> None:
-        world, held, contents = self.world, self.held, self.contents.get(receptacle, ())
+        scene, held, contents = self.scene, self.held, self.contents.get(receptacle, ())
         commands[f"examine {receptacle}"] = (State._receptacle_text, receptacle)
-        if receptacle not in world.having["openable"]:
+        if receptacle not in scene.having["openable"]:
             reachable = True
         elif receptacle in self.opened:
             reachable = True
@@ -117,42 +117,42 @@ class State:
         else:
             reachable = False
             commands[f"open {receptacle}"] = (State._open, receptacle)
-        kind = world.receptacle_type.get(receptacle, "")
-        if reachable and held and world.object_type.get(held) in world.holdable.get(kind, ()):
+        kind = scene.receptacle_type.get(receptacle, "")
+        if reachable and held and scene.object_type.get(held) in scene.holdable.get(kind, ()):
             commands[f"move {held} to {receptacle}"] = (State._put, held, receptacle)
         for thing in contents:
-            if reachable and not held and thing in world.having["pickupable"]:
+            if reachable and not held and thing in scene.having["pickupable"]:
                 commands[f"take {thing} from {receptacle}"] = (State._take, thing, receptacle)
-            if thing in world.having["toggleable"]:
+            if thing in scene.having["toggleable"]:
                 commands[f"use {thing}"] = (State._use, thing)
         for verb, (tool, ability) in _TOOLS.items():
-            if held and kind == tool and held in world.having[ability]:
+            if held and kind == tool and held in scene.having[ability]:
                 commands[f"{verb} {held} with {receptacle}"] = (State._treat, verb, held, receptacle)
 
     def _is_won(self) -> bool:
-        world, goal = self.world, self.world.goal
+        scene, goal = self.scene, self.scene.goal
         if goal.task_type == "look_at_obj_in_light":
-            if world.object_type.get(self.held) != goal.object_type:
+            if scene.object_type.get(self.held) != goal.object_type:
                 return False
-            near = (thing for r in world.at.get(self.location, ()) for thing in self.contents.get(r, ()))
+            near = (thing for r in scene.at.get(self.location, ()) for thing in self.contents.get(r, ()))
             return any(
-                world.object_type.get(t) == goal.target_type
+                scene.object_type.get(t) == goal.target_type
                 and t in self.marks["toggled"]
-                and t in world.having["toggleable"]
+                and t in scene.having["toggleable"]
                 for t in near
             )
         return any(
             sum(map(self._counts, things)) >= goal.count
             for receptacle, things in self.contents.items()
-            if len(things) >= goal.count and world.receptacle_type.get(receptacle) == goal.target_type
+            if len(things) >= goal.count and scene.receptacle_type.get(receptacle) == goal.target_type
         )
 
     def _counts(self, thing: str) -> bool:
         """Whether a thing is of the goal's type and in the goal's state."""
-        goal = self.world.goal
-        if self.world.object_type.get(thing) != goal.object_type:
+        goal = self.scene.goal
+        if self.scene.object_type.get(thing) != goal.object_type:
             return False
-        return not goal.state or (thing in self.marks[goal.state] and thing in self.world.having[_ABILITY[goal.state]])
+        return not goal.state or (thing in self.marks[goal.state] and thing in self.scene.having[_ABILITY[goal.state]])
 
     # What happens.
 
@@ -173,7 +173,7 @@ class State:
 
     def _put(self, thing: str, receptacle: str) -> str:
         things = {*self.contents.get(receptacle, ()), thing}
-        self.contents[receptacle] = tuple(sorted(things, key=self.world.rank.__getitem__))
+        self.contents[receptacle] = tuple(sorted(things, key=self.scene.rank.__getitem__))
         self.seen_from[thing] = self.seen_from.get(thing, frozenset()) | {self.location}
         self.taken -= {(thing, receptacle)}
         self.held = ""
@@ -197,31 +197,31 @@ class State:
     # What is seen.
 
     def _receptacle_text(self, receptacle: str) -> str:
-        if receptacle not in self.world.having["openable"]:
+        if receptacle not in self.scene.having["openable"]:
             return f"On the {receptacle}, you see {_listing(self.contents.get(receptacle, ()))}."
         if receptacle not in self.opened:
             return f"The {receptacle} is closed."
         return f"The {receptacle} is open. In it, you see {_listing(self.contents.get(receptacle, ()))}."
 
     def _object_text(self, thing: str) -> str:
-        world = self.world
-        if thing in world.having["isreceptacleobject"]:
-            return f"This is a normal {thing}. In it, you see {_listing(world.inside.get(thing, ()))}."
+        scene = self.scene
+        if thing in scene.having["isreceptacleobject"]:
+            return f"This is a normal {thing}. In it, you see {_listing(scene.inside.get(thing, ()))}."
         for marks, words in _LOOKS:
             if all(thing in self.marks[mark] for mark in marks):
                 return f"This is a {words} {thing}."
-        if thing in world.having["toggleable"] and thing in self.marks["toggled"]:
+        if thing in scene.having["toggleable"] and thing in self.marks["toggled"]:
             return f"This {thing} is on."
-        if thing in world.having["sliceable"] and thing in self.marks["sliced"]:
+        if thing in scene.having["sliceable"] and thing in self.marks["sliced"]:
             return f"This is a sliced {thing}."
         return f"There's nothing special about {thing}."
 
     def _look(self) -> str:
-        here = self.world.at.get(self.location, ())
+        here = self.scene.at.get(self.location, ())
         if not here:
             return f"{_MIDDLE}nothing."
         around = sorted(
-            (t for t, places in self.seen_from.items() if self.location in places), key=self.world.rank.__getitem__
+            (t for t, places in self.seen_from.items() if self.location in places), key=self.scene.rank.__getitem__
         )
         loose = [thing for thing in around for receptacle in here if (thing, receptacle) in self.taken]
         return f"You are facing the {_join(here)}. Next to it, you see {_listing(loose)}."
@@ -230,7 +230,7 @@ class State:
         return f"You are carrying: a {self.held}." if self.held else "You are not carrying anything."
 
     def _help(self) -> str:
-        return self.world.help_text
+        return self.scene.help_text
 
 
 _MIDDLE = "You are in the middle of a room. Looking quickly around you, you see "

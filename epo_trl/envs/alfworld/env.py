@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from epo_trl.envs.alfworld.memory import AgentMemory
+from epo_trl.envs.alfworld.notes import AgentNotes
 from epo_trl.envs.base import EnvError, Info, TextEnv
 
 ENGINES = ("fast", "textworld")
@@ -44,7 +44,7 @@ class AlfworldEnv(TextEnv):
 
     The reward is 1.0 on the step that wins, which also terminates the episode, and 0.0 otherwise. The environment never
     truncates. Apart from the keys of the contract, `info` holds `visited`, `unvisited`, `holding`, `here`,
-    `noted` and `actions_here` (see `AgentMemory`).
+    `noted` and `actions_here` (see `AgentNotes`).
 
     Args:
         open_task: Task id to a fresh episode. Raises `EnvError` for an unknown id.
@@ -67,7 +67,7 @@ class AlfworldEnv(TextEnv):
             raise EnvError(f"reset: got options={options!r}, expected options={{'task_id': 'train/0'}} or another id")
         self._opened = self._open_task(task_id)
         observation = self._opened.play.describe()
-        self._memory = AgentMemory(observation, self._opened.task)
+        self._notes = AgentNotes(observation, self._opened.task)
         return observation, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
@@ -81,7 +81,7 @@ class AlfworldEnv(TextEnv):
         play = self._opened.play
         before = play.won
         observation = play.step(action)
-        self._memory.note(observation)
+        self._notes.note(observation)
         won = play.won
         return observation, float(won and not before), won, False, self._info()
 
@@ -100,5 +100,5 @@ class AlfworldEnv(TextEnv):
             "won": opened.play.won,
             "task": opened.task,
             "task_type": opened.task_type,
-            **self._memory.fields(admissible),
+            **self._notes.fields(admissible),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from epo_trl.envs.alfworld.memory import EMPTY_HANDS, MIDDLE, MOVED, SHOWN, listed_things
+from epo_trl.envs.alfworld.notes import EMPTY_HANDS, MIDDLE, MOVED, SHOWN, listed_things
 from epo_trl.envs.base import EnvError, Info
 
 _LOOK = re.compile(r"(?:look at|examine the) (\w+) (?:under|with) the (\w+)")

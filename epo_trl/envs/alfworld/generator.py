@@ -19,7 +19,6 @@ from typing import Any
 from epo_trl.envs.alfworld.games import GAME_FILE, SPLIT_FOLDERS, Game
 from epo_trl.envs.alfworld.placement import Item, place_all
 from epo_trl.envs.alfworld.plan import scripted_plan
-from epo_trl.envs.alfworld.recipes import ROOM_SHARES, Filters, Recipe, menu, turns
 from epo_trl.envs.alfworld.rooms import (
     Location,
     Room,
@@ -31,7 +30,8 @@ from epo_trl.envs.alfworld.rooms import (
     package_folder,
     portable_kinds,
 )
-from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.alfworld.scene import Scene
+from epo_trl.envs.alfworld.task_specs import ROOM_SHARES, Filters, TaskSpec, task_specs_by_object, type_order
 from epo_trl.envs.base import EnvError
 
 _ATTEMPTS = 100
@@ -39,32 +39,32 @@ _ATTEMPTS = 100
 
 @dataclass(frozen=True, slots=True)
 class GeneratedGame:
-    """A generated game, the recipe that it follows, and the name of its folder on disk."""
+    """A generated game, what it is about, and the name of its folder on disk."""
 
     game: Game
-    recipe: Recipe
+    spec: TaskSpec
     trial: str
 
     @property
     def folder(self) -> str:
         """Path below the split folder, in ALFWorld's layout."""
-        r = self.recipe
+        r = self.spec
         return f"{r.task_type}-{r.object_kind}-None-{r.target_kind}-{r.room}/{self.trial}"
 
     def trajectory(self) -> dict[str, Any]:
         """Returns the content of `traj_data.json`, as far as `AlfredTWEnv` reads it."""
-        look = self.recipe.target_kind == "DeskLamp"
+        look = self.spec.target_kind == "DeskLamp"
         return {
             "task_id": self.trial,
-            "task_type": self.recipe.task_type,
+            "task_type": self.spec.task_type,
             "pddl_params": {
-                "object_target": self.recipe.object_kind,
-                "parent_target": "" if look else self.recipe.target_kind,
-                "toggle_target": self.recipe.target_kind if look else "",
+                "object_target": self.spec.object_kind,
+                "parent_target": "" if look else self.spec.target_kind,
+                "toggle_target": self.spec.target_kind if look else "",
                 "mrecep_target": "",
                 "object_sliced": False,
             },
-            "scene": {"floor_plan": f"FloorPlan{self.recipe.room}", "scene_num": self.recipe.room},
+            "scene": {"floor_plan": f"FloorPlan{self.spec.room}", "scene_num": self.spec.room},
             "turk_annotations": {"anns": [{"task_desc": self.game.task}]},
         }
 
@@ -72,38 +72,38 @@ class GeneratedGame:
 def generate(split: str, index: int, seed: int, filters: Filters | None = None) -> GeneratedGame:
     """Returns game number `index` of a split: the same text for the same arguments, in every process.
 
-    Task types take turns, in the shares of `TURNS`; then a kind of room is drawn, by the shares of `ROOM_SHARES`, an
-    object that tasks there are about, target and room, and where things lie.
+    Task types take turns, in the shares of `TYPE_COUNTS`; then a kind of room is drawn, by the shares of `ROOM_SHARES`,
+    an object that tasks there are about, target and room, and where things lie.
 
     Args:
-        split: `"train"`, `"iid"` (recipes that "train" never has) or `"ood"` (held-out rooms).
+        split: `"train"`, `"iid"` (tasks that "train" never has) or `"ood"` (held-out rooms).
         index: From 0, without an upper limit.
         seed: Games of different seeds differ.
         filters: Which games are wanted.
     """
-    choices = menu(split, filters or Filters())
-    order = turns(tuple(choices))
+    choices = task_specs_by_object(split, filters or Filters())
+    order = type_order(tuple(choices))
     task_type = order[index % len(order)]
     by_room = choices[task_type]
     shares = [ROOM_SHARES[task_type][room_type] for room_type in by_room]
     rng = random.Random(f"alfworld/{seed}/{split}/{index}")
     for _ in range(_ATTEMPTS):
         by_object = by_room[rng.choices(list(by_room), shares)[0]]
-        recipe = rng.choice(by_object[rng.choice(list(by_object))])
-        room = load_room(recipe.room)
-        items = place_all(rng, room, recipe)
+        spec = rng.choice(by_object[rng.choice(list(by_object))])
+        room = load_room(spec.room)
+        items = place_all(rng, room, spec)
         if items is not None:
             break
     else:
         raise EnvError(f"no room for the objects of game {split}/{index} in {_ATTEMPTS} attempts; widen the filters")
     trial = f"trial_T{rng.getrandbits(48):012x}"
-    problem = _problem(rng, room, recipe, items, trial)
+    problem = _problem(rng, room, spec, items, trial)
     domain, grammar = _rules()
-    names = {"obj": recipe.object_kind.lower(), "recep": recipe.target_kind.lower(), "mrecep": ""}
-    templates = goal_library()[recipe.task_type]["templates"]
-    task = rng.choice(templates).format(**names, toggle=recipe.target_kind.lower())
+    names = {"obj": spec.object_kind.lower(), "recep": spec.target_kind.lower(), "mrecep": ""}
+    templates = goal_library()[spec.task_type]["templates"]
+    task = rng.choice(templates).format(**names, toggle=spec.target_kind.lower())
     game = Game(f"{split}/{index}", problem, domain, grammar.replace("UNKNOWN GOAL", task))
-    return GeneratedGame(game, recipe, trial)
+    return GeneratedGame(game, spec, trial)
 
 
 @cache
@@ -113,7 +113,7 @@ def _rules() -> tuple[str, str]:
     return (folder / "alfred.pddl").read_text(), (folder / "alfred.twl2").read_text()
 
 
-def _problem(rng: random.Random, room: Room, recipe: Recipe, items: list[Item], trial: str) -> str:
+def _problem(rng: random.Random, room: Room, spec: TaskSpec, items: list[Item], trial: str) -> str:
     """Returns the PDDL problem of a game."""
     stands = {receptacle.location for receptacle in room.receptacles}
     start = (*rng.choice(room.floor), rng.randrange(4), 30)
@@ -125,12 +125,12 @@ def _problem(rng: random.Random, room: Room, recipe: Recipe, items: list[Item], 
     objects += [f"{_mangle(item.identifier)} - object" for item in items]
     objects += [f"{_mangle(receptacle.identifier)} - receptacle" for receptacle in room.receptacles]
     objects += [f"{_place_name(location)} - location" for location in sorted(stands | {start})]
-    facts = [*_room_facts(room, items), f"(atLocation agent1 {_place_name(start)})", *_item_facts(recipe, items)]
-    look = recipe.target_kind == "DeskLamp"
-    goal = goal_library()[recipe.task_type]["pddl"].format(
-        obj=recipe.object_kind,
-        recep="" if look else recipe.target_kind,
-        toggle=recipe.target_kind if look else "",
+    facts = [*_room_facts(room, items), f"(atLocation agent1 {_place_name(start)})", *_item_facts(spec, items)]
+    look = spec.target_kind == "DeskLamp"
+    goal = goal_library()[spec.task_type]["pddl"].format(
+        obj=spec.object_kind,
+        recep="" if look else spec.target_kind,
+        toggle=spec.target_kind if look else "",
         mrecep="",
     )
     lines = [f"(define (problem plan_{trial})", "(:domain alfred)", "(:objects", *objects, ")", "(:init", *facts, ")"]
@@ -150,7 +150,7 @@ def _room_facts(room: Room, items: list[Item]) -> list[str]:
     return facts
 
 
-def _item_facts(recipe: Recipe, items: list[Item]) -> list[str]:
+def _item_facts(spec: TaskSpec, items: list[Item]) -> list[str]:
     able = constants().VAL_ACTION_OBJECTS
     facts = []
     for item in items:
@@ -167,7 +167,7 @@ def _item_facts(recipe: Recipe, items: list[Item]) -> list[str]:
             facts.append(f"(pickupable {name})")
         if item.kind in constants().MOVABLE_RECEPTACLES_SET:
             facts.append(f"(isReceptacleObject {name})")
-        if item.kind == recipe.object_kind and item.receptacle.kind == "Fridge":
+        if item.kind == spec.object_kind and item.receptacle.kind == "Fridge":
             facts.append(f"(isCool {name})")  # as in ALFRED: what lies in the fridge is cold
     return facts
 
@@ -222,7 +222,7 @@ def write_games(
 
 
 def _write_one(folder: Path, generated: GeneratedGame) -> None:
-    plan = scripted_plan(World.of(generated.game))
+    plan = scripted_plan(Scene.of(generated.game))
     game = generated.game
     solved = Game(game.source, game.problem, game.domain, game.grammar, walkthrough=tuple(plan))
     folder.parent.mkdir(parents=True, exist_ok=True)

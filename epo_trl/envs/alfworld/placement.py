@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from epo_trl.envs.alfworld.recipes import Recipe
 from epo_trl.envs.alfworld.rooms import (
     LAMP_STANDS,
     Receptacle,
@@ -15,6 +14,7 @@ from epo_trl.envs.alfworld.rooms import (
     portable_kinds,
     thor_id,
 )
+from epo_trl.envs.alfworld.task_specs import TaskSpec
 
 # The numbers below bring averages close to those of the real games: benchmarks/compare_alfworld_games.py.
 _CAPACITY = {
@@ -50,19 +50,19 @@ class Item:
     receptacle: Receptacle
 
 
-def place_all(rng: random.Random, room: Room, recipe: Recipe) -> list[Item] | None:
+def place_all(rng: random.Random, room: Room, spec: TaskSpec) -> list[Item] | None:
     """Returns where everything lies, or `None` if the objects of the task do not fit."""
     items: list[Item] = []
-    needed = 2 if recipe.task_type == "pick_two_obj_and_place" else 1
+    needed = 2 if spec.task_type == "pick_two_obj_and_place" else 1
     # None of them may lie at the target, or the game could be won at the start.
-    wanted = max(needed, _how_many(rng, recipe.object_kind))
-    if _place(rng, room, recipe.object_kind, wanted, items, banned=recipe.target_kind) < needed:
+    wanted = max(needed, _how_many(rng, spec.object_kind))
+    if _place(rng, room, spec.object_kind, wanted, items, banned=spec.target_kind) < needed:
         return None
     for kind, stands in _STANDS.items():
         free = [receptacle for receptacle in room.receptacles if receptacle.kind in stands]
         if kind in room.object_kinds and free:
             items.append(_new_item(rng, kind, rng.choice(free), items))
-    for kind in sorted(room.object_kinds & portable_kinds() - {recipe.object_kind}):
+    for kind in sorted(room.object_kinds & portable_kinds() - {spec.object_kind}):
         _place(rng, room, kind, _how_many(rng, kind), items)
     return items
 

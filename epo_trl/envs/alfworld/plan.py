@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from epo_trl.envs.alfworld.engine import State
-from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.base import EnvError
 
 _VERBS = {"clean": ("clean", "sinkbasin"), "hot": ("heat", "microwave"), "cool": ("cool", "fridge")}
@@ -12,18 +12,18 @@ _VERBS = {"clean": ("clean", "sinkbasin"), "hot": ("heat", "microwave"), "cool":
 class _Planner:
     """Plays a game with full knowledge and writes down what it does."""
 
-    def __init__(self, world: World) -> None:
-        self.world, self.state = world, State(world)
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.state = scene, State(scene)
         self.actions: list[str] = []
 
     def do(self, action: str) -> None:
         if action not in self.state.admissible:
-            raise EnvError(f"the scripted plan for {self.world.task!r} wants {action!r}, which is not admissible")
+            raise EnvError(f"the scripted plan for {self.scene.task!r} wants {action!r}, which is not admissible")
         self.state.step(action)
         self.actions.append(action)
 
     def go(self, receptacle: str) -> None:
-        if self.state.location != self.world.receptacles[receptacle]:
+        if self.state.location != self.scene.receptacles[receptacle]:
             self.do(f"go to {receptacle}")
 
     def reach_into(self, receptacle: str) -> None:
@@ -40,46 +40,46 @@ class _Planner:
         self.do(f"move {thing} to {receptacle}")
 
 
-def scripted_plan(world: World) -> list[str]:
+def scripted_plan(scene: Scene) -> list[str]:
     """Returns actions that win a game.
 
     Raises:
         EnvError: If the plan does not win.
     """
-    planner, goal = _Planner(world), world.goal
+    planner, goal = _Planner(scene), scene.goal
     sources = {
         thing: receptacle
-        for receptacle, things in world.start.contents.items()
+        for receptacle, things in scene.start.contents.items()
         for thing in things
-        if receptacle in world.receptacles and world.receptacle_type.get(receptacle) != goal.target_type
+        if receptacle in scene.receptacles and scene.receptacle_type.get(receptacle) != goal.target_type
     }
-    closed = world.having["openable"]
-    wanted = [t for t in sources if world.object_type.get(t) == goal.object_type and t in world.having["pickupable"]]
-    wanted.sort(key=lambda thing: (sources[thing] in closed, world.rank[thing]))
+    closed = scene.having["openable"]
+    wanted = [t for t in sources if scene.object_type.get(t) == goal.object_type and t in scene.having["pickupable"]]
+    wanted.sort(key=lambda thing: (sources[thing] in closed, scene.rank[thing]))
     if goal.task_type == "look_at_obj_in_light":
-        lamps = [t for t in sources if world.object_type.get(t) == goal.target_type]
+        lamps = [t for t in sources if scene.object_type.get(t) == goal.target_type]
         for thing, lamp in zip(wanted[:1], lamps[:1], strict=False):
             planner.take(thing, sources[thing])
             planner.go(sources[lamp])
             planner.do(f"use {lamp}")
     else:
-        targets = _of_type(world, goal.target_type)
+        targets = _of_type(scene, goal.target_type)
         for thing in wanted[: goal.count]:
             planner.take(thing, sources[thing])
             if goal.state:
                 verb, tool_type = _VERBS[goal.state]
-                tool = _of_type(world, tool_type)[0]
+                tool = _of_type(scene, tool_type)[0]
                 planner.go(tool)
                 planner.do(f"{verb} {thing} with {tool}")
             planner.put(thing, targets[0])
     if not planner.state.won:
-        raise EnvError(f"the scripted plan for {world.task!r} does not win: {planner.actions}")
+        raise EnvError(f"the scripted plan for {scene.task!r} does not win: {planner.actions}")
     return planner.actions
 
 
-def _of_type(world: World, receptacle_type: str) -> list[str]:
+def _of_type(scene: Scene, receptacle_type: str) -> list[str]:
     """Returns the receptacles of a type, those that are always open first."""
-    found = [r for r in world.receptacles if world.receptacle_type.get(r) == receptacle_type]
+    found = [r for r in scene.receptacles if scene.receptacle_type.get(r) == receptacle_type]
     if not found:
-        raise EnvError(f"the room of {world.task!r} has no {receptacle_type}")
-    return sorted(found, key=lambda receptacle: receptacle in world.having["openable"])
+        raise EnvError(f"the room of {scene.task!r} has no {receptacle_type}")
+    return sorted(found, key=lambda receptacle: receptacle in scene.having["openable"])

@@ -1,4 +1,4 @@
-"""ALFWorld in TextWorld's own engine: slow, and the reference for ours."""
+"""ALFWorld in TextWorld's own engine: slow, and what ours is compared with."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from epo_trl.envs.alfworld.expert import AlfworldExpert
 from epo_trl.envs.alfworld.games import GAME_FILE, SPLIT_FOLDERS, Found, Game, find_games, load_game
 from epo_trl.envs.alfworld.generator import GeneratedGame, generate
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
-from epo_trl.envs.alfworld.recipes import Filters, recipes
-from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.alfworld.scene import Scene
+from epo_trl.envs.alfworld.task_specs import Filters, task_specs
 from epo_trl.envs.base import EnvError, TaskSuite
 
 _CACHED_GAMES = 1024
@@ -28,13 +28,13 @@ def _generated(split: str, index: int, seed: int, filters: Filters) -> Generated
 
 
 @lru_cache(maxsize=_CACHED_GAMES)
-def _generated_world(split: str, index: int, seed: int, filters: Filters) -> World:
-    return World.of(generate(split, index, seed, filters).game)
+def _generated_scene(split: str, index: int, seed: int, filters: Filters) -> Scene:
+    return Scene.of(generate(split, index, seed, filters).game)
 
 
 @lru_cache(maxsize=_CACHED_GAMES)
-def _stored_world(path: Path) -> World:
-    return World.of(load_game(path))
+def _stored_scene(path: Path) -> Scene:
+    return Scene.of(load_game(path))
 
 
 class _AlfworldSuite(TaskSuite):
@@ -64,15 +64,15 @@ class _AlfworldSuite(TaskSuite):
         return AlfworldExpert(seed)
 
     def _open_fast(self, task_id: str) -> Opened:
-        world = self._world(task_id)
-        return Opened(State(world), world.task, world.goal.task_type)
+        scene = self._scene(task_id)
+        return Opened(State(scene), scene.task, scene.goal.task_type)
 
     @abstractmethod
     def _game(self, task_id: str) -> tuple[Game, str]:
         """Returns a game and its task type."""
 
     @abstractmethod
-    def _world(self, task_id: str) -> World:
+    def _scene(self, task_id: str) -> Scene:
         """Returns a game as the fast engine reads it."""
 
 
@@ -115,7 +115,7 @@ class GeneratedAlfworld(_AlfworldSuite):
             if size < 0:
                 raise EnvError(f"n_{split}: got {size}, expected 0 or more")
             if size:
-                recipes(split, self.filters)
+                task_specs(split, self.filters)
         self.splits = tuple(split for split, size in self.sizes.items() if size)
 
     def task_ids(self, split: str) -> list[str]:
@@ -132,10 +132,10 @@ class GeneratedAlfworld(_AlfworldSuite):
 
     def _game(self, task_id: str) -> tuple[Game, str]:
         generated = _generated(*self._place(task_id))
-        return generated.game, generated.recipe.task_type
+        return generated.game, generated.spec.task_type
 
-    def _world(self, task_id: str) -> World:
-        return _generated_world(*self._place(task_id))
+    def _scene(self, task_id: str) -> Scene:
+        return _generated_scene(*self._place(task_id))
 
 
 class AlfworldData(_AlfworldSuite):
@@ -176,7 +176,7 @@ class AlfworldData(_AlfworldSuite):
             _report_missing(folder, found)
             if self.engine == "fast":
                 for path in found.games:
-                    _stored_world(path)
+                    _stored_scene(path)
             self._ids[split] = [path.parent.relative_to(self.root).as_posix() for path in found.games]
         return list(self._ids[split])
 
@@ -189,8 +189,8 @@ class AlfworldData(_AlfworldSuite):
     def _game(self, task_id: str) -> tuple[Game, str]:
         return load_game(self._path(task_id)), Path(task_id).parent.name.split("-")[0]
 
-    def _world(self, task_id: str) -> World:
-        return _stored_world(self._path(task_id))
+    def _scene(self, task_id: str) -> Scene:
+        return _stored_scene(self._path(task_id))
 
 
 def _report_missing(folder: Path, found: Found) -> None:

@@ -15,7 +15,7 @@ from epo_trl.envs.alfworld.expert import AlfworldExpert
 from epo_trl.envs.alfworld.games import Found, Game, find_games, load_game
 from epo_trl.envs.alfworld.patient import PatientEngine
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
-from epo_trl.envs.alfworld.world import World
+from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.base import EnvError, Info
 
 POLICIES = {"random": 0.0, "expert": 1.0, "mixed": 0.5}  # share of turns on which the expert moves
@@ -150,11 +150,11 @@ def verify_games(games: Iterable[Game], steps: int = 40, seed: int = 0) -> Repor
         for game in games:
             report.games += 1
             try:
-                world = World.of(game)
-                report.task_types.add(world.goal.task_type)
+                scene = Scene.of(game)
+                report.task_types.add(scene.goal.task_type)
                 for policy in POLICIES:
                     _compare(
-                        game, world, engine, policy, steps, random.Random(f"{seed}/{policy}/{game.problem}"), report
+                        game, scene, engine, policy, steps, random.Random(f"{seed}/{policy}/{game.problem}"), report
                     )
             except EnvError as error:
                 report.differences.append(Difference(game.source, "any", (), "error", str(error), ""))
@@ -164,11 +164,11 @@ def verify_games(games: Iterable[Game], steps: int = 40, seed: int = 0) -> Repor
 
 
 def _compare(
-    game: Game, world: World, engine: PatientEngine, policy: str, steps: int, rng: random.Random, report: Report
+    game: Game, scene: Scene, engine: PatientEngine, policy: str, steps: int, rng: random.Random, report: Report
 ) -> None:
     """Plays one episode in both engines and adds the result to the report."""
-    fast, stock = State(world), engine.start(game)
-    env = AlfworldEnv(lambda _: Opened(fast, world.task, world.goal.task_type))
+    fast, stock = State(scene), engine.start(game)
+    env = AlfworldEnv(lambda _: Opened(fast, scene.task, scene.goal.task_type))
     observation, info = env.reset(options={"task_id": game.source})
     expected = stock.describe()
     player = _Player(POLICIES[policy], rng, observation, info)

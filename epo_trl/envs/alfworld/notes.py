@@ -17,7 +17,7 @@ def listed_things(text: str) -> list[str]:
     return re.findall(r"\ba ([a-z]+ \d+)", text.rpartition("you see ")[2])
 
 
-class AgentMemory:
+class AgentNotes:
     """Follows one episode by its observations, and returns what they told so far.
 
     `visited` are the receptacles that it went to, in order of the first visit, and those beside them that it opened or
@@ -45,7 +45,7 @@ class AgentMemory:
             self.unvisited = ()
 
     def note(self, observation: str) -> None:
-        """Updates the memory with the answer to an action."""
+        """Notes the answer to an action."""
         self._look_for_wanted(observation)
         if observation.startswith("You arrive at "):
             self.here = observation[14 : observation.index(".")]
@@ -76,7 +76,7 @@ class AgentMemory:
             self.unvisited = tuple(name for name in self.unvisited if name != receptacle)
 
     def fields(self, admissible: tuple[str, ...]) -> dict[str, Any]:
-        """Returns the entries that the memory adds to `info`.
+        """Returns the entries that the notes add to `info`.
 
         Args:
             admissible: The actions that are admissible now.

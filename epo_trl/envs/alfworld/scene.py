@@ -33,8 +33,8 @@ class Start:
 
 
 @dataclass(frozen=True)
-class World:
-    """The fixed part of a game, in the names that the agent sees. Build it with `World.of(game)`.
+class Scene:
+    """The fixed part of a game, in the names that the agent sees. Build it with `Scene.of(game)`.
 
     Args:
         task: The task in words.
@@ -71,8 +71,8 @@ class World:
         object.__setattr__(self, "at", {location: tuple(names) for location, names in at.items()})
 
     @classmethod
-    def of(cls, game: Game) -> World:
-        """Returns the world of a game.
+    def of(cls, game: Game) -> Scene:
+        """Returns the scene of a game.
 
         Raises:
             EnvError: If the rules, the texts, a fact or the goal is not one that the fast engine knows.
@@ -206,7 +206,7 @@ def _with_named_help(grammar: str) -> str:
 def domain_fingerprint(domain: str) -> str:
     """Returns a hash of the rules that ignores comments, layout, and cleaning in a "sink", which no room has.
 
-    What rooms have is a "sinkbasin"; some published games allow both, and `World.of` refuses a room with a "sink".
+    What rooms have is a "sinkbasin"; some published games allow both, and `Scene.of` refuses a room with a "sink".
     """
     words = re.sub(r";[^\n]*", "", domain).lower().split()
     return _hash(" ".join(words).replace("(receptacletype ?r sinktype) ", "").split())

@@ -28,7 +28,7 @@ TOOLS = {
     "pick_cool_then_place_in_recep": ("Fridge", "Coolable"),
 }
 # How many games of each type there are in a row of 23, and how likely each kind of room is: as in the real games.
-TURNS = {
+TYPE_COUNTS = {
     "pick_and_place_simple": 5,
     "look_at_obj_in_light": 2,
     "pick_clean_then_place_in_recep": 4,
@@ -43,11 +43,11 @@ _SHARES = {  # in the order of ROOM_TYPES
     "pick_two_obj_and_place": (15, 27, 30, 28),
 }
 ROOM_SHARES = {name: dict(zip(ROOM_TYPES, _SHARES.get(name, (1, 1, 1, 1)), strict=True)) for name in TASK_TYPES}
-IID_ONE_IN = 8  # one recipe in eight is kept for the "iid" split, whatever the seed and the filters
+IID_ONE_IN = 8  # one task spec in eight is kept for the "iid" split, whatever the seed and the filters
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Recipe:
+class TaskSpec:
     """What a game is about; where things lie is drawn separately.
 
     Args:
@@ -64,7 +64,7 @@ class Recipe:
 
     @property
     def split(self) -> str:
-        """The split that this recipe belongs to: `"train"`, `"iid"` or `"ood"`."""
+        """The split that it belongs to: `"train"`, `"iid"` or `"ood"`."""
         if self.room in HELD_OUT_ROOMS:
             return "ood"
         text = f"{self.task_type}-{self.object_kind}-{self.target_kind}-{self.room}"
@@ -101,18 +101,18 @@ class Filters:
 
 
 @cache
-def recipes(split: str, filters: Filters) -> dict[str, tuple[Recipe, ...]]:
-    """Returns the recipes of a split by task type, sorted. Types without any are left out.
+def task_specs(split: str, filters: Filters) -> dict[str, tuple[TaskSpec, ...]]:
+    """Returns the task specs of a split by task type, sorted. Types without any are left out.
 
     Raises:
         EnvError: If nothing is left, or a task type that was asked for exists in no room of the filters.
     """
     wanted = filters.task_types or TASK_TYPES
-    found = [recipe for recipe in _all_recipes(filters) if recipe.task_type in wanted]
-    impossible = set(filters.task_types or ()) - {recipe.task_type for recipe in found}
+    found = [spec for spec in _all_specs(filters) if spec.task_type in wanted]
+    impossible = set(filters.task_types or ()) - {spec.task_type for spec in found}
     if impossible:
         raise EnvError(f"task_types: no room of {filters} allows {', '.join(sorted(impossible))}")
-    groups = {kind: tuple(r for r in found if r.task_type == kind and r.split == split) for kind in wanted}
+    groups = {kind: tuple(spec for spec in found if spec.task_type == kind and spec.split == split) for kind in wanted}
     groups = {kind: group for kind, group in groups.items() if group}
     if not groups:
         raise EnvError(f"no game of the split {split!r} is left by {filters}; use more rooms or task types")
@@ -120,25 +120,25 @@ def recipes(split: str, filters: Filters) -> dict[str, tuple[Recipe, ...]]:
 
 
 @cache
-def menu(split: str, filters: Filters) -> dict[str, dict[str, dict[str, tuple[Recipe, ...]]]]:
-    """Returns the recipes of a split by task type, kind of room and kind of object; see `recipes`."""
-    found: dict[str, dict[str, dict[str, tuple[Recipe, ...]]]] = {}
-    for task_type, group in recipes(split, filters).items():
+def task_specs_by_object(split: str, filters: Filters) -> dict[str, dict[str, dict[str, tuple[TaskSpec, ...]]]]:
+    """Returns the task specs of a split by task type, kind of room and kind of object; see `task_specs`."""
+    found: dict[str, dict[str, dict[str, tuple[TaskSpec, ...]]]] = {}
+    for task_type, group in task_specs(split, filters).items():
         rooms = found.setdefault(task_type, {})
-        for recipe in group:
-            by_object = rooms.setdefault(load_room(recipe.room).room_type, {})
-            by_object[recipe.object_kind] = (*by_object.get(recipe.object_kind, ()), recipe)
+        for spec in group:
+            by_object = rooms.setdefault(load_room(spec.room).room_type, {})
+            by_object[spec.object_kind] = (*by_object.get(spec.object_kind, ()), spec)
     return found
 
 
 @cache
-def turns(task_types: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns an order in which each task type comes as often as `TURNS` says, spread evenly."""
-    total = sum(TURNS[name] for name in task_types)
+def type_order(task_types: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns an order in which each task type comes as often as `TYPE_COUNTS` says, spread evenly."""
+    total = sum(TYPE_COUNTS[name] for name in task_types)
     due = dict.fromkeys(task_types, 0)
     order = []
     for _ in range(total):
-        due = {name: credit + TURNS[name] for name, credit in due.items()}
+        due = {name: credit + TYPE_COUNTS[name] for name, credit in due.items()}
         first = max(due, key=due.__getitem__)
         due[first] -= total
         order.append(first)
@@ -146,21 +146,21 @@ def turns(task_types: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @cache
-def _all_recipes(filters: Filters) -> tuple[Recipe, ...]:
+def _all_specs(filters: Filters) -> tuple[TaskSpec, ...]:
     numbers = [number for name in filters.room_types or ROOM_TYPES for number in room_numbers(name)]
     rooms = [load_room(number) for number in numbers]
     limit = filters.max_receptacles or float("inf")
-    return tuple(sorted(r for room in rooms if len(room.receptacles) <= limit for r in recipes_of_room(room)))
+    return tuple(sorted(r for room in rooms if len(room.receptacles) <= limit for r in specs_of_room(room)))
 
 
-def recipes_of_room(room: Room) -> Iterator[Recipe]:
-    """Yields every recipe that a room allows."""
+def specs_of_room(room: Room) -> Iterator[TaskSpec]:
+    """Yields every task spec that a room allows."""
     allowed = constants().GOALS_VALID
     for task_type in TASK_TYPES:
         if ROOM_TYPES[room.room_type] in allowed[task_type]:
             for object_kind in sorted(room.object_kinds & portable_kinds()):
                 for target in _targets(room, task_type, object_kind):
-                    yield Recipe(task_type, object_kind, target, room.number)
+                    yield TaskSpec(task_type, object_kind, target, room.number)
 
 
 def _targets(room: Room, task_type: str, object_kind: str) -> list[str]:
