@@ -20,20 +20,55 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 CONFIGS = sorted(path for path in RECIPES.glob("*/*.yaml") if path.parent.name != "my_env")  # test_own_environment.py
 NAME = lambda path: f"{path.parent.name}-{path.stem}"  # noqa: E731
 RL = [path for path in CONFIGS if not path.stem.startswith(("sft_", "eval_"))]
+CPU = ("--bf16", "false", "--use_cpu", "true")
+# A config says these even where they are the defaults: what is played, how a batch is put together, on what machine,
+# and whether EPO is on.
+READERS_NEED = {
+    "games", "max_turns", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "use_cpu",
+    "bf16", "epo_lambda",
+}  # fmt: skip
 
 
-def parse(path, *arguments, types=None):
+def types_of(path):
+    """Returns the classes that a config is read into, beside the environment's settings."""
+    if path.stem.startswith("sft_"):
+        from sft import DemonstrationArguments, ImitationConfig
+
+        return DemonstrationArguments, ImitationConfig, ModelConfig
+    if path.stem.startswith("eval_"):
+        from evaluate import EvaluationArguments
+
+        return EvaluationArguments, ModelConfig
+    return EPOPPOConfig if path.stem.startswith("ppo_") else EPOConfig, ModelConfig
+
+
+def parse(path, *arguments):
     """Returns the suite and the config objects; an RL recipe's environment is the name of its folder."""
-    types = types or (EPOPPOConfig if path.stem.startswith("ppo_") else EPOConfig, ModelConfig)
     environment = path.parent.name if path in RL or path not in CONFIGS else None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return parse_recipe(*types, environment=environment, argv=["--config", str(path), *arguments])
+        return parse_recipe(*types_of(path), environment=environment, argv=["--config", str(path), *arguments])
+
+
+def machine(path):
+    """Returns the options with which a config is read on any machine."""
+    return () if path.stem.startswith("eval_") else CPU
+
+
+def values(path):
+    """Returns what a config says, and all that its objects hold."""
+    _, *objects = parse(path, *machine(path))
+    return yaml.safe_load(path.read_text()) | fields_of(objects)
+
+
+def fields_of(objects):
+    return {field.name: getattr(one, field.name) for one in objects for field in fields(one)}
 
 
 @pytest.fixture(autouse=True)
-def alfworld_data(tmp_path, monkeypatch):
-    """A folder that looks like the real games; nothing is read from it before a task list is asked for."""
+def surroundings(tmp_path, monkeypatch):
+    """The recipes can be imported, and a folder looks like the real games: only a task list would be read from it."""
+    monkeypatch.syspath_prepend(str(RECIPES))
     (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
 
@@ -56,7 +91,7 @@ def test_the_recipes_are_all_here(environment, largest):
 @pytest.mark.parametrize("path", RL, ids=NAME)
 def test_an_rl_config_builds(path, monkeypatch):
     monkeypatch.setattr(EPOConfig, "world_size", 8 if "8gpu" in path.stem else 1, raising=False)
-    suite, args, model_args = parse(path, "--bf16", "false", "--use_cpu", "true")
+    suite, args, model_args = parse(path, *CPU)
     assert args.generation_batch_size % args.num_generations == 0
     assert args.eval_steps % 1 == 0 and args.save_steps % args.eval_steps in (0, args.save_steps)
     assert suite.name.startswith(path.parent.name)
@@ -77,7 +112,7 @@ def test_an_rl_config_builds(path, monkeypatch):
 )
 def test_the_paper_s_table_is_the_8_gpu_config(path, model, rl_steps, own, monkeypatch):
     monkeypatch.setattr(EPOConfig, "world_size", 8, raising=False)
-    _, args, model_args = parse(RECIPES / path, "--bf16", "false", "--use_cpu", "true")
+    _, args, model_args = parse(RECIPES / path, *CPU)
     assert model_args.model_name_or_path == model
     assert args.generation_batch_size == 128 and args.num_generations == 8
     assert args.total_rl_steps(args.max_steps) == rl_steps
@@ -86,6 +121,7 @@ def test_the_paper_s_table_is_the_8_gpu_config(path, model, rl_steps, own, monke
         "smoothing_decay": 3.0, "kappa_low": 0.0, "kappa_high": 2.0, "history_length": 2,
         "max_prompt_length": 2048, "max_completion_length": 512, "learning_rate": 5e-6, "epsilon": 0.2, "beta": 0.01,
         "success_reward": 10.0, "invalid_action_penalty": 0.1, "temperature": 1.0, "weight_decay": 0.01,
+        "loss_type": "dapo", "num_iterations": 1, "max_grad_norm": 1.0, "context": "windowed", "vllm_mode": "colocate",
     }  # fmt: skip
     assert {name: getattr(args, name) for name in table} == table
     assert args.eval_steps == 5 * args.micro_steps_per_rl_step / args.gradient_accumulation_steps
@@ -96,7 +132,7 @@ def test_the_paper_s_table_is_the_8_gpu_config(path, model, rl_steps, own, monke
 )
 def test_the_paper_s_ppo_is_the_8_gpu_config(path, rate, monkeypatch):
     monkeypatch.setattr(EPOConfig, "world_size", 8, raising=False)
-    _, args, _ = parse(RECIPES / path, "--bf16", "false", "--use_cpu", "true")
+    _, args, _ = parse(RECIPES / path, *CPU)
     table = {
         "generation_batch_size": 128, "num_generations": 1, "learning_rate": rate, "critic_learning_rate": rate,
         "gamma": 1.0, "gae_lambda": 1.0, "critic": "separate", "epsilon": 0.2, "beta": 0.01,
@@ -110,7 +146,7 @@ PPO = [path for path in RL if path.stem.startswith("ppo_")]
 @pytest.mark.parametrize("path", PPO, ids=NAME)
 def test_ppo_differs_from_grpo_in_groups_and_critic_alone(path):
     """Same games, rules, sampling and budget of updates: what is compared is the method."""
-    ppo, grpo = (yaml.safe_load(p.read_text()) for p in (path, path.with_name(path.name.removeprefix("ppo_"))))
+    ppo, grpo = (values(p) for p in (path, path.with_name(path.name.removeprefix("ppo_"))))
     own = {field.name for field in fields(EPOPPOConfig)} - {field.name for field in fields(EPOConfig)}
     differ = {key for key in ppo.keys() | grpo.keys() if ppo.get(key) != grpo.get(key)}
     assert "gae_lambda" in differ
@@ -121,8 +157,7 @@ def test_ppo_differs_from_grpo_in_groups_and_critic_alone(path):
 
 
 @pytest.mark.parametrize("name", ["alfworld", "alfworld-real", "scienceworld"])
-def test_every_algorithm_of_make_train_has_its_recipe_and_config(name, monkeypatch):
-    monkeypatch.syspath_prepend(str(RECIPES))
+def test_every_algorithm_of_make_train_has_its_recipe_and_config(name):
     from make_train import ALGORITHMS, ENVIRONMENTS
 
     environment = ENVIRONMENTS[name]
@@ -135,18 +170,18 @@ def test_every_algorithm_of_make_train_has_its_recipe_and_config(name, monkeypat
 
 
 @pytest.mark.parametrize("path", [path for path in CONFIGS if path not in RL], ids=NAME)
-def test_the_other_configs_have_only_known_keys(path, monkeypatch):
-    monkeypatch.syspath_prepend(str(RECIPES))
-    if path.stem.startswith("sft_"):
-        from sft import DemonstrationArguments
-
-        types = (DemonstrationArguments, SFTConfig, ModelConfig)
-    else:
-        from evaluate import EvaluationArguments
-
-        types = (EvaluationArguments, ModelConfig)
-    suite, *_ = parse(path, types=types)
+def test_the_other_configs_have_only_known_keys(path):
+    suite, *_ = parse(path)
     assert suite.name.startswith(path.parent.name)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=NAME)
+def test_a_config_repeats_no_default_but_those_that_a_reader_needs(path):
+    written, world = yaml.safe_load(path.read_text()), path.parent.name
+    _, *objects = parse_recipe(*types_of(path), environment=world, argv=machine(path))
+    default = fields_of([environment_arguments(world)(), *objects])
+    now = values(path)
+    assert {key for key in written if key in default and now[key] == default[key]} <= READERS_NEED
 
 
 @pytest.mark.parametrize(
@@ -160,8 +195,8 @@ def test_the_other_configs_have_only_known_keys(path, monkeypatch):
 def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompts(
     environment, ending, in_all, in_tests
 ):
-    read = {name: yaml.safe_load((RECIPES / environment / f"{name}{ending}.yaml").read_text()) for name in
-            ("tiny_cpu", "eval_tiny_cpu", "sft_tiny_cpu")}  # fmt: skip
+    names = ("tiny_cpu", "eval_tiny_cpu", "sft_tiny_cpu")
+    read = {name: values(RECIPES / environment / f"{name}{ending}.yaml") for name in names}
     for key in (*in_all, "prompt_template", "max_prompt_length"):
         assert len({str(config[key]) for config in read.values()}) == 1, key
     assert read["tiny_cpu"]["history_length"] == read["sft_tiny_cpu"]["history_length"]
@@ -170,7 +205,6 @@ def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompt
 
 
 def evaluate(monkeypatch, *arguments):
-    monkeypatch.syspath_prepend(str(RECIPES))
     from evaluate import main
 
     config = str(RECIPES / "alfworld" / "eval_tiny_cpu.yaml")
