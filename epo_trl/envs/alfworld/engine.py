@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from epo_trl.envs.alfworld.scene import Scene
+from epo_trl.envs.alfworld.treatments import BY_STATE, TREATMENTS, Treatment
 
 NOTHING = "Nothing happens."
-_TOOLS = {"clean": ("sinkbasin", "cleanable"), "heat": ("microwave", "heatable"), "cool": ("fridge", "coolable")}
 _KNIVES = ("knife", "butterknife")
 _ANYWHERE = ("help", "inventory", "look")
 # What `examine` says of a held object: the first row whose marks it all bears.
@@ -125,9 +125,9 @@ class State:
                 commands[f"take {thing} from {receptacle}"] = (State._take, thing, receptacle)
             if thing in scene.having["toggleable"]:
                 commands[f"use {thing}"] = (State._use, thing)
-        for verb, (tool, ability) in _TOOLS.items():
-            if held and kind == tool and held in scene.having[ability]:
-                commands[f"{verb} {held} with {receptacle}"] = (State._treat, verb, held, receptacle)
+        treatment = _BY_TOOL.get(kind)
+        if held and treatment and held in scene.having[treatment.ability.lower()]:
+            commands[f"{treatment.verb} {held} with {receptacle}"] = (State._treat, treatment, held, receptacle)
 
     def _is_won(self) -> bool:
         scene, goal = self.scene, self.scene.goal
@@ -152,7 +152,9 @@ class State:
         goal = self.scene.goal
         if self.scene.object_type.get(thing) != goal.object_type:
             return False
-        return not goal.state or (thing in self.marks[goal.state] and thing in self.scene.having[_ABILITY[goal.state]])
+        if not goal.state:
+            return True
+        return thing in self.marks[goal.state] and thing in self.scene.having[BY_STATE[goal.state].ability.lower()]
 
     # What happens.
 
@@ -179,12 +181,11 @@ class State:
         self.held = ""
         return f"You move the {thing} to the {receptacle}."
 
-    def _treat(self, verb: str, thing: str, receptacle: str) -> str:
-        gained, lost = {"clean": ("clean", ""), "heat": ("hot", "cool"), "cool": ("cool", "hot")}[verb]
-        self.marks[gained] |= {thing}
-        if lost:
-            self.marks[lost] -= {thing}
-        return f"You {verb} the {thing} using the {receptacle}."
+    def _treat(self, treatment: Treatment, thing: str, receptacle: str) -> str:
+        self.marks[treatment.state] |= {thing}
+        if treatment.undoes:
+            self.marks[treatment.undoes] -= {thing}
+        return f"You {treatment.verb} the {thing} using the {receptacle}."
 
     def _use(self, thing: str) -> str:
         self.marks["toggled"] |= {thing}
@@ -234,7 +235,7 @@ class State:
 
 
 _MIDDLE = "You are in the middle of a room. Looking quickly around you, you see "
-_ABILITY = {"clean": "cleanable", "hot": "heatable", "cool": "coolable"}
+_BY_TOOL = {treatment.tool.lower(): treatment for treatment in TREATMENTS}
 _IDLE: tuple[Callable[..., str], ...] = (
     *(State._help, State._inventory, State._look),
     *(State._receptacle_text, State._object_text),

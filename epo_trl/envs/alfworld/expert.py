@@ -6,6 +6,7 @@ import random
 import re
 
 from epo_trl.envs.alfworld.notes import EMPTY_HANDS, MIDDLE, MOVED, SHOWN, listed_things
+from epo_trl.envs.alfworld.treatments import BY_TASK_TYPE, Treatment
 from epo_trl.envs.base import EnvError, Info
 
 _LOOK = re.compile(r"(?:look at|examine the) (\w+) (?:under|with) the (\w+)")
@@ -13,11 +14,6 @@ _PUT = re.compile(
     r"(?:put|find|clean|heat|cool) (?:a |some |two |the )?(?:clean |hot |cool )?(\w+) "
     r"(?:and put (?:it|them) )?(?:in |on )?(\w+)"
 )
-_TREATMENTS = {
-    "pick_clean_then_place_in_recep": ("clean", "sinkbasin"),
-    "pick_heat_then_place_in_recep": ("heat", "microwave"),
-    "pick_cool_then_place_in_recep": ("cool", "fridge"),
-}
 Choice = tuple[str, str]
 
 
@@ -48,7 +44,7 @@ class AlfworldExpert:
             raise EnvError(f"task: got {task!r}, which the expert cannot read; it knows ALFWorld's sentence templates")
         self._object, self._target = match.groups()
         self._is_look = info["task_type"] == "look_at_obj_in_light"
-        self._verb, self._tool = _TREATMENTS.get(info["task_type"], ("", ""))
+        self._treatment = BY_TASK_TYPE.get(info["task_type"])
         self._receptacles = (info["here"], *info["unvisited"]) if info["here"] != MIDDLE else info["unvisited"]
         self._seen: dict[str, str] = {}  # thing -> receptacle
         self._looked: set[str] = set()  # receptacles whose content was shown
@@ -64,8 +60,8 @@ class AlfworldExpert:
             return self._fetch(info)
         if self._is_look:
             return self._use_lamp(info)
-        if self._verb and held not in self._treated:
-            return self._treat(held, info)
+        if self._treatment and held not in self._treated:
+            return self._treat(self._treatment, held, info)
         return self._bring(held, info)
 
     def _remember(self, observation: str, info: Info) -> None:
@@ -95,7 +91,7 @@ class AlfworldExpert:
     def _is_done(self, thing: str) -> bool:
         """Whether a seen thing already lies as the task wants it."""
         place = self._seen[thing]
-        if self._is_look or kind_of(place) != self._target or (self._verb and thing not in self._treated):
+        if self._is_look or kind_of(place) != self._target or (self._treatment and thing not in self._treated):
             return False
         return place == self._destination()
 
@@ -139,11 +135,12 @@ class AlfworldExpert:
             return f"use {lamp} at {place}", going
         return f"use {lamp}", f"use {lamp}"
 
-    def _treat(self, held: str, info: Info) -> Choice:
-        tool = next((r for r in self._receptacles if kind_of(r) == self._tool), None)
+    def _treat(self, treatment: Treatment, held: str, info: Info) -> Choice:
+        kind = treatment.tool.lower()
+        tool = next((r for r in self._receptacles if kind_of(r) == kind), None)
         if tool is None:
-            return f"find {self._tool} , look", "look"
-        thought = f"{self._verb} {held} with {tool}"
+            return f"find {kind} , look", "look"
+        thought = f"{treatment.verb} {held} with {tool}"
         going = f"go to {tool}"
         if going in info["admissible_actions"]:
             return thought, going

@@ -10,6 +10,7 @@ from pathlib import Path
 from epo_trl.envs.base import EnvError
 
 SPLIT_FOLDERS = {"train": "train", "iid": "valid_seen", "ood": "valid_unseen"}
+TASK_SENTENCE = re.compile(r"Your task is to: (.*?)\.\"")  # in a grammar
 GAME_FILE = "game.tw-pddl"
 DESCRIPTION_FILE = "traj_data.json"
 _MEND = "Delete its folder and run `alfworld-download` (real games) or `epo-trl games alfworld --out DIR` (generated)."
@@ -36,7 +37,7 @@ class Game:
     @property
     def task(self) -> str:
         """The task in words, for example `"put two soapbar in drawer"`."""
-        match = re.search(r"Your task is to: (.*?)\.\"", self.grammar)
+        match = TASK_SENTENCE.search(self.grammar)
         if match is None:
             raise EnvError(f"{self.source}: the grammar has no sentence 'Your task is to: ...'. {_MEND}")
         return match.group(1)
@@ -52,6 +53,11 @@ class Game:
                 "walkthrough": list(self.walkthrough),
             }
         )
+
+
+def without_task(grammar: str) -> str:
+    """Returns a grammar whose task sentence names no task: what all games of one source share."""
+    return TASK_SENTENCE.sub('Your task is to: TASK."', grammar)
 
 
 def load_game(path: Path) -> Game:

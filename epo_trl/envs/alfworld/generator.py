@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from epo_trl.envs.alfworld.games import GAME_FILE, SPLIT_FOLDERS, Game
+from epo_trl.envs.alfworld.games import DESCRIPTION_FILE, GAME_FILE, SPLIT_FOLDERS, Game
 from epo_trl.envs.alfworld.placement import Item, place_all
 from epo_trl.envs.alfworld.plan import scripted_plan
 from epo_trl.envs.alfworld.rooms import (
@@ -229,7 +229,7 @@ def _write_one(folder: Path, generated: GeneratedGame) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
     try:
         scratch.chmod(0o755)
-        (scratch / "traj_data.json").write_text(json.dumps(generated.trajectory(), indent=1))
+        (scratch / DESCRIPTION_FILE).write_text(json.dumps(generated.trajectory(), indent=1))
         (scratch / "initial_state.pddl").write_text(game.problem)
         (scratch / GAME_FILE).write_text(solved.as_json())
         scratch.rename(folder)

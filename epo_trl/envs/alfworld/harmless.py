@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from epo_trl.envs.alfworld.games import Game
+from epo_trl.envs.alfworld.games import TASK_SENTENCE, Game, without_task
+from epo_trl.envs.alfworld.pddl import without_comments
 from epo_trl.envs.base import EnvError
 
-_SENTENCE = re.compile(r"Your task is to: (.*?)\.\"")
 _MARKS = frozenset('{}[]#<>|;"\\')
 _TERM = r"(?:[a-z]\w*(?:\.(?:name|id|definite|indefinite))?|'[^'\\{}]*')"
 _EXPRESSION = re.compile(rf"\s*{_TERM}(?:\s*(?:\+|\bor\b)\s*{_TERM})*\s*", re.ASCII)
@@ -40,19 +40,18 @@ def refuse_code(game: Game) -> None:
         EnvError: If a text holds an expression other than the harmless ones, the task sentence a mark of the grammar,
             or rules or problem a word that is no PDDL name. Also if the grammar cannot be read.
     """
-    for sentence in _SENTENCE.findall(game.grammar):
+    for sentence in TASK_SENTENCE.findall(game.grammar):
         marks = "".join(sorted(_MARKS & set(sentence)))
         if marks:
             raise _refused(game.source, f"the task sentence {sentence!r} holds {marks!r}")
-    skeleton = _SENTENCE.sub('Your task is to: TASK."', game.grammar)
     try:
-        found = _foreign_expression(skeleton)
+        found = _foreign_expression(without_task(game.grammar))
     except Exception as error:  # noqa: BLE001 - the parser raises whatever a damaged grammar leads to
         raise EnvError(f"{game.source}: the grammar cannot be read ({type(error).__name__}: {error})") from error
     if found:
         raise _refused(game.source, f"a text of the grammar holds the expression {found!r}")
     for part, text in (("pddl_domain", game.domain), ("pddl_problem", game.problem)):
-        for word in re.split(r"[\s()?]+", re.sub(r";[^\n]*", "", text)):
+        for word in re.split(r"[\s()?]+", without_comments(text)):
             if len(word) > _LONGEST_WORD or not _WORD.fullmatch(word):
                 raise _refused(game.source, f"{part} holds the word {word!r}")
 

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from epo_trl.envs.alfworld.treatments import BY_STATE
 from epo_trl.envs.base import EnvError
 
 FactTable = dict[str, list[tuple[str, ...]]]
@@ -78,6 +79,11 @@ class Goal:
     count: int = 1
 
 
+def without_comments(text: str) -> str:
+    """Returns a PDDL text without its comments."""
+    return re.sub(r";[^\n]*", "", text)
+
+
 def read_facts(problem: str, source: str) -> FactTable:
     """Returns the initial facts by predicate, in lower case.
 
@@ -88,7 +94,7 @@ def read_facts(problem: str, source: str) -> FactTable:
     Raises:
         EnvError: If there is no `(:init`, or a fact is not one of `KNOWN_FACTS`.
     """
-    text = re.sub(r";[^\n]*", "", problem).lower()
+    text = without_comments(problem).lower()
     match = re.search(r"\(:init(.*)\(:goal", text, re.DOTALL)
     if match is None:
         raise EnvError(f"{source}: the PDDL problem has no '(:init ... (:goal ...' part; the file is damaged")
@@ -133,7 +139,7 @@ def read_goal(problem: str, source: str) -> Goal:
     Raises:
         EnvError: If the goal has any other form.
     """
-    text = re.sub(r";[^\n]*", "", problem).lower()
+    text = without_comments(problem).lower()
     start = text.rfind("(:goal")
     if start < 0:
         raise EnvError(f"{source}: the PDDL problem has no '(:goal'; the file is damaged")
@@ -186,13 +192,7 @@ def _flatten(node: list) -> tuple[list[tuple[str, ...]], dict[str, str]]:
     return literals, variables
 
 
-_STATES = {"isclean": ("clean", "cleanable"), "ishot": ("hot", "heatable"), "iscool": ("cool", "coolable")}
-_PUT_TASKS = {
-    "": "pick_and_place_simple",
-    "clean": "pick_clean_then_place_in_recep",
-    "hot": "pick_heat_then_place_in_recep",
-    "cool": "pick_cool_then_place_in_recep",
-}
+_TREATED = {f"is{state}": treatment for state, treatment in BY_STATE.items()}
 Shape = Counter[tuple[str, ...]]
 _LOOK: Shape = Counter(
     [
@@ -220,11 +220,13 @@ def _match(literals: list[tuple[str, ...]], variables: dict[str, str]) -> Goal:
     target_type = _type_of("receptacle", literals, roles)
     if shape == _TWO and uses["object"] == 2 and uses["receptacle"] == 1:
         return Goal("pick_two_obj_and_place", object_type, target_type, count=2)
-    state, ability = next((_STATES[name] for name, *_ in rest if name in _STATES), ("", ""))
-    expected = _PUT + Counter([(ability, "object"), (f"is{state}", "object")] if state else [])
+    wanted = next((_TREATED[name] for name, *_ in rest if name in _TREATED), None)
+    expected = _PUT + Counter([(wanted.ability.lower(), "object"), (f"is{wanted.state}", "object")] if wanted else [])
     if shape != expected or uses["object"] != 1 or uses["receptacle"] != 1:
         raise ValueError("not one of the six task types")
-    return Goal(_PUT_TASKS[state], object_type, target_type, state=state)
+    if wanted is None:
+        return Goal("pick_and_place_simple", object_type, target_type)
+    return Goal(wanted.task_type, object_type, target_type, state=wanted.state)
 
 
 def _type_of(role: str, literals: list[tuple[str, ...]], roles: dict[str, str]) -> str:

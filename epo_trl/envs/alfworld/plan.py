@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.scene import Scene
+from epo_trl.envs.alfworld.treatments import BY_STATE
 from epo_trl.envs.base import EnvError
-
-_VERBS = {"clean": ("clean", "sinkbasin"), "hot": ("heat", "microwave"), "cool": ("cool", "fridge")}
 
 
 class _Planner:
@@ -67,10 +66,10 @@ def scripted_plan(scene: Scene) -> list[str]:
         for thing in wanted[: goal.count]:
             planner.take(thing, sources[thing])
             if goal.state:
-                verb, tool_type = _VERBS[goal.state]
-                tool = _of_type(scene, tool_type)[0]
+                treatment = BY_STATE[goal.state]
+                tool = _of_type(scene, treatment.tool.lower())[0]
                 planner.go(tool)
-                planner.do(f"{verb} {thing} with {tool}")
+                planner.do(f"{treatment.verb} {thing} with {tool}")
             planner.put(thing, targets[0])
     if not planner.state.won:
         raise EnvError(f"the scripted plan for {scene.task!r} does not win: {planner.actions}")

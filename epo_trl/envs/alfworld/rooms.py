@@ -101,8 +101,8 @@ def furniture_kinds() -> frozenset[str]:
 @cache
 def portable_kinds() -> frozenset[str]:
     """Returns the object classes that lie where an agent can pick them up."""
-    fits = constants().VAL_RECEPTACLE_OBJECTS
-    lying = {kind for furniture in furniture_kinds() for kind in fits.get(furniture, ())}
+    may_lie_on = constants().VAL_RECEPTACLE_OBJECTS
+    lying = {kind for furniture in furniture_kinds() for kind in may_lie_on.get(furniture, ())}
     return frozenset(lying & constants().OBJECTS_SET) - furniture_kinds() - _ON_THE_FLOOR
 
 

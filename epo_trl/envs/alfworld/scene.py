@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from epo_trl.envs.alfworld.games import Game
-from epo_trl.envs.alfworld.pddl import FactTable, Goal, display_names, read_facts, read_goal
+from epo_trl.envs.alfworld.games import Game, without_task
+from epo_trl.envs.alfworld.pddl import FactTable, Goal, display_names, read_facts, read_goal, without_comments
 from epo_trl.envs.base import EnvError
 
 # SHA-256 of the rules and texts that the fast engine reproduces: alfworld 0.4.0 to 0.4.2.
@@ -208,13 +208,13 @@ def domain_fingerprint(domain: str) -> str:
 
     What rooms have is a "sinkbasin"; some published games allow both, and `Scene.of` refuses a room with a "sink".
     """
-    words = re.sub(r";[^\n]*", "", domain).lower().split()
+    words = without_comments(domain).lower().split()
     return _hash(" ".join(words).replace("(receptacletype ?r sinktype) ", "").split())
 
 
 def grammar_fingerprint(grammar: str) -> str:
     """Returns a hash of the texts that ignores the layout and the task sentence."""
-    return _hash(re.sub(r"Your task is to: .*?\.\"", 'Your task is to: TASK."', grammar).split())
+    return _hash(without_task(grammar).split())
 
 
 def _hash(words: Iterable[str]) -> str:

@@ -19,14 +19,9 @@ from epo_trl.envs.alfworld.rooms import (
     portable_kinds,
     room_numbers,
 )
+from epo_trl.envs.alfworld.treatments import BY_TASK_TYPE
 from epo_trl.envs.base import EnvError
 
-# Task type -> (the furniture that does it, ALFWorld's name of the ability).
-TOOLS = {
-    "pick_clean_then_place_in_recep": ("SinkBasin", "Cleanable"),
-    "pick_heat_then_place_in_recep": ("Microwave", "Heatable"),
-    "pick_cool_then_place_in_recep": ("Fridge", "Coolable"),
-}
 # How many games of each type there are in a row of 23, and how likely each kind of room is: as in the real games.
 TYPE_COUNTS = {
     "pick_and_place_simple": 5,
@@ -169,9 +164,10 @@ def _targets(room: Room, task_type: str, object_kind: str) -> list[str]:
         # A floor lamp stands on nothing, and the goal wants the lamp on a receptacle: desk lamps only.
         has_lamp = "DeskLamp" in room.object_kinds and any(kind in LAMP_STANDS for kind in room.receptacle_kinds)
         return ["DeskLamp"] if has_lamp and homes else []
-    if task_type in TOOLS:
-        tool, ability = TOOLS[task_type]
-        if tool not in room.receptacle_kinds or object_kind not in constants().VAL_ACTION_OBJECTS[ability]:
+    treatment = BY_TASK_TYPE.get(task_type)
+    if treatment:
+        able = constants().VAL_ACTION_OBJECTS[treatment.ability]
+        if treatment.tool not in room.receptacle_kinds or object_kind not in able:
             return []
-        return [kind for kind in homes if kind != tool and len(homes) > 1]
+        return [kind for kind in homes if kind != treatment.tool and len(homes) > 1]
     return [kind for kind in homes if len(homes) > 1]
