@@ -6,12 +6,14 @@
 2. `recipes/<env>_{grpo,ppo}_epo.py` trains it with RL; the test lists are played before and after.
 3. A table with both, and a plot of the run.
 
-Each step that has finished is not run again, and an interrupted one goes on from its last checkpoint.
+Each step that has finished is not run again, and an interrupted one goes on from its last checkpoint. In a folder that
+holds a run with other settings, the recipe refuses and names them.
 """
 
 import epo_trl.threads  # noqa: F401 - before torch
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -54,6 +56,7 @@ ALGORITHMS = {
     "ppo": Algorithm("ppo_epo.py", "ppo_tiny_cpu", NO_EPO),
 }
 FINISHED = "_finished.json"  # a run writes it last
+SEEN = "_make_train.sha256"  # what `run` has seen to its end
 
 
 def output_dir(environment: str) -> Path:
@@ -62,14 +65,24 @@ def output_dir(environment: str) -> Path:
 
 
 def run(script: str, config: Path, output_dir: Path, seed: int, *overrides: str) -> None:
-    """Runs a recipe to its end, unless it has been there."""
-    if (output_dir / FINISHED).is_file():
-        sys.stderr.write(f"{output_dir} is finished\n")
-        return
+    """Runs a recipe to its end, unless it has seen this very run end.
+
+    Where anything is new, the recipe is asked: it leaves a finished run as it is, and refuses other settings.
+    """
     command = [sys.executable, str(RECIPES / script), "--config", str(config)]
     command += ["--output_dir", str(output_dir), "--seed", str(seed), *overrides]
+    seen, end = output_dir / SEEN, output_dir / FINISHED
+
+    def checksum() -> str:
+        asked = [command[1:], config.read_text(encoding="utf-8"), end.read_text(encoding="utf-8")]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
+    if seen.is_file() and end.is_file() and seen.read_text(encoding="utf-8") == checksum():
+        sys.stderr.write(f"{output_dir} is finished\n")
+        return
     sys.stderr.write(f"$ {' '.join(command)}\n")
     subprocess.run(command, check=True)
+    seen.write_text(checksum(), encoding="utf-8")
 
 
 def read_reports(run_dir: Path) -> dict[str, list[EvalReport]]:
