@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from epo_trl.trainers.entropy_meter import EntropyMeter
 
 NOTHING = {"shares": torch.zeros(3), "bonus": torch.tensor(0.0), "penalty": torch.tensor(0.0)}

@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-
 from epo_trl.advantages.gae import (
     CREDITS,
     Estimate,
@@ -15,6 +14,7 @@ from epo_trl.advantages.gae import (
     turn_credit,
     turn_edges,
 )
+
 from epo_trl.objectives import value_loss
 from epo_trl.trainers.value_statistics import value_statistics
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import safetensors.torch
 import torch
+from epo_trl.advantages import Estimate
 from test_epo_trainer import StopAt, assert_bit_equal, logged, weights
 from trainer_kit import (
     ROWS,
@@ -22,7 +23,6 @@ from trainer_kit import (
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from epo_trl.advantages import Estimate
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.critic import Critic, attach_critic, critic_aside

@@ -5,7 +5,7 @@ An episode whose first prompt does not fit counts as one of them: it has no turn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from epo_trl.types import Episode
 
@@ -21,6 +21,29 @@ def first_errors(episodes: Sequence[Episode], rank: int) -> list[str]:
     """Returns why the first aborted episodes of a rank were aborted."""
     aborted = [episode for episode in episodes if not episode.is_usable]
     return [f"rank {rank}, task {episode.task_id!r}: {episode.error or NO_TURN}" for episode in aborted[:SHOWN]]
+
+
+def check_aborts(
+    share: float,
+    limit: float,
+    episodes: Sequence[Episode],
+    rank: int,
+    gather: Callable[[list[str]], list[str]],
+    save: Callable[[], str | None],
+) -> None:
+    """Saves a checkpoint and raises `TooManyAborted` if more was aborted than the limit allows. Collective.
+
+    Args:
+        share: Aborted episodes over all episodes of the batch, on all ranks.
+        limit: `max_aborted_share`.
+        episodes: This rank's.
+        rank: Of this process.
+        gather: Joins lists over all ranks.
+        save: Saves a checkpoint where that is possible, and returns its path.
+    """
+    if share > limit:
+        errors = gather(first_errors(episodes, rank))
+        raise too_many_aborted(share, limit, errors, save())
 
 
 def too_many_aborted(share: float, limit: float, errors: Sequence[str], checkpoint: str | None) -> TooManyAborted:

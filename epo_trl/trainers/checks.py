@@ -23,6 +23,13 @@ def check_tokenizer(tokenizer: Any) -> None:
             )
 
 
+def check_settings(args: EPOConfig, context: ContextBuilder) -> None:
+    """Raises `ValueError` for, or warns of, settings that do not go with the chat template or each other."""
+    warn_of_divisor(args)
+    check_sampling(args)
+    warn_of_empty_thought(args, context)
+
+
 def check_reference(args: EPOConfig, model: Any, peft_config: Any) -> None:
     """Raises `ValueError` if TRL is to load a reference model from a path that the model does not have."""
     if not args.beta or isinstance(model, str) or peft_config is not None or is_peft_model(model):

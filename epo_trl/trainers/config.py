@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 from epo_trl.long_runs.long_run import LongRunArguments
+from epo_trl.methods import as_names, methods_of
 from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
 from epo_trl.rollout.context import CONTEXTS
@@ -42,6 +43,39 @@ class EPOConfig(LongRunArguments, GRPOConfig):
     `max_completion_length` is the longest response of one turn. `max_steps` counts optimizer steps, as everywhere in
     Hugging Face trainers; one RL step is one batch of collected episodes (`generation_batch_size` of them).
     """
+
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "method_kwargs"]
+    _has_critic: ClassVar[bool] = False
+
+    # Methods
+    credit: str = field(
+        default="grpo",
+        metadata={
+            "help": "Who gets how much of the outcome. 'grpo': every token of an episode the advantage of its reward "
+            "in its group. 'module:Class': your own method."
+        },
+    )
+    entropy_method: list[str] = field(
+        default_factory=lambda: ["epo"],
+        metadata={"help": "How entropy is controlled, one or several of: 'epo', or 'module:Class' for your own."},
+    )
+    policy_method: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Methods that change the ratio of the policy loss or choose groups, or your own, 'module:Class'."
+        },
+    )
+    method_kwargs: dict[str, Any] | str | None = field(
+        default_factory=dict,
+        metadata={"help": 'Settings of methods that are no fields, by method: \'{"my:Method": {"weight": 0.1}}\'.'},
+    )
+    max_resamples: int = field(
+        default=3,
+        metadata={
+            "help": "How often groups that a method does not keep are replaced by groups of other tasks in an RL step; "
+            "what is left after that is trained on."
+        },
+    )
 
     # Objective
     epo_lambda: float = field(
@@ -189,6 +223,8 @@ class EPOConfig(LongRunArguments, GRPOConfig):
     )
 
     def __post_init__(self) -> None:
+        for slot in ("entropy_method", "policy_method"):
+            setattr(self, slot, as_names(slot, getattr(self, slot)))
         self._check_epo()
         self._check_limits()
         settle_defaults(self)
@@ -206,6 +242,13 @@ class EPOConfig(LongRunArguments, GRPOConfig):
                 "it changes with the way a batch is cut. Set entropy_coef=0 and use_adaptive_entropy=False to train "
                 "EPO, or epo_lambda=0 to use TRL's bonus."
             )
+        self._check_methods()
+
+    def _check_methods(self) -> None:
+        """Raises `ValueError` for methods that are unknown or make no sense here."""
+        if not isinstance(self.method_kwargs, dict):
+            raise ValueError(f"method_kwargs: got {self.method_kwargs!r}, takes a mapping from method to its settings")
+        methods_of(self, critic=self._has_critic)
 
     def _check_epo(self) -> None:
         choices = {
@@ -223,6 +266,7 @@ class EPOConfig(LongRunArguments, GRPOConfig):
             "smoothing_beta_start": 0, "smoothing_beta_end": 0, "turn_buckets": 1, "max_skipped_updates": 1,
             "env_workers": 0, "env_reset_retries": 0, "rollout_waves": 1, "num_generations": 1, "num_iterations": 1,
             "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "gradient_accumulation_steps": 1,
+            "max_resamples": 0,
         }  # fmt: skip
         for name, least in at_least.items():
             value = getattr(self, name)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from epo_trl.rollout import ContextBuilder
 from epo_trl.rollout.context import TurnView
@@ -39,6 +44,38 @@ def final_states(episodes: Sequence[Episode], context: ContextBuilder) -> list[l
         before = [*_sequence(episodes[i])] if concatenated else []
         states[i] = [*before, *prompt.ids][-(longest or 0) :]
     return states
+
+
+def final_values(
+    model: Any,
+    states: Sequence[Sequence[int]],
+    size: int,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> Tensor:
+    """Returns (B,) values of final states, 0 where there is none. Collective under ZeRO-3.
+
+    Every rank makes as many passes as it has micro-batches of episodes, whether or not one was cut off.
+
+    Args:
+        model: With a critic.
+        states: See `final_states`.
+        size: Episodes of a pass.
+        device: Of the result.
+        autocast: Makes the context of a pass.
+    """
+    values = []
+    for start in range(0, len(states), size):
+        part = states[start : start + size]
+        lengths = torch.tensor([max(len(state), 1) for state in part], device=device)
+        ids = torch.zeros(len(part), int(lengths.max()), dtype=torch.long)
+        for row, state in zip(ids, part, strict=True):
+            row[: len(state)] = torch.tensor(state, dtype=torch.long)
+        with autocast():
+            found = model(input_ids=ids.to(device), values_only=True).state_values
+        cut_off = torch.tensor([bool(state) for state in part], device=device)
+        values.append(found.gather(1, lengths.unsqueeze(1) - 1).squeeze(1) * cut_off)
+    return torch.cat(values)
 
 
 def _sequence(episode: Episode) -> list[int]:

@@ -16,13 +16,14 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from epo_trl import __version__
 from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.pool import PooledSuite
 from epo_trl.evaluation import EvalReport, Protocol
+from epo_trl.methods import Methods
+from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.rules import Rules
 
 REPORTS = "evaluations"  # folder in `output_dir`
 CARD = "README.md"
-EPO = "[EPO, entropy-regularized policy optimization](https://arxiv.org/abs/2509.22576)"
-GRPO = "[GRPO](https://arxiv.org/abs/2402.03300)"
-PPO = "[PPO](https://arxiv.org/abs/1707.06347)"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,27 @@ class PlayRules:
     max_completion_length: int
     temperature: float
     require_think: bool = True
+
+
+def card_facts(args: EPOConfig, methods: Methods, rules: Rules, suite: TaskSuite, group_size: int) -> CardFacts:
+    """Returns the facts about a policy that was trained by RL."""
+    protocol = rules.protocol
+    episodes = f"{args.generation_batch_size} episodes an RL step, {group_size} of each task"
+    return CardFacts(
+        method=methods.described(),
+        suite=suite.suite if isinstance(suite, PooledSuite) else suite,
+        rows={"training": f"{episodes}, up to {args.max_turns} turns", "evaluation": protocol_row(protocol)},
+        rules=PlayRules(
+            template=args.prompt_template,
+            context=protocol.context,
+            history_length=protocol.history_length,
+            max_turns=protocol.max_turns,
+            max_prompt_length=args.max_prompt_length,
+            max_completion_length=args.max_completion_length,
+            temperature=protocol.temperature,
+            require_think=args.require_think,
+        ),
+    )
 
 
 class OwnModelCard:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
@@ -68,3 +70,27 @@ def empty_batch_warning(rl_step: int) -> str:
         "mask_truncated_completions leaves it out. What helps: raise max_completion_length, set "
         "mask_truncated_completions to false, and see env/aborted and rollout/cut_responses."
     )
+
+
+class SilentSteps:
+    """Warns, once for each stretch of RL steps that teach nothing.
+
+    Args:
+        compared: Number of episodes whose rewards are compared with each other.
+        name: What they are called, for example "every group".
+        warns: Whether this process is the one that warns.
+    """
+
+    def __init__(self, compared: int, name: str, *, warns: bool):
+        self._compared, self._name, self._warns = compared, name, warns
+        self._equal_rewards, self._empty_batches = Stretch(PATIENCE), Stretch(1)
+
+    def add_rewards(self, rewards: Tensor, rl_step: int, *, success: float) -> None:
+        """Adds the rewards of an RL step, see `equal_within_groups`; `success` is the share of solved episodes."""
+        if self._equal_rewards.add(equal_within_groups(rewards, self._compared)) and self._warns:
+            warnings.warn(equal_rewards_warning(rl_step, success, self._name), stacklevel=2)
+
+    def add_batch(self, num_episodes: Tensor, rl_step: int) -> None:
+        """Adds the number of episodes with a token in the loss."""
+        if self._empty_batches.add(not num_episodes) and self._warns:
+            warnings.warn(empty_batch_warning(rl_step), stacklevel=2)

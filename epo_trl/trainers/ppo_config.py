@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from epo_trl.advantages import CREDITS
 from epo_trl.trainers.config import EPOConfig
 
 CRITICS = ("separate", "value_head")
@@ -17,6 +17,8 @@ class EPOPPOConfig(EPOConfig):
     `num_generations` is 1 by default: PPO compares an episode with the critic's value, not with other episodes.
     TRL's `epsilon`, `num_iterations` and `steps_per_generation` are PPO's clipping, epochs and mini-batches.
     """
+
+    _has_critic: ClassVar[bool] = True
 
     num_generations: int | None = field(
         default=1, metadata={"help": "Episodes played per task and RL step. PPO needs no group."}
@@ -58,7 +60,7 @@ class EPOPPOConfig(EPOConfig):
         default="turn",
         metadata={
             "help": "'turn': GAE from turn to turn; 'token': GAE over all response tokens of the episode; 'outcome': "
-            "the episode's whole reward at the end of every turn, no bootstrapping."
+            "the episode's whole reward at the end of every turn, no bootstrapping; 'module:Class': your own method."
         },
     )
     gamma: float = field(
@@ -83,6 +85,7 @@ class EPOPPOConfig(EPOConfig):
         groups, self.num_generations = self.num_generations, self._group_that_trl_takes()
         super().__post_init__()
         self.num_generations = groups
+        self._check_methods()
 
     def _group_that_trl_takes(self) -> int:
         """GRPOConfig refuses groups of one; any divisor of the batch from 2 on satisfies its checks instead."""
@@ -98,9 +101,8 @@ class EPOPPOConfig(EPOConfig):
         return size
 
     def _check_ppo(self) -> None:
-        for name, allowed in {"critic": CRITICS, "credit": tuple(CREDITS)}.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, takes one of {allowed}")
+        if self.critic not in CRITICS:
+            raise ValueError(f"critic: got {self.critic!r}, takes one of {CRITICS}")
         if self.num_generations is None or self.num_generations < 1:
             raise ValueError(f"num_generations: got {self.num_generations!r}, takes an integer >= 1")
         checks = {

@@ -7,8 +7,10 @@ from typing import Any
 
 from datasets import Dataset
 
+from epo_trl.envs.base import TaskSuite
 from epo_trl.trainers.config import EPOConfig
 
+TEST_SPLITS = ("iid", "ood")
 # Arguments of TRL's trainer that have no place here, and what to do instead.
 _NOT_TAKEN = {
     "eval_dataset": "evaluation plays the test lists of the suite, `task_ids('iid')` and `task_ids('ood')`",
@@ -50,6 +52,11 @@ def check_train_tasks(args: EPOConfig, dataset: Any, suite: str) -> None:
         )
     if not isinstance(dataset[0]["prompt"], str):
         raise ValueError(f"train_dataset: got the prompt {dataset[0]['prompt']!r}, takes {takes}")
+
+
+def listed_test_tasks(suite: TaskSuite, limit: int | None) -> dict[str, list[str]]:
+    """Returns the first tasks of each test list that the suite has."""
+    return {split: list(suite.task_ids(split))[:limit] for split in TEST_SPLITS if split in suite.splits}
 
 
 def check_test_tasks(lists: Mapping[str, Sequence[str]], suite: str) -> None:

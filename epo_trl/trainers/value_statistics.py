@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from epo_trl.advantages import Estimate
+from epo_trl.methods import Credit
 
 
 def turn_bins(max_turns: int) -> list[str]:
@@ -18,7 +18,7 @@ def turn_bins(max_turns: int) -> list[str]:
 
 
 def value_statistics(
-    estimate: Estimate, values: Tensor, turn_ids: Tensor, max_turns: int, sum_over_ranks: Callable[[Tensor], Tensor]
+    credit: Credit, values: Tensor, turn_ids: Tensor, max_turns: int, sum_over_ranks: Callable[[Tensor], Tensor]
 ) -> dict[str, float]:
     """Returns the metrics of the decision points of a batch. Collective.
 
@@ -26,14 +26,15 @@ def value_statistics(
     out for returns without variance, and a turn position without decision points is left out too.
 
     Args:
-        estimate: Advantages before they are normalised.
+        credit: Advantages before they are whitened.
         values: (B, T) at collection time.
         turn_ids: (B, T).
         max_turns: Longest episode.
         sum_over_ranks: Sums a tensor over all processes.
     """
-    points = estimate.points
-    returns, value, advantage = (x[points].double() for x in (estimate.returns, values, estimate.advantages))
+    points = credit.points
+    assert points is not None and credit.returns is not None
+    returns, value, advantage = (x[points].double() for x in (credit.returns, values, credit.advantages))
     error = returns - value
     names = turn_bins(max_turns)
     bins = torch.log2(turn_ids[points].double() + 1).ceil().long().clamp(max=len(names) - 1)
@@ -60,7 +61,7 @@ def value_statistics(
     return metrics
 
 
-def normalized(advantages: Tensor, mask: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
+def whitened(advantages: Tensor, mask: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
     """Returns (B, T) advantages with mean 0 and deviation 1 over the masked tokens of all ranks. Collective.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -19,37 +19,23 @@ class EntropyMeter:
 
     Args:
         max_turns: Number of turn indices that are kept apart.
-        device: Where the sums live.
     """
 
-    def __init__(self, max_turns: int, device: torch.device | str = "cpu"):
+    def __init__(self, max_turns: int):
         self.max_turns = max_turns
         # Rows: sums and counts. Columns: the parts, then the turn indices.
-        self._sums = torch.zeros(2, len(_PARTS) + max_turns, dtype=torch.float64, device=device)
-        self._shares = torch.zeros(3, dtype=torch.float64, device=device)
-        self._terms = torch.zeros(2, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(2, len(_PARTS) + max_turns, dtype=torch.float64)
 
     @torch.no_grad()
-    def add(
-        self,
-        entropy: Tensor,
-        turn_ids: Tensor,
-        response_mask: Tensor,
-        *,
-        shares: Tensor,
-        bonus: Tensor,
-        penalty: Tensor,
-    ) -> None:
+    def add(self, entropy: Tensor, turn_ids: Tensor, response_mask: Tensor) -> None:
         """Adds a micro-batch.
 
         Args:
             entropy: (B, T) in nats.
             turn_ids: (B, T).
             response_mask: (B, T).
-            shares: (3,) numbers of tokens below, inside and above the band.
-            bonus: This micro-batch's part of L_H of the whole batch.
-            penalty: This micro-batch's part of L_smooth of the whole batch.
         """
+        self._sums = self._sums.to(entropy.device)
         mask = response_mask.bool()
         turns = torch.where(mask, turn_ids, -1)
         early = mask & (2 * turns < turns.amax(1, keepdim=True) + 1)
@@ -60,22 +46,22 @@ class EntropyMeter:
         index = turns[mask].clamp(max=self.max_turns - 1).long() + len(_PARTS)
         self._sums[0].index_add_(0, index, entropy[mask].to(self._sums.dtype))
         self._sums[1].index_add_(0, index, torch.ones_like(index, dtype=self._sums.dtype))
-        self._shares += shares
-        self._terms += torch.stack([bonus, penalty])
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the sums so far."""
-        return {"sums": self._sums, "shares": self._shares, "terms": self._terms}
+        return {"sums": self._sums}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replaces the sums by saved ones."""
-        self._sums, self._shares, self._terms = state["sums"], state["shares"], state["terms"]
+        self._sums = state["sums"]
 
     def reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """Replaces the sums by those of all ranks. Collective."""
-        flat = sum_over_ranks(torch.cat([self._sums.flatten(), self._shares, self._terms]))
-        sums, self._shares, self._terms = flat.split([self._sums.numel(), 3, 2])
-        self._sums = sums.view_as(self._sums)
+        self._sums = sum_over_ranks(self._sums)
+
+    def clear(self) -> None:
+        """Forgets the sums."""
+        self._sums = torch.zeros_like(self._sums)
 
     def means(self) -> dict[str, float]:
         """Returns the mean entropy of each part that has tokens, in nats; `"all"` is the token-level mean."""
@@ -85,15 +71,6 @@ class EntropyMeter:
         """Returns the mean entropy of each turn index that has tokens, in nats."""
         values = self._ratio(len(_PARTS), self._sums.shape[1])
         return {turn: value for turn, value in enumerate(values) if value is not None}
-
-    def band_shares(self) -> list[float]:
-        """Returns the shares of tokens below, inside and above the band."""
-        return (self._shares / self._shares.sum().clamp(min=1)).tolist()
-
-    def loss_terms(self) -> tuple[float, float]:
-        """Returns the sums of `bonus` and of `penalty`."""
-        bonus, penalty = self._terms.tolist()
-        return bonus, penalty
 
     def _ratio(self, start: int, end: int) -> list[float | None]:
         sums, counts = self._sums[:, start:end].tolist()

@@ -1,0 +1,21 @@
+"""Methods of training: credit, entropy control, changes of the policy loss. One file each."""
+
+from epo_trl.methods.base import Batch, Credit, Group, Method, MicroBatch, Need, Ranks, Shaped, StepSummary
+from epo_trl.methods.registry import METHODS, as_names, methods_of
+from epo_trl.methods.stack import Methods
+
+__all__ = [
+    "METHODS",
+    "Batch",
+    "Credit",
+    "Group",
+    "Method",
+    "Methods",
+    "MicroBatch",
+    "Need",
+    "Ranks",
+    "Shaped",
+    "StepSummary",
+    "as_names",
+    "methods_of",
+]

@@ -1,0 +1,122 @@
+"""EPO, entropy-regularized policy optimization (arXiv 2509.22576): an entropy bonus, and a band around past entropy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods.base import Method, MicroBatch, StepSummary
+from epo_trl.objectives import EntropyHistory, band_shares, beta_schedule, smoothing
+
+
+@dataclass
+class EPO(Method):
+    """Adds `-lambda * (L_H - beta_k * L_smooth)` to the policy loss (Eq. 4 to 7, Algorithm 1).
+
+    The settings are the fields of `EPOConfig` with the same names. With `epo_lambda` 0 it measures and changes nothing.
+    """
+
+    config_fields: ClassVar[tuple[str, ...]] = (
+        "epo_lambda", "smoothing_alpha", "smoothing_beta_start", "smoothing_beta_end", "smoothing_decay", "kappa_low",
+        "kappa_high", "smoothing_penalty", "entropy_history", "entropy_history_window",
+    )  # fmt: skip
+
+    epo_lambda: float = 0.001
+    smoothing_alpha: float = 0.1
+    smoothing_beta_start: float = 2.0
+    smoothing_beta_end: float = 1.0
+    smoothing_decay: float = 3.0
+    kappa_low: float = 0.0
+    kappa_high: float = 2.0
+    smoothing_penalty: str = "hinge"
+    entropy_history: str = "step"
+    entropy_history_window: int | None = None
+
+    def __post_init__(self) -> None:
+        self.history = EntropyHistory(per=self.entropy_history, window=self.entropy_history_window)
+        # Tokens below, inside and above the band, then L_H and L_smooth of the batch.
+        self._sums = torch.zeros(5, dtype=torch.float64)
+
+    def described(self) -> str:
+        """Returns name, paper and weight."""
+        paper = "[EPO, entropy-regularized policy optimization](https://arxiv.org/abs/2509.22576)"
+        return f"{paper}, weight {self.epo_lambda:g}" if self.epo_lambda else ""
+
+    def beta(self, rl_step: int, total_rl_steps: int) -> float:
+        """Returns beta_k of Eq. 7."""
+        return beta_schedule(
+            rl_step,
+            total_rl_steps,
+            start=self.smoothing_beta_start,
+            end=self.smoothing_beta_end,
+            decay=self.smoothing_decay,
+        )
+
+    def loss(self, micro: MicroBatch) -> Tensor | None:
+        """Returns these rows' part of the terms."""
+        if not self.epo_lambda:
+            return None
+        bonus, penalty = self._terms(micro)
+        return -self.epo_lambda * (bonus - self.beta(micro.rl_step, micro.total_rl_steps) * penalty)
+
+    def _terms(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        penalty = smoothing.smoothing_penalty(
+            micro.entropy,
+            self.history.reference(micro.turn_ids),
+            kappa_low=self.kappa_low,
+            kappa_high=self.kappa_high,
+            alpha=self.smoothing_alpha,
+            kind=self.smoothing_penalty,
+        )
+        return micro.turn_mean(micro.entropy), micro.turn_mean(penalty)
+
+    @torch.no_grad()
+    def measure(self, micro: MicroBatch) -> None:
+        """Adds the terms, and the tokens on each side of the band."""
+        reference = self.history.reference(micro.turn_ids)
+        shares = band_shares(micro.entropy, reference, micro.mask, kappa_low=self.kappa_low, kappa_high=self.kappa_high)
+        self._sums = self._sums.to(shares.device) + torch.cat([shares, torch.stack(self._terms(micro))])
+
+    def end_rl_step(self, step: StepSummary) -> dict[str, float]:
+        """Appends the step's entropy to the history."""
+        sums, self._sums = step.ranks.sum(self._sums), torch.zeros_like(self._sums)
+        below, inside, above = (sums[:3] / sums[:3].sum().clamp(min=1)).tolist()
+        bonus, penalty = sums[3:].tolist()
+        beta = self.beta(step.rl_step, step.total_rl_steps)
+        metrics = {
+            "epo/beta": beta,
+            "epo/net_coef_above_band": self.epo_lambda * (1 - self.smoothing_alpha * beta),
+            "epo/entropy_loss": bonus,
+            "epo/smoothing_loss": penalty,
+            "epo/share_below_band": below,
+            "epo/share_inside_band": inside,
+            "epo/share_above_band": above,
+        }
+        reference = self.history.reference() if self.history.per == "step" else None
+        if isinstance(reference, float):
+            metrics["epo/reference"] = reference
+        # A batch without a token, or with an entropy that is not finite, has no entry.
+        if math.isfinite(step.entropy):
+            self.history.append(step.entropy if self.history.per == "step" else step.turn_entropy)
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the history."""
+        return {"history": self.history.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replaces the history."""
+        self.history.load_state_dict(state["history"])
+
+    def batch_state(self) -> dict[str, Tensor]:
+        """Returns the sums so far."""
+        return {"sums": self._sums}
+
+    def load_batch_state(self, state: Mapping[str, Tensor]) -> None:
+        """Replaces the sums."""
+        self._sums = state["sums"]

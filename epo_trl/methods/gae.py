@@ -1,0 +1,104 @@
+"""PPO's credit (arXiv 1707.06347): generalized advantage estimation from a critic, three ways to see an episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods.base import Batch, Credit, Method, Need
+from epo_trl.objectives.gae import generalized_advantages, turn_edges
+
+
+@dataclass
+class _GAE(Method):
+    """The settings are the fields of `EPOPPOConfig` with the same names."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.VALUES})
+    config_fields: ClassVar[tuple[str, ...]] = ("gamma", "gae_lambda")
+
+    gamma: float = 1.0
+    gae_lambda: float = 1.0
+
+    def described(self) -> str:
+        """Returns name and paper."""
+        return "[PPO](https://arxiv.org/abs/1707.06347) with a critic"
+
+    def _over_episodes(self, batch: Batch, points: Tensor) -> Tensor:
+        """Returns advantages over one chain per episode, each turn paid at its last decision point."""
+        assert batch.values is not None and batch.final_values is not None
+        _, last_of_turn = turn_edges(batch.turn_ids, points)
+        paid = batch.turn_rewards.gather(1, batch.turn_ids.clamp(min=0))
+        ends = points & (points.flip(1).cumsum(1).flip(1) == 1)
+        return generalized_advantages(
+            torch.where(last_of_turn, paid, 0.0),
+            batch.values,
+            points,
+            ends,
+            batch.final_values.unsqueeze(1).expand_as(batch.values),
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+        )
+
+
+def _credit(advantages: Tensor, batch: Batch, points: Tensor, shared: Tensor | None = None) -> Credit:
+    assert batch.values is not None
+    returns = torch.where(points, advantages + batch.values, 0.0)
+    return Credit(advantages if shared is None else shared, returns, points)
+
+
+@dataclass
+class TurnGAE(_GAE):
+    """GAE from turn to turn, as in ArCHer (arXiv 2402.19446).
+
+    A turn is one decision, made at its first response token; all its tokens get its advantage.
+    """
+
+    def credit(self, batch: Batch) -> Credit:
+        """Returns one advantage per turn."""
+        first, _ = turn_edges(batch.turn_ids, batch.mask)
+        advantages = self._over_episodes(batch, first)
+        per_turn = torch.zeros_like(batch.turn_rewards, dtype=advantages.dtype)
+        turns = batch.turn_ids.clamp(min=0)
+        per_turn.scatter_add_(1, turns, advantages)  # one token of each turn is not 0
+        return _credit(advantages, batch, first, shared=per_turn.gather(1, turns) * batch.mask)
+
+
+@dataclass
+class TokenGAE(_GAE):
+    """GAE over all response tokens of the episode; what the environment wrote between them is skipped.
+
+    A turn's reward is paid for its last token.
+    """
+
+    def credit(self, batch: Batch) -> Credit:
+        """Returns one advantage per token."""
+        points = batch.mask.bool()
+        return _credit(self._over_episodes(batch, points), batch, points)
+
+
+@dataclass
+class OutcomeGAE(_GAE):
+    """GAE inside each turn, which is paid the episode's whole reward at its last token; nothing passes between turns.
+
+    What EPO's release computes, for comparison. It has no bootstrapping, so `final_values` are not read.
+    """
+
+    def credit(self, batch: Batch) -> Credit:
+        """Returns one advantage per token."""
+        assert batch.values is not None
+        points = batch.mask.bool()
+        _, last = turn_edges(batch.turn_ids, points)
+        total = batch.turn_rewards.sum(1, keepdim=True).expand_as(batch.values)
+        advantages = generalized_advantages(
+            torch.where(last, total, 0.0),
+            batch.values,
+            points,
+            last,
+            torch.zeros_like(batch.values),
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+        )
+        return _credit(advantages, batch, points)

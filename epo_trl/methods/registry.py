@@ -1,0 +1,144 @@
+"""From the names in a configuration to methods, and which of them may not meet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from epo_trl.methods.base import Method, Need
+from epo_trl.methods.stack import Methods
+
+# Field of the configuration -> name -> where the class is. A user's own is named "module:Class".
+METHODS: dict[str, dict[str, str]] = {
+    "credit": {
+        "grpo": "epo_trl.methods.grpo:GRPO",
+        "turn": "epo_trl.methods.gae:TurnGAE",
+        "token": "epo_trl.methods.gae:TokenGAE",
+        "outcome": "epo_trl.methods.gae:OutcomeGAE",
+    },
+    "entropy_method": {"epo": "epo_trl.methods.epo:EPO"},
+    "policy_method": {},
+}
+
+
+def methods_of(args: Any, *, critic: bool) -> Methods:
+    """Returns the methods that a configuration names.
+
+    Args:
+        args: An `EPOConfig`.
+        critic: Whether the trainer has one.
+
+    Raises:
+        ValueError: If a name or a setting is unknown, a need is not met, or methods make no sense together.
+    """
+    named = {"credit": [args.credit], "entropy_method": args.entropy_method, "policy_method": args.policy_method}
+    made: dict[str, Method] = {}
+    for slot, names in named.items():
+        for name in names:
+            if name in made:
+                raise ValueError(f"{slot}: got {name!r} twice, takes each method once")
+            made[name] = _made(slot, name, args)
+            _check_needs(slot, name, made[name], args, critic)
+    for name in args.method_kwargs:
+        if name not in made:
+            raise ValueError(f"method_kwargs: got settings of {name!r}, takes those of methods in use: {list(made)}")
+    _check_kinds(made, args, critic)
+    for method in made.values():
+        method.check(args)
+    return Methods(made, args.max_turns)
+
+
+def _made(slot: str, name: str, args: Any) -> Method:
+    found = _class_of(slot, name)
+    given = args.method_kwargs.get(name, {})
+    if not isinstance(given, Mapping):
+        raise ValueError(f"method_kwargs: got {given!r} for {name!r}, takes a mapping from setting to value")
+    own = {field.name for field in fields(found) if field.init}
+    for setting in given:
+        if setting in found.config_fields:
+            raise ValueError(f"method_kwargs: got {name}.{setting}, which is a field of its own; set {setting}")
+        if setting not in own:
+            raise ValueError(f"method_kwargs: got {name}.{setting}, {name!r} takes {sorted(own)}")
+    try:
+        return found(**{setting: getattr(args, setting) for setting in found.config_fields}, **given)
+    except AttributeError as error:
+        raise ValueError(f"{slot}: got {name!r}, which reads a setting that this trainer has not: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"method_kwargs, {name!r}: {error}" if given else str(error)) from error
+
+
+def _class_of(slot: str, name: str) -> type[Any]:
+    known = METHODS[slot]
+    takes = ", ".join([*map(repr, known), "or 'module:Class' for your own"])
+    module, _, attribute = known.get(name, name).partition(":") if isinstance(name, str) else ("", "", "")
+    if not module or not attribute:
+        other = next((field for field, names in METHODS.items() if name in names), None)
+        hint = f" ({name!r} belongs into {other})" if other else ""
+        raise ValueError(f"{slot}: got {name!r}, takes {takes}{hint}")
+    if str(Path.cwd()) not in sys.path:  # last, so that nothing in it hides a library
+        sys.path.append(str(Path.cwd()))
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise ValueError(
+            f"{slot}: got {name!r}, which cannot be imported ({type(error).__name__}: {error}); takes {takes}"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)):
+        raise ValueError(f"{slot}: got {name!r}, takes a dataclass that derives from epo_trl.methods.Method")
+    return found
+
+
+def _check_needs(slot: str, name: str, method: Method, args: Any, critic: bool) -> None:
+    if Need.VALUES in method.needs and not critic:
+        raise ValueError(
+            f"{slot}: got {name!r}, which reads a critic's values, and this trainer has none; take EPOPPOConfig and "
+            "EPOPPOTrainer, or another method"
+        )
+    if Need.GROUPS in method.needs and (args.num_generations or 0) < 2:
+        raise ValueError(
+            f"{slot}: got {name!r}, which compares the episodes of a task, with num_generations="
+            f"{args.num_generations}; takes num_generations >= 2"
+        )
+
+
+def _check_kinds(made: Mapping[str, Method], args: Any, critic: bool) -> None:
+    """Refuses what makes no sense together: hooks that only one may have, and what a ratio of its own would change."""
+    if not _overrides(made[args.credit], "credit"):
+        raise ValueError(f"credit: got {args.credit!r}, which assigns none; takes a method with `credit`")
+    if critic and Need.VALUES not in made[args.credit].needs:
+        raise ValueError(
+            f"credit: got {args.credit!r}, which does not use the critic that this trainer learns; take EPOConfig and "
+            "EPOTrainer, or a credit that needs values"
+        )
+    for hook, slot in (("credit", "credit"), ("ratio", "policy_method")):
+        several = [name for name, method in made.items() if _overrides(method, hook)]
+        if len(several) > 1:
+            raise ValueError(f"{slot}: got {' and '.join(map(repr, several))}, each with its `{hook}`; take one")
+    ratios = [name for name, method in made.items() if _overrides(method, "ratio")]
+    clashes = {
+        "beta": (args.beta, 0, "its KL term is made of the log-probabilities that the ratio changes"),
+        "importance_sampling_level": (args.importance_sampling_level, "token", "both change the ratio"),
+        "loss_type": (args.loss_type if args.loss_type in ("cispo", "vespo") else "", "", "has no clipped ratio"),
+    }
+    for name in ratios:
+        for field, (value, neutral, reason) in clashes.items():
+            if value != neutral:
+                raise ValueError(f"{field}: got {value!r} together with the ratio of {name!r}: {reason}")
+
+
+def _overrides(method: Method, hook: str) -> bool:
+    return getattr(type(method), hook) is not getattr(Method, hook)
+
+
+def as_names(slot: str, given: str | Sequence[str] | None) -> list[str]:
+    """Returns a field that takes one name or several as a list."""
+    if given is None:
+        return []
+    names = [given] if isinstance(given, str) else list(given)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{slot}: got {given!r}, takes a name or a list of names")
+    return names

@@ -1,0 +1,56 @@
+"""Generalized advantage estimation over many turns (Schulman et al., arXiv 1506.02438, Eq. 16).
+
+    delta_n = r_n + gamma * V_{n+1} - V_n,      A_n = delta_n + gamma * lambda * A_{n+1}
+
+n counts **decision points**: which tokens those are, and where a chain of them ends, is the choice of credit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def generalized_advantages(
+    rewards: Tensor,
+    values: Tensor,
+    points: Tensor,
+    ends: Tensor,
+    end_values: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Returns (B, T) advantages, 0 where there is no decision point.
+
+    Args:
+        rewards: (B, T) paid for the decision, read at decision points.
+        values: (B, T) of the state in which it was made, read at decision points.
+        points: (B, T) boolean, the decision points; in a row they follow each other over any gap.
+        ends: (B, T) boolean, the decision points that are the last of their chain.
+        end_values: (B, T) value of the state after the chain, read at `ends`.
+        gamma: Discount from one decision point to the next, in [0, 1].
+        gae_lambda: In [0, 1]. 0 looks one point ahead, 1 gives the discounted return minus the value.
+    """
+    advantages = torch.zeros_like(values)
+    later = torch.zeros_like(values[:, 0])  # A_{n+1}
+    next_value = torch.zeros_like(later)  # V_{n+1}
+    for n in reversed(range(values.shape[1])):
+        later = torch.where(ends[:, n], 0.0, later)
+        next_value = torch.where(ends[:, n], end_values[:, n], next_value)
+        delta = rewards[:, n] + gamma * next_value - values[:, n]
+        here = delta + gamma * gae_lambda * later
+        advantages[:, n] = torch.where(points[:, n], here, 0.0)
+        later = torch.where(points[:, n], here, later)
+        next_value = torch.where(points[:, n], values[:, n], next_value)
+    return advantages
+
+
+def turn_edges(turn_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (B, T) booleans: the first and the last response token of each turn."""
+    mask = response_mask.bool()
+    turns = torch.where(mask, turn_ids, -1)
+    outside = torch.full_like(turns[:, :1], -1)
+    first = mask & (turns != torch.cat([outside, turns[:, :-1]], dim=1))
+    last = mask & (turns != torch.cat([turns[:, 1:], outside], dim=1))
+    return first, last

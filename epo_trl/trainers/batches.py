@@ -1,0 +1,132 @@
+"""From TRL's batch to what the methods see of it, when it is collected and in each micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods import Batch, Methods, MicroBatch, Ranks
+from epo_trl.trainers.policy_mean import policy_mean
+from epo_trl.trainers.row_scorer import RowScores
+from epo_trl.trainers.turn_forward import TurnLayout
+from epo_trl.types import Episode
+
+Inputs = dict[str, Any]
+
+
+def response_mask(inputs: Mapping[str, Any]) -> Tensor:
+    """Returns (B, T), 1 on the tokens that count."""
+    return inputs["completion_mask"] * inputs["tool_mask"]
+
+
+def is_scored(inputs: Mapping[str, Any]) -> bool:
+    """Whether the batch holds log-probs of the policy that played: TRL keeps them where updates come between."""
+    return "old_per_token_logps" in inputs
+
+
+def played_scores(inputs: Mapping[str, Any], scores: Sequence[RowScores]) -> RowScores | None:
+    """Returns which of the scores that TRL has asked for are those of the policy that played, if any."""
+    return next((found for found in scores if found.log_probs is inputs.get("old_per_token_logps")), None)
+
+
+def rows_of(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
+    """Returns `input_ids` and `attention_mask`, both (B, P + T), and T."""
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    return ids, mask, inputs["completion_ids"].shape[1]
+
+
+def layout_in(inputs: Mapping[str, Any], windowed: bool) -> TurnLayout:
+    """Returns the layout of the rows of TRL's batch, or of a part of it."""
+    return TurnLayout(inputs["turn_ids"], inputs["tool_mask"] * (inputs["turn_ids"] >= 0), windowed)
+
+
+def ratio_in(inputs: Mapping[str, Any], methods: Methods) -> Callable[[Tensor], Tensor]:
+    """Returns what makes of (b, T) log-probabilities those that TRL compares with the old ones."""
+    old, mask = inputs.get("old_per_token_logps"), response_mask(inputs)
+    return lambda logps: methods.ratio(logps, logps.detach() if old is None else old, inputs["turn_ids"], mask)
+
+
+def method_batch(
+    inputs: Inputs,
+    episodes: Sequence[Episode],
+    scores: RowScores | None,
+    ranks: Ranks,
+    *,
+    group_size: int,
+    rl_step: int,
+    total_rl_steps: int,
+) -> Batch:
+    """Returns a collected batch as methods see it.
+
+    Args:
+        inputs: TRL's, with `turn_ids`.
+        episodes: This rank's.
+        scores: Of the policy that played, if they are known.
+        ranks: The other processes.
+        group_size: Episodes of a task.
+        rl_step: From 0.
+        total_rl_steps: Of the run.
+    """
+    device, first = inputs["turn_ids"].device, ranks.index * len(episodes)
+    return Batch(
+        episodes=episodes,
+        group_ids=torch.arange(first, first + len(episodes), device=device) // group_size,
+        turn_rewards=_turn_rewards(episodes).to(device),
+        group_advantages=inputs["advantages"],
+        turn_ids=inputs["turn_ids"],
+        mask=response_mask(inputs),
+        ranks=ranks,
+        rl_step=rl_step,
+        total_rl_steps=total_rl_steps,
+        logps=scores.log_probs if scores else None,
+        entropy=scores.entropy if scores else None,
+    )
+
+
+def _turn_rewards(episodes: Sequence[Episode]) -> Tensor:
+    """Returns (B, K) rewards of the turns, 0 beyond an episode's last and for aborted ones."""
+    rewards = [[turn.reward for turn in episode.turns] * episode.is_usable for episode in episodes]
+    width = max(1, *map(len, rewards))
+    return torch.tensor([row + [0.0] * (width - len(row)) for row in rewards])
+
+
+def micro_batch(trainer: Any, inputs: Inputs, scores: RowScores) -> MicroBatch:
+    """Returns scored rows as methods see them.
+
+    Args:
+        trainer: An `EPOTrainer`.
+        inputs: TRL's batch, or a part of it.
+        scores: Of its rows.
+    """
+    assert scores.entropy is not None
+    old = inputs.get("old_per_token_logps")
+    return MicroBatch(
+        logps=scores.log_probs,
+        entropy=scores.entropy,
+        old_logps=scores.log_probs.detach() if old is None else old,
+        advantages=inputs["advantages"],
+        turn_ids=inputs["turn_ids"],
+        mask=response_mask(inputs),
+        num_episodes=inputs["num_episodes"],
+        policy_mean=lambda values: policy_mean(trainer, inputs)(values),
+        rl_step=trainer.rl_step,
+        total_rl_steps=trainer.total_rl_steps,
+    )
+
+
+def update_seconds(metrics: Mapping[str, Sequence[float]]) -> float | None:
+    """Returns what an optimizer step took beside the rollout, or `None` if none has been timed.
+
+    TRL's step time covers everything between two optimizer steps, the rollout among it.
+
+    Args:
+        metrics: TRL's, since the last log.
+    """
+    if not metrics.get("step_time"):
+        return None
+    rollout = sum(sum(metrics.get(f"time/{part}", [])) for part in ("generate", "env", "text"))
+    return max(0.0, sum(metrics["step_time"]) - rollout) / max(len(metrics.get("time/generate", [])), 1)

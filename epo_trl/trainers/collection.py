@@ -1,0 +1,137 @@
+"""One batch of episodes: played, its groups chosen, and laid out as TRL's rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl.trainer.utils import pad
+
+from epo_trl.envs.base import Faults, TaskSuite
+from epo_trl.methods import Group, Methods, Ranks
+from epo_trl.rollout import RolloutTimes, episode_to_row
+from epo_trl.rollout.packing import Row
+from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.turn_forward import TurnLayout
+from epo_trl.types import Episode
+
+
+@dataclass(slots=True)
+class Collected:
+    """The episodes that an RL step trains on, and those that were played for it.
+
+    Args:
+        tasks: Of this rank's episodes.
+        episodes: One for each task, with the rewards that the methods give.
+        played: All episodes as they were played, those of groups that were given up too.
+        resampled: Groups of all ranks that were given up.
+        unwanted: Groups of all ranks that are trained on although a method refused them.
+    """
+
+    tasks: list[str]
+    episodes: list[Episode]
+    played: list[Episode] = field(default_factory=list)
+    resampled: int = 0
+    unwanted: int = 0
+
+    def rows(self, placeholder_id: int) -> list[Row]:
+        """Returns one row of TRL's batch per episode."""
+        return [episode_to_row(episode, placeholder_id) for episode in self.episodes]
+
+
+class Collector:
+    """Collects the batches of a run, with what is to be logged about them.
+
+    A group that a method refuses is given up and another task is played instead, in at most `max_resamples` rounds.
+    Which tasks those are is drawn from the run's seed and the RL step alone, so that a resumed run draws the same.
+
+    Args:
+        suite: What the tasks are of.
+        methods: What gives rewards to turns and chooses groups.
+        ranks: The other processes.
+        spare_tasks: What other tasks are drawn from.
+        args: The configuration.
+        group_size: Episodes of a task; they are neighbours in the list of all ranks' tasks.
+    """
+
+    def __init__(
+        self, suite: TaskSuite, methods: Methods, ranks: Ranks, spare_tasks: Sequence[str], args: EPOConfig,
+        group_size: int,
+    ):  # fmt: skip
+        self._suite, self._methods, self._ranks, self._args = suite, methods, ranks, args
+        self._spare_tasks, self._group_size = spare_tasks, group_size
+
+    def collect(
+        self, tasks: Sequence[str], play: Callable[..., list[Episode]], rl_step: int
+    ) -> tuple[Collected, RolloutTimes, Faults]:
+        """Returns a batch of episodes, what was spent on them, and what went wrong with environments. Collective.
+
+        Args:
+            tasks: This rank's, each as often as its group has members here.
+            play: See `EPOTrainer.play`. Collective, also with no task.
+            rl_step: From 0.
+        """
+        times, faults = RolloutTimes(), self._suite.faults()
+
+        def played(tasks: Sequence[str]) -> list[Episode]:
+            # One seed for all: the members of a group, wherever they are played, start from the identical state.
+            return play([(task, self._args.seed) for task in tasks], description="rollout", times=times)
+
+        episodes = played(tasks)
+        rewarded = [self._methods.with_rewards(episode) for episode in episodes]
+        batch = Collected(list(tasks), rewarded, list(episodes))
+        if self._methods.choose_groups:
+            self._choose(batch, played, random.Random(f"{self._args.seed}/{rl_step}"))
+        return batch, times, self._suite.faults() - faults
+
+    def _choose(self, batch: Collected, played: Callable[[Sequence[str]], list[Episode]], draw: random.Random) -> None:
+        """Replaces groups that a method refuses."""
+        first, size = self._ranks.index * len(batch.tasks), self._group_size
+        for left in reversed(range(self._args.max_resamples + 1)):
+            refused = self._refused(batch.episodes)
+            if not refused or not left:
+                batch.unwanted = len(refused)
+                return
+            batch.resampled += len(refused)
+            new_tasks = {group: draw.choice(self._spare_tasks) for group in refused}
+            places = [i for i in range(len(batch.tasks)) if (first + i) // size in new_tasks]
+            episodes = played([new_tasks[(first + i) // size] for i in places])
+            for i, episode in zip(places, episodes, strict=True):
+                batch.tasks[i], batch.episodes[i] = episode.task_id, self._methods.with_rewards(episode)
+            batch.played += episodes
+
+    def _refused(self, episodes: Sequence[Episode]) -> list[int]:
+        """Returns the numbers of the groups that a method refuses, equal on all ranks."""
+        seen = self._ranks.gather([(episode.total_reward, episode.won, episode.is_usable) for episode in episodes])
+        groups = [seen[i : i + self._group_size] for i in range(0, len(seen), self._group_size)]
+        kept = [self._methods.keep(Group(*zip(*members, strict=True))) for members in groups]
+        return [number for number, keep in enumerate(kept) if not keep]
+
+
+def layout_of(rows: Sequence[Row], windowed: bool, device: torch.device, multiple: int | None) -> TurnLayout:
+    """Returns which turn each token of the rows belongs to, padded as TRL pads its completions."""
+
+    def padded(lists: list[list[int]], value: int) -> Tensor:
+        tensors = [torch.tensor(row) for row in lists]
+        return pad(tensors, padding_value=value, padding_side="right", pad_to_multiple_of=multiple).to(device)
+
+    return TurnLayout(
+        padded([row.turn_ids for row in rows], -1), padded([row.env_mask for row in rows], 0), windowed=windowed
+    )
+
+
+def as_trl_takes_it(batch: Collected, rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns what TRL's `rollout_func` returns. What is not TRL's own reaches the reward functions, row by row."""
+    has_logprobs = any(row.logprobs is not None for row in rows)
+    return {
+        "prompt_ids": [row.prompt_ids for row in rows],
+        "completion_ids": [row.completion_ids for row in rows],
+        "env_mask": [row.env_mask for row in rows],
+        "logprobs": [row.logprobs or [0.0] * len(row.completion_ids) for row in rows] if has_logprobs else None,
+        "episode_return": [episode.total_reward for episode in batch.episodes],
+        "episode": list(batch.episodes),
+    }

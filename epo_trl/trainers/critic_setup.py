@@ -1,0 +1,104 @@
+"""Makes the critic of a policy, and keeps it out of sight of what has to see the policy alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accelerate.utils import is_peft_model
+from trl import GRPOTrainer
+from trl.trainer.callbacks import SyncRefModelCallback
+from trl.trainer.utils import disable_dropout_in_model
+
+from epo_trl.models.critic import Critic, causal_lm, copied_trunk, critic_aside, loaded_trunk, with_adapter
+from epo_trl.trainers.checks import check_critic_vocabulary, check_trunk
+from epo_trl.trainers.ppo_config import EPOPPOConfig
+
+
+def copy_of_policy(model: Any, args: EPOPPOConfig) -> Any:
+    """Returns a copy of the policy for a separate critic to start from, or `None` if it has to be loaded instead.
+
+    An object in memory may differ from the files it came from, so it is copied, before PEFT and TRL change it.
+    """
+    return copied_trunk(model) if args.critic == "separate" and _can_be_copied(model, args) else None
+
+
+def _can_be_copied(model: Any, args: EPOPPOConfig) -> bool:
+    """Whether the weights are here, whole and plain: not a name, not wrapped by PEFT, not split by ZeRO-3."""
+    if isinstance(model, str) or args.critic_model_name_or_path is not None or is_peft_model(model):
+        return False
+    if getattr(model, "hf_quantizer", None) is not None:
+        return False
+    return not any("ds_id" in vars(parameter) for parameter in model.parameters())
+
+
+def make_critic(
+    policy: Any, args: EPOPPOConfig, tokenizer: Any, *, trunk: Any = None, peft_config: Any = None
+) -> Critic:
+    """Returns the critic that the configuration asks for.
+
+    Args:
+        policy: The trainer's model.
+        args: The configuration.
+        tokenizer: The policy's.
+        trunk: See `copy_of_policy`.
+        peft_config: Of the policy's adapter, if it is a new one.
+
+    Raises:
+        ValueError: If the policy cannot have such a critic.
+    """
+    base = causal_lm(policy)
+    if peft_config is None and is_peft_model(policy):
+        peft_config = policy.active_peft_config
+    check_trunk(args.critic, base, peft_config)
+    if args.critic == "separate" and trunk is None:
+        trunk = _load_trunk(base, args, tokenizer)
+    if args.critic_use_peft:
+        if peft_config is None:
+            raise ValueError("critic_use_peft: got True for a policy without adapter, takes False then")
+        trunk = with_adapter(trunk, peft_config)
+    config = (trunk if trunk is not None else base).config.get_text_config()
+    critic = Critic(config.hidden_size, trunk)
+    if args.disable_dropout:
+        disable_dropout_in_model(critic)
+    return critic
+
+
+def _load_trunk(policy: Any, args: EPOPPOConfig, tokenizer: Any) -> Any:
+    other = args.critic_model_name_or_path
+    path = other or policy.config._name_or_path
+    if not path:
+        raise ValueError(
+            "critic: got 'separate' for a policy that was made in memory and is wrapped already; takes the plain "
+            "model with peft_config, or a critic_model_name_or_path"
+        )
+    trust = {"trust_remote_code": args.trust_remote_code}
+    revision = None if other else (args.model_init_kwargs or {}).get("revision")
+    trunk = loaded_trunk(path, policy, revision=revision or "main", **trust)
+    if other:
+        check_critic_vocabulary(path, trunk.config.get_text_config().vocab_size, tokenizer, **trust)
+    return trunk
+
+
+def hide_critic(trainer: GRPOTrainer) -> None:
+    """Lets TRL's reference model and vLLM see a policy without critic.
+
+    The reference model has none, and `sync_ref_model` pairs every parameter with one of its own; vLLM has none, and TRL
+    sends it every parameter of the model.
+    """
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, SyncRefModelCallback):
+            sync = callback.sync_target_model
+
+            def sync_policy(model: Any, *args: Any, sync: Any = sync) -> None:
+                with critic_aside(model):
+                    sync(model, *args)
+
+            callback.sync_target_model = sync_policy
+    if trainer.use_vllm:
+        sync_weights = trainer.vllm_generation.sync_weights
+
+        def sync_policy_weights() -> None:
+            with critic_aside(trainer.model):
+                sync_weights()
+
+        trainer.vllm_generation.sync_weights = sync_policy_weights

@@ -1,0 +1,81 @@
+"""Plays the fixed test lists with the policy as it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from epo_trl.evaluation import EvalReport
+from epo_trl.long_runs.state_file import write_state
+from epo_trl.methods import Ranks
+from epo_trl.rollout import RolloutTimes
+from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.model_card import REPORTS
+from epo_trl.trainers.player import Player
+from epo_trl.trainers.rules import Rules
+from epo_trl.trainers.task_checks import check_test_tasks
+from epo_trl.types import Episode
+
+
+class Evaluator:
+    """The periodic evaluation. The sampling has its own seed and does not touch the random state of training.
+
+    Args:
+        player: Plays episodes.
+        rules: The protocol.
+        tasks: Task ids of each list.
+        suite_name: Of the tasks.
+        args: The configuration.
+        ranks: The processes, over which a list is spread.
+    """
+
+    def __init__(
+        self, player: Player, rules: Rules, tasks: Mapping[str, Sequence[str]], suite_name: str, args: EPOConfig,
+        ranks: Ranks,
+    ):  # fmt: skip
+        self._player, self._rules, self._args, self._ranks = player, rules, args, ranks
+        self._suite_name = suite_name
+        self.tasks = tasks
+
+    def report(self, split: str) -> EvalReport:
+        """Returns the report of one list. Collective."""
+        rank, world = self._ranks.index, self._ranks.count
+        tasks = [(task_id, self._args.seed) for task_id in self.tasks[split]]
+        size, local = self._args.per_device_eval_batch_size, tasks[rank::world]
+        rounds = -(-len(tasks) // (size * world))
+        times = RolloutTimes()
+        episodes: list[Episode] = []
+        with self._player.generator.sampling(self._rules.protocol.temperature, self._args.eval_seed + rank):
+            for i in range(rounds):
+                episodes += self._player.play(
+                    local[i * size : (i + 1) * size],
+                    self._rules.eval_context,
+                    self._rules.eval_settings,
+                    description=f"evaluate {split} {i + 1}/{rounds}" if rounds > 1 else f"evaluate {split}",
+                    times=times,
+                )
+        if world > 1:
+            episodes = self._ranks.gather([episode.without_tokens() for episode in episodes])
+        return EvalReport.from_episodes(
+            episodes,
+            protocol=self._rules.protocol,
+            suite=self._suite_name,
+            split=split,
+            seconds=times.generate + times.env + times.text,
+        )
+
+    def reports(self) -> list[EvalReport]:
+        """Returns the reports of all lists. Collective.
+
+        Raises:
+            ValueError: If there is nothing to play.
+        """
+        check_test_tasks(self.tasks, self._suite_name)
+        return [self.report(split) for split in self.tasks]
+
+    def write(self, reports: Sequence[EvalReport], step: int) -> None:
+        """Keeps reports under `output_dir/evaluations`; the model card reads them there."""
+        folder = os.path.join(self._args.output_dir, REPORTS)
+        os.makedirs(folder, exist_ok=True)
+        content = {"step": step, "reports": [report.to_dict() for report in reports]}
+        write_state(os.path.join(folder, f"step_{step:06d}.json"), content)

@@ -1,0 +1,103 @@
+"""TRL's generation, one turn of all running episodes at a time, on each of its back ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+from epo_trl.models.generate import decoding
+from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes, settings_allow_reuse
+from epo_trl.rollout import ContextBuilder
+
+
+class TurnGenerator:
+    """The policy as the rollout wants it: token ids of prompts in, token ids of responses out.
+
+    Args:
+        trainer: Whose policy, settings and back end (transformers, continuous batching, vLLM) are used.
+    """
+
+    def __init__(self, trainer: GRPOTrainer):
+        self._trainer = trainer
+
+    def __call__(self, prompt_ids: list[list[int]]) -> Any:
+        """Returns a response to each prompt, in the mode that is on: continuous batching leaves another on."""
+        model = self._trainer.model
+        training = model.training
+        responses = self._trainer._generate_single_turn(prompt_ids, None, {}, 1)
+        if model.training != training:
+            model.train(training)
+        return responses
+
+    def prompts_needed(self, running: int) -> int:
+        """Returns how many prompts this rank must generate for while `running` of its episodes run. Collective.
+
+        Generation is collective, so all ranks go on until the last episode of any rank has ended.
+        """
+        accelerator = self._trainer.accelerator
+        if accelerator.num_processes == 1:
+            return running
+        counts = accelerator.gather(torch.tensor([running], device=accelerator.device)).tolist()
+        if not any(counts):
+            return 0
+        # A vLLM server slices one list by rank, so every rank sends equally many.
+        return max(counts) if self._trainer.use_vllm else max(running, 1)
+
+    def keeping_prefixes(self, context: ContextBuilder) -> AbstractContextManager[Any]:
+        """Lets generation go on from the turn before, as far as the back end does not do that by itself."""
+        trainer = self._trainer
+        if trainer.use_vllm:
+            sleeps = (
+                trainer.vllm_mode == "colocate" and trainer.vllm_generation.enable_sleep_mode
+            )  # a server never does
+            return self._keeping_vllm_awake() if sleeps else nullcontext()
+        model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+        if context.mode != "concatenated" or trainer.use_transformers_continuous_batching:
+            return nullcontext()
+        if can_reuse(model) and settings_allow_reuse(model, trainer.generation_config):
+            return reusing_prefixes(model, trainer.args.rollout_waves)
+        return nullcontext()
+
+    @contextmanager
+    def _keeping_vllm_awake(self) -> Iterator[None]:
+        """Lets a colocated vLLM sleep between rollouts only.
+
+        TRL sends it to sleep after every generation call. It forgets its weights and its prefix cache then, and TRL
+        sends the weights again at the next call: once a turn.
+        """
+        vllm, step = self._trainer.vllm_generation, self._trainer.state.global_step
+        if vllm._llm_weights_sleeping or self._trainer._last_loaded_step != step:
+            vllm.sync_weights()  # wakes them too
+            self._trainer._last_loaded_step = step
+        vllm.llm.wake_up(tags=["kv_cache"])
+        vllm.enable_sleep_mode = False
+        try:
+            yield
+        finally:
+            vllm.enable_sleep_mode = True
+            vllm.llm.sleep(level=2)
+            vllm._llm_weights_sleeping = True
+
+    @contextmanager
+    def sampling(self, temperature: float, seed: int) -> Iterator[None]:
+        """Samples at another temperature, greedily at 0, and from a random stream of its own."""
+        trainer = self._trainer
+        holder: Any = trainer.vllm_generation if trainer.use_vllm else trainer.generation_config
+        changes = {"temperature": temperature} if trainer.use_vllm else decoding(temperature)
+        # Plain generation reads them from here too; with vLLM there is no such dictionary.
+        kwargs: dict[str, Any] = {} if trainer.use_vllm else trainer.generation_kwargs
+        before, kwargs_before = {name: getattr(holder, name) for name in changes}, dict(kwargs)
+        device = trainer.accelerator.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            try:
+                vars(holder).update(changes)
+                kwargs.update(changes)
+                yield
+            finally:
+                vars(holder).update(before)
+                kwargs.update(kwargs_before)

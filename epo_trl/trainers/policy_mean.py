@@ -1,0 +1,37 @@
+"""The mean over tokens that each policy loss of TRL takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+Mean = Callable[[Tensor], Tensor]
+
+
+def policy_mean(trainer: Any, inputs: dict[str, Any]) -> Mean:
+    """Returns the sum over (b, T) values of tokens with the weights that the loss of a micro-batch gives to tokens.
+
+    `-policy_mean(advantages)` is TRL's policy loss where all ratios are 1, in value, for the losses with a ratio.
+
+    Args:
+        trainer: TRL's, in an optimizer step.
+        inputs: The micro-batch.
+    """
+    mask, steps = inputs["completion_mask"] * inputs["tool_mask"], trainer.current_gradient_accumulation_steps
+    kind = trainer.loss_type
+    if kind in ("cispo", "dapo", "vespo"):  # over the tokens of the whole batch, of which an update takes a part
+        tokens = inputs["num_items_in_batch"].clamp(min=1.0) / trainer.accelerator.num_processes
+        weights = mask / (tokens * steps / trainer.args.steps_per_generation)
+    elif kind in ("grpo", "sapo"):
+        weights = mask / mask.sum(-1, keepdim=True).clamp(min=1.0) / len(mask) / steps
+    elif kind == "bnpo":
+        weights = mask / mask.sum().clamp(min=1.0) / steps
+    elif kind == "dr_grpo":
+        weights = mask / (len(mask) * trainer.max_completion_length) / steps
+    elif kind == "luspo":
+        weights = mask / len(mask) / steps
+    else:
+        raise ValueError(f"loss_type: got {kind!r}, whose mean over tokens is not known here")
+    return lambda values: (weights * values).sum()

@@ -1,0 +1,62 @@
+"""What is logged about the episodes of a batch, over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+
+import torch
+
+from epo_trl.envs.base import Faults
+from epo_trl.methods import Ranks
+from epo_trl.rollout import RolloutTimes
+from epo_trl.types import Episode, StopReason
+
+
+def rollout_metrics(
+    episodes: Sequence[Episode],
+    times: RolloutTimes,
+    faults: Faults,
+    end_ids: Collection[int],
+    ranks: Ranks,
+    device: torch.device,
+) -> dict[str, float]:
+    """Returns the metrics of episodes. Collective.
+
+    Args:
+        episodes: This rank's, as they were played.
+        times: What was spent on them, in seconds.
+        faults: Of the environments' processes.
+        end_ids: Tokens that end a response.
+        ranks: The other processes.
+        device: Where their sums can be taken.
+    """
+    local = {
+        "episodes": len(episodes),
+        "usable": sum(e.is_usable for e in episodes),
+        "won": sum(e.won for e in episodes),
+        "return": sum(e.total_reward for e in episodes if e.is_usable),
+        "turns": sum(len(e.turns) for e in episodes),
+        "invalid": sum(e.invalid_actions for e in episodes),
+        "dropped": sum(t.dropped_turns > 0 for e in episodes for t in e.turns),
+        "cut": sum(t.response_ids[-1] not in end_ids for e in episodes for t in e.turns),
+        **{f"stop/{reason}": sum(e.stop is reason for e in episodes) for reason in StopReason},
+        **asdict(faults),
+    }
+    sums = ranks.sum(torch.tensor(list(local.values()), dtype=torch.float64, device=device)).tolist()
+    total = dict(zip(local, sums, strict=True))
+    usable, turns = max(total["usable"], 1), max(total["turns"], 1)
+    return {
+        "env/success_rate": total["won"] / usable,
+        "env/return": total["return"] / usable,
+        "env/turns": total["turns"] / usable,
+        "env/invalid_actions": total["invalid"] / turns,
+        "env/aborted": 1 - total["usable"] / total["episodes"],
+        **{f"env/{name}": total[name] for name in asdict(faults)},
+        "rollout/shortened_prompts": total["dropped"] / turns,
+        "rollout/cut_responses": total["cut"] / turns,
+        "time/generate": times.generate,
+        "time/env": times.env,
+        "time/text": times.text,
+        **{name: total[name] / total["episodes"] for name in total if name.startswith("stop/")},
+    }

@@ -1,0 +1,110 @@
+"""Stands where TRL asks what a model says about rows: shows the model turns, and keeps what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epo_trl.trainers.turn_forward import TurnLayout, cut_turns, score_turns, value_turns
+
+
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """What one call of TRL's has found about B rows.
+
+    Args:
+        log_probs: (B, T) in nats, 0 where no token was sampled.
+        entropy: (B, T) in nats, or `None` if the model was not asked.
+        values: (B, T) the critic's, or `None` if it was not asked.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor | None
+    values: Tensor | None
+
+
+class RowScorer:
+    """Scores rows of episodes as turns. It has no rows of its own: `over` says which ones TRL is about to ask for.
+
+    Args:
+        autocast: Makes the context of a forward pass.
+        buckets: See `score_turns`.
+        packed: See `score_turns`.
+    """
+
+    def __init__(self, autocast: Callable[[], AbstractContextManager[Any]], *, buckets: int, packed: bool):
+        self._autocast = autocast
+        self._passes: dict[str, Any] = {"buckets": buckets, "packed": packed}
+        self._open: tuple[TurnLayout, Callable[[Tensor], Tensor], bool, list[RowScores]] | None = None
+
+    @contextmanager
+    def over(
+        self, layout: TurnLayout, *, ratio: Callable[[Tensor], Tensor] = lambda x: x, with_values: bool = False
+    ) -> Iterator[list[RowScores]]:
+        """Lets TRL ask for rows; what is found is added to the list.
+
+        Args:
+            layout: Of the rows.
+            ratio: From log-probabilities to those that TRL is given; see `Method.ratio`.
+            with_values: Whether the critic's values come from the same forward pass.
+        """
+        found: list[RowScores] = []
+        before, self._open = self._open, (layout, ratio, with_values, found)
+        try:
+            yield found
+        finally:
+            self._open = before
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **multimodal: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns what TRL's `_get_per_token_logps_and_entropies` returns."""
+        assert self._open is not None
+        layout, ratio, with_values, found = self._open
+        assert layout.turn_ids.shape == (len(input_ids), logits_to_keep)
+        asked: dict[str, Any] = {"output_router_logits": True} if compute_aux_loss else {}
+        if with_values:
+            asked["with_values"] = True
+        parts: list[tuple[Tensor | None, ...]] = []
+        size = batch_size or len(input_ids)
+        for start in range(0, len(input_ids), size):
+            end = start + size
+            turns = cut_turns(input_ids[start:end], attention_mask[start:end], layout.rows(start, end))
+            with self._autocast():
+                scores = score_turns(model, turns, **self._passes, **asked)
+            rows = (None if x is None else turns.to_rows(x) for x in (scores.log_probs, scores.entropy, scores.values))
+            parts.append((*rows, scores.aux_loss))
+        log_probs, entropy, values, aux_losses = zip(*parts, strict=True)
+        found.append(RowScores(torch.cat(log_probs), _joined(entropy), _joined(values)))
+        return (
+            ratio(found[-1].log_probs),
+            found[-1].entropy if compute_entropy else None,
+            torch.stack(aux_losses).mean() if compute_aux_loss else None,
+        )
+
+    def values(self, model: Any, input_ids: Tensor, attention_mask: Tensor, layout: TurnLayout, size: int) -> Tensor:
+        """Returns (B, T) values by the critic, in passes over `size` rows. Collective under ZeRO-3."""
+        rows = []
+        for start in range(0, len(input_ids), size):
+            end = start + size
+            turns = cut_turns(input_ids[start:end], attention_mask[start:end], layout.rows(start, end))
+            with self._autocast():
+                rows.append(turns.to_rows(value_turns(model, turns, **self._passes)))
+        return torch.cat(rows)
+
+
+def _joined(parts: tuple[Tensor | None, ...]) -> Tensor | None:
+    return None if parts[0] is None else torch.cat([part for part in parts if part is not None])

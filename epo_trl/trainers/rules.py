@@ -1,0 +1,73 @@
+"""How episodes are played in training and in evaluation, from the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from epo_trl.evaluation import Protocol, get_protocol
+from epo_trl.evaluation.play import protocol_context, protocol_settings
+from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
+from epo_trl.trainers.config import EPOConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What an episode is played by.
+
+    Args:
+        context: Builds the prompts of training.
+        settings: Turns and rewards of training.
+        protocol: Of the evaluation.
+        eval_context: Builds the protocol's prompts.
+        eval_settings: The protocol's turns.
+    """
+
+    context: ContextBuilder
+    settings: RolloutSettings
+    protocol: Protocol
+    eval_context: ContextBuilder
+    eval_settings: RolloutSettings
+
+
+def rules_of(args: EPOConfig, suite_name: str, tokenizer: Any) -> Rules:
+    """Returns the rules that a configuration asks for; without a protocol, evaluation plays by those of training."""
+    protocol = get_protocol(args.protocol) if args.protocol else _protocol_of(args, suite_name)
+    context = ContextBuilder(
+        tokenizer,
+        PromptTemplate.load(args.prompt_template),
+        mode=args.context,
+        history_length=args.history_length,
+        max_prompt_tokens=args.max_prompt_length,
+        max_response_tokens=args.max_completion_length,
+        chat_template_kwargs=args.chat_template_kwargs or {},
+    )
+    settings = RolloutSettings(
+        max_turns=args.max_turns,
+        success_reward=args.success_reward,
+        invalid_action_penalty=args.invalid_action_penalty,
+        env_reward_weight=args.env_reward_weight,
+        invalid_action=args.invalid_action,
+        require_think=args.require_think,
+    )
+    eval_context = protocol_context(
+        protocol,
+        tokenizer,
+        args.prompt_template,
+        max_prompt_tokens=args.max_prompt_length,
+        max_response_tokens=args.max_completion_length,
+        chat_template_kwargs=args.chat_template_kwargs,
+    )
+    eval_settings = protocol_settings(protocol, require_think=args.require_think)
+    return Rules(context, settings, protocol, eval_context, eval_settings)
+
+
+def _protocol_of(args: EPOConfig, suite_name: str) -> Protocol:
+    return Protocol(
+        name=f"{suite_name}-{args.max_turns}turns",
+        max_turns=args.max_turns,
+        history_length=args.history_length,
+        temperature=args.eval_temperature,
+        invalid_action=args.invalid_action,
+        context=args.context,
+    )
