@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from epo_trl.methods import Batch, Methods, MicroBatch, Ranks
+from epo_trl.rollout import ContextBuilder
 from epo_trl.trainers.policy_mean import policy_mean
 from epo_trl.trainers.row_scorer import RowScores
 from epo_trl.trainers.turn_forward import TurnLayout
@@ -39,9 +40,9 @@ def rows_of(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
     return ids, mask, inputs["completion_ids"].shape[1]
 
 
-def layout_in(inputs: Mapping[str, Any], windowed: bool) -> TurnLayout:
+def layout_in(inputs: Mapping[str, Any], context: ContextBuilder) -> TurnLayout:
     """Returns the layout of the rows of TRL's batch, or of a part of it."""
-    return TurnLayout(inputs["turn_ids"], inputs["tool_mask"] * (inputs["turn_ids"] >= 0), windowed)
+    return TurnLayout(inputs["turn_ids"], inputs["tool_mask"] * (inputs["turn_ids"] >= 0), context.mode == "windowed")
 
 
 def ratio_in(inputs: Mapping[str, Any], methods: Methods) -> Callable[[Tensor], Tensor]:

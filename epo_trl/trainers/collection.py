@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from trl.trainer.utils import pad
 
-from epo_trl.envs.base import Faults, TaskSuite
+from epo_trl.envs.base import TaskSuite
 from epo_trl.methods import Group, Methods, Ranks
-from epo_trl.rollout import RolloutTimes, episode_to_row
+from epo_trl.rollout import ContextBuilder, RolloutTimes, episode_to_row
 from epo_trl.rollout.packing import Row
 from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.rollout_metrics import rollout_metrics
 from epo_trl.trainers.turn_forward import TurnLayout
 from epo_trl.types import Episode
 
@@ -56,26 +57,27 @@ class Collector:
         spare_tasks: What other tasks are drawn from.
         args: The configuration.
         group_size: Episodes of a task; they are neighbours in the list of all ranks' tasks.
+        end_ids: Tokens that end a response.
     """
 
     def __init__(
         self, suite: TaskSuite, methods: Methods, ranks: Ranks, spare_tasks: Sequence[str], args: EPOConfig,
-        group_size: int,
+        group_size: int, end_ids: Sequence[int],
     ):  # fmt: skip
         self._suite, self._methods, self._ranks, self._args = suite, methods, ranks, args
-        self._spare_tasks, self._group_size = spare_tasks, group_size
+        self._spare_tasks, self._group_size, self._end_ids = spare_tasks, group_size, end_ids
 
     def collect(
         self, tasks: Sequence[str], play: Callable[..., list[Episode]], rl_step: int
-    ) -> tuple[Collected, RolloutTimes, Faults]:
-        """Returns a batch of episodes, what was spent on them, and what went wrong with environments. Collective.
+    ) -> tuple[Collected, dict[str, float]]:
+        """Returns a batch of episodes, and the metrics of all that were played for it. Collective.
 
         Args:
             tasks: This rank's, each as often as its group has members here.
             play: See `EPOTrainer.play`. Collective, also with no task.
             rl_step: From 0.
         """
-        times, faults = RolloutTimes(), self._suite.faults()
+        times, faults_before = RolloutTimes(), self._suite.faults()
 
         def played(tasks: Sequence[str]) -> list[Episode]:
             # One seed for all: the members of a group, wherever they are played, start from the identical state.
@@ -86,7 +88,11 @@ class Collector:
         batch = Collected(list(tasks), rewarded, list(episodes))
         if self._methods.choose_groups:
             self._choose(batch, played, random.Random(f"{self._args.seed}/{rl_step}"))
-        return batch, times, self._suite.faults() - faults
+        faults = self._suite.faults() - faults_before
+        metrics = rollout_metrics(batch.played, times, faults, self._end_ids, self._ranks, self._args.device)
+        if self._methods.choose_groups:
+            metrics |= {"rollout/resampled_groups": batch.resampled, "rollout/unwanted_groups": batch.unwanted}
+        return batch, metrics
 
     def _choose(self, batch: Collected, played: Callable[[Sequence[str]], list[Episode]], draw: random.Random) -> None:
         """Replaces groups that a method refuses."""
@@ -112,7 +118,7 @@ class Collector:
         return [number for number, keep in enumerate(kept) if not keep]
 
 
-def layout_of(rows: Sequence[Row], windowed: bool, device: torch.device, multiple: int | None) -> TurnLayout:
+def layout_of(rows: Sequence[Row], context: ContextBuilder, device: torch.device, multiple: int | None) -> TurnLayout:
     """Returns which turn each token of the rows belongs to, padded as TRL pads its completions."""
 
     def padded(lists: list[list[int]], value: int) -> Tensor:
@@ -120,7 +126,9 @@ def layout_of(rows: Sequence[Row], windowed: bool, device: torch.device, multipl
         return pad(tensors, padding_value=value, padding_side="right", pad_to_multiple_of=multiple).to(device)
 
     return TurnLayout(
-        padded([row.turn_ids for row in rows], -1), padded([row.env_mask for row in rows], 0), windowed=windowed
+        padded([row.turn_ids for row in rows], -1),
+        padded([row.env_mask for row in rows], 0),
+        windowed=context.mode == "windowed",
     )
 
 

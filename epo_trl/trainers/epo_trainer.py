@@ -14,13 +14,11 @@ done by parts that are given what they need, and by the methods that the configu
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -32,21 +30,20 @@ from epo_trl.evaluation.samples import print_episodes
 from epo_trl.long_runs.aborts import check_aborts
 from epo_trl.long_runs.progress import use_short_progress
 from epo_trl.long_runs.update_guard import spread_nonfinite
-from epo_trl.methods import Batch, MicroBatch, Need, Ranks
+from epo_trl.methods import Batch, MicroBatch, Need
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
 from epo_trl.trainers.checks import check_context_fits, check_packing
 from epo_trl.trainers.collection import Collected, Collector, as_trl_takes_it, layout_of
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.evaluator import Evaluator
+from epo_trl.trainers.evaluator import Evaluator, scalars
 from epo_trl.trainers.generation import TurnGenerator
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import CardFacts, card_facts
 from epo_trl.trainers.nothing_to_learn import SilentSteps
 from epo_trl.trainers.player import Player
-from epo_trl.trainers.rollout_metrics import rollout_metrics
 from epo_trl.trainers.row_scorer import RowScorer, RowScores
-from epo_trl.trainers.setup import set_up
+from epo_trl.trainers.setup import ranks_of, set_up
 from epo_trl.trainers.task_checks import check_arguments
 from epo_trl.trainers.turn_forward import TurnLayout
 from epo_trl.types import Episode
@@ -106,26 +103,18 @@ class EPOTrainer(LongRunTrainer):
                 **kwargs,
             )
         use_short_progress(self)
-        for context in (self.rules.context, self.rules.eval_context):
-            context.max_context_tokens = check_context_fits(args, self.model.config)
-            context.end_ids = self.eos_token_ids
-        accelerator = self.accelerator
-        self.ranks = Ranks(
-            sum=lambda tensor: accelerator.reduce(tensor, reduction="sum"),
-            gather=gather_object,
-            index=accelerator.process_index,
-            count=accelerator.num_processes,
-        )
+        self.rules.fit(check_context_fits(args, self.model.config), self.eos_token_ids)
+        self.ranks = ranks_of(self.accelerator)
         spare_tasks = setup.train_dataset["prompt"]
         self.collector = Collector(
-            self.suite, self.methods, self.ranks, spare_tasks, args, group_size=self.num_generations
+            self.suite, self.methods, self.ranks, spare_tasks, args, self.num_generations, self.eos_token_ids
         )
-        self.scorer = RowScorer(accelerator.autocast, buckets=args.turn_buckets, packed=args.pack_turns)
+        self.scorer = RowScorer(self.accelerator.autocast, buckets=args.turn_buckets, packed=args.pack_turns)
         self.evaluator = Evaluator(self.player, self.rules, setup.test_tasks, suite.name, args, self.ranks)
         self.last_reports: list[EvalReport] = []
         self.rl_step = 0
         self._packing_unchecked = args.pack_turns
-        self._silent = SilentSteps(*self._compared, warns=accelerator.is_main_process)
+        self._silent = SilentSteps(*self._compared, warns=self.ranks.index == 0)
         self._to_print: list[Episode] = []
 
     # --- Rollout -----------------------------------------------------------------------------------------------
@@ -154,28 +143,20 @@ class EPOTrainer(LongRunTrainer):
 
     def _collect(self, tasks: Sequence[str]) -> Collected:
         """Plays a batch, logs how it went, and stops if too much of it was aborted."""
-        batch, times, faults = self.collector.collect(tasks, self.play, self.rl_step)
-        metrics = rollout_metrics(batch.played, times, faults, self.eos_token_ids, self.ranks, self.accelerator.device)
-        if self.methods.choose_groups:
-            metrics |= {"rollout/resampled_groups": batch.resampled, "rollout/unwanted_groups": batch.unwanted}
+        batch, metrics = self.collector.collect(tasks, self.play, self.rl_step)
         self._keep_metrics(metrics)
         share, limit, ranks = metrics["env/aborted"], self.args.max_aborted_share, self.ranks
-        check_aborts(share, limit, batch.played, ranks.index, ranks.gather, self._save_between_updates)
+        check_aborts(share, limit, batch.played, ranks.index, ranks.gather, self.save_between_updates)
         self._to_print = batch.played[: self.args.print_episodes]
         return batch
-
-    def _save_between_updates(self) -> str | None:
-        if self._step % self.args.gradient_accumulation_steps:
-            return None
-        self._save_checkpoint(self.model, trial=None)
-        return os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
 
     # --- Batch -------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        train_size = self.args.per_device_train_batch_size
         collected = self._collect([row["prompt"] for row in inputs])
         rows = collected.rows(self._tokenizer.eos_token_id)
-        layout = layout_of(rows, self._windowed, self.accelerator.device, self.pad_to_multiple_of)
+        layout = layout_of(rows, self.rules.context, self.accelerator.device, self.pad_to_multiple_of)
         self.rollout_func = lambda prompts, trainer: as_trl_takes_it(collected, rows)  # what TRL asks for next
         inputs = [{**row, "prompt": task} for row, task in zip(inputs, collected.tasks, strict=True)]
         with self.scorer.over(layout) as scores:
@@ -186,7 +167,7 @@ class EPOTrainer(LongRunTrainer):
             output["num_episodes"] = self.ranks.sum(usable.float())
             played = batches.played_scores(output, scores)
             if self.methods.need(Need.SCORES) and played is None:
-                played = self._scored(output, scores)
+                played = self.scorer.score_batch(self.model, *batches.rows_of(output), train_size)
         self._silent.add_batch(output["num_episodes"], self.rl_step)
         batch = self._method_batch(output, collected.episodes, layout, played)
         output |= self.methods.shape(self._advantages(batch, output), batch)
@@ -194,13 +175,6 @@ class EPOTrainer(LongRunTrainer):
             assert played is not None
             self.methods.measure(batches.micro_batch(self, output, played))
         return output
-
-    def _scored(self, output: dict[str, Any], scores: Sequence[RowScores]) -> RowScores:
-        """Returns what the policy says about the batch that it has played, by a pass of its own."""
-        ids, mask, width = batches.rows_of(output)
-        with torch.no_grad():
-            self.scorer(self.model, ids, mask, width, self.args.per_device_train_batch_size)
-        return scores[-1]
 
     def _method_batch(
         self, output: dict[str, Any], episodes: list[Episode], layout: TurnLayout, scores: RowScores | None
@@ -242,7 +216,10 @@ class EPOTrainer(LongRunTrainer):
         Scaled so that the sum over the micro-batches of an optimizer step, averaged over ranks, is the loss of the
         whole batch, however it is cut.
         """
-        layout, ratio = batches.layout_in(inputs, self._windowed), batches.ratio_in(inputs, self.methods)
+        layout, ratio = (
+            batches.layout_in(inputs, self.rules.context),
+            batches.ratio_in(inputs, self.methods),
+        )
         with self.scorer.over(layout, ratio=ratio, with_values="old_values" in inputs) as scores:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         micro = batches.micro_batch(self, inputs, scores[-1])
@@ -298,20 +275,12 @@ class EPOTrainer(LongRunTrainer):
         check_arguments({"eval_dataset": eval_dataset})
         training = self.model.training
         self.model.eval()
-        self.last_reports = self.evaluator.reports()
-        metrics: dict[str, float] = {}
-        for report in self.last_reports:
-            metrics |= {f"{metric_key_prefix}_{report.split}/{k}": v for k, v in report.scalars().items()}
-        if self.accelerator.is_main_process:
-            self.evaluator.write(self.last_reports, self.state.global_step)
+        self.last_reports = self.evaluator.reports(self.state.global_step)
+        metrics = scalars(self.last_reports, metric_key_prefix)
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.model.train(training)
         return metrics
-
-    @property
-    def _windowed(self) -> bool:
-        return self.rules.context.mode == "windowed"
 
     @property
     def _mode(self) -> str:
@@ -335,20 +304,3 @@ class EPOTrainer(LongRunTrainer):
     def card_facts(self) -> CardFacts:
         """Returns what the model card has to say."""
         return card_facts(self.args, self.methods, self.rules, self.suite, self.num_generations)
-
-    # --- What belongs to a checkpoint ---------------------------------------------------------------------------
-
-    def _run_state(self) -> dict[str, Any]:
-        return {**super()._run_state(), "rl_step": self.rl_step, "methods": self.methods.state_dict()}
-
-    def _load_run_state(self, state: dict[str, Any]) -> None:
-        super()._load_run_state(state)
-        self.rl_step = state["rl_step"]
-        self.methods.load_state_dict(state["methods"])
-
-    def _batch_state(self) -> dict[str, Any]:
-        return {**super()._batch_state(), "methods": self.methods.batch_state()}
-
-    def _load_batch_state(self, state: dict[str, Any]) -> None:
-        super()._load_batch_state(state)
-        self.methods.load_batch_state(state["methods"])

@@ -64,18 +64,28 @@ class Evaluator:
             seconds=times.generate + times.env + times.text,
         )
 
-    def reports(self) -> list[EvalReport]:
-        """Returns the reports of all lists. Collective.
+    def reports(self, step: int) -> list[EvalReport]:
+        """Returns the reports of all lists, and keeps them under `output_dir/evaluations`. Collective.
+
+        Args:
+            step: Optimizer steps so far.
 
         Raises:
             ValueError: If there is nothing to play.
         """
         check_test_tasks(self.tasks, self._suite_name)
-        return [self.report(split) for split in self.tasks]
+        reports = [self.report(split) for split in self.tasks]
+        if self._ranks.index == 0:
+            self._write(reports, step)
+        return reports
 
-    def write(self, reports: Sequence[EvalReport], step: int) -> None:
-        """Keeps reports under `output_dir/evaluations`; the model card reads them there."""
+    def _write(self, reports: Sequence[EvalReport], step: int) -> None:
         folder = os.path.join(self._args.output_dir, REPORTS)
         os.makedirs(folder, exist_ok=True)
         content = {"step": step, "reports": [report.to_dict() for report in reports]}
         write_state(os.path.join(folder, f"step_{step:06d}.json"), content)
+
+
+def scalars(reports: Sequence[EvalReport], prefix: str) -> dict[str, float]:
+    """Returns the metrics of reports, named `prefix_split/metric`."""
+    return {f"{prefix}_{report.split}/{k}": v for report in reports for k, v in report.scalars().items()}

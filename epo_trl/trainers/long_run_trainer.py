@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from epo_trl.long_runs.collected_batch import load_batch, save_batch
 from epo_trl.long_runs.long_run import LongRun
 from epo_trl.long_runs.resume_check import digest_of
 from epo_trl.long_runs.update_guard import UpdateGuard, check_skipped
+from epo_trl.methods import Methods
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.model_card import OwnModelCard
 
@@ -21,7 +23,7 @@ from epo_trl.trainers.model_card import OwnModelCard
 class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     """Goes on from a checkpoint as if nothing had happened, in the middle of a collected batch too.
 
-    What a subclass adds to the state of a run it says in `_run_state` and `_batch_state`.
+    What a subclass adds to the state of a run it says in `_batch_state`.
 
     Args:
         args: The configuration.
@@ -30,6 +32,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
 
     args: EPOConfig
     suite: TaskSuite
+    methods: Methods
+    rl_step: int  # batches that were used up
 
     def __init__(self, *, args: EPOConfig, **kwargs: Any) -> None:
         super().__init__(args=args, **kwargs)
@@ -48,20 +52,28 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         }
 
     def _run_state(self) -> dict[str, Any]:
-        return {**super()._run_state(), "micro_step": self._step, "skipped_updates": self._guard.skipped}
+        own = {"micro_step": self._step, "rl_step": self.rl_step, "skipped_updates": self._guard.skipped}
+        return {**super()._run_state(), **own, "methods": self.methods.state_dict()}
 
     def _load_run_state(self, state: dict[str, Any]) -> None:
         super()._load_run_state(state)
         self._guard.skipped = state["skipped_updates"]
-        self._step = state["micro_step"]
+        if "methods" not in state:
+            raise ValueError(
+                "resume_from_checkpoint: the checkpoint is of an earlier version of epo_trl, whose state this one does "
+                "not read; start anew, with its weights as the model if you like"
+            )
+        self._step, self.rl_step = state["micro_step"], state["rl_step"]
+        self.methods.load_state_dict(state["methods"])
 
     def _batch_state(self) -> dict[str, Any]:
-        """Returns what is needed to go on with the collected batch: TRL's buffer, in a subclass also its own sums."""
-        return {"inputs": self._buffered_inputs}
+        """Returns what is needed to go on with the collected batch: TRL's buffer, and sums over what was used of it."""
+        return {"inputs": self._buffered_inputs, "methods": self.methods.batch_state()}
 
     def _load_batch_state(self, state: dict[str, Any]) -> None:
         """Takes up what `_batch_state` has returned."""
         self._buffered_inputs = state["inputs"]
+        self.methods.load_batch_state(state["methods"])
 
     def _save_rank_state(self, folder: str) -> None:
         if self._inside_rl_step:
@@ -84,6 +96,13 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
             self._load_batch_state(state)
         else:  # other ranks than before, which was allowed: the rest of the RL step uses a batch of the new ones
             self._buffered_inputs = None
+
+    def save_between_updates(self) -> str | None:
+        """Saves a checkpoint and returns its folder; inside of an optimizer step it does not, and returns `None`."""
+        if self._step % self.args.gradient_accumulation_steps:
+            return None
+        self._save_checkpoint(self.model, trial=None)
+        return os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
 
     # --- Training -----------------------------------------------------------------------------------------------
 

@@ -95,6 +95,13 @@ class RowScorer:
             torch.stack(aux_losses).mean() if compute_aux_loss else None,
         )
 
+    @torch.no_grad()
+    def score_batch(self, model: Any, input_ids: Tensor, attention_mask: Tensor, width: int, size: int) -> RowScores:
+        """Returns the scores of rows that TRL has not asked for, in passes over `size` rows. Collective."""
+        self(model, input_ids, attention_mask, width, size)
+        assert self._open is not None
+        return self._open[-1][-1]
+
     def values(self, model: Any, input_ids: Tensor, attention_mask: Tensor, layout: TurnLayout, size: int) -> Tensor:
         """Returns (B, T) values by the critic, in passes over `size` rows. Collective under ZeRO-3."""
         rows = []

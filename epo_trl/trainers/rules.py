@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,11 @@ class Rules:
     protocol: Protocol
     eval_context: ContextBuilder
     eval_settings: RolloutSettings
+
+    def fit(self, max_context_tokens: int | None, end_ids: Sequence[int]) -> None:
+        """Says how long a text the model takes, and which tokens end a response."""
+        for context in (self.context, self.eval_context):
+            context.max_context_tokens, context.end_ids = max_context_tokens, end_ids
 
 
 def rules_of(args: EPOConfig, suite_name: str, tokenizer: Any) -> Rules:

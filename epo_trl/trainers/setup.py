@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from accelerate.utils import gather_object
 from datasets import Dataset
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite, PoolSettings
-from epo_trl.methods import Methods, methods_of
+from epo_trl.methods import Methods, Ranks, methods_of
 from epo_trl.models import load_tokenizer
 from epo_trl.trainers.checks import check_reference, check_settings, check_tokenizer
 from epo_trl.trainers.config import EPOConfig
@@ -82,6 +83,16 @@ def set_up(
     if methods.choose_groups and reward_funcs is not None:
         raise ValueError("reward_funcs: takes none with a method that chooses groups by the episodes' own rewards")
     return Setup(_in_workers(suite, args), train_dataset, test_tasks, tokenizer, rules, methods)
+
+
+def ranks_of(accelerator: Any) -> Ranks:
+    """Returns the processes of a run as methods and the other parts see them."""
+    return Ranks(
+        sum=lambda tensor: accelerator.reduce(tensor, reduction="sum"),
+        gather=gather_object,
+        index=accelerator.process_index,
+        count=accelerator.num_processes,
+    )
 
 
 def _in_workers(suite: TaskSuite, args: EPOConfig) -> TaskSuite:
