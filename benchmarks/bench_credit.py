@@ -126,7 +126,7 @@ def make_trainer(
 def room_values(trainer: EPOPPOTrainer) -> tuple[list[float], list[float]]:
     """Returns the critic's values of the rooms, and the optimal ones."""
     rooms = trainer.suite.rooms
-    ids = torch.tensor(room_prompts(trainer.suite, trainer.context))
+    ids = torch.tensor(room_prompts(trainer.suite, trainer.rules.context))
     values = trainer.model(input_ids=ids, values_only=True).state_values[:, -1]
     return values.tolist(), [optimal_value(r + 1, rooms, gamma=GAMMA, reward=REWARD) for r in range(rooms)]
 

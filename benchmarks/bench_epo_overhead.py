@@ -26,7 +26,7 @@ from trl import GRPOTrainer, ModelConfig
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.models import load_policy
 from epo_trl.trainers import EPOConfig, EPOTrainer
-from epo_trl.trainers.turn_forward import TurnLayout
+from epo_trl.trainers.batches import layout_in
 
 TRL, ZERO, EPO = "TRL's loss", "lambda = 0", "EPO"
 LAMBDA = 0.001
@@ -58,10 +58,9 @@ class Compared(EPOTrainer):
 
     def _loss(self, way: str, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         if way == TRL:
-            mask = inputs["tool_mask"] * (inputs["turn_ids"] >= 0)
-            self._layout = TurnLayout(inputs["turn_ids"], mask, self._windowed)
-            return GRPOTrainer.compute_loss(self, model, inputs, *args, **kwargs)
-        self.args.epo_lambda = LAMBDA if way == EPO else 0.0
+            with self.scorer.over(layout_in(inputs, self.rules.context)):
+                return GRPOTrainer.compute_loss(self, model, inputs, *args, **kwargs)
+        self.methods["epo"].epo_lambda = LAMBDA if way == EPO else 0.0
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     def _close_rl_step(self) -> None:

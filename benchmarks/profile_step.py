@@ -71,9 +71,9 @@ class Profiled(EPOTrainer):
 
     first_turn = False
 
-    def _rollout(self, *args: Any, **kwargs: Any) -> Any:
+    def play(self, *args: Any, **kwargs: Any) -> Any:
         self.first_turn = True
-        return super()._rollout(*args, **kwargs)
+        return super().play(*args, **kwargs)
 
 
 def main() -> None:

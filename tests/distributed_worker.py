@@ -129,10 +129,10 @@ def inject_first(trainer: EPOTrainer, episodes: list[Any]) -> None:
 
 def inject_ppo(trainer: Any, part: slice, rollouts: int) -> None:
     """The first rollouts give a part of these episodes and final states, the later ones are played."""
-    play, states_after, left = trainer.play, trainer._states_after, list(range(rollouts))
+    play, final_states, left = trainer.play, trainer._final_states, list(range(rollouts))
     trainer.play = lambda tasks, **kwargs: make_episodes(left.pop(0))[part] if left else play(tasks, **kwargs)
-    trainer._states_after = lambda episodes: (
-        [list(state) for state in STATES[part]] if len(trainer._envs) < 2 else states_after(episodes)
+    trainer._final_states = lambda episodes: (
+        [list(state) for state in STATES[part]] if len(trainer.player.envs) < 2 else final_states(episodes)
     )
 
 
@@ -215,14 +215,14 @@ def train_grpo(rank: int, mode: str, folder: Path) -> None:
     share = ROWS // WORLD
     inject_first(trainer, make_episodes()[rank * share : (rank + 1) * share])
     trainer.train()
-    played = [[len(e.turns), str(e.stop)] for e in trainer._episodes]
+    played = [[len(e.turns), str(e.stop)] for e in trainer.last_episodes]
     trainer.evaluate()
     torch.save({"first": keep.weights, "last": gathered(trainer.model)}, folder / f"weights{rank}.pt")
     (folder / f"rank{rank}.json").write_text(
         json.dumps(
             {
                 "kind": str(trainer.accelerator.distributed_type),
-                "history": trainer.entropy_history.state_dict(),
+                "history": trainer.methods["epo"].history.state_dict(),
                 "rl_step": trainer.rl_step,
                 "log": trainer.state.log_history,
                 "played": played,

@@ -39,7 +39,7 @@ def train(folder: Path) -> None:
         "weights": trainer.model.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
         "scheduler": trainer.lr_scheduler.state_dict(),
-        "history": trainer.entropy_history.state_dict(),
+        "history": trainer.methods["epo"].history.state_dict(),
         "steps": [trainer.state.global_step, trainer.rl_step, trainer._step],
         "random": [torch.get_rng_state(), list(random.getstate()[1])],
         "files": {name: (folder / name).read_bytes() for name in ("model.safetensors", "critic.safetensors")},

@@ -74,11 +74,11 @@ def test_the_limit_itself_is_allowed(tmp_path):
 def test_first_prompts_that_do_not_fit_stop_the_run_like_aborted_episodes(tmp_path):
     """The task that is looked at before the run fits, the ones that are drawn do not."""
     trainer = make_trainer(tmp_path)
-    trainer.context.max_prompt_tokens = 5
+    trainer.rules.context.max_prompt_tokens = 5
     with pytest.raises(TooManyAborted, match="100% of the episodes of this batch were aborted") as caught:
         trainer.train()
     assert "task 'train/" in str(caught.value) and "max_prompt_length leaves no room for its first" in str(caught.value)
-    assert trainer.state.global_step == 0 and len(trainer.entropy_history) == 0
+    assert trainer.state.global_step == 0 and len(trainer.methods["epo"].history) == 0
 
 
 @pytest.mark.parametrize(("rollout", "saved"), [(3, ["checkpoint-1"]), (4, [])])

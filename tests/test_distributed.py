@@ -107,7 +107,7 @@ def test_loss_gradient_and_history_are_those_of_one_process(ranks, tmp_path):
     alone, together = trainer.state.log_history[0], result["log"][0]
     for name in ("loss", "grad_norm", "reward", "entropy/early_turns", "entropy/late_turns", "epo/entropy_loss"):
         assert together[name] == pytest.approx(alone[name], rel=2e-5, abs=1e-5), name
-    entries = [state["entries"][0]["0"] for state in (trainer.entropy_history.state_dict(), result["history"])]
+    entries = [state["entries"][0]["0"] for state in (trainer.methods["epo"].history.state_dict(), result["history"])]
     assert entries[0] == pytest.approx(entries[1], rel=1e-6)
 
 

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from epo_trl.trainers.entropy_meter import EntropyMeter
 
-NOTHING = {"shares": torch.zeros(3), "bonus": torch.tensor(0.0), "penalty": torch.tensor(0.0)}
+from epo_trl.methods.entropy_meter import EntropyMeter
 
 
-def feed(meter, entropy, turn_ids, mask, **changes):
-    meter.add(torch.tensor(entropy).float(), torch.tensor(turn_ids), torch.tensor(mask), **{**NOTHING, **changes})
+def feed(meter, entropy, turn_ids, mask):
+    meter.add(torch.tensor(entropy).float(), torch.tensor(turn_ids), torch.tensor(mask))
     return meter
 
 
@@ -81,20 +80,15 @@ def test_the_mean_is_over_tokens_not_over_micro_batches():
     assert meter.turn_means() == {0: 4.0}
 
 
-def test_shares_and_terms_add_up_over_micro_batches_and_ranks():
+def test_sums_add_up_over_micro_batches_and_ranks_and_can_be_forgotten():
     meter = EntropyMeter(max_turns=3)
-    for shares, bonus in (([1, 2, 1], 0.25), ([0, 3, 1], 0.5)):
-        feed(
-            meter, ENTROPY, TURNS, MASK,
-            shares=torch.tensor(shares), bonus=torch.tensor(bonus), penalty=torch.tensor(2 * bonus),
-        )  # fmt: skip
-    assert meter.band_shares() == [1 / 8, 5 / 8, 2 / 8]
-    assert meter.loss_terms() == (0.75, 1.5)
+    for _ in range(2):
+        feed(meter, ENTROPY, TURNS, MASK)
     meter.reduce(lambda sums: 2 * sums)  # two ranks that saw the same
-    assert meter.band_shares() == [1 / 8, 5 / 8, 2 / 8]
-    assert meter.loss_terms() == (1.5, 3.0)
     assert meter.means()["all"] == 31 / 5
     assert meter.turn_means() == {0: 1.5, 1: 4.0, 2: 12.0}
+    meter.clear()
+    assert meter.means() == {}
 
 
 def test_ranks_are_weighted_by_their_tokens():
@@ -110,13 +104,11 @@ def test_ranks_are_weighted_by_their_tokens():
 def test_nothing_sampled_gives_no_means():
     meter = feed(EntropyMeter(max_turns=2), [[7.0, 7.0]], [[0, -1]], [[0, 0]])
     assert meter.means() == {} and meter.turn_means() == {}
-    assert meter.band_shares() == [0.0, 0.0, 0.0]
 
 
 def test_the_meter_holds_no_graph():
     meter = EntropyMeter(max_turns=1)
     entropy = torch.ones(1, 2, requires_grad=True)
-    term = entropy.sum()
-    meter.add(entropy, torch.zeros(1, 2).long(), torch.ones(1, 2), shares=torch.zeros(3), bonus=term, penalty=term)
-    assert meter.loss_terms() == (2.0, 2.0)
+    meter.add(entropy, torch.zeros(1, 2).long(), torch.ones(1, 2))
+    assert meter.means()["all"] == 1.0
     assert not any(value.requires_grad for value in vars(meter).values() if isinstance(value, torch.Tensor))

@@ -54,7 +54,7 @@ def test_every_batch_is_shown_once_although_the_end_of_training_logs_again(tmp_p
     trainer = make_trainer(tmp_path, print_episodes=1)
     trainer.model.train()
     for step, batch in ((1, [episode(), episode()]), (2, [episode(), episode()])):
-        trainer._episodes, trainer.state.global_step = batch, step
+        trainer._to_print, trainer.state.global_step = batch[:1], step
         trainer.log({"loss": 1.0})
     trainer.log({"train_runtime": 1.0})
     assert shown == [(1, 1), (2, 1)]

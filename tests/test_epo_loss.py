@@ -20,6 +20,7 @@ from trainer_kit import (
     catch_step,
     compute_in_float64,
     difference,
+    give_credit,
     largest,
     make_config,
     make_episode,
@@ -184,7 +185,7 @@ def test_loss_and_gradient_are_those_of_the_equations(tmp_path, tolerance, conte
     trainer = trainer_with(tmp_path, episodes, micro_batches=2, context=context)
     advantages = group_advantages(episodes)
     if tolerance < 1e-6:  # TRL's advantages are float32
-        trainer.assign_credit = lambda batch: torch.tensor(advantages, dtype=F64).unsqueeze(1) * batch.response_mask
+        give_credit(trainer, lambda batch: torch.tensor(advantages, dtype=F64).unsqueeze(1) * batch.mask)
     got = step_of(trainer)
     model = make_model().double()
     expected = with_gradients(model, reference_loss(model, episodes, advantages, **plain(context)))
@@ -220,7 +221,7 @@ def test_clipped_ratios_credit_per_turn_temperature_and_kl(tmp_path, monkeypatch
             mask = torch.tensor(row.env_mask).bool()
             flat_old[j, : len(mask)][mask] = torch.tensor([x for turn in old[j] for x in turn], dtype=F64)
             flat_advantage[j, : len(mask)] = torch.tensor([per_turn[j][t] for t in row.turn_ids], dtype=F64)
-    trainer.assign_credit = lambda batch: flat_advantage[:, : batch.turn_ids.shape[1]] * batch.response_mask
+    give_credit(trainer, lambda batch: flat_advantage[:, : batch.turn_ids.shape[1]] * batch.mask)
     original = trainer._generate_and_score_completions
 
     def with_old(inputs):
@@ -242,9 +243,9 @@ def test_a_history_per_turn_has_its_own_reference_for_each_turn(tmp_path, monkey
     episodes = make_episodes()
     trainer = trainer_with(tmp_path, episodes, entropy_history="turn")
     advantages = group_advantages(episodes)
-    trainer.assign_credit = lambda batch: torch.tensor(advantages, dtype=F64).unsqueeze(1) * batch.response_mask
+    give_credit(trainer, lambda batch: torch.tensor(advantages, dtype=F64).unsqueeze(1) * batch.mask)
     references = {0: 3.5, 1: 3.25, 2: 3.375}  # exact in float32; turn 3 was never reached before
-    trainer.entropy_history.append(references)
+    trainer.methods["epo"].history.append(references)
     trainer.rl_step = RL_STEP
     got = catch_step(trainer)
     model = make_model().double()
@@ -292,7 +293,7 @@ def test_two_optimizer_steps_on_one_batch_average_to_one_step_on_it(tmp_path, mo
     trainer.state.max_steps = 20
     trainer.rl_step = RL_STEP
     for entropy in HISTORY:
-        trainer.entropy_history.append(entropy)
+        trainer.methods["epo"].history.append(entropy)
     losses = []
     for _ in range(4):
         losses.append(trainer.compute_loss(trainer.model, trainer._prepare_inputs(one_batch())))
@@ -313,7 +314,7 @@ def test_rows_that_mask_truncated_completions_clears_count_nowhere(tmp_path, mon
             episodes[j] = replace(e, turns=(*e.turns[:-1], last))
     trainer = trainer_with(tmp_path, episodes, micro_batches=2, mask_truncated_completions=True)
     advantages = group_advantages(episodes)
-    trainer.assign_credit = lambda batch: torch.tensor(advantages, dtype=F64).unsqueeze(1) * batch.response_mask
+    give_credit(trainer, lambda batch: torch.tensor(advantages, dtype=F64).unsqueeze(1) * batch.mask)
     got = step_of(trainer)
     kept = [replace(e, stop=StopReason.ABORTED) if j in cut else e for j, e in enumerate(episodes)]
     model = make_model().double()
@@ -326,7 +327,7 @@ def test_a_batch_of_nothing_but_aborted_episodes_moves_nothing(tmp_path):
     trainer = trainer_with(tmp_path, episodes, micro_batches=2, max_aborted_share=1.0)
     loss, gradients = step_of(trainer)
     assert float(loss) == 0.0 and largest(gradients) == 0.0
-    assert len(trainer.entropy_history) == len(HISTORY), "a step without tokens has no entropy to remember"
+    assert len(trainer.methods["epo"].history) == len(HISTORY), "a step without tokens has no entropy to remember"
 
 
 # ---------------------------------------------------------------------------------------------------------- TRL itself
@@ -375,7 +376,7 @@ def test_lambda_does_change_the_gradient(tmp_path):
 def prepared(tmp_path, **changes):
     """Returns a trainer and its one micro-batch; nothing but the entropy terms is left in the loss."""
     trainer = trainer_with(tmp_path, make_episodes(), epo_lambda=1.0, **changes)
-    trainer.assign_credit = lambda batch: torch.zeros(batch.turn_ids.shape, dtype=F64)
+    give_credit(trainer, lambda batch: torch.zeros(batch.turn_ids.shape, dtype=F64))
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer, trainer._prepare_inputs(one_batch())
@@ -385,7 +386,7 @@ def smoothing(trainer, inputs, alpha):
     """Returns value and gradient of beta_k * L_smooth, as the loss with `alpha` minus the loss without."""
     results = []
     for value in (alpha, 0.0):
-        trainer.args.smoothing_alpha = value
+        trainer.methods["epo"].smoothing_alpha = value
         results.append(with_gradients(trainer.model, trainer.compute_loss(trainer.model, inputs)))
     (loss, gradients), (base, base_gradients) = results
     return float(loss - base), {name: gradients[name] - base_gradients[name] for name in gradients}
@@ -397,7 +398,7 @@ def smoothing(trainer, inputs, alpha):
 def test_gradient_of_the_smoothing_term_by_finite_differences(tmp_path, monkeypatch, reference, outside):
     compute_in_float64(monkeypatch)
     trainer, inputs = prepared(tmp_path, kappa_low=0.5, kappa_high=2.0)
-    trainer.entropy_history.append(reference)
+    trainer.methods["epo"].history.append(reference)
     value, gradients = smoothing(trainer, inputs, 0.7)
     generator = torch.Generator().manual_seed(0)
     direction = {
@@ -423,7 +424,7 @@ def test_gradient_of_the_smoothing_term_by_finite_differences(tmp_path, monkeypa
 
 def test_the_indicator_changes_the_loss_and_not_the_gradient(tmp_path):
     trainer, inputs = prepared(tmp_path, smoothing_penalty="indicator")
-    trainer.entropy_history.append(1.0)
+    trainer.methods["epo"].history.append(1.0)
     value, gradients = smoothing(trainer, inputs, 0.7)
     assert value == pytest.approx(2.0 * 0.7)  # every token is above; beta_start is 2
     assert largest(gradients) == 0.0

@@ -25,7 +25,7 @@ from transformers import TrainerCallback
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.long_runs.whole_checkpoints import STATE_FILE
 from epo_trl.rollout import ChatTemplateError, TemplateError
-from epo_trl.trainers import EPOTrainer
+from epo_trl.trainers import EPOTrainer, row_scorer
 from epo_trl.trainers.checks import warn_of_divisor
 from epo_trl.trainers.epo_trainer import episode_return
 from epo_trl.types import StopReason
@@ -60,24 +60,28 @@ def spy_on_rollouts(trainer):
     """Returns a list that fills with the entropies of each rollout, by episode, turn and token: plain forwards of the
     policy that has just played."""
     seen = []
-    original = trainer._rollout
+    original = trainer._collect
 
     def entropies(turn):
         with torch.no_grad():
             log_p = trainer.model(torch.tensor([turn.prompt_ids + turn.response_ids])).logits[0].log_softmax(-1)
         return (-(log_p.exp() * log_p).sum(-1)[len(turn.prompt_ids) - 1 : -1]).tolist()
 
-    def spy(prompts, rolling):
-        output = original(prompts, rolling)
-        seen.append([[entropies(turn) for turn in episode.turns] for episode in trainer._episodes])
-        return output
+    def spy(tasks):
+        batch = original(tasks)
+        seen.append([[entropies(turn) for turn in episode.turns] for episode in batch.episodes])
+        return batch
 
-    trainer.rollout_func = spy
+    trainer._collect = spy
     return seen
 
 
 def mean(values):
     return sum(values) / len(values)
+
+
+def beta_of(trainer):
+    return trainer.methods["epo"].beta(trainer.rl_step, trainer.total_rl_steps)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +107,12 @@ def test_history_and_schedule_belong_to_collected_batches_and_to_the_policy_that
     seen = spy_on_rollouts(trainer)
     betas = []
     original = trainer.compute_loss
-    trainer.compute_loss = lambda *args, **kwargs: betas.append(trainer.smoothing_beta) or original(*args, **kwargs)
+    trainer.compute_loss = lambda *args, **kwargs: betas.append(beta_of(trainer)) or original(*args, **kwargs)
     trainer.train()
     steps = max_steps * accumulation // (steps_per_generation * iterations)
     assert trainer.state.global_step == max_steps
-    assert trainer.rl_step == len(trainer.entropy_history) == len(seen) == steps
-    entries = [entry["0"] for entry in trainer.entropy_history.state_dict()["entries"]]
+    assert trainer.rl_step == len(trainer.methods["epo"].history) == len(seen) == steps
+    entries = [entry["0"] for entry in trainer.methods["epo"].history.state_dict()["entries"]]
     tokens = [mean([h for episode in batch for turn in episode for h in turn]) for batch in seen]
     assert entries == pytest.approx(tokens, rel=1e-5)
     assert abs(tokens[0] / tokens[1] - 1) > 1e-3, "the policy has moved"
@@ -122,11 +126,11 @@ def test_history_and_schedule_belong_to_collected_batches_and_to_the_policy_that
     assert [sum(parts) for parts in zip(*shares, strict=True)] == pytest.approx([1.0] * len(shares[0]))
 
 
-def test_the_entry_of_a_step_is_the_mean_over_its_response_tokens(tmp_path):
+def test_the_entry_of_a_step_is_the_mean_over_its_response_tokens(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4)
     trainer.play = lambda tasks, **kwargs: make_episodes()
-    passes, original = [], trainer._score_turns
-    trainer._score_turns = lambda *args, **kwargs: passes.append(1) or original(*args, **kwargs)
+    passes, original = [], row_scorer.score_turns
+    monkeypatch.setattr(row_scorer, "score_turns", lambda *args, **kw: passes.append(1) or original(*args, **kw))
     catch_step(trainer)
     assert len(passes) == 4, "a batch that serves one update needs no pass beside those of the update"
     model, entropies = make_model(), {}
@@ -139,14 +143,14 @@ def test_the_entry_of_a_step_is_the_mean_over_its_response_tokens(tmp_path):
                 entropies.setdefault(t, []).extend(values.tolist())
     everything = [value for values in entropies.values() for value in values]
     assert len(everything) == 39
-    assert trainer.entropy_history.reference() == pytest.approx(sum(everything) / 39, rel=1e-5)
+    assert trainer.methods["epo"].history.reference() == pytest.approx(sum(everything) / 39, rel=1e-5)
 
 
 def test_a_history_per_turn_keeps_the_mean_of_each_turn(tmp_path):
     trainer = make_trainer(tmp_path, entropy_history="turn", max_turns=4)
     trainer.play = lambda tasks, **kwargs: make_episodes()
     catch_step(trainer)
-    (entry,) = trainer.entropy_history.state_dict()["entries"]
+    (entry,) = trainer.methods["epo"].history.state_dict()["entries"]
     assert set(entry) == {"0", "1", "2", "3"} and len(set(entry.values())) == 4
 
 
@@ -155,7 +159,7 @@ def test_one_optimizer_step_over_two_collected_batches_makes_two_rl_steps(tmp_pa
         tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=4, steps_per_generation=2, max_steps=2
     )
     trainer.train()
-    assert trainer.rl_step == len(trainer.entropy_history) == 4
+    assert trainer.rl_step == len(trainer.methods["epo"].history) == 4
     assert trainer.args.total_rl_steps(2) == 4
 
 
@@ -266,12 +270,12 @@ def test_an_aborted_episode_has_no_part_in_gradient_and_baseline_and_the_run_goe
     original = trainer._generate_and_score_completions
 
     def keep(inputs):
-        batches.append((original(inputs), list(trainer._episodes)))
+        batches.append((original(inputs), list(trainer.last_episodes)))
         return batches[-1][0]
 
     trainer._generate_and_score_completions = keep
     trainer.train()
-    assert trainer.state.global_step == 3 and len(trainer.entropy_history) == 3
+    assert trainer.state.global_step == 3 and len(trainer.methods["epo"].history) == 3
     assert logged(trainer, "env/aborted") == logged(trainer, "stop/aborted") == [1 / ROWS] * 3
     for batch, episodes in batches:
         assert [e.stop is StopReason.ABORTED for e in episodes] == [i == 2 for i in range(ROWS)]
@@ -508,7 +512,7 @@ def test_the_metrics_say_what_was_played(trained):
         assert sum(shares) == pytest.approx(1.0)
         beta = logged(trainer, "epo/beta")[k]
         assert logged(trainer, "epo/net_coef_above_band")[k] == pytest.approx(0.1 * (1 - 0.1 * beta))
-    entries = [entry["0"] for entry in trainer.entropy_history.state_dict()["entries"]]
+    entries = [entry["0"] for entry in trainer.methods["epo"].history.state_dict()["entries"]]
     assert logged(trainer, "epo/reference") == pytest.approx([sum(entries[:k]) / k for k in (1, 2, 3)])
 
 
@@ -578,7 +582,7 @@ def test_evaluation_changes_neither_random_state_nor_mode_nor_temperature_nor_wh
     assert trainer.generation_config.temperature == trainer.generation_kwargs["temperature"] == 1.0
     assert trainer.generation_config.do_sample and trainer.generation_kwargs["do_sample"]
     assert trainer._metrics["train"] == {"env/turns": [3.0]} and "env/turns" not in first
-    assert (trainer.rl_step, len(trainer.entropy_history)) == (0, 0)
+    assert (trainer.rl_step, len(trainer.methods["epo"].history)) == (0, 0)
     torch.manual_seed(4)
     again = trainer.evaluate()
     for metrics in (first, again):
@@ -675,7 +679,7 @@ def test_a_turn_budget_that_cannot_fit_is_named(tmp_path, changes, needed):
 
 def test_a_turn_budget_that_just_fits_is_taken(tmp_path):
     trainer = make_trainer(tmp_path, model=make_model(max_position_embeddings=100), max_prompt_length=94)
-    assert trainer.context.max_context_tokens == 100
+    assert trainer.rules.context.max_context_tokens == 100
 
 
 def broken_tokenizer(**changes):
@@ -732,10 +736,10 @@ def test_a_trainer_of_a_saved_tiny_model_finds_its_tokenizer(tmp_path):
 def test_closing_frees_every_environment_and_the_next_rollout_makes_new_ones(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=1)
     trainer.train()
-    used, closed = list(trainer._envs), []
+    used, closed = list(trainer.player.envs), []
     for env in used:
         env.close = lambda env=env: closed.append(env)
     trainer.close_envs()
-    assert len(used) > 1 and closed == used[::-1] and not trainer._envs
+    assert len(used) > 1 and closed == used[::-1] and not trainer.player.envs
     trainer.evaluate()
-    assert trainer._envs and not set(map(id, trainer._envs)) & set(map(id, used))
+    assert trainer.player.envs and not set(map(id, trainer.player.envs)) & set(map(id, used))

@@ -2,20 +2,15 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
-from epo_trl.advantages.gae import (
-    CREDITS,
-    Estimate,
-    ValueBatch,
-    outcome_credit,
-    token_credit,
-    turn_credit,
-    turn_edges,
-)
 
+from epo_trl.methods import Batch, Credit
+from epo_trl.methods.gae import OutcomeGAE, TokenGAE, TurnGAE
 from epo_trl.objectives import value_loss
+from epo_trl.objectives.gae import turn_edges
 from epo_trl.trainers.value_statistics import value_statistics
 
 # Two turns: two sampled tokens, two of the environment, two sampled, one of padding.
@@ -24,13 +19,21 @@ RESPONSE = [1, 1, 0, 0, 1, 1, 0]
 VALUES = [1.0, 2.0, 50.0, 60.0, 3.0, 5.0, 70.0]  # 50, 60, 70 belong to no decision
 
 
-def one_episode(final_value: float, rewards=(0.5, 10.0)) -> ValueBatch:
-    return ValueBatch(
+CREDITS = {"turn": TurnGAE, "token": TokenGAE, "outcome": OutcomeGAE}
+
+
+def batch_of(**tensors) -> Batch:
+    rows = len(tensors["values"])
+    return Batch(episodes=(), group_ids=torch.arange(rows), group_advantages=torch.full((rows,), math.nan), **tensors)
+
+
+def one_episode(final_value: float, rewards=(0.5, 10.0)) -> Batch:
+    return batch_of(
         values=torch.tensor([VALUES], dtype=torch.float64),
         turn_rewards=torch.tensor([rewards], dtype=torch.float64),
         final_values=torch.tensor([final_value], dtype=torch.float64),
         turn_ids=torch.tensor([TURN_IDS]),
-        response_mask=torch.tensor([RESPONSE]),
+        mask=torch.tensor([RESPONSE]),
     )
 
 
@@ -40,7 +43,7 @@ def close(tensor, expected):
 
 def test_turn_credit_of_a_terminated_episode_by_hand():
     """gamma 0.5, lambda 0.5. Turn 1: 10 + 0.5 * 0 - 3 = 7. Turn 0: 0.5 + 0.5 * 3 - 1 + 0.25 * 7 = 2.75."""
-    result = turn_credit(one_episode(0.0), 0.5, 0.5)
+    result = TurnGAE(0.5, 0.5).credit(one_episode(0.0))
     close(result.advantages, [2.75, 2.75, 0, 0, 7, 7, 0])
     close(result.returns, [3.75, 0, 0, 0, 10, 0, 0])
     assert result.points.tolist() == [[True, False, False, False, True, False, False]]
@@ -48,7 +51,7 @@ def test_turn_credit_of_a_terminated_episode_by_hand():
 
 def test_turn_credit_of_a_truncated_episode_by_hand():
     """The state after the last turn is worth 8. Turn 1: 10 + 0.5 * 8 - 3 = 11. Turn 0: 1 + 0.25 * 11 = 3.75."""
-    result = turn_credit(one_episode(8.0), 0.5, 0.5)
+    result = TurnGAE(0.5, 0.5).credit(one_episode(8.0))
     close(result.advantages, [3.75, 3.75, 0, 0, 11, 11, 0])
     close(result.returns, [4.75, 0, 0, 0, 14, 0, 0])
 
@@ -56,7 +59,7 @@ def test_turn_credit_of_a_truncated_episode_by_hand():
 def test_token_credit_of_a_terminated_episode_by_hand():
     """gamma 1, lambda 0.5. Last: 10 - 5 = 5. Before it: 5 - 3 + 0.5 * 5 = 4.5. Over the environment's two tokens:
     0.5 + 3 - 2 + 0.5 * 4.5 = 3.75. First: 2 - 1 + 0.5 * 3.75 = 2.875."""
-    result = token_credit(one_episode(0.0), 1.0, 0.5)
+    result = TokenGAE(1.0, 0.5).credit(one_episode(0.0))
     close(result.advantages, [2.875, 3.75, 0, 0, 4.5, 5, 0])
     close(result.returns, [3.875, 5.75, 0, 0, 7.5, 10, 0])
     assert torch.equal(result.points, torch.tensor([RESPONSE]).bool())
@@ -64,22 +67,22 @@ def test_token_credit_of_a_terminated_episode_by_hand():
 
 def test_token_credit_of_a_truncated_episode_by_hand():
     """Last: 10 + 8 - 5 = 13. Then 2 + 6.5 = 8.5, 1.5 + 4.25 = 5.75, 1 + 2.875 = 3.875."""
-    result = token_credit(one_episode(8.0), 1.0, 0.5)
+    result = TokenGAE(1.0, 0.5).credit(one_episode(8.0))
     close(result.advantages, [3.875, 5.75, 0, 0, 8.5, 13, 0])
 
 
 @pytest.mark.parametrize("final_value", [0.0, 8.0])
 def test_outcome_credit_pays_every_turn_the_whole_reward_and_never_bootstraps(final_value):
     """gamma 1, lambda 0.5, both turns are paid 10.5. Turn 1: 5.5, then 2 + 2.75. Turn 0: 8.5, then 1 + 4.25."""
-    result = outcome_credit(one_episode(final_value), 1.0, 0.5)
+    result = OutcomeGAE(1.0, 0.5).credit(one_episode(final_value))
     close(result.advantages, [5.25, 8.5, 0, 0, 4.75, 5.5, 0])
     close(result.returns, [6.25, 10.5, 0, 0, 7.75, 10.5, 0])
 
 
 def test_lambda_1_is_the_return_minus_the_value_and_lambda_0_the_temporal_difference():
     batch = one_episode(8.0)
-    close(turn_credit(batch, 0.9, 1.0).returns, [0.5 + 0.9 * (10 + 0.9 * 8), 0, 0, 0, 10 + 0.9 * 8, 0, 0])
-    close(turn_credit(batch, 0.9, 0.0).returns, [0.5 + 0.9 * 3, 0, 0, 0, 10 + 0.9 * 8, 0, 0])
+    close(TurnGAE(0.9, 1.0).credit(batch).returns, [0.5 + 0.9 * (10 + 0.9 * 8), 0, 0, 0, 10 + 0.9 * 8, 0, 0])
+    close(TurnGAE(0.9, 0.0).credit(batch).returns, [0.5 + 0.9 * 3, 0, 0, 0, 10 + 0.9 * 8, 0, 0])
 
 
 def test_a_turn_of_one_token_is_its_first_and_its_last():
@@ -92,7 +95,7 @@ def test_a_turn_of_one_token_is_its_first_and_its_last():
 # ------------------------------------------------------------------------------------------------- slow reference
 
 
-def random_batch(seed: int, rows: int = 6) -> ValueBatch:
+def random_batch(seed: int, rows: int = 6) -> Batch:
     """Returns episodes of 0 to 6 turns, turns of 1 to 4 tokens with 0 to 3 of the environment between them."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     ids, masks = [], []
@@ -105,13 +108,13 @@ def random_batch(seed: int, rows: int = 6) -> ValueBatch:
             masks[-1] += [0] * prompt + [1] * response
     width = max(map(len, ids)) + 2
     pad = [width - len(row) for row in ids]
-    return ValueBatch(
+    return batch_of(
         values=torch.randn(rows, width, dtype=torch.float64, generator=generator),
         turn_rewards=torch.randn(rows, 7, dtype=torch.float64, generator=generator),
         final_values=torch.randn(rows, dtype=torch.float64, generator=generator)
         * torch.tensor([rng.random() < 0.5 for _ in range(rows)]),
         turn_ids=torch.tensor([row + [-1] * n for row, n in zip(ids, pad, strict=True)]),
-        response_mask=torch.tensor([row + [0] * n for row, n in zip(masks, pad, strict=True)]),
+        mask=torch.tensor([row + [0] * n for row, n in zip(masks, pad, strict=True)]),
     )
 
 
@@ -126,7 +129,7 @@ def chain(values: list[float], rewards: list[float], end: float, gamma: float, l
     return discounted_sum(deltas, gamma * lam)
 
 
-def slow(batch: ValueBatch, credit: str, gamma: float, lam: float):
+def slow(batch: Batch, credit: str, gamma: float, lam: float):
     """Returns advantages and returns, in loops over episodes, turns and tokens."""
     advantages, returns = torch.zeros_like(batch.values), torch.zeros_like(batch.values)
     for b in range(len(batch.values)):
@@ -134,7 +137,7 @@ def slow(batch: ValueBatch, credit: str, gamma: float, lam: float):
         end = float(batch.final_values[b])
         turns: dict[int, list[int]] = {}
         for t in range(batch.turn_ids.shape[1]):
-            if batch.response_mask[b, t]:
+            if batch.mask[b, t]:
                 turns.setdefault(int(batch.turn_ids[b, t]), []).append(t)
         tokens = [t for places in turns.values() for t in places]
         if credit == "turn":
@@ -162,7 +165,7 @@ def test_every_credit_agrees_with_loops_over_turns_and_tokens(credit, gamma, lam
     for seed in range(8):
         batch = random_batch(seed)
         advantages, returns = slow(batch, credit, gamma, lam)
-        result = CREDITS[credit](batch, gamma, lam)
+        result = CREDITS[credit](gamma, lam).credit(batch)
         torch.testing.assert_close(result.advantages, advantages, rtol=0, atol=1e-10)
         torch.testing.assert_close(result.returns, returns, rtol=0, atol=1e-10)
         assert result.advantages.abs().max() > 0.1
@@ -171,27 +174,25 @@ def test_every_credit_agrees_with_loops_over_turns_and_tokens(credit, gamma, lam
 @pytest.mark.parametrize("credit", CREDITS)
 def test_only_values_at_decision_points_count_and_an_episode_does_not_see_its_neighbours(credit):
     batch = random_batch(3)
-    result = CREDITS[credit](batch, 0.9, 0.8)
-    changed = ValueBatch(
-        torch.where(result.points, batch.values, 1e6), batch.turn_rewards, batch.final_values, batch.turn_ids,
-        batch.response_mask,
-    )  # fmt: skip
-    assert torch.equal(CREDITS[credit](changed, 0.9, 0.8).advantages, result.advantages)
-    alone = ValueBatch(*(getattr(batch, name)[4:5] for name in ValueBatch.__slots__))
-    assert torch.equal(CREDITS[credit](alone, 0.9, 0.8).advantages, result.advantages[4:5])
+    result = CREDITS[credit](0.9, 0.8).credit(batch)
+    changed = replace(batch, values=torch.where(result.points, batch.values, 1e6))
+    assert torch.equal(CREDITS[credit](0.9, 0.8).credit(changed).advantages, result.advantages)
+    row = {name: getattr(batch, name)[4:5] for name in ("values", "turn_rewards", "final_values", "turn_ids", "mask")}
+    alone = batch_of(**row)
+    assert torch.equal(CREDITS[credit](0.9, 0.8).credit(alone).advantages, result.advantages[4:5])
 
 
 def test_an_episode_without_a_sampled_token_has_no_advantage_and_no_target():
     """An aborted episode's row: placeholders, an empty mask."""
     for rule in CREDITS.values():
-        result = rule(random_batch(0), 1.0, 1.0)
+        result = rule(1.0, 1.0).credit(random_batch(0))
         assert not result.advantages[0].any() and not result.returns[0].any() and not result.points[0].any()
 
 
 def explained_variance(targets, values):
     """Returns what is logged for returns and values of one row; NaN if nothing is."""
     everywhere = torch.ones(1, len(targets), dtype=torch.bool)
-    estimate = Estimate(torch.zeros(1, len(targets)), targets[None], everywhere)
+    estimate = Credit(torch.zeros(1, len(targets)), targets[None], everywhere)
     metrics = value_statistics(estimate, values[None], torch.zeros(1, len(targets)).long(), 4, lambda sums: sums)
     return metrics.get("critic/explained_variance", math.nan)
 

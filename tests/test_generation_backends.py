@@ -95,7 +95,7 @@ def test_a_sleeping_engine_is_awake_for_a_rollout_and_sleeps_again_even_after_an
     trainer = make_trainer(tmp_path)
     trainer.vllm_generation = engine = SleepingEngine()
     trainer.use_vllm, trainer._last_loaded_step, engine._llm_weights_sleeping = True, 0, not loaded
-    with pytest.raises(KeyError), trainer._keeping_prefixes(trainer.context):
+    with pytest.raises(KeyError), trainer.player.generator.keeping_prefixes(trainer.rules.context):
         assert not engine.enable_sleep_mode
         raise KeyError
     assert engine.asked == [*["sync"] * (not loaded), "kv_cache", "sleep 2"]
@@ -106,6 +106,6 @@ def test_a_server_is_left_to_itself_whatever_the_settings_say_about_sleep(tmp_pa
     trainer = make_trainer(tmp_path)
     trainer.vllm_generation = engine = SleepingEngine()
     trainer.use_vllm, trainer.vllm_mode = True, "server"
-    with trainer._keeping_prefixes(trainer.context):
+    with trainer.player.generator.keeping_prefixes(trainer.rules.context):
         assert engine.enable_sleep_mode and not engine.asked
     assert not engine.asked

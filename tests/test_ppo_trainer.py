@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import safetensors.torch
 import torch
-from epo_trl.advantages import Estimate
 from test_epo_trainer import StopAt, assert_bit_equal, logged, weights
 from trainer_kit import (
     ROWS,
@@ -24,13 +23,16 @@ from trainer_kit import (
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from epo_trl.envs.toy import ToySuite
+from epo_trl.methods import Credit
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.critic import Critic, attach_critic, critic_aside
 from epo_trl.rollout.context import TurnView
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
-from epo_trl.trainers.final_states import final_states
-from epo_trl.trainers.ppo_trainer import CRITIC_FILE
-from epo_trl.trainers.value_statistics import normalized, turn_bins, value_statistics
+from epo_trl.trainers.batches import layout_in, rows_of
+from epo_trl.trainers.critic_file import CRITIC_FILE
+from epo_trl.trainers.critic_setup import hide_critic
+from epo_trl.trainers.final_states import final_states, final_values
+from epo_trl.trainers.value_statistics import turn_bins, value_statistics, whitened
 from epo_trl.types import StopReason
 
 CRITICS = ["separate", "value_head"]
@@ -42,7 +44,7 @@ def inject(trainer, seed=0):
     """Lets the trainer "play" the episodes made by hand; returns the batches that come out of them."""
     batches = []
     trainer.play = lambda tasks, **kwargs: make_episodes(seed)
-    trainer._states_after = lambda episodes: [list(state) for state in STATES]
+    trainer._final_states = lambda episodes: [list(state) for state in STATES]
     original = trainer._generate_and_score_completions
     trainer._generate_and_score_completions = lambda inputs: batches.append(original(inputs)) or batches[-1]
     return batches
@@ -132,8 +134,7 @@ def played(folder, suite=None, **changes):
     """Returns a trainer and the episodes of one rollout. Sampling with one seed, so a longer play begins the same."""
     trainer = make_ppo(folder, suite=suite, per_device_train_batch_size=4, **changes)
     torch.manual_seed(0)
-    rows = trainer._rollout([f"train/{i}" for i in range(4)], trainer)
-    return trainer, rows["episode"]
+    return trainer, trainer.play([(f"train/{i}", trainer.args.seed) for i in range(4)])
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -147,19 +148,24 @@ def test_an_episode_is_cut_off_in_the_state_that_a_longer_one_goes_on_from(tmp_p
         expected = StopReason.TRUNCATED
     _, longer = played(tmp_path, context=context, max_turns=3)
     assert {e.stop for e in episodes} == {expected}
-    for state, short, long in zip(trainer._final_states, episodes, longer, strict=True):
+    for state, short, long in zip(trainer._final_states(episodes), episodes, longer, strict=True):
         assert [t.response_ids for t in long.turns[:2]] == [t.response_ids for t in short.turns]
         next_prompt = list(long.turns[2].prompt_ids)
         before = [i for t in short.turns for i in (*t.prompt_ids, *t.response_ids)]
         assert state == (before + next_prompt if context == "concatenated" else next_prompt)
 
 
+def values_after(trainer, states):
+    with torch.no_grad():
+        return final_values(trainer.model, states, 4, torch.device("cpu"), trainer.accelerator.autocast).tolist()
+
+
 def test_the_value_of_a_cut_off_episode_is_that_of_its_final_state(tmp_path):
     trainer, episodes = played(tmp_path, max_turns=2)
-    trainer._final_states = [list(state) for state in trainer._final_states]
-    trainer._final_states[1] = []
-    values = trainer._final_values().tolist()
-    expected = [value_of(trainer, state) if state else 0.0 for state in trainer._final_states]
+    states = trainer._final_states(episodes)
+    states[1] = []
+    values = values_after(trainer, states)
+    expected = [value_of(trainer, state) if state else 0.0 for state in states]
     assert values == pytest.approx(expected, abs=1e-4)
     assert values[1] == 0.0 and min(map(abs, [values[0], *values[2:]])) > 1e-3
 
@@ -200,9 +206,10 @@ def test_a_next_prompt_that_does_not_fit_loses_its_beginning(context):
 
 
 def test_without_bootstrapping_a_cut_off_episode_ends(tmp_path):
-    trainer, _ = played(tmp_path, max_turns=2, bootstrap_truncated=False)
-    assert trainer._final_states == [[]] * 4
-    assert trainer._final_values().tolist() == [0.0] * 4
+    trainer, episodes = played(tmp_path, max_turns=2, bootstrap_truncated=False)
+    states = trainer._final_states(episodes)
+    assert states == [[]] * 4
+    assert values_after(trainer, states) == [0.0] * 4
 
 
 # -------------------------------------------------------------------------------------------------------------- batch
@@ -212,11 +219,10 @@ def test_the_returns_of_a_batch_by_hand(tmp_path):
     """gamma 1, lambda 1, one chain per episode: the rest of its rewards plus the value of its final state."""
     trainer = make_ppo(tmp_path)
     batches = inject(trainer)
-    final_values = []
-    original = trainer._final_values
-    trainer._final_values = lambda: final_values.append(original()) or final_values[-1]
+    seen, original = [], trainer._method_batch
+    trainer._method_batch = lambda *args: seen.append(original(*args)) or seen[-1]
     catch_step(trainer)
-    batch, (finals,) = batches[0], final_values
+    batch, finals = batches[0], seen[0].final_values
     for row, episode in enumerate(make_episodes()):
         points = batch["value_points"][row]
         assert int(points.sum()) == len(episode.turns) * episode.is_usable
@@ -241,8 +247,8 @@ def test_advantages_are_normalized_over_the_tokens_of_the_batch(tmp_path):
 def test_normalization_by_hand():
     """Mean 3, deviation 2 over the masked entries."""
     advantages, mask = torch.tensor([[1.0, 100.0, 5.0]]), torch.tensor([[1, 0, 1]])
-    torch.testing.assert_close(normalized(advantages, mask, lambda sums: sums), torch.tensor([[-1.0, 0.0, 1.0]]))
-    assert not normalized(advantages, torch.zeros_like(mask), lambda sums: sums).any()
+    torch.testing.assert_close(whitened(advantages, mask, lambda sums: sums), torch.tensor([[-1.0, 0.0, 1.0]]))
+    assert not whitened(advantages, torch.zeros_like(mask), lambda sums: sums).any()
 
 
 @pytest.mark.parametrize("credit", ["turn", "token", "outcome"])
@@ -307,13 +313,13 @@ def test_a_group_of_one_is_taken_whatever_the_size_of_the_batch(tmp_path, episod
     assert trainer.args.num_generations == trainer.num_generations == 1
     trainer.train()
     assert trainer.state.global_step == 2
-    assert len({e.task_id for e in trainer._episodes}) == 3
+    assert len({e.task_id for e in trainer.last_episodes}) == 3
 
 
 def test_groups_are_still_taken(tmp_path):
     trainer = make_ppo(tmp_path, num_generations=4, max_steps=1)
     trainer.train()
-    assert len({e.task_id for e in trainer._episodes}) == 2
+    assert len({e.task_id for e in trainer.last_episodes}) == 2
 
 
 @pytest.mark.parametrize("critic", CRITICS)
@@ -329,14 +335,11 @@ def test_old_log_probs_and_values_are_those_of_the_collecting_policy_in_every_ep
 
     def spy(model, inputs, *args, **kwargs):
         loss = original(model, inputs, *args, **kwargs)
-        again = trainer._old_values(inputs)
-        with torch.no_grad():
-            now = trainer._get_per_token_logps_and_entropies(
-                trainer.model,
-                torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1),
-                torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1),
-                inputs["completion_ids"].shape[1],
-            )[0]
+        ids, mask, width = rows_of(inputs)
+        layout = layout_in(inputs, trainer.rules.context)
+        with torch.no_grad(), trainer.scorer.over(layout):
+            again = trainer.scorer.values(trainer.model, ids, mask, layout, 2)
+            now = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)[0]
         seen.append((inputs, again, now))
         return loss
 
@@ -592,7 +595,7 @@ def test_vllm_is_sent_the_policy_alone(tmp_path):
             sent.extend(name for name, _ in trainer.model.named_parameters())
 
     trainer.vllm_generation = Engine()
-    trainer._hide_critic_from_vllm()
+    hide_critic(trainer)
     trainer.vllm_generation.sync_weights()
     assert sent and not any(is_critic(name) for name in sent)
     assert any(is_critic(name) for name, _ in trainer.model.named_parameters())
@@ -635,7 +638,7 @@ def test_turn_positions_are_kept_apart_in_powers_of_two():
 def test_value_statistics_by_hand():
     """Returns 0, 2, 4 (variance 8/3) against values 0, 1, 2: the errors 0, 1, 2 have variance 2/3."""
     points = torch.tensor([[True, False, True], [True, False, False]])
-    estimate = Estimate(
+    estimate = Credit(
         advantages=torch.tensor([[1.0, 9.0, 2.0], [3.0, 9.0, 9.0]]),
         returns=torch.tensor([[0.0, 9.0, 2.0], [4.0, 9.0, 9.0]]),
         points=points,
@@ -652,7 +655,7 @@ def test_value_statistics_by_hand():
     )  # fmt: skip
     doubled = value_statistics(estimate, values, turn_ids, 4, lambda sums: 2 * sums)
     assert doubled == pytest.approx(metrics), "two ranks with the same batch"
-    nothing = Estimate(estimate.advantages, estimate.returns, torch.zeros_like(points))
+    nothing = Credit(estimate.advantages, estimate.returns, torch.zeros_like(points))
     assert value_statistics(nothing, values, turn_ids, 4, lambda sums: sums) == {}
 
 

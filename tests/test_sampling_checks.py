@@ -67,12 +67,12 @@ def test_a_template_that_closes_the_reasoning_itself_warns_where_reasoning_is_re
 
 
 def test_a_trainer_makes_these_checks(tmp_path, monkeypatch):
-    from epo_trl.trainers import epo_trainer
+    from epo_trl.trainers import checks
 
     called = []
-    monkeypatch.setattr(epo_trainer, "warn_of_empty_thought", lambda args, context: called.append((args, context)))
+    monkeypatch.setattr(checks, "warn_of_empty_thought", lambda args, context: called.append((args, context)))
     trainer = make_trainer(tmp_path)
-    assert called == [(trainer.args, trainer.context)]
-    assert trainer.context.end_ids == trainer.eval_context.end_ids == trainer.eos_token_ids
+    assert called == [(trainer.args, trainer.rules.context)]
+    assert trainer.rules.context.end_ids == trainer.rules.eval_context.end_ids == trainer.eos_token_ids
     with pytest.raises(ValueError, match="generation_kwargs: got temperature=0"):
         make_trainer(tmp_path, generation_kwargs={"temperature": 0.0})

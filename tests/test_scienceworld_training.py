@@ -52,12 +52,12 @@ def test_a_run_goes_on_when_a_jvm_is_killed_under_it(tmp_path):
     def kill_in_the_second_rollout(*arguments):
         calls.append(sorted(java_children()))
         if len(calls) == 3:  # its first turn: the games have begun, no action has been sent
-            os.kill(trainer._envs[1]._host._jvms[-1].process.pid, signal.SIGKILL)
+            os.kill(trainer.player.envs[1]._host._jvms[-1].process.pid, signal.SIGKILL)
         return generate(*arguments)
 
     trainer._generate_single_turn = kill_in_the_second_rollout
-    rollout = trainer._rollout
-    trainer.rollout_func = lambda *arguments: (rollout(*arguments), rollouts.append(list(trainer._episodes)))[0]
+    play = trainer.play
+    trainer.play = lambda *args, **kwargs: rollouts.append(play(*args, **kwargs)) or rollouts[-1]
     trainer.train()
 
     assert [[e.stop is StopReason.ABORTED for e in episodes] for episodes in rollouts] == [

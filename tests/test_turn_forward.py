@@ -362,8 +362,8 @@ def test_logps_of_the_update_are_those_of_sampling(tmp_path, monkeypatch, family
     inputs = trainer._generate_and_score_completions(one_batch())
     got = update_logps(trainer, inputs)
 
-    assert len(sampled) == 3 and {len(e.turns) for e in trainer._episodes} == {3}
-    for row, episode in enumerate(trainer._episodes):
+    assert len(sampled) == 3 and {len(e.turns) for e in trainer.last_episodes} == {3}
+    for row, episode in enumerate(trainer.last_episodes):
         at_sampling = [
             value for turn, t in zip(sampled, episode.turns, strict=True) for value in turn[row, : len(t.response_ids)]
         ]

@@ -9,6 +9,7 @@ from trainer_kit import make_ppo, make_trainer
 from transformers import TrainerCallback
 
 from epo_trl.long_runs.update_guard import NonFiniteError, UpdateGuard, check_skipped, spread_nonfinite
+from epo_trl.trainers import row_scorer
 
 
 class EachStep(TrainerCallback):
@@ -89,9 +90,9 @@ def test_too_many_in_a_row_end_the_run_with_the_batch_saved(tmp_path):
 
 
 @pytest.mark.slow
-def test_entropies_that_are_not_finite_stay_out_of_the_history(tmp_path):
+def test_entropies_that_are_not_finite_stay_out_of_the_history(tmp_path, monkeypatch):
     trainer, _ = guarded(make_trainer, tmp_path, max_steps=3)
-    original = trainer._score_turns
+    original = row_scorer.score_turns
 
     def spoiled(model, turns, **kwargs):
         scores = original(model, turns, **kwargs)
@@ -99,9 +100,9 @@ def test_entropies_that_are_not_finite_stay_out_of_the_history(tmp_path):
             scores.entropy.data.fill_(float("nan"))
         return scores
 
-    trainer._score_turns = spoiled
+    monkeypatch.setattr(row_scorer, "score_turns", spoiled)
     trainer.train()
-    assert trainer.rl_step == 3 and len(trainer.entropy_history) == 2
+    assert trainer.rl_step == 3 and len(trainer.methods["epo"].history) == 2
     assert logged(trainer, "guard/skipped_updates") == [0, 1, 1]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from epo_trl.envs.toy import ToySuite
+from epo_trl.methods import Batch, Credit
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.load import corpus
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
@@ -138,6 +139,11 @@ def response_tokens(episode: Episode) -> list[tuple[int, int]]:
     return [(t, i) for t, turn in enumerate(episode.turns) for i in range(len(turn.response_ids))]
 
 
+def give_credit(trainer: Any, advantages: Callable[[Batch], Tensor]) -> None:
+    """Lets the trainer's credit be what a function of the batch returns, (B, T)."""
+    trainer.methods[trainer.args.credit].credit = lambda batch: Credit(advantages(batch))
+
+
 # -------------------------------------------------------------------------------------------------- one caught step
 
 
@@ -157,7 +163,7 @@ class StepCatcher(TrainerCallback):
 def catch_step(trainer: Any, *, history: Sequence[float] = (), rl_step: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns loss and gradients of the first optimizer step of `trainer.train()`."""
     for entropy in history:
-        trainer.entropy_history.append(entropy)
+        trainer.methods["epo"].history.append(entropy)
     if history:
         trainer.rl_step = rl_step
     catcher = StepCatcher()

@@ -132,6 +132,11 @@ def layout_of(rows: Sequence[Row], context: ContextBuilder, device: torch.device
     )
 
 
+def episode_return(completions: Sequence[Any], episode_return: Sequence[float], **_: Any) -> list[float]:
+    """Returns the total reward of each episode: a reward function of TRL's."""
+    return list(episode_return)
+
+
 def as_trl_takes_it(batch: Collected, rows: Sequence[Row]) -> dict[str, Any]:
     """Returns what TRL's `rollout_func` returns. What is not TRL's own reaches the reward functions, row by row."""
     has_logprobs = any(row.logprobs is not None for row in rows)

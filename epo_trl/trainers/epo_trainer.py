@@ -25,7 +25,6 @@ from transformers import PreTrainedModel
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.evaluation import EvalReport
-from epo_trl.evaluation.play import check_first_task
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.long_runs.aborts import check_aborts
 from epo_trl.long_runs.progress import use_short_progress
@@ -34,7 +33,7 @@ from epo_trl.methods import Batch, MicroBatch, Need
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
 from epo_trl.trainers.checks import check_context_fits, check_packing
-from epo_trl.trainers.collection import Collected, Collector, as_trl_takes_it, layout_of
+from epo_trl.trainers.collection import Collected, Collector, as_trl_takes_it, episode_return, layout_of
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.evaluator import Evaluator, scalars
 from epo_trl.trainers.generation import TurnGenerator
@@ -47,11 +46,6 @@ from epo_trl.trainers.setup import ranks_of, set_up
 from epo_trl.trainers.task_checks import check_arguments
 from epo_trl.trainers.turn_forward import TurnLayout
 from epo_trl.types import Episode
-
-
-def episode_return(completions: Sequence[Any], episode_return: Sequence[float], **_: Any) -> list[float]:
-    """Returns the total reward of each episode."""
-    return list(episode_return)
 
 
 class EPOTrainer(LongRunTrainer):
@@ -86,9 +80,7 @@ class EPOTrainer(LongRunTrainer):
         self.suite, self.rules, self.methods = setup.suite, setup.rules, setup.methods
         quiet = args.disable_tqdm or args.process_index != 0
         self.player = Player(self.suite, TurnGenerator(self), waves=args.rollout_waves, quiet=quiet)
-        self.player.provide(1)
-        first_task = setup.train_dataset[0]["prompt"]
-        check_first_task(self.player.envs[0], first_task, args.seed, self.rules.context, self.rules.protocol)
+        self.player.check_first_task(setup.train_dataset[0]["prompt"], args.seed, self.rules)
         with warnings.catch_warnings():
             # Our seam; its name and behaviour are checked by tests/test_trl_contract.py.
             warnings.filterwarnings("ignore", message=".*'rollout_func', which is an experimental feature")
@@ -110,7 +102,8 @@ class EPOTrainer(LongRunTrainer):
             self.suite, self.methods, self.ranks, spare_tasks, args, self.num_generations, self.eos_token_ids
         )
         self.scorer = RowScorer(self.accelerator.autocast, buckets=args.turn_buckets, packed=args.pack_turns)
-        self.evaluator = Evaluator(self.player, self.rules, setup.test_tasks, suite.name, args, self.ranks)
+        self.evaluator = Evaluator(self.player.generator, self.rules, setup.test_tasks, suite.name, args, self.ranks)
+        self.last_episodes: list[Episode] = []
         self.last_reports: list[EvalReport] = []
         self.rl_step = 0
         self._packing_unchecked = args.pack_turns
@@ -147,7 +140,7 @@ class EPOTrainer(LongRunTrainer):
         self._keep_metrics(metrics)
         share, limit, ranks = metrics["env/aborted"], self.args.max_aborted_share, self.ranks
         check_aborts(share, limit, batch.played, ranks.index, ranks.gather, self.save_between_updates)
-        self._to_print = batch.played[: self.args.print_episodes]
+        self.last_episodes, self._to_print = batch.episodes, batch.played[: self.args.print_episodes]
         return batch
 
     # --- Batch -------------------------------------------------------------------------------------------------
@@ -275,7 +268,7 @@ class EPOTrainer(LongRunTrainer):
         check_arguments({"eval_dataset": eval_dataset})
         training = self.model.training
         self.model.eval()
-        self.last_reports = self.evaluator.reports(self.state.global_step)
+        self.last_reports = self.evaluator.reports(self.play, self.state.global_step)
         metrics = scalars(self.last_reports, metric_key_prefix)
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

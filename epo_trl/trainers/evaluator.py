@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from epo_trl.evaluation import EvalReport
 from epo_trl.long_runs.state_file import write_state
 from epo_trl.methods import Ranks
 from epo_trl.rollout import RolloutTimes
 from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.generation import TurnGenerator
 from epo_trl.trainers.model_card import REPORTS
-from epo_trl.trainers.player import Player
 from epo_trl.trainers.rules import Rules
 from epo_trl.trainers.task_checks import check_test_tasks
 from epo_trl.types import Episode
@@ -21,7 +21,7 @@ class Evaluator:
     """The periodic evaluation. The sampling has its own seed and does not touch the random state of training.
 
     Args:
-        player: Plays episodes.
+        generator: The policy.
         rules: The protocol.
         tasks: Task ids of each list.
         suite_name: Of the tasks.
@@ -30,27 +30,32 @@ class Evaluator:
     """
 
     def __init__(
-        self, player: Player, rules: Rules, tasks: Mapping[str, Sequence[str]], suite_name: str, args: EPOConfig,
+        self, generator: TurnGenerator, rules: Rules, tasks: Mapping[str, Sequence[str]], suite_name: str, args: EPOConfig,
         ranks: Ranks,
     ):  # fmt: skip
-        self._player, self._rules, self._args, self._ranks = player, rules, args, ranks
+        self._generator, self._rules, self._args, self._ranks = generator, rules, args, ranks
         self._suite_name = suite_name
         self.tasks = tasks
 
-    def report(self, split: str) -> EvalReport:
-        """Returns the report of one list. Collective."""
+    def report(self, split: str, play: Callable[..., list[Episode]]) -> EvalReport:
+        """Returns the report of one list. Collective.
+
+        Args:
+            split: Name of the list.
+            play: See `EPOTrainer.play`.
+        """
         rank, world = self._ranks.index, self._ranks.count
         tasks = [(task_id, self._args.seed) for task_id in self.tasks[split]]
         size, local = self._args.per_device_eval_batch_size, tasks[rank::world]
         rounds = -(-len(tasks) // (size * world))
         times = RolloutTimes()
         episodes: list[Episode] = []
-        with self._player.generator.sampling(self._rules.protocol.temperature, self._args.eval_seed + rank):
+        with self._generator.sampling(self._rules.protocol.temperature, self._args.eval_seed + rank):
             for i in range(rounds):
-                episodes += self._player.play(
+                episodes += play(
                     local[i * size : (i + 1) * size],
-                    self._rules.eval_context,
-                    self._rules.eval_settings,
+                    context=self._rules.eval_context,
+                    settings=self._rules.eval_settings,
                     description=f"evaluate {split} {i + 1}/{rounds}" if rounds > 1 else f"evaluate {split}",
                     times=times,
                 )
@@ -64,17 +69,18 @@ class Evaluator:
             seconds=times.generate + times.env + times.text,
         )
 
-    def reports(self, step: int) -> list[EvalReport]:
+    def reports(self, play: Callable[..., list[Episode]], step: int) -> list[EvalReport]:
         """Returns the reports of all lists, and keeps them under `output_dir/evaluations`. Collective.
 
         Args:
+            play: See `EPOTrainer.play`.
             step: Optimizer steps so far.
 
         Raises:
             ValueError: If there is nothing to play.
         """
         check_test_tasks(self.tasks, self._suite_name)
-        reports = [self.report(split) for split in self.tasks]
+        reports = [self.report(split, play) for split in self.tasks]
         if self._ranks.index == 0:
             self._write(reports, step)
         return reports

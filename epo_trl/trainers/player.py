@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from tqdm.auto import tqdm
 
 from epo_trl.envs.base import TaskSuite, TextEnv
+from epo_trl.evaluation.play import check_first_task
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, play_episodes
 from epo_trl.trainers.generation import TurnGenerator
+from epo_trl.trainers.rules import Rules
 from epo_trl.types import Episode
 
 
@@ -27,6 +29,11 @@ class Player:
         self.envs: list[TextEnv] = []
         self._waves, self._quiet = waves, quiet
 
+    def check_first_task(self, task_id: str, seed: int, rules: Rules) -> None:
+        """Raises `ValueError` if a first task cannot be played by the rules, before anything is."""
+        self._provide(1)
+        check_first_task(self.envs[0], task_id, seed, rules.context, rules.protocol)
+
     def play(
         self,
         tasks: Sequence[tuple[str, int]],
@@ -37,7 +44,7 @@ class Player:
         times: RolloutTimes | None = None,
     ) -> list[Episode]:
         """Returns one episode per `(task_id, seed)`. Collective: every rank calls it, also with no task of its own."""
-        self.provide(len(tasks))
+        self._provide(len(tasks))
         with (
             tqdm(total=len(tasks), desc=description, unit="episode", leave=False, disable=self._quiet) as bar,
             self.generator.keeping_prefixes(context),
@@ -54,8 +61,7 @@ class Player:
                 waves=self._waves,
             )
 
-    def provide(self, count: int) -> None:
-        """Makes as many environments."""
+    def _provide(self, count: int) -> None:
         while len(self.envs) < count:
             self.envs.append(self.suite.make_env())
 

@@ -78,14 +78,18 @@ class EPOPPOTrainer(EPOTrainer):
         batch = super()._method_batch(output, episodes, layout, scores)
         size = self.args.per_device_train_batch_size
         ids, mask, _ = rows_of(output)
-        states: list[list[int]] = [[] for _ in episodes]
-        if self.args.bootstrap_truncated:
-            states = final_states(episodes, self.rules.context)
+        states = self._final_states(episodes)
         return replace(
             batch,
             values=self.scorer.values(self.model, ids, mask, layout, size),
             final_values=final_values(self.model, states, size, self.accelerator.device, self.accelerator.autocast),
         )
+
+    def _final_states(self, episodes: list[Episode]) -> list[list[int]]:
+        """Returns the token ids of the state that each episode was cut off in, `[]` where nothing is bootstrapped."""
+        if not self.args.bootstrap_truncated:
+            return [[] for _ in episodes]
+        return final_states(episodes, self.rules.context)
 
     def _advantages(self, batch: Batch, output: dict[str, Any]) -> Tensor:
         """Returns the credit's advantages, whitened if that is asked for; keeps what the critic learns from."""
