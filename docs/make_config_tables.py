@@ -22,9 +22,11 @@ from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E402
 from epo_trl.long_runs.long_run import LongRunArguments  # noqa: E402
 from epo_trl.trainers import EPOConfig, EPOPPOConfig  # noqa: E402
+from epo_trl.trainers.rollout_config import RolloutArguments  # noqa: E402
 
 TABLES = {
     "`EPOConfig`: training": EPOConfig,
+    "`RolloutArguments`: how episodes are played, a part of `EPOConfig`": RolloutArguments,
     "`EPOPPOConfig`: training with a critic; all of `EPOConfig` too": EPOPPOConfig,
     "`LongRunArguments`: both of these, and `recipes/sft.py`": LongRunArguments,
     "`AlfworldArguments`: games": AlfworldArguments,

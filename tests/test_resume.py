@@ -21,10 +21,11 @@ from test_ppo_trainer import resumable as resumable_ppo
 from trainer_kit import make_model, make_trainer
 
 from epo_trl.envs.toy import ToySuite
+from epo_trl.long_runs import whole_checkpoints
 from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, damage, seal
 from epo_trl.long_runs.disk_room import DiskFullError, DiskRoom
 from epo_trl.long_runs.resume_check import MAY_CHANGE, differences, settings_of
-from epo_trl.trainers import EPOPPOConfig, whole_checkpoints
+from epo_trl.trainers import EPOPPOConfig
 
 TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"

@@ -41,8 +41,9 @@ def methods_of(args: Any, *, critic: bool) -> Methods:
         for name in names:
             if name in made:
                 raise ValueError(f"{slot}: got {name!r} twice, takes each method once")
-            made[name] = _made(slot, name, args)
-            _check_needs(slot, name, made[name], args, critic)
+            found = _class_of(slot, name)
+            _check_needs(slot, name, found, args, critic)
+            made[name] = _made(slot, name, found, args)
     for name in args.method_kwargs:
         if name not in made:
             raise ValueError(f"method_kwargs: got settings of {name!r}, takes those of methods in use: {list(made)}")
@@ -52,8 +53,7 @@ def methods_of(args: Any, *, critic: bool) -> Methods:
     return Methods(made, args.max_turns)
 
 
-def _made(slot: str, name: str, args: Any) -> Method:
-    found = _class_of(slot, name)
+def _made(slot: str, name: str, found: type[Any], args: Any) -> Method:
     given = args.method_kwargs.get(name, {})
     if not isinstance(given, Mapping):
         raise ValueError(f"method_kwargs: got {given!r} for {name!r}, takes a mapping from setting to value")
@@ -92,7 +92,7 @@ def _class_of(slot: str, name: str) -> type[Any]:
     return found
 
 
-def _check_needs(slot: str, name: str, method: Method, args: Any, critic: bool) -> None:
+def _check_needs(slot: str, name: str, method: type[Method], args: Any, critic: bool) -> None:
     if Need.VALUES in method.needs and not critic:
         raise ValueError(
             f"{slot}: got {name!r}, which reads a critic's values, and this trainer has none; take EPOPPOConfig and "

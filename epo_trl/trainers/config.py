@@ -15,6 +15,7 @@ from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
 from epo_trl.rollout.context import CONTEXTS
 from epo_trl.rollout.loop import INVALID_ACTIONS
+from epo_trl.trainers.rollout_config import RolloutArguments
 
 
 def settle_defaults(values: Any) -> None:
@@ -36,7 +37,7 @@ def settle_defaults(values: Any) -> None:
 
 
 @dataclass
-class EPOConfig(LongRunArguments, GRPOConfig):
+class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     """GRPOConfig plus the terms of EPO (arXiv 2509.22576) and the settings of a multi-turn rollout.
 
     Greek letters keep the paper's names. TRL's `beta` is the KL coefficient; the paper's beta_k is `smoothing_beta_*`.
@@ -121,65 +122,6 @@ class EPOConfig(LongRunArguments, GRPOConfig):
         metadata={
             "help": "Run the turns of a micro-batch as one row without padding, instead of in turn_buckets passes. For "
             "flash attention, which skips what lies between turns; others mask it, which is slower than padding."
-        },
-    )
-
-    # Rollout
-    context: str = field(
-        default="windowed",
-        metadata={"help": "'windowed': each turn is a fresh prompt; 'concatenated': the episode is one sequence."},
-    )
-    history_length: int = field(default=2, metadata={"help": "Past turns shown in a windowed prompt."})
-    max_turns: int = field(default=50, metadata={"help": "Turn budget of an episode."})
-    max_prompt_length: int = field(
-        default=2048, metadata={"help": "Longest prompt of one turn, in tokens; oldest history is dropped first."}
-    )
-    max_completion_length: int = field(default=512, metadata={"help": "Longest response of one turn, in tokens."})
-    prompt_template: str = field(
-        default="alfworld", metadata={"help": "Name of a template of epo_trl, or a folder with your own text files."}
-    )
-    require_think: bool = field(
-        default=True, metadata={"help": "Whether a response without <think> </think> counts as invalid."}
-    )
-    invalid_action: str = field(
-        default="pass",
-        metadata={"help": "'pass' hands an invalid action to the environment; 'skip' only costs the turn."},
-    )
-    invalid_action_penalty: float = field(
-        default=0.1, metadata={"help": "Subtracted from the reward for every turn without a valid action."}
-    )
-    success_reward: float = field(default=10.0, metadata={"help": "Reward for solving the task."})
-    env_reward_weight: float = field(
-        default=0.0, metadata={"help": "Factor on the environment's own reward, added to every turn's reward."}
-    )
-    env_workers: int = field(
-        default=0,
-        metadata={
-            "help": "Processes of each rank among which environments are spread; 0 plays them in the trainer's own. "
-            "ALFWorld's games are faster there, and ScienceWorld's have Java processes of their own."
-        },
-    )
-    env_step_seconds: float = field(
-        default=60.0, metadata={"help": "A worker whose environment takes longer for a step is killed and replaced."}
-    )
-    env_reset_seconds: float = field(
-        default=120.0, metadata={"help": "A worker whose environment takes longer for a reset is killed and replaced."}
-    )
-    env_reset_retries: int = field(
-        default=2, metadata={"help": "How often a reset is tried again if its worker died or was killed."}
-    )
-    rollout_waves: int = field(
-        default=1,
-        metadata={
-            "help": "Parts into which a batch is split for the rollout. With 2, the environments of one half work "
-            "while the policy answers for the other: for environments that take longer than generation."
-        },
-    )
-    max_aborted_share: float = field(
-        default=0.5,
-        metadata={
-            "help": "If a larger share of a batch is aborted by errors of environments or the parser, or has no room "
-            "for a first prompt, all ranks save a checkpoint and stop. 1 never stops."
         },
     )
 

@@ -30,9 +30,14 @@ class Evaluator:
     """
 
     def __init__(
-        self, generator: TurnGenerator, rules: Rules, tasks: Mapping[str, Sequence[str]], suite_name: str, args: EPOConfig,
+        self,
+        generator: TurnGenerator,
+        rules: Rules,
+        tasks: Mapping[str, Sequence[str]],
+        suite_name: str,
+        args: EPOConfig,
         ranks: Ranks,
-    ):  # fmt: skip
+    ):
         self._generator, self._rules, self._args, self._ranks = generator, rules, args, ranks
         self._suite_name = suite_name
         self.tasks = tasks
