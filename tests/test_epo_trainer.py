@@ -197,7 +197,7 @@ def test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped(tmp_path, hist
 
     assert difference(weights(straight), weights(stopped)) > 1e-3
     assert_bit_equal(weights(resumed), weights(straight))
-    assert resumed.entropy_history.state_dict() == straight.entropy_history.state_dict()
+    assert resumed.methods.state_dict() == straight.methods.state_dict()
     assert resumed.rl_step == straight.rl_step == 6
     for name in ("loss", "grad_norm", "epo/beta", "epo/smoothing_loss", "entropy/early_turns", "env/return"):
         assert logged(resumed, name) == logged(straight, name), name
@@ -212,7 +212,7 @@ def test_a_checkpoint_with_several_optimizer_steps_per_batch_resumes_bit_equal(t
     resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / "checkpoint-4"))
     assert resumed.rl_step == 2
     assert_bit_equal(weights(resumed), weights(straight))
-    assert resumed.entropy_history.state_dict() == straight.entropy_history.state_dict()
+    assert resumed.methods.state_dict() == straight.methods.state_dict()
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,13 @@ def test_rl_steps_and_greedy_evaluations_run_on_continuous_batching(tmp_path, co
 @pytest.mark.parametrize("wrapped", [{}, {"peft_config": LoraConfig(target_modules="all-linear")}])
 @pytest.mark.parametrize("waves", [1, 2])
 def test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept(tmp_path, monkeypatch, wrapped, waves):
-    from epo_trl.trainers import epo_trainer
+    from epo_trl.trainers import generation
 
     episodes, caches = [], []
-    reuse = epo_trainer.reusing_prefixes
-    monkeypatch.setattr(epo_trainer, "reusing_prefixes", lambda *args: caches.append(reuse(*args)) or caches[-1])
-    for can_reuse in (epo_trainer.can_reuse, lambda model: False):
-        monkeypatch.setattr(epo_trainer, "can_reuse", can_reuse)
+    reuse = generation.reusing_prefixes
+    monkeypatch.setattr(generation, "reusing_prefixes", lambda *args: caches.append(reuse(*args)) or caches[-1])
+    for can_reuse in (generation.can_reuse, lambda model: False):
+        monkeypatch.setattr(generation, "can_reuse", can_reuse)
         trainer = make_trainer(
             tmp_path,
             context="concatenated",

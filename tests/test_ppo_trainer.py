@@ -67,9 +67,9 @@ def parts(gradients):
 
 def value_of(trainer, ids):
     """Returns the value after the last of these tokens, from a pass of its own."""
-    trunk = trainer.critic.trunk if trainer.critic.trunk is not None else trainer.model.base_model
+    backbone = trainer.critic.backbone if trainer.critic.backbone is not None else trainer.model.base_model
     with torch.no_grad():
-        hidden = trunk(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0, -1]
+        hidden = backbone(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0, -1]
         return float(hidden @ trainer.critic.head.weight[0] + trainer.critic.head.bias[0])
 
 
@@ -122,9 +122,9 @@ def test_a_critic_leaves_log_probs_and_generation_as_they_were():
 def test_a_critic_starts_from_the_policy_and_shares_nothing_with_it(tmp_path):
     model = make_model()
     trainer = make_ppo(tmp_path, model=model)
-    trunk, base = dict(trainer.critic.trunk.named_parameters()), dict(model.base_model.named_parameters())
-    assert_bit_equal(trunk, base)
-    assert not {p.data_ptr() for p in trunk.values()} & {p.data_ptr() for p in base.values()}
+    backbone, base = dict(trainer.critic.backbone.named_parameters()), dict(model.base_model.named_parameters())
+    assert_bit_equal(backbone, base)
+    assert not {p.data_ptr() for p in backbone.values()} & {p.data_ptr() for p in base.values()}
 
 
 # ------------------------------------------------------------------------------------------------------ what comes next
@@ -292,7 +292,7 @@ def test_the_entropy_terms_stay_and_do_not_touch_a_separate_critic(tmp_path):
     assert difference(critic, other_critic) == 0.0
 
 
-def test_a_value_head_moves_the_trunk_and_a_separate_critic_does_not(tmp_path):
+def test_a_value_head_moves_the_backbone_and_a_separate_critic_does_not(tmp_path):
     moved = {}
     for critic in CRITICS:
         policies = []
@@ -454,9 +454,9 @@ def test_a_policy_with_an_adapter_trains_with_every_critic(tmp_path, context, cr
     assert policy and all("lora_" in name for name in policy)
     inside = {name.partition("critic.")[2] for name in names - policy}
     assert {"head.weight", "head.bias"} <= inside
-    trunk = {name for name in inside if name.startswith("trunk.")}
-    assert bool(trunk) == (critic == "separate")
-    assert all("lora_" in name for name in trunk) == (adapter or not trunk)
+    backbone = {name for name in inside if name.startswith("backbone.")}
+    assert bool(backbone) == (critic == "separate")
+    assert all("lora_" in name for name in backbone) == (adapter or not backbone)
     kl = logged(trainer, "kl")
     assert kl[0] == pytest.approx(0.0, abs=1e-6) and kl[2] > 1e-7
 
@@ -533,7 +533,7 @@ def test_the_saved_policy_loads_alone_and_has_no_critic(tmp_path, kind):
         assert_bit_equal(dict(model.named_parameters()), policy)
         own = safetensors.torch.load_file(folder / CRITIC_FILE)
         assert_bit_equal(own, {name.partition("critic.")[2]: value for name, value in critic.items()})
-        assert (kind == "separate") == any(name.startswith("trunk.") for name in own)
+        assert (kind == "separate") == any(name.startswith("backbone.") for name in own)
 
 
 def test_a_saved_adapter_has_no_critic_and_an_adapted_critic_saves_what_it_trains(tmp_path):
@@ -563,7 +563,7 @@ def test_a_policy_by_name_gets_its_critic_from_the_same_files(tmp_path):
         str(tmp_path / "model"), ToySuite(), args=make_config(tmp_path, kind=EPOPPOConfig, num_generations=1)
     )
     base = dict(trainer.model.base_model.named_parameters())
-    assert_bit_equal(dict(trainer.critic.trunk.named_parameters()), base)
+    assert_bit_equal(dict(trainer.critic.backbone.named_parameters()), base)
 
 
 def test_a_critic_can_start_from_another_model_with_the_same_tokenizer(tmp_path):
@@ -580,7 +580,7 @@ def test_a_run_with_gradient_checkpointing_is_bit_equal(tmp_path):
     for checkpointing in (False, True):
         trainer = make_ppo(tmp_path, gradient_checkpointing=checkpointing, max_steps=2)
         trainer.train()
-        assert trainer.critic.trunk.is_gradient_checkpointing == checkpointing
+        assert trainer.critic.backbone.is_gradient_checkpointing == checkpointing
         runs.append(weights(trainer))
     assert_bit_equal(*runs)
 
@@ -594,7 +594,7 @@ def test_vllm_is_sent_the_policy_alone(tmp_path):
         def sync_weights(self):
             sent.extend(name for name, _ in trainer.model.named_parameters())
 
-    trainer.vllm_generation = Engine()
+    trainer.vllm_generation, trainer.use_vllm = Engine(), True
     hide_critic(trainer)
     trainer.vllm_generation.sync_weights()
     assert sent and not any(is_critic(name) for name in sent)
@@ -668,7 +668,7 @@ def test_value_statistics_by_hand():
         ({"gamma": 1.1}, "gamma: got 1.1, takes a number from 0 to 1"),
         ({"gamma": -0.1}, "gamma: got -0.1"),
         ({"gae_lambda": math.nan}, "gae_lambda: got nan, takes a number from 0 to 1"),
-        ({"credit": "step"}, "credit: got 'step', takes one of .*'turn', 'token', 'outcome'"),
+        ({"credit": "step"}, "credit: got 'step', takes .*'turn', 'token', 'outcome', or 'module:Class'"),
         ({"critic": "shared"}, "critic: got 'shared', takes one of .*value_head"),
         ({"critic_warmup_steps": -1}, "critic_warmup_steps: got -1, takes a number >= 0"),
         ({"value_clip": 0.0}, "value_clip: got 0.0, takes a number > 0 or null"),

@@ -286,7 +286,7 @@ def test_a_checkpoint_inside_a_collected_batch_resumes_bit_equal(tmp_path, make,
     resumed = make(tmp_path / "resumed", max_steps=6, **MINI_BATCHES)
     resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / f"checkpoint-{step}"))
     assert_bit_equal(weights(resumed), weights(straight))
-    assert resumed.entropy_history.state_dict() == straight.entropy_history.state_dict()
+    assert resumed.methods.state_dict() == straight.methods.state_dict()
     for name in ("loss", "epo/entropy_loss", "epo/share_inside_band", "entropy/late_turns", "critic/value_loss"):
         assert logged(resumed, name) == logged(straight, name), name
 

@@ -44,13 +44,13 @@ class Critic(nn.Module):
 
     Args:
         hidden_size: Width of the hidden states.
-        trunk: A transformer without LM head, or `None` to use the policy's hidden states.
+        backbone: A transformer without LM head, or `None` to use the policy's hidden states.
         dtype: Of the head.
     """
 
-    def __init__(self, hidden_size: int, trunk: nn.Module | None = None, dtype: torch.dtype = torch.float32):
+    def __init__(self, hidden_size: int, backbone: nn.Module | None = None, dtype: torch.dtype = torch.float32):
         super().__init__()
-        self.trunk = trunk
+        self.backbone = backbone
         self.head = nn.Linear(hidden_size, 1, dtype=dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -59,12 +59,12 @@ class Critic(nn.Module):
         """Returns (N, L) values of the states after each token.
 
         Args:
-            hidden: (N, L, hidden_size) of the policy, used if there is no trunk.
+            hidden: (N, L, hidden_size) of the policy, used if there is no backbone.
             input_ids: (N, L), right-padded. There is no attention mask: no token sees the padding to its right.
             position_ids: (N, L) if they are not those of the columns: of sequences that are packed into a row.
         """
-        if self.trunk is not None:
-            hidden = self.trunk(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+        if self.backbone is not None:
+            hidden = self.backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         assert hidden is not None
         with torch.autocast(hidden.device.type, enabled=False):
             values = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
@@ -96,7 +96,7 @@ def attach_critic(model: Any, critic: Critic) -> None:
     def forward(self: Any, *args: Any, with_values: bool = False, values_only: bool = False, **kwargs: Any) -> Any:
         read = {name: kwargs.get(name) for name in ("input_ids", "position_ids")}
         if values_only:
-            needed = self.critic.trunk is None
+            needed = self.critic.backbone is None
             hidden = self.base_model(**read, use_cache=False).last_hidden_state if needed else None
             return ValueOutput(state_values=self.critic(hidden, **read))
         if not with_values:
@@ -124,24 +124,24 @@ def critic_aside(model: Any) -> Iterator[None]:
         modules["critic"] = critic
 
 
-def copied_trunk(policy: Any) -> Any:
+def copied_backbone(policy: Any) -> Any:
     """Returns a copy of the policy's transformer without its LM head."""
-    trunk = copy.deepcopy(policy.base_model)
-    trunk.requires_grad_(True)
-    return trunk
+    backbone = copy.deepcopy(policy.base_model)
+    backbone.requires_grad_(True)
+    return backbone
 
 
-def loaded_trunk(path: str, policy: Any, **kwargs: Any) -> Any:
+def loaded_backbone(path: str, policy: Any, **kwargs: Any) -> Any:
     """Returns the transformer of a Hub id or local path, in the policy's precision and with its kind of attention."""
     return AutoModel.from_pretrained(
         path, dtype=policy.dtype, attn_implementation=policy.config._attn_implementation, **kwargs
     )
 
 
-def with_adapter(trunk: nn.Module, peft_config: Any) -> Any:
-    """Returns the trunk with a fresh adapter of the same kind as the policy's; only the adapter is trained."""
+def with_adapter(backbone: nn.Module, peft_config: Any) -> Any:
+    """Returns the backbone with a fresh adapter of the same kind as the policy's; only the adapter is trained."""
     from peft import get_peft_model
 
     config = copy.copy(peft_config)
     config.task_type = None
-    return get_peft_model(trunk, config)
+    return get_peft_model(backbone, config)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from epo_trl.envs.base import TextEnv
 from epo_trl.rollout.context import ContextBuilder, Prompt
-from epo_trl.rollout.rules import INVALID_ACTIONS as INVALID_ACTIONS  # the trainers' config still takes it from here
 from epo_trl.rollout.rules import RolloutSettings
 from epo_trl.rollout.running_episode import RunningEpisode, Sampled
 from epo_trl.types import Episode, StopReason

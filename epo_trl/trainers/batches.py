@@ -42,7 +42,7 @@ def rows_of(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
 
 def layout_in(inputs: Mapping[str, Any], context: ContextBuilder) -> TurnLayout:
     """Returns the layout of the rows of TRL's batch, or of a part of it."""
-    return TurnLayout(inputs["turn_ids"], inputs["tool_mask"] * (inputs["turn_ids"] >= 0), context.mode == "windowed")
+    return TurnLayout(inputs["turn_ids"], inputs["tool_mask"] * (inputs["turn_ids"] >= 0), context.is_windowed)
 
 
 def ratio_in(inputs: Mapping[str, Any], methods: Methods) -> Callable[[Tensor], Tensor]:

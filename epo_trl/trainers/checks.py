@@ -139,7 +139,7 @@ def check_packing(model: Any, attention: str) -> None:
         )
 
 
-def check_context_fits(args: EPOConfig, model_config: Any) -> int | None:
+def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: Any) -> int | None:
     """Returns the longest sequence that the model takes, in tokens, or `None` if it has no limit.
 
     Raises:
@@ -153,7 +153,7 @@ def check_context_fits(args: EPOConfig, model_config: Any) -> int | None:
     if not known:
         return None
     name = min(known, key=lambda key: known[key])
-    turns = args.max_turns if args.context == "concatenated" else 1
+    turns = 1 if context.is_windowed else args.max_turns
     needed = args.max_prompt_length + turns * args.max_completion_length
     if needed > known[name]:
         per_turn = f"{turns} x " if turns > 1 else ""
@@ -168,7 +168,7 @@ def check_context_fits(args: EPOConfig, model_config: Any) -> int | None:
     return known[name]
 
 
-def check_trunk(critic: str, model: Any, peft_config: Any) -> None:
+def check_backbone(critic: str, model: Any, peft_config: Any) -> None:
     """Raises `ValueError` if there is no transformer that a critic could be made from, or put on.
 
     Args:

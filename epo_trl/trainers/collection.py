@@ -14,7 +14,7 @@ from trl.trainer.utils import pad
 from epo_trl.envs.base import TaskSuite
 from epo_trl.methods import Group, Methods, Ranks
 from epo_trl.rollout import ContextBuilder, RolloutTimes, episode_to_row
-from epo_trl.rollout.packing import Row
+from epo_trl.rollout.rows import Row
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.rollout_metrics import rollout_metrics
 from epo_trl.trainers.turn_forward import TurnLayout
@@ -128,7 +128,7 @@ def layout_of(rows: Sequence[Row], context: ContextBuilder, device: torch.device
     return TurnLayout(
         padded([row.turn_ids for row in rows], -1),
         padded([row.env_mask for row in rows], 0),
-        windowed=context.mode == "windowed",
+        windowed=context.is_windowed,
     )
 
 

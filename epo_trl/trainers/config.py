@@ -14,7 +14,7 @@ from epo_trl.methods import as_names, methods_of
 from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
 from epo_trl.rollout.context import CONTEXTS
-from epo_trl.rollout.loop import INVALID_ACTIONS
+from epo_trl.rollout.rules import INVALID_ACTIONS
 from epo_trl.trainers.rollout_config import RolloutArguments
 
 

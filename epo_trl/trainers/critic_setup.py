@@ -9,8 +9,8 @@ from trl import GRPOTrainer
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import disable_dropout_in_model
 
-from epo_trl.models.critic import Critic, causal_lm, copied_trunk, critic_aside, loaded_trunk, with_adapter
-from epo_trl.trainers.checks import check_critic_vocabulary, check_trunk
+from epo_trl.models.critic import Critic, causal_lm, copied_backbone, critic_aside, loaded_backbone, with_adapter
+from epo_trl.trainers.checks import check_backbone, check_critic_vocabulary
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 
 
@@ -19,7 +19,7 @@ def copy_of_policy(model: Any, args: EPOPPOConfig) -> Any:
 
     An object in memory may differ from the files it came from, so it is copied, before PEFT and TRL change it.
     """
-    return copied_trunk(model) if args.critic == "separate" and _can_be_copied(model, args) else None
+    return copied_backbone(model) if args.critic == "separate" and _can_be_copied(model, args) else None
 
 
 def _can_be_copied(model: Any, args: EPOPPOConfig) -> bool:
@@ -32,7 +32,7 @@ def _can_be_copied(model: Any, args: EPOPPOConfig) -> bool:
 
 
 def make_critic(
-    policy: Any, args: EPOPPOConfig, tokenizer: Any, *, trunk: Any = None, peft_config: Any = None
+    policy: Any, args: EPOPPOConfig, tokenizer: Any, *, backbone: Any = None, peft_config: Any = None
 ) -> Critic:
     """Returns the critic that the configuration asks for.
 
@@ -40,7 +40,7 @@ def make_critic(
         policy: The trainer's model.
         args: The configuration.
         tokenizer: The policy's.
-        trunk: See `copy_of_policy`.
+        backbone: See `copy_of_policy`.
         peft_config: Of the policy's adapter, if it is a new one.
 
     Raises:
@@ -49,21 +49,21 @@ def make_critic(
     base = causal_lm(policy)
     if peft_config is None and is_peft_model(policy):
         peft_config = policy.active_peft_config
-    check_trunk(args.critic, base, peft_config)
-    if args.critic == "separate" and trunk is None:
-        trunk = _load_trunk(base, args, tokenizer)
+    check_backbone(args.critic, base, peft_config)
+    if args.critic == "separate" and backbone is None:
+        backbone = _load_backbone(base, args, tokenizer)
     if args.critic_use_peft:
         if peft_config is None:
             raise ValueError("critic_use_peft: got True for a policy without adapter, takes False then")
-        trunk = with_adapter(trunk, peft_config)
-    config = (trunk if trunk is not None else base).config.get_text_config()
-    critic = Critic(config.hidden_size, trunk)
+        backbone = with_adapter(backbone, peft_config)
+    config = (backbone if backbone is not None else base).config.get_text_config()
+    critic = Critic(config.hidden_size, backbone)
     if args.disable_dropout:
         disable_dropout_in_model(critic)
     return critic
 
 
-def _load_trunk(policy: Any, args: EPOPPOConfig, tokenizer: Any) -> Any:
+def _load_backbone(policy: Any, args: EPOPPOConfig, tokenizer: Any) -> Any:
     other = args.critic_model_name_or_path
     path = other or policy.config._name_or_path
     if not path:
@@ -73,10 +73,10 @@ def _load_trunk(policy: Any, args: EPOPPOConfig, tokenizer: Any) -> Any:
         )
     trust = {"trust_remote_code": args.trust_remote_code}
     revision = None if other else (args.model_init_kwargs or {}).get("revision")
-    trunk = loaded_trunk(path, policy, revision=revision or "main", **trust)
+    backbone = loaded_backbone(path, policy, revision=revision or "main", **trust)
     if other:
-        check_critic_vocabulary(path, trunk.config.get_text_config().vocab_size, tokenizer, **trust)
-    return trunk
+        check_critic_vocabulary(path, backbone.config.get_text_config().vocab_size, tokenizer, **trust)
+    return backbone
 
 
 def hide_critic(trainer: GRPOTrainer) -> None:

@@ -95,7 +95,7 @@ class EPOTrainer(LongRunTrainer):
                 **kwargs,
             )
         use_short_progress(self)
-        self.rules.fit(check_context_fits(args, self.model.config), self.eos_token_ids)
+        self.rules.fit(check_context_fits(args, self.rules.context, self.model.config), self.eos_token_ids)
         self.ranks = ranks_of(self.accelerator)
         spare_tasks = setup.train_dataset["prompt"]
         self.collector = Collector(

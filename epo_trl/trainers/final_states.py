@@ -36,7 +36,7 @@ def final_states(episodes: Sequence[Episode], context: ContextBuilder) -> list[l
         unlimited = copy(context)
         unlimited.max_prompt_tokens, unlimited.max_context_tokens = sys.maxsize, None
         prompts |= zip(too_long, unlimited.build([views[i] for i in too_long]), strict=True)
-    concatenated = context.mode == "concatenated"
+    concatenated = not context.is_windowed
     longest = context.max_context_tokens if concatenated else context.max_prompt_tokens
     states: list[list[int]] = [[] for _ in episodes]
     for i, prompt in prompts.items():

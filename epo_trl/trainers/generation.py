@@ -56,7 +56,7 @@ class TurnGenerator:
             )  # a server never does
             return self._keeping_vllm_awake() if sleeps else nullcontext()
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        if context.mode != "concatenated" or trainer.use_transformers_continuous_batching:
+        if context.is_windowed or trainer.use_transformers_continuous_batching:
             return nullcontext()
         if can_reuse(model) and settings_allow_reuse(model, trainer.generation_config):
             return reusing_prefixes(model, trainer.args.rollout_waves)

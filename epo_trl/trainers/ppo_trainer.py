@@ -60,9 +60,11 @@ class EPOPPOTrainer(EPOTrainer):
                 "reward_funcs: got reward functions, takes none: the critic learns the rewards of the turns; change "
                 "those with success_reward, env_reward_weight and invalid_action_penalty"
             )
-        trunk = copy_of_policy(model, args)
+        backbone = copy_of_policy(model, args)
         super().__init__(model, suite, args=args, **kwargs)
-        critic = make_critic(self.model, args, self._tokenizer, trunk=trunk, peft_config=kwargs.get("peft_config"))
+        critic = make_critic(
+            self.model, args, self._tokenizer, backbone=backbone, peft_config=kwargs.get("peft_config")
+        )
         self.critic = critic if self.is_deepspeed_enabled else critic.to(self.accelerator.device)
         attach_critic(self.model, self.critic)
         hide_critic(self)
