@@ -13,7 +13,7 @@ from trl import ModelConfig, SFTConfig
 from epo_trl.cli import _at_least
 from epo_trl.envs.base import EnvError
 from epo_trl.evaluation import get_protocol
-from epo_trl.launch import RecipeError, parse_recipe, program
+from epo_trl.launch import RecipeError, parse_recipe, program, rl_recipe
 from epo_trl.launch.program import command, overview, run_recipe
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
@@ -146,6 +146,20 @@ def test_ranks_with_the_same_error_leave_it_to_the_first(rank, waits, typed, mon
 def test_a_wrong_command_line_is_an_error_that_names_it(argv, says):
     with pytest.raises(RecipeError, match=says):
         parse("--games", "generated", *argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--environment"], "environment: got nothing, takes one of"),
+        (["--environment", "alfworld", "--algorithm"], "argument --algorithm: expected one argument"),
+    ],
+)
+def test_an_option_that_is_read_early_lacks_its_value_like_any_other(argv, says, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["train.py", *argv])
+    with pytest.raises(SystemExit, match="^1$"):
+        rl_recipe(configs=[])
+    assert f"train.py: error: {says}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def early_option(name: str, argv: Sequence[str] | None = None) -> str | None:
     """Returns what the command line or else the config says of an option that decides which others there are."""
     argv = _with_config_apart(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(f"--{name}", dest="value")
+    parser.add_argument(f"--{name}", dest="value", nargs="?")  # what lacks a value, the real parser refuses
     given = parser.parse_known_args(argv)[0].value
     path = _config_path(argv)
     if given is None and path is not None:
