@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from epo_trl.long_runs.long_run import FINISHED
 from epo_trl.long_runs.run_lock import LOCK
 from epo_trl.long_runs.whole_checkpoints import STATE_FILE
-from epo_trl.trainers.ppo_trainer import CRITIC_FILE
+from epo_trl.trainers.critic_file import CRITIC_FILE
 
 pytestmark = pytest.mark.slow
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
