@@ -131,11 +131,10 @@ def load(
     state = PartialState()
     sampling = {"max_new_tokens": args.max_completion_length, "temperature": protocol.temperature}
     if args.backend == "vllm":
-        windowed = protocol.context == "windowed"
         policy, tokenizer = load_vllm_policy(
             model_args,
             **sampling,
-            max_model_len=args.max_prompt_length + args.max_completion_length if windowed else None,
+            max_model_len=args.max_prompt_length + args.max_completion_length if protocol.is_windowed else None,
             gpu_share=args.vllm_gpu_memory_utilization,
             several_processes=state.num_processes > 1,
         )

@@ -52,6 +52,11 @@ class Protocol:
         if not holds:
             raise ValueError(f"{name}: got {getattr(self, name)!r}, takes {takes} (protocol {self.name!r})")
 
+    @property
+    def is_windowed(self) -> bool:
+        """Whether every turn is a prompt of its own; else the episode is one growing sequence."""
+        return self.context == "windowed"
+
     def varied(self, *, max_turns: int | None = None, temperature: float | None = None) -> Protocol:
         """Returns the protocol with another turn limit or temperature, and a name that says so.
 
