@@ -10,7 +10,6 @@ from epo_trl.envs.alfworld.treatments import BY_STATE, TREATMENTS, Treatment
 
 NOTHING = "Nothing happens."
 _KNIVES = ("knife", "butterknife")
-_ANYWHERE = ("help", "inventory", "look")
 # What `examine` says of a held object: the first row whose marks it all bears.
 _LOOKS = (
     (("clean", "hot", "sliced"), "hot and clean sliced"),

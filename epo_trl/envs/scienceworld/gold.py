@@ -174,9 +174,8 @@ class GoldPaths:
     def _read(self, task: Task) -> bool:
         """Whether the path is known, after a look on the disk."""
         if task not in self._known:
-            with contextlib.suppress(
-                OSError, ValueError, KeyError, TypeError
-            ):  # absent, or damaged: it is generated again
+            # A file that is absent or damaged is generated again.
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 content = json.loads(self._file(task).read_text(encoding="utf-8"))
                 self._known[task] = GoldPath(tuple(content["actions"]), int(content["turns"]))
         return task in self._known

@@ -51,9 +51,8 @@ class SharedState:
         self._simplifier = _scala_object(java.main.scala.scienceworld.runtime, "SimplifierProcessor")
         self._ways = _scala_object(java.scienceworld.goldagent, "PathFinder").precomputedExhaustivePaths()
         self._in_force: str | None = None  # the simplifications, if they are known
-        self._owner: Own | None = (
-            None  # whose state it is; no `World`: it knows its JVM, a circle would keep both alive
-        )
+        # Whose state it is. Not the `World`, which knows its JVM: a circle would keep both alive.
+        self._owner: Own | None = None
 
     def seed(self, seed: int) -> None:
         """Seeds the random generator."""
