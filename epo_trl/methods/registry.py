@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,16 @@ from epo_trl.methods.stack import Methods
 METHODS: dict[str, dict[str, str]] = {
     "credit": {
         "grpo": "epo_trl.methods.grpo:GRPO",
+        "gigpo": "epo_trl.methods.gigpo:GiGPO",
         "turn": "epo_trl.methods.gae:TurnGAE",
         "token": "epo_trl.methods.gae:TokenGAE",
         "outcome": "epo_trl.methods.gae:OutcomeGAE",
     },
-    "entropy_method": {"epo": "epo_trl.methods.epo:EPO"},
+    "entropy_method": {
+        "epo": "epo_trl.methods.epo:EPO",
+        "ea": "epo_trl.methods.ea:EntropyAdvantage",
+        "adaptive": "epo_trl.methods.adaptive:AdaptiveEntropy",
+    },
     "policy_method": {},
 }
 
@@ -63,12 +68,20 @@ def _made(slot: str, name: str, found: type[Any], args: Any) -> Method:
             raise ValueError(f"method_kwargs: got {name}.{setting}, which is a field of its own; set {setting}")
         if setting not in own:
             raise ValueError(f"method_kwargs: got {name}.{setting}, {name!r} takes {sorted(own)}")
+    required = [field.name for field in fields(found) if field.init and _has_no_default(field)]
+    missing = [setting for setting in required if setting not in (*given, *found.config_fields)]
+    if missing:
+        raise ValueError(f"method_kwargs: {name!r} takes {', '.join(missing)}, got {dict(given)}")
     try:
         return found(**{setting: getattr(args, setting) for setting in found.config_fields}, **given)
     except AttributeError as error:
         raise ValueError(f"{slot}: got {name!r}, which reads a setting that this trainer has not: {error}") from error
     except (TypeError, ValueError) as error:
         raise ValueError(f"method_kwargs, {name!r}: {error}" if given else str(error)) from error
+
+
+def _has_no_default(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _class_of(slot: str, name: str) -> type[Any]:

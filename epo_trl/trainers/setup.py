@@ -88,7 +88,7 @@ def set_up(
 def ranks_of(accelerator: Any) -> Ranks:
     """Returns the processes of a run as methods and the other parts see them."""
     return Ranks(
-        sum=lambda tensor: accelerator.reduce(tensor, reduction="sum"),
+        sum=lambda tensor: accelerator.reduce(tensor.to(accelerator.device), reduction="sum").to(tensor.device),
         gather=gather_object,
         index=accelerator.process_index,
         count=accelerator.num_processes,

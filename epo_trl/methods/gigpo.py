@@ -1,0 +1,77 @@
+"""GiGPO's credit (arXiv 2505.10978): an episode against its group, and a turn against others in the same state."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import ClassVar
+
+import torch
+
+from epo_trl.methods.base import Batch, Credit, Method, Need
+
+
+@dataclass
+class GiGPO(Method):
+    """`A = A_E + step_weight * A_S`, equal for all tokens of a turn.
+
+    `A_E` is GRPO's advantage of the episode. Turns of one group, on all ranks, whose agent saw the same text are an
+    anchor group; `A_S` is the discounted return from a turn on, minus its anchor group's mean, over its deviation. A
+    turn that is alone in its state has `A_S` 0.
+
+    Args:
+        gamma: Discount from turn to turn in `A_S`. The paper's 0.95.
+        step_weight: The paper's 1.
+        scale: Whether `A_S` is divided by the deviation of the anchor group (the paper has both).
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS})
+
+    gamma: float = 0.95
+    step_weight: float = 1.0
+    scale: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise ValueError(f"gamma: got {self.gamma}, takes a number from 0 to 1")
+        if not self.step_weight >= 0:
+            raise ValueError(f"step_weight: got {self.step_weight}, takes a number >= 0")
+
+    def described(self) -> str:
+        """Returns name and paper."""
+        return "[GiGPO](https://arxiv.org/abs/2505.10978)"
+
+    def credit(self, batch: Batch) -> Credit:
+        """Returns one advantage per turn."""
+        returns = self._returns(batch)
+        groups = batch.group_ids.tolist()
+        seen = [
+            (group, turn.observation, value)
+            for group, episode, row in zip(groups, batch.episodes, returns, strict=True)
+            for turn, value in zip(episode.turns * episode.is_usable, row, strict=False)
+        ]
+        anchors: dict[tuple[int, str], list[float]] = defaultdict(list)
+        for group, observation, value in batch.ranks.gather(seen):
+            anchors[group, observation].append(value)
+        steps = torch.zeros_like(batch.turn_rewards)
+        for i, (group, episode) in enumerate(zip(groups, batch.episodes, strict=True)):
+            for k, turn in enumerate(episode.turns * episode.is_usable):
+                steps[i, k] = self._against(returns[i][k], anchors[group, turn.observation])
+        per_turn = batch.group_advantages.unsqueeze(1) + self.step_weight * steps
+        return Credit(per_turn.gather(1, batch.turn_ids.clamp(min=0)) * batch.mask)
+
+    def _returns(self, batch: Batch) -> list[list[float]]:
+        """Returns the discounted return from each turn on, for each episode."""
+        rewards = batch.turn_rewards.double()
+        returns = torch.zeros_like(rewards)
+        later = torch.zeros_like(rewards[:, 0])
+        for k in reversed(range(rewards.shape[1])):
+            later = rewards[:, k] + self.gamma * later
+            returns[:, k] = later
+        return returns.tolist()
+
+    def _against(self, value: float, anchor: list[float]) -> float:
+        if len(anchor) < 2:
+            return 0.0
+        return (value - fmean(anchor)) / (stdev(anchor) + 1e-6 if self.scale else 1.0)

@@ -1,0 +1,148 @@
+"""Methods that the tests name as `method_examples:Class`: one for each hook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from epo_trl.methods import Method, Need, Shaped
+
+
+@dataclass
+class Double(Method):
+    def shape(self, advantages, batch):
+        return Shaped(2 * advantages)
+
+
+@dataclass
+class AddOne(Method):
+    def shape(self, advantages, batch):
+        return Shaped(advantages + batch.mask)
+
+
+@dataclass
+class Marked(Method):
+    """Marks each token with a number of its own, and looks whether the loss sees it on that token again."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+
+    def __post_init__(self):
+        self.seen: list[tuple[Any, Any, Any]] = []
+
+    def shape(self, advantages, batch):
+        return Shaped(advantages, {"logps": batch.logps, "entropy": batch.entropy})
+
+    def loss(self, micro):
+        self.seen.append((micro, micro.marks["logps"], micro.marks["entropy"]))
+        return 0.0 * micro.policy_mean(micro.logps)
+
+
+@dataclass
+class PolicyLossAsTerm(Method):
+    """Takes the advantages away and puts them back as a term: what TRL's policy loss is where all ratios are 1."""
+
+    def shape(self, advantages, batch):
+        return Shaped(torch.zeros_like(advantages), {"advantages": advantages})
+
+    def loss(self, micro):
+        ratio = (micro.logps - micro.old_logps).exp()
+        return -micro.policy_mean(ratio * micro.marks["advantages"])
+
+
+@dataclass
+class TurnRatio(Method):
+    """One ratio for all tokens of a turn, the geometric mean of the tokens' (GSPO, per turn)."""
+
+    def ratio(self, logps, old_logps, turn_ids, mask):
+        turns = turn_ids.clamp(min=0)
+        sums = torch.zeros(len(logps), int(turns.max()) + 1, dtype=logps.dtype).scatter_add(
+            1, turns, (logps - old_logps) * mask
+        )
+        counts = torch.zeros_like(sums).scatter_add(1, turns, mask.to(logps.dtype)).clamp(min=1)
+        return old_logps + (sums / counts).gather(1, turns)
+
+
+@dataclass
+class KeepUnequal(Method):
+    """Refuses groups of equal returns: DAPO's dynamic sampling."""
+
+    asked: list[tuple[float, ...]] = field(default_factory=list, init=False)
+
+    def keep(self, group):
+        self.asked.append(group.returns)
+        return max(group.returns) - min(group.returns) > 1e-6
+
+
+@dataclass
+class KeepNothing(Method):
+    def keep(self, group):
+        return False
+
+
+@dataclass
+class OneReward(Method):
+    """The whole reward of the episode at its first turn."""
+
+    scale: float = 1.0
+
+    def __post_init__(self):
+        if self.scale <= 0:
+            raise ValueError(f"scale: got {self.scale}, takes a number > 0")
+
+    def turn_rewards(self, episode):
+        rewards = [0.0] * len(episode.turns)
+        if rewards:
+            rewards[0] = self.scale * episode.total_reward
+        return rewards
+
+
+@dataclass
+class TooFewRewards(Method):
+    def turn_rewards(self, episode):
+        return [0.0]
+
+
+@dataclass
+class Counter(Method):
+    """Counts RL steps, and in the batch in use the tokens that were measured."""
+
+    def __post_init__(self):
+        self.steps, self.tokens, self.finished = 0, torch.zeros(1), []
+
+    def measure(self, micro):
+        self.tokens = self.tokens + micro.mask.sum()
+
+    def end_rl_step(self, step):
+        self.steps += 1
+        tokens, self.tokens = float(step.ranks.sum(self.tokens)), torch.zeros(1)
+        return {"counter/tokens": tokens, "counter/steps": float(self.steps)}
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+    def batch_state(self):
+        return {"tokens": self.tokens}
+
+    def load_batch_state(self, state):
+        self.tokens = state["tokens"]
+
+
+@dataclass
+class Stubborn(Method):
+    def check(self, args):
+        if args.temperature != 1:
+            raise ValueError(f"temperature: got {args.temperature}, takes 1 with Stubborn")
+
+
+@dataclass
+class Grouped(Method):
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS})
+
+
+class NoDataclass(Method):
+    pass

@@ -1,0 +1,102 @@
+"""Entropy-based advantages and the adaptive coefficient: by hand, as gradients, and through checkpoints."""
+
+import math
+
+import pytest
+import torch
+from test_epo_trainer import logged
+from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
+
+from epo_trl.methods import Batch, StepSummary
+from epo_trl.methods.adaptive import AdaptiveEntropy
+from epo_trl.methods.ea import EntropyAdvantage
+
+
+def trainer_of(folder, **changes):
+    trainer = make_trainer(folder, **changes)
+    trainer.play = lambda tasks, **kwargs: make_episodes()
+    return trainer
+
+
+def test_entropy_based_advantages_by_hand():
+    """alpha 0.4, kappa 2: min(0.4 H, |A| / 2). The sign of A never turns, an advantage of 0 stays."""
+    advantages, entropy = torch.tensor([[2.0, 2.0, -1.0, -1.0, 0.0]]), torch.tensor([[0.5, 5.0, 0.5, 5.0, 3.0]])
+    nothing = torch.zeros(1, 5).long()
+    batch = Batch((), nothing, advantages, advantages, nothing, nothing, entropy=entropy)
+    shaped = EntropyAdvantage().shape(advantages, batch).advantages
+    torch.testing.assert_close(shaped, torch.tensor([[2.2, 3.0, -0.8, -0.5, 0.0]]))
+
+
+def test_entropy_based_advantages_change_the_gradient_alike_however_the_batch_is_cut(tmp_path):
+    def step(size, alpha):
+        return catch_step(
+            trainer_of(
+                tmp_path,
+                per_device_train_batch_size=size,
+                gradient_accumulation_steps=8 // size,
+                entropy_method=["epo", "ea"],
+                method_kwargs={"ea": {"alpha": alpha}},
+            )  # fmt: skip
+        )[1]
+
+    plain, zero, whole, cut = catch_step(trainer_of(tmp_path))[1], step(8, 0.0), step(8, 0.4), step(2, 0.4)
+    assert difference(plain, zero) == 0.0
+    assert difference(whole, cut) < 2e-5 * largest(whole)
+    assert difference(plain, whole) > 1e-3
+
+
+def test_the_adaptive_coefficient_by_hand():
+    """Target 1, delta 0.25: up while the entropy is at most 1; above it, down, and no bonus in the next step."""
+    method = AdaptiveEntropy(target=1.0, delta=0.25, start=0.25)
+    seen = []
+    for entropy in (0.5, 1.0, 2.0, math.nan, 0.5, 3.0, 3.0, 3.0, 3.0, 3.0):
+        metrics = method.end_rl_step(StepSummary(entropy, {}))
+        seen.append((metrics["adaptive/coefficient"], method.coefficient, method.active))
+    assert seen == [
+        (0.25, 0.5, True),
+        (0.5, 0.75, True),
+        (0.75, 0.5, False),
+        (0.0, 0.5, False),
+        (0.0, 0.75, True),
+        (0.75, 0.5, False),
+        (0.0, 0.25, False),
+        (0.0, 0.0, False),
+        (0.0, 0.0, False),
+        (0.0, 0.0, False),
+    ]
+
+
+def test_the_adaptive_bonus_is_epos_bonus_without_its_band(tmp_path):
+    """lambda 0.5 and no smoothing against a coefficient of 0.5."""
+    adaptive = {"method_kwargs": {"adaptive": {"target": 9.0, "start": 0.5}}, "entropy_method": ["adaptive"]}
+    for size in (8, 2):
+        cut = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 8 // size}
+        epo = catch_step(trainer_of(tmp_path, epo_lambda=0.5, smoothing_alpha=0.0, **cut))[1]
+        assert difference(catch_step(trainer_of(tmp_path, **adaptive, **cut))[1], epo) < 1e-6 < 1e-3 < largest(epo)
+
+
+def test_the_adaptive_coefficient_goes_through_a_checkpoint(tmp_path):
+    settings = {
+        "entropy_method": ["adaptive"], "method_kwargs": {"adaptive": {"target": 9.0, "delta": 0.1}}, "max_steps": 4,
+        "save_strategy": "steps", "save_steps": 2,
+    }  # fmt: skip
+    straight = trainer_of(tmp_path, **settings)
+    straight.train()
+    assert logged(straight, "adaptive/coefficient") == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    resumed = trainer_of(tmp_path, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert resumed.methods["adaptive"].coefficient == straight.methods["adaptive"].coefficient == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("ea", {"alpha": -1}, "alpha: got -1, takes a number >= 0"),
+        ("ea", {"kappa": 1}, "kappa: got 1, takes a number > 1"),
+        ("adaptive", {"target": math.nan}, "target: got nan, takes a number >= 0"),
+        ("adaptive", {"target": 1, "delta": -1}, "delta: got -1, takes a number >= 0"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, name, settings, message):
+    with pytest.raises(ValueError, match=f"method_kwargs, '{name}': {message}"):
+        make_config(tmp_path, entropy_method=name, method_kwargs={name: settings})

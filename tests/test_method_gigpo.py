@@ -1,0 +1,89 @@
+"""GiGPO: advantages worked out by hand, across ranks too, and the gradient's independence of how a batch is cut."""
+
+import pytest
+import torch
+from trainer_kit import catch_step, difference, largest, make_config, make_trainer
+
+from epo_trl.methods import Batch, Ranks
+from epo_trl.methods.gigpo import GiGPO
+from epo_trl.types import Episode, StopReason, Turn
+
+
+def episode(turns, stop=StopReason.TURN_LIMIT):
+    """Returns an episode of `(observation, reward)` turns with two tokens each."""
+    made = tuple(Turn((1,), (2, 3), "", seen, "", True, reward) for seen, reward in turns)
+    return Episode("train/0", "", "", made, stop)
+
+
+def batch_of(episodes, group_ids, advantages, ranks=None):
+    width = max(len(e.turns) for e in episodes)
+    turn_ids = torch.full((len(episodes), 2 * width), -1)
+    rewards = torch.zeros(len(episodes), width)
+    for i, e in enumerate(episodes):
+        for k, turn in enumerate(e.turns):
+            turn_ids[i, 2 * k : 2 * k + 2] = k
+            rewards[i, k] = turn.reward * e.is_usable
+    mask = (turn_ids >= 0) * torch.tensor([[e.is_usable] for e in episodes])
+    return Batch(
+        episodes, torch.tensor(group_ids), rewards, torch.tensor(advantages), turn_ids, mask.long(), ranks or Ranks()
+    )
+
+
+ONE = episode([("door", 0.0), ("hall", 10.0)])  # returns with gamma 0.5: 5, 10
+TWO = episode([("door", 1.0), ("door", 0.0)])  # returns 1, 0
+THREE = episode([("hall", 2.0)])  # of another group
+
+
+def test_by_hand():
+    """Anchor group `door` of group 0: returns 5, 1, 0; mean 2, deviation sqrt(7). `hall` is alone in each group."""
+    batch = batch_of([ONE, TWO, THREE], [0, 0, 1], [0.7, -0.7, 0.1])
+    got = GiGPO(gamma=0.5, step_weight=2.0).credit(batch).advantages
+    s = 7**0.5
+    want = [
+        [0.7 + 2 * 3 / s] * 2 + [0.7] * 2,
+        [-0.7 + 2 * -1 / s] * 2 + [-0.7 + 2 * -2 / s] * 2,
+        [0.1] * 2 + [0.0] * 2,
+    ]
+    torch.testing.assert_close(got, torch.tensor(want), rtol=0, atol=1e-5)
+    plain = GiGPO(gamma=0.5, scale=False).credit(batch).advantages
+    torch.testing.assert_close(plain[0], torch.tensor([3.7, 3.7, 0.7, 0.7]))
+
+
+def test_an_aborted_episode_is_in_no_anchor_group():
+    batch = batch_of([ONE, TWO, episode([("door", 99.0)], StopReason.ABORTED)], [0, 0, 0], [0.7, -0.7, 0.0])
+    alone = batch_of([ONE, TWO], [0, 0], [0.7, -0.7])
+    got, want = (GiGPO(gamma=0.5).credit(b).advantages for b in (batch, alone))
+    assert torch.equal(got[:2], want) and not got[2].any()
+
+
+def test_a_group_that_lies_on_two_ranks_is_one():
+    whole = GiGPO(gamma=0.5).credit(batch_of([ONE, TWO, THREE], [0, 0, 1], [0.7, -0.7, 0.1])).advantages
+    there = [(0, "door", 1.0), (0, "door", 0.0), (1, "hall", 2.0)]
+    here = batch_of([ONE], [0], [0.7], Ranks(gather=lambda seen: seen + there, count=2))
+    torch.testing.assert_close(GiGPO(gamma=0.5).credit(here).advantages, whole[:1])
+
+
+def test_without_the_step_part_it_is_grpo_and_with_it_the_gradient_does_not_depend_on_the_cut(tmp_path):
+    def step(size, **changes):
+        trainer = make_trainer(
+            tmp_path, per_device_train_batch_size=size, gradient_accumulation_steps=8 // size, env_reward_weight=1.0,
+            max_turns=4, **changes,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        return catch_step(trainer)[1]
+
+    zero = {"method_kwargs": {"gigpo": {"step_weight": 0.0}}}
+    grpo, without = step(8), step(8, credit="gigpo", **zero)
+    whole, cut = step(8, credit="gigpo"), step(2, credit="gigpo")
+    assert difference(grpo, without) == 0.0
+    assert difference(whole, cut) < 2e-5 * largest(whole)
+    assert difference(whole, grpo) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"gamma": 1.1}, "gamma: got 1.1, takes a number from 0 to 1"), ({"step_weight": -1}, "step_weight: got -1")],
+)
+def test_bad_settings_are_named(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=f"method_kwargs, 'gigpo': {message}"):
+        make_config(tmp_path, credit="gigpo", method_kwargs={"gigpo": settings})

@@ -1,0 +1,371 @@
+"""Methods: what a hook gets and what becomes of what it returns, names and refusals, composition, checkpoints."""
+
+import threading
+
+import pytest
+import torch
+from test_epo_trainer import logged
+from trainer_kit import (
+    GROUP,
+    ROWS,
+    catch_step,
+    difference,
+    largest,
+    make_config,
+    make_episodes,
+    make_ppo,
+    make_trainer,
+)
+
+from epo_trl.envs.toy import ToySuite
+from epo_trl.methods import Method, Ranks, methods_of
+from epo_trl.trainers import EPOPPOConfig, row_scorer
+from epo_trl.trainers.collection import Collector
+from epo_trl.types import Episode, StopReason, Turn
+
+
+def trainer_of(folder, make=make_trainer, **changes):
+    """Returns a trainer that "plays" the episodes made by hand."""
+    ends = {"bootstrap_truncated": False} if make is make_ppo else {}
+    trainer = make(folder, **ends, **changes)
+    trainer.play = lambda tasks, **kwargs: make_episodes()
+    return trainer
+
+
+def named(method):
+    return f"method_examples:{method}"
+
+
+# ------------------------------------------------------------------------------------------------- names and refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"credit": "gippo"}, "credit: got 'gippo', takes 'grpo', 'gigpo', .*or 'module:Class' for your own$"),
+        ({"credit": "epo"}, r"credit: got 'epo', .*\('epo' belongs into entropy_method\)"),
+        ({"credit": "turn"}, "credit: got 'turn', which reads a critic's values, and this trainer has none"),
+        ({"credit": named("Double")}, "credit: got 'method_examples:Double', which assigns none"),
+        ({"entropy_method": ["epo", "nothing"]}, "entropy_method: got 'nothing', takes 'epo'"),
+        ({"entropy_method": ["epo", "epo"]}, "entropy_method: got 'epo' twice"),
+        ({"entropy_method": [3]}, r"entropy_method: got \[3\], takes a name or a list of names"),
+        ({"policy_method": "epo_trl.methods.grpo:GRPO"}, "credit: got 'grpo' and 'epo_trl.methods.grpo:GRPO', each"),
+        ({"policy_method": "nowhere:X"}, "policy_method: got 'nowhere:X', which cannot be imported .*ModuleNotFound"),
+        ({"policy_method": "json:Nothing"}, "policy_method: got 'json:Nothing', which cannot be imported .*Attribute"),
+        ({"policy_method": "json:JSONDecoder"}, "takes a dataclass that derives from epo_trl.methods.Method"),
+        ({"policy_method": named("NoDataclass")}, "takes a dataclass that derives from epo_trl.methods.Method"),
+        (
+            {"method_kwargs": {"ea": {"alpha": 1}}},
+            r"method_kwargs: got settings of 'ea', takes those of methods in use",
+        ),
+        ({"method_kwargs": {"epo": {"kappa_low": 1}}}, "method_kwargs: got epo.kappa_low, which is a field of its own"),
+        ({"method_kwargs": {"grpo": {"size": 1}}}, r"method_kwargs: got grpo.size, 'grpo' takes \[\]"),
+        ({"method_kwargs": {"grpo": 1}}, "method_kwargs: got 1 for 'grpo', takes a mapping"),
+        ({"method_kwargs": "no mapping"}, "method_kwargs: got 'no mapping', takes a mapping"),
+        (
+            {"policy_method": named("OneReward"), "method_kwargs": {named("OneReward"): {"scale": -1}}},
+            "method_kwargs, 'method_examples:OneReward': scale: got -1, takes a number > 0",
+        ),
+        ({"entropy_method": "adaptive"}, "method_kwargs: 'adaptive' takes target, got {}"),
+        ({"policy_method": named("TurnRatio"), "beta": 0.1}, "beta: got 0.1 together with the ratio of"),
+        ({"policy_method": named("TurnRatio"), "loss_type": "cispo"}, "loss_type: got 'cispo' together with the ratio"),
+        (
+            {"policy_method": named("TurnRatio"), "importance_sampling_level": "sequence"},
+            "importance_sampling_level: got 'sequence' together with the ratio",
+        ),
+        ({"policy_method": named("Stubborn"), "temperature": 0.7}, "temperature: got 0.7, takes 1 with Stubborn"),
+        ({"max_resamples": -1}, "max_resamples: got -1, takes a number >= 0"),
+    ],
+    ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
+)
+def test_a_configuration_that_makes_no_sense_is_refused_before_anything_is_made(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"credit": "grpo", "num_generations": 4}, "credit: got 'grpo', which does not use the critic"),
+        (
+            {"policy_method": named("Grouped"), "num_generations": 1},
+            "policy_method: got '.*', which compares the episodes of a task, with num",
+        ),
+    ],
+)
+def test_a_critic_that_nothing_uses_and_groups_of_one_are_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, kind=EPOPPOConfig, **changes)
+
+
+def test_a_method_that_chooses_groups_goes_by_the_episodes_own_rewards(tmp_path):
+    with pytest.raises(ValueError, match="reward_funcs: takes none with a method that chooses groups"):
+        make_trainer(tmp_path, policy_method=named("KeepNothing"), reward_funcs=lambda completions, **_: [0.0])
+
+
+def test_a_name_alone_is_a_list_of_one_and_null_is_none(tmp_path):
+    args = make_config(tmp_path, entropy_method="epo", policy_method=named("OneReward"),
+                       method_kwargs='{"method_examples:OneReward": {"scale": 3}}')  # fmt: skip
+    methods = methods_of(args, critic=False)
+    assert list(methods) == ["grpo", "epo", named("OneReward")] and methods[named("OneReward")].scale == 3
+    assert make_config(tmp_path, entropy_method=None).entropy_method == []
+
+
+def test_a_setting_of_epo_is_the_field_of_the_configuration(tmp_path):
+    args = make_config(tmp_path, epo_lambda=0.5, kappa_low=0.25, entropy_history="turn", entropy_history_window=3)
+    epo = methods_of(args, critic=False)["epo"]
+    assert (epo.epo_lambda, epo.kappa_low, epo.history.per, epo.history.window) == (0.5, 0.25, "turn", 3)
+
+
+# --------------------------------------------------------------------------------------------------------- collection
+
+
+def test_shapes_follow_each_other_in_the_order_of_the_configuration(tmp_path):
+    """2 A + 1 and 2 (A + 1): the credit's advantages come first."""
+    batches = {}
+    for order in ((), ("Double", "AddOne"), ("AddOne", "Double")):
+        trainer = trainer_of(tmp_path, policy_method=list(map(named, order)))
+        trainer.model.train()
+        batches[order] = trainer._generate_and_score_completions([{"prompt": "train/0"} for _ in range(ROWS)])
+    mask = (batches[()]["completion_mask"] * batches[()]["tool_mask"]).bool()
+    plain = batches[()]["advantages"][mask]
+    assert plain.abs().max() > 0.5
+    assert torch.equal(batches["Double", "AddOne"]["advantages"][mask], 2 * plain + 1)
+    assert torch.equal(batches["AddOne", "Double"]["advantages"][mask], 2 * (plain + 1))
+
+
+@pytest.mark.parametrize("make", [make_trainer, make_ppo])
+@pytest.mark.parametrize("iterations", [1, 2], ids=["a pass of its own", "TRL's pass"])
+def test_scores_at_collection_are_those_of_the_policy_that_played_and_marks_stay_with_their_tokens(
+    tmp_path, monkeypatch, make, iterations
+):
+    """TRL shuffles the rows and splits them; the first micro-batches see the same policy, so the same numbers."""
+    passes, original = [], row_scorer.score_turns
+    monkeypatch.setattr(row_scorer, "score_turns", lambda *args, **kw: passes.append(1) or original(*args, **kw))
+    trainer = trainer_of(
+        tmp_path, make, policy_method=named("Marked"), per_device_train_batch_size=2, gradient_accumulation_steps=4,
+        num_iterations=iterations, max_steps=iterations,
+    )  # fmt: skip
+    trainer.train()
+    assert len(passes) == 4 + 4 * iterations, "four parts of the batch once, then the updates"
+    seen = trainer.methods[named("Marked")].seen
+    assert len(seen) == 4 * iterations
+    for micro, logps, entropy in seen[:4]:
+        mask = micro.mask.bool()
+        torch.testing.assert_close(micro.logps[mask], logps[mask], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(micro.entropy[mask], entropy[mask], rtol=1e-4, atol=1e-4)
+        assert micro.logps.requires_grad and not logps.requires_grad
+    assert len({float(logps.sum()) for _, logps, _ in seen[:4]}) == 4
+
+
+def test_rewards_of_turns_reach_credit_and_critic_and_the_log_keeps_the_rollouts(tmp_path):
+    trainer = trainer_of(
+        tmp_path, make_ppo, policy_method=named("OneReward"), method_kwargs={named("OneReward"): {"scale": 2.0}},
+        normalize_advantages=False,
+    )  # fmt: skip
+    seen, original = [], trainer._method_batch
+    trainer._method_batch = lambda *args: seen.append(original(*args)) or seen[-1]
+    catch_step(trainer)
+    episodes = make_episodes()
+    rewards = torch.zeros_like(seen[0].turn_rewards)
+    rewards[:, 0] = torch.tensor([2 * e.total_reward * e.is_usable for e in episodes])
+    assert torch.equal(seen[0].turn_rewards, rewards) and rewards.abs().max() == 20
+    usable = [e.total_reward for e in episodes if e.is_usable]
+    assert logged(trainer, "env/return") == [pytest.approx(sum(usable) / len(usable))]
+
+
+def test_rewards_that_do_not_fit_the_turns_are_refused(tmp_path):
+    trainer = trainer_of(tmp_path, policy_method=named("TooFewRewards"))
+    with pytest.raises(ValueError, match="method_examples:TooFewRewards: got 1 rewards for 3 turns, takes one each"):
+        trainer.train()
+
+
+# ------------------------------------------------------------------------------------------------- choosing of groups
+
+
+def played(task, value, won=False):
+    """Returns an episode of one turn with that reward."""
+    turn = Turn((1,), (2,), "", "", "", True, value)
+    return Episode(task, "", "", (turn,), StopReason.WON if won else StopReason.TURN_LIMIT, won=won)
+
+
+def collector(methods, ranks, tmp_path, size, **changes):
+    args = make_config(tmp_path, **changes)
+    spare = [f"train/{i}" for i in range(20)]
+    return Collector(ToySuite(), methods, ranks, spare, args, size, (0,))
+
+
+def test_refused_groups_are_replaced_whole_and_the_draw_depends_on_run_and_step_alone(tmp_path):
+    """Tasks with an even number give equal returns."""
+
+    def play(tasks, **kwargs):
+        return [played(task, float(i) if int(task.split("/")[1]) % 2 else 1.0) for i, (task, _) in enumerate(tasks)]
+
+    def collect(rl_step, rounds=50):
+        methods = methods_of(make_config(tmp_path, policy_method=named("KeepUnequal")), critic=False)
+        tasks = ["train/2"] * 4 + ["train/3"] * 4 + ["train/4"] * 4
+        made = collector(methods, Ranks(), tmp_path, 4, max_resamples=rounds)
+        return made.collect(tasks, play, rl_step)
+
+    batch, metrics = collect(0)
+    assert batch.tasks[4:8] == ["train/3"] * 4, "a group that is kept stays where it is"
+    for first in (0, 4, 8):
+        assert len(set(batch.tasks[first : first + 4])) == 1 and int(batch.tasks[first].split("/")[1]) % 2
+    assert [e.task_id for e in batch.episodes] == batch.tasks
+    assert batch.unwanted == 0 and batch.resampled >= 2 and len(batch.played) == 12 + 4 * batch.resampled
+    assert metrics["rollout/resampled_groups"] == batch.resampled and metrics["rollout/unwanted_groups"] == 0
+    assert metrics["env/return"] == pytest.approx(sum(e.total_reward for e in batch.played) / len(batch.played))
+    assert collect(0)[0].tasks == batch.tasks
+    assert len({tuple(collect(step)[0].tasks) for step in range(5)}) > 1
+    none, _ = collect(0, rounds=0)
+    assert (none.resampled, none.unwanted) == (0, 2), "what is left after the last round is trained on, and counted"
+
+
+def test_two_ranks_replace_the_same_groups_also_one_that_they_share(tmp_path):
+    """Groups of 4 over two ranks of 6 episodes: the second group has members on both."""
+    outcome, barrier, shared = {}, threading.Barrier(2), [None, None]
+
+    def run(rank):
+        def gather(objects):
+            shared[rank] = objects
+            barrier.wait(20)
+            joined = shared[0] + shared[1]
+            barrier.wait(20)
+            return joined
+
+        def play(tasks, **kwargs):
+            return [
+                played(task, float(i + 10 * rank) if int(task.split("/")[1]) % 2 else 1.0)
+                for i, (task, _) in enumerate(tasks)
+            ]
+
+        methods = methods_of(make_config(tmp_path, policy_method=named("KeepUnequal")), critic=False)
+        ranks = Ranks(gather=gather, index=rank, count=2)
+        tasks = (["train/2"] * 4 + ["train/4"] * 4 + ["train/5"] * 4)[6 * rank : 6 * rank + 6]
+        outcome[rank] = collector(methods, ranks, tmp_path, 4, max_resamples=50).collect(tasks, play, 0)[0]
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert outcome[0].resampled == outcome[1].resampled >= 2 and outcome[0].unwanted == outcome[1].unwanted == 0
+    tasks = outcome[0].tasks + outcome[1].tasks
+    for first in (0, 4, 8):
+        assert len(set(tasks[first : first + 4])) == 1 and int(tasks[first].split("/")[1]) % 2
+    assert tasks[8:] == ["train/5"] * 4
+
+
+def test_a_run_trains_on_the_groups_that_were_taken_instead(tmp_path):
+    """Every episode of the first tasks gets the same; what TRL sees are the others, with their own advantages."""
+    trainer = make_trainer(tmp_path, policy_method=named("KeepUnequal"), max_steps=1, max_resamples=20)
+    calls = []
+
+    def play(tasks, **kwargs):
+        calls.append([task for task, _ in tasks])
+        equal = len(calls) == 1
+        return [played(task, 1.0 if equal else float(i % GROUP)) for i, (task, _) in enumerate(tasks)]
+
+    trainer.play = play
+    trainer.train()
+    assert [len(call) for call in calls] == [ROWS, ROWS]
+    assert logged(trainer, "rollout/resampled_groups") == [ROWS / GROUP] and logged(trainer, "reward") == [1.5]
+    assert [e.task_id for e in trainer.last_episodes] == calls[1] and logged(trainer, "frac_reward_zero_std") == [0.0]
+
+
+# --------------------------------------------------------------------------------------------------------------- loss
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "luspo"])
+def test_a_term_made_of_the_policy_mean_counts_like_trls_own_policy_loss(tmp_path, loss_type):
+    """At ratio 1 the policy loss, its gradient too, is the mean of -ratio * A: the same by TRL and as a term."""
+    settings = {"loss_type": loss_type, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    loss, gradients = catch_step(trainer_of(tmp_path, **settings, epo_lambda=0.0))
+    again, as_term = catch_step(
+        trainer_of(tmp_path, **settings, epo_lambda=0.0, policy_method=named("PolicyLossAsTerm"))
+    )
+    assert largest(gradients) > 1e-2
+    assert float(loss) == pytest.approx(float(again), abs=1e-6)
+    assert difference(gradients, as_term) < 1e-5 * max(1.0, largest(gradients))
+
+
+def test_a_ratio_per_turn_is_trls_per_sequence_where_an_episode_is_one_turn(tmp_path):
+    """TRL's GSPO as the reference; two updates on a batch, so that ratios differ from 1."""
+
+    def weights(**changes):
+        trainer = make_trainer(
+            tmp_path, epo_lambda=0.0, max_turns=1, num_iterations=2, max_steps=4, learning_rate=1e-2, **changes
+        )
+        generator = torch.Generator().manual_seed(0)
+
+        def play(tasks, **kwargs):
+            values = torch.rand(len(tasks), generator=generator).tolist()
+            return [
+                Episode(task, "", "", (Turn((9, 10, 11), (12, 13, 14 + i), "", "", "", True, value),), StopReason.LOST)
+                for i, ((task, _), value) in enumerate(zip(tasks, values, strict=True))
+            ]
+
+        trainer.play = play
+        trainer.train()
+        return dict(trainer.model.state_dict())
+
+    per_turn, by_trl, per_token = (
+        weights(policy_method=named("TurnRatio")),
+        weights(importance_sampling_level="sequence"),
+        weights(),
+    )
+    assert difference(per_turn, by_trl) < 1e-5 < 1e-3 < difference(per_turn, per_token)
+
+
+@pytest.mark.parametrize("make", [make_trainer, make_ppo])
+def test_without_methods_and_with_a_coefficient_of_zero_a_run_is_the_same_bit_by_bit(tmp_path, make):
+    runs = []
+    for changes in ({"entropy_method": None}, {"epo_lambda": 0.0}, {"epo_lambda": 0.5}):
+        trainer = make(tmp_path, max_steps=3, **changes)
+        trainer.train()
+        runs.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+    assert difference(runs[0], runs[1]) == 0.0 < difference(runs[0], runs[2])
+
+
+# -------------------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_every_token_is_measured_once_and_state_goes_through_a_checkpoint_inside_a_batch(tmp_path, iterations):
+    """Four micro-batches a batch, an optimizer step each: the checkpoint falls into the second batch."""
+    settings = {
+        "policy_method": [named("Counter")], "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,
+        "steps_per_generation": 4, "num_iterations": iterations, "max_steps": 12 * iterations,
+        "save_strategy": "steps", "save_steps": 6 * iterations - 1,
+    }  # fmt: skip
+    straight = trainer_of(tmp_path / "straight", **settings)
+    straight.train()
+    tokens = sum(len(turn.response_ids) for e in make_episodes() if e.is_usable for turn in e.turns)
+    assert set(logged(straight, "counter/tokens")) == {float(tokens)}
+    assert max(logged(straight, "counter/steps")) == 3
+    resumed = trainer_of(tmp_path / "straight", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / f"checkpoint-{6 * iterations - 1}"))
+    assert resumed.methods.state_dict() == straight.methods.state_dict()
+    assert logged(resumed, "counter/tokens") == logged(straight, "counter/tokens")
+
+
+def test_a_run_does_not_go_on_with_other_methods_unless_that_is_asked_for(tmp_path):
+    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    first = trainer_of(tmp_path, **settings)
+    first.train()
+    checkpoint = str(tmp_path / "checkpoint-2")
+    others = {**settings, "max_steps": 4, "policy_method": [named("Counter")]}
+    with pytest.raises(ValueError, match=r"policy_method: \[\] in the checkpoint, \['method_examples:Counter'\] now"):
+        trainer_of(tmp_path, **others).train(resume_from_checkpoint=checkpoint)
+    other = trainer_of(tmp_path, **others, resume_with_changes=True)
+    with pytest.warns(UserWarning, match="is resumed with other settings"):
+        other.train(resume_from_checkpoint=checkpoint)
+    assert len(other.methods["epo"].history) == 4 and other.methods[named("Counter")].steps == 2
+
+
+def test_a_method_does_nothing_by_itself():
+    """The base class alone: every hook has a default that changes nothing."""
+    x = torch.ones(1, 2)
+    assert Method().shape(x, None).advantages is x and Method().ratio(x, x, None, None) is x
+    assert Method().turn_rewards(None) is None and Method().keep(None) and Method().loss(None) is None
+    assert Method().end_rl_step(None) == Method().state_dict() == Method().batch_state() == {}
