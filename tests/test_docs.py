@@ -44,7 +44,13 @@ def logged(tmp_path_factory):
     trainer.evaluate()
     ppo = make_ppo(tmp_path_factory.mktemp("ppo"), max_steps=2)
     ppo.train()
-    lines = [*trainer.state.log_history, *ppo.state.log_history]
+    others = make_trainer(
+        tmp_path_factory.mktemp("methods"), max_steps=1, max_resamples=1, entropy_method="adaptive",
+        policy_method="method_examples:KeepNothing",
+        method_kwargs={"adaptive": {"target": 1.0}},
+    )  # fmt: skip
+    others.train()
+    lines = [line for run in (trainer, ppo, others) for line in run.state.log_history]
     names = {name for line in lines for name in line} - NOT_METRICS
     return {re.sub(r"^eval_[a-z]+/", "", name) for name in names}
 
@@ -56,7 +62,7 @@ def test_every_logged_metric_is_documented(logged):
 
 
 def test_every_metric_of_ours_that_is_documented_is_logged(logged):
-    prefixes = ("env/", "stop/", "rollout/", "entropy/", "epo/", "critic/", "gae/", "guard/", "time/")
+    prefixes = ("env/", "stop/", "rollout/", "entropy/", "epo/", "critic/", "gae/", "guard/", "time/", "adaptive/")
     ours = [name for name in documented_metrics() if name.startswith(prefixes)]
     assert len(ours) > 30
     assert [name for name in ours if not any(matches(given, name) for given in logged)] == []

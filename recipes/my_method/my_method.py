@@ -1,8 +1,9 @@
 """A method of your own: turns that try the same thing again in the same place cost something.
 
-Name it in a config or on the command line, with this folder as the current one or beside the config:
+A config or the command line names it; Python has to find the module:
 
-    python recipes/train.py --config recipes/my_method/tiny_cpu.yaml
+    PYTHONPATH=recipes/my_method python recipes/alfworld_grpo_epo.py --config recipes/alfworld/tiny_cpu.yaml \
+        --policy_method my_method:NoRepeats --method_kwargs '{"my_method:NoRepeats": {"penalty": 0.1}}'
 """
 
 from __future__ import annotations
