@@ -84,7 +84,8 @@ class Game(TextEnv):
         self.task, self.observation = task, observation
 
     def _info(self) -> dict[str, Any]:
-        return {"admissible_actions": None, "won": False, "task": self.task, "task_type": "t", "task_id": "train/0"}
+        known = {"admissible_actions": None, "accepted": True, "won": False}
+        return {**known, "task": self.task, "task_type": "t", "task_id": "train/0"}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Starts."""

@@ -68,11 +68,11 @@ class Profiled(EPOTrainer):
             torch.cuda.reset_peak_memory_stats()
         start = now()
         output = super()._generate_and_score_completions(inputs)
-        turns = [turn for episode in self._episodes for turn in episode.turns]
+        turns = [turn for episode in self.last_episodes for turn in episode.turns]
         self.sums["rollout"] += now() - start
         size = self.args.per_device_train_batch_size
-        for first in range(0, len(self._episodes), size):
-            batch = [turn for episode in self._episodes[first : first + size] for turn in episode.turns]
+        for first in range(0, len(self.last_episodes), size):
+            batch = [turn for episode in self.last_episodes[first : first + size] for turn in episode.turns]
             self.lengths.append([len(turn.prompt_ids) + len(turn.response_ids) for turn in batch])
         self.sums["turns"] += len(turns)
         self.sums["prompt"] += sum(len(turn.prompt_ids) for turn in turns)
