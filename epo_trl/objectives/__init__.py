@@ -2,6 +2,7 @@
 
 from epo_trl.objectives.aggregation import turn_mean_weights
 from epo_trl.objectives.history import EntropyHistory
+from epo_trl.objectives.schedules import check_schedule, scheduled_weight
 from epo_trl.objectives.smoothing import band_shares, beta_schedule, smoothing_penalty
 from epo_trl.objectives.value import value_loss
 
@@ -9,6 +10,8 @@ __all__ = [
     "EntropyHistory",
     "band_shares",
     "beta_schedule",
+    "check_schedule",
+    "scheduled_weight",
     "smoothing_penalty",
     "turn_mean_weights",
     "value_loss",

@@ -1,0 +1,41 @@
+"""Schedules of a weight: numbers worked out by hand, the ends, and what is refused."""
+
+import pytest
+
+from epo_trl.objectives import scheduled_weight
+
+
+def run(schedule, total, start=0.3, end=0.1):
+    return [scheduled_weight(k, total, schedule=schedule, start=start, end=end) for k in range(total)]
+
+
+def test_by_hand():
+    assert run("constant", 3, end=None) == [0.3, 0.3, 0.3]
+    assert run("linear", 5) == pytest.approx([0.3, 0.25, 0.2, 0.15, 0.1])
+    root = 0.5**0.5
+    halves = [0.0, (1 - root) / 2, 0.5, (1 + root) / 2, 1.0]  # (1 - cos) / 2 at quarters of pi
+    assert run("cosine", 5) == pytest.approx([0.3 - 0.2 * x for x in halves])
+    assert run("linear", 3, start=0.0, end=1.0) == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_run_of_one_step_has_the_start_and_a_longer_run_keeps_the_end(schedule):
+    assert run(schedule, 1) == [0.3]
+    assert scheduled_weight(7, 4, schedule=schedule, start=0.3, end=0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schedule": "step"}, r"schedule: got 'step', takes one of \('constant', 'linear', 'cosine'\)"),
+        ({"schedule": "constant"}, "end_weight: got 0.1, takes none with schedule 'constant'"),
+        ({"end": None}, "end_weight: got None, takes a number >= 0 with schedule 'linear'"),
+        ({"end": -1.0}, "end_weight: got -1.0, takes a number >= 0"),
+        ({"rl_step": -1}, "rl_step: got -1"),
+        ({"total_rl_steps": 0}, "total_rl_steps: got 0"),
+    ],
+)
+def test_bad_settings_are_named(changes, message):
+    settings = {"rl_step": 0, "total_rl_steps": 5, "schedule": "linear", "start": 0.3, "end": 0.1, **changes}
+    with pytest.raises(ValueError, match=message):
+        scheduled_weight(settings.pop("rl_step"), settings.pop("total_rl_steps"), **settings)
