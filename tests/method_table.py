@@ -1,0 +1,38 @@
+"""One line for each method of the registry: how the generic tests of test_method_table.py switch it on and off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a method is tested.
+
+    Args:
+        settings: Its `method_kwargs`, strong enough to be seen in a gradient.
+        neutral: Its `method_kwargs` with which a run is the one without it, bit for bit; `None` if there are none.
+        fields: Fields of the configuration that it needs.
+        neutral_fields: The same for the neutral run.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    neutral: Mapping[str, Any] | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    neutral_fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    # credit
+    "grpo": Case(),
+    "gigpo": Case(neutral={"step_weight": 0.0}),
+    "turn": Case(),
+    "token": Case(),
+    "outcome": Case(),
+    # entropy_method
+    "epo": Case(fields={"epo_lambda": 0.5}, neutral={}, neutral_fields={"epo_lambda": 0.0}),
+    "ea": Case(neutral={"alpha": 0.0}),
+    "adaptive": Case({"target": 9.0, "start": 0.5}, neutral={"target": 9.0, "delta": 0.0}),
+}
