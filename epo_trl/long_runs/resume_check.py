@@ -47,7 +47,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         "distributed_type": accelerator.distributed_type,
         "zero_stage": plugin.zero_stage if plugin is not None else None,
         "mixed_precision": accelerator.mixed_precision,
-        "model": trainer.model.config._name_or_path,
+        "model": trainer.model.config.name_or_path,
         "adapter": {name: config.to_dict() for name, config in adapters.items()},
         **trainer.settings_of_data(),
     }

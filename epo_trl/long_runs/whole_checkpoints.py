@@ -44,16 +44,23 @@ class WholeCheckpoints(Trainer):
 
     # --- Checkpoints --------------------------------------------------------------------------------------------
 
+    def save_checkpoint(self) -> str:
+        """Saves a checkpoint of this step and returns its folder. Collective."""
+        self._save_checkpoint(self.model, trial=None)
+        return self._checkpoint_folder(None)
+
+    def _checkpoint_folder(self, trial: Any) -> str:
+        return os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        run_dir = self._get_output_dir(trial=trial)
-        folder = os.path.join(run_dir, f"checkpoint-{self.state.global_step}")
+        folder = self._checkpoint_folder(trial)
         room = on_main_process(self.args, lambda: DiskRoom.for_checkpoint(folder, self._bytes_of_weights()))
         on_main_process(self.args, room.check)
         with room.explained():
             self._write_checkpoint(model, trial, folder)
         if self.args.should_save:
             best = self.state.best_model_checkpoint
-            rotate(run_dir, self.args.save_total_limit, {folder, *([best] if best else [])})
+            rotate(os.path.dirname(folder), self.args.save_total_limit, {folder, *([best] if best else [])})
 
     def _write_checkpoint(self, model: Any, trial: Any, folder: str) -> None:
         if self.args.should_save:

@@ -21,6 +21,8 @@ from transformers import AutoModel
 from transformers.utils import ModelOutput
 from trl.trainer.utils import FusedCausalLMOutput
 
+from epo_trl.models.load import attention_of
+
 
 @dataclass
 class ScoredOutput(FusedCausalLMOutput):
@@ -116,12 +118,13 @@ def attach_critic(model: Any, critic: Critic) -> None:
 @contextmanager
 def critic_aside(model: Any) -> Iterator[None]:
     """Takes the critic out of the model's parts, for code that must see the policy alone: saving, loading, vLLM."""
-    modules = causal_lm(model)._modules
-    critic = modules.pop("critic")
+    owner = causal_lm(model)
+    critic = owner.critic
+    del owner.critic
     try:
         yield
     finally:
-        modules["critic"] = critic
+        owner.critic = critic
 
 
 def copied_backbone(policy: Any) -> Any:
@@ -133,9 +136,7 @@ def copied_backbone(policy: Any) -> Any:
 
 def loaded_backbone(path: str, policy: Any, **kwargs: Any) -> Any:
     """Returns the transformer of a Hub id or local path, in the policy's precision and with its kind of attention."""
-    return AutoModel.from_pretrained(
-        path, dtype=policy.dtype, attn_implementation=policy.config._attn_implementation, **kwargs
-    )
+    return AutoModel.from_pretrained(path, dtype=policy.dtype, attn_implementation=attention_of(policy), **kwargs)
 
 
 def with_adapter(backbone: nn.Module, peft_config: Any) -> Any:

@@ -219,6 +219,11 @@ def _named(name: str) -> Iterator[None]:
         raise ValueError(f"model_name_or_path: got {name!r}, which cannot be read: {reason}") from error
 
 
+def attention_of(model: PreTrainedModel) -> str:
+    """Returns the implementation of attention that a model was loaded with, such as "sdpa" or "flash_attention_2"."""
+    return model.config._attn_implementation
+
+
 def load_tokenizer(path: str, **kwargs: Any) -> Any:
     """Returns the tokenizer of a Hub id or a local path, padding on the left.
 

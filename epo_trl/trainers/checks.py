@@ -34,7 +34,7 @@ def check_reference(args: EPOConfig, model: Any, peft_config: Any) -> None:
     """Raises `ValueError` if TRL is to load a reference model from a path that the model does not have."""
     if not args.beta or isinstance(model, str) or peft_config is not None or is_peft_model(model):
         return
-    if not model.config._name_or_path:
+    if not model.config.name_or_path:
         raise ValueError(
             f"beta: got {args.beta}, for which the reference model is loaded from where the policy came from, but this "
             "model was made in memory; save the model and pass its path, or set beta=0"

@@ -46,7 +46,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     """
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "method_kwargs"]
-    _has_critic: ClassVar[bool] = False
+    has_critic: ClassVar[bool] = False
 
     # Methods
     credit: str = field(
@@ -190,7 +190,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         """Raises `ValueError` for methods that are unknown or make no sense here."""
         if not isinstance(self.method_kwargs, dict):
             raise ValueError(f"method_kwargs: got {self.method_kwargs!r}, takes a mapping from method to its settings")
-        methods_of(self, critic=self._has_critic)
+        methods_of(self, critic=self.has_critic)
 
     def _check_epo(self) -> None:
         choices = {

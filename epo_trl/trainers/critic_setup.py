@@ -65,7 +65,7 @@ def make_critic(
 
 def _load_backbone(policy: Any, args: EPOPPOConfig, tokenizer: Any) -> Any:
     other = args.critic_model_name_or_path
-    path = other or policy.config._name_or_path
+    path = other or policy.config.name_or_path
     if not path:
         raise ValueError(
             "critic: got 'separate' for a policy that was made in memory and is wrapped already; takes the plain "

@@ -30,6 +30,7 @@ from epo_trl.long_runs.aborts import check_aborts
 from epo_trl.long_runs.progress import use_short_progress
 from epo_trl.long_runs.update_guard import spread_nonfinite
 from epo_trl.methods import Batch, MicroBatch, Need
+from epo_trl.models.load import attention_of
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
 from epo_trl.trainers.checks import check_context_fits, check_packing
@@ -148,7 +149,7 @@ class EPOTrainer(LongRunTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         train_size = self.args.per_device_train_batch_size
         collected = self._collect([row["prompt"] for row in inputs])
-        rows = collected.rows(self._tokenizer.eos_token_id)
+        rows = collected.rows(self.processing_class.eos_token_id)
         layout = layout_of(rows, self.rules.context, self.accelerator.device, self.pad_to_multiple_of)
         self.rollout_func = lambda prompts, trainer: as_trl_takes_it(collected, rows)  # what TRL asks for next
         inputs = [{**row, "prompt": task} for row, task in zip(inputs, collected.tasks, strict=True)]
@@ -188,7 +189,7 @@ class EPOTrainer(LongRunTrainer):
         usable = torch.tensor([row["episode"].is_usable for row in inputs], device=rewards.device)
         rewards[~self.accelerator.gather(usable)] = torch.nan
         weighed = rewards[:, self.reward_weights.to(rewards.device) != 0]
-        self._silent.add_rewards(weighed, self.rl_step, success=self._metrics[self._mode]["env/success_rate"][-1])
+        self._silent.add_rewards(weighed, self.rl_step, success=self.pending_metrics["env/success_rate"][-1])
         return rewards
 
     @property
@@ -216,7 +217,7 @@ class EPOTrainer(LongRunTrainer):
         with self.scorer.over(layout, ratio=ratio, with_values="old_values" in inputs) as scores:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         micro = batches.micro_batch(self, inputs, scores[-1])
-        in_first_pass = self._step % self.args.micro_steps_per_rl_step < self.args.steps_per_generation
+        in_first_pass = self.micro_steps_done < self.args.steps_per_generation
         if in_first_pass and not batches.is_scored(inputs):
             self.methods.measure(micro)
         for term in self._terms(inputs, micro, scores[-1]):
@@ -242,10 +243,10 @@ class EPOTrainer(LongRunTrainer):
         """Runs one forward-backward pass; after the last one of a collected batch the RL step is closed."""
         if self._packing_unchecked:  # before the first rollout, by the wrapped model: under ZeRO-3 no other has weights
             with self.accelerator.autocast():
-                check_packing(model, self.model.config._attn_implementation)
+                check_packing(model, attention_of(self.model))
             self._packing_unchecked = False
         output = super().training_step(model, inputs, num_items_in_batch)
-        if self._step % self.args.micro_steps_per_rl_step == 0:
+        if not self.micro_steps_done:
             self._close_rl_step()
         return output
 
@@ -275,20 +276,16 @@ class EPOTrainer(LongRunTrainer):
         self.model.train(training)
         return metrics
 
-    @property
-    def _mode(self) -> str:
-        return "train" if self.model.training else "eval"
-
     def _keep_metrics(self, metrics: Mapping[str, float]) -> None:
         """Hands metrics to TRL, which logs their means at the next logging step."""
         for name, value in metrics.items():
-            self._metrics[self._mode][name].append(value)
+            self.pending_metrics[name].append(value)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs as TRL does; with `print_episodes`, also shows sample episodes, those of a batch once."""
-        seconds = batches.update_seconds(self._metrics["train"])
-        if self.model.training and seconds is not None:
-            self._metrics["train"]["time/update"] = [seconds]
+        seconds = batches.update_seconds(self.pending_metrics) if self.model.training else None
+        if seconds is not None:
+            self.pending_metrics["time/update"] = [seconds]
         super().log(logs, start_time)
         if self._to_print and self.model.training and self.accelerator.is_main_process:
             print_episodes(self._to_print, step=self.state.global_step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import torch
@@ -39,6 +38,16 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         super().__init__(args=args, **kwargs)
         self._guard = UpdateGuard(args.max_skipped_updates, args.output_dir)
         self._train_sampler: Any = None
+
+    @property
+    def micro_steps_done(self) -> int:
+        """Forward-backward passes that the collected batch has been used for; 0 where an RL step begins."""
+        return self._step % self.args.micro_steps_per_rl_step
+
+    @property
+    def pending_metrics(self) -> dict[str, list[float]]:
+        """What TRL logs the means of at the next logging step, in the mode that the model is in."""
+        return self._metrics["train" if self.model.training else "eval"]
 
     # --- What belongs to a checkpoint ---------------------------------------------------------------------------
 
@@ -76,17 +85,13 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         self.methods.load_batch_state(state["methods"])
 
     def _save_rank_state(self, folder: str) -> None:
-        if self._inside_rl_step:
+        if self.micro_steps_done:
             save_batch(folder, self.accelerator.process_index, self._batch_state())
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and self._inside_rl_step:
+        if checkpoint is not None and self.micro_steps_done:
             self._resume_inside_rl_step(checkpoint)
-
-    @property
-    def _inside_rl_step(self) -> bool:
-        return self._step % self.args.micro_steps_per_rl_step != 0
 
     def _resume_inside_rl_step(self, checkpoint: str) -> None:
         state = load_batch(checkpoint, self.accelerator.process_index, self.accelerator.device)
@@ -99,10 +104,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
 
     def save_between_updates(self) -> str | None:
         """Saves a checkpoint and returns its folder; inside of an optimizer step it does not, and returns `None`."""
-        if self._step % self.args.gradient_accumulation_steps:
-            return None
-        self._save_checkpoint(self.model, trial=None)
-        return os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        inside_an_update = self._step % self.args.gradient_accumulation_steps
+        return None if inside_an_update else self.save_checkpoint()
 
     # --- Training -----------------------------------------------------------------------------------------------
 
@@ -121,7 +124,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         elif not finite and self.accelerator.scaler is None:  # a scaler skips by itself, and needs the gradients
             model.zero_grad(set_to_none=True)
         losses = self._guard.end_update(skipped=not finite)
-        self._metrics["train"]["guard/skipped_updates"] = [self._guard.skipped]
+        self.pending_metrics["guard/skipped_updates"] = [self._guard.skipped]
         if self._guard.exhausted:
             self._guard.stop(
                 self.state.global_step, self.accelerator.process_index, float(norm), losses, self._buffered_inputs

@@ -110,7 +110,7 @@ def write_card(trainer: Any, folder: Path) -> None:
     tags, known = set(trainer._tag_names), Path(trainer.args.output_dir) / CARD
     if known.is_file():
         tags |= set(ModelCard.load(str(known), ignore_metadata_errors=True).data.tags or ())
-    base = trainer.model.config._name_or_path or ""
+    base = trainer.model.config.name_or_path or ""
     name = (trainer.args.hub_model_id or str(Path(trainer.args.output_dir).resolve())).split("/")[-1]
     data = ModelCardData(
         model_name=name,

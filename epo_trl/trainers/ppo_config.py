@@ -18,7 +18,7 @@ class EPOPPOConfig(EPOConfig):
     TRL's `epsilon`, `num_iterations` and `steps_per_generation` are PPO's clipping, epochs and mini-batches.
     """
 
-    _has_critic: ClassVar[bool] = True
+    has_critic: ClassVar[bool] = True
 
     num_generations: int | None = field(
         default=1, metadata={"help": "Episodes played per task and RL step. PPO needs no group."}

@@ -63,7 +63,7 @@ class EPOPPOTrainer(EPOTrainer):
         backbone = copy_of_policy(model, args)
         super().__init__(model, suite, args=args, **kwargs)
         critic = make_critic(
-            self.model, args, self._tokenizer, backbone=backbone, peft_config=kwargs.get("peft_config")
+            self.model, args, self.processing_class, backbone=backbone, peft_config=kwargs.get("peft_config")
         )
         self.critic = critic if self.is_deepspeed_enabled else critic.to(self.accelerator.device)
         attach_critic(self.model, self.critic)

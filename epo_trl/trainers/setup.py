@@ -74,12 +74,12 @@ def set_up(
     if args.eval_strategy != "no":
         check_test_tasks(test_tasks, suite.name)
     if tokenizer is None:
-        tokenizer = load_tokenizer(model if isinstance(model, str) else model.config._name_or_path)
+        tokenizer = load_tokenizer(model if isinstance(model, str) else model.config.name_or_path)
     check_tokenizer(tokenizer)
     check_reference(args, model, kwargs.get("peft_config"))
     rules = rules_of(args, suite.name, tokenizer)
     check_settings(args, rules.context)
-    methods = methods_of(args, critic=args._has_critic)
+    methods = methods_of(args, critic=args.has_critic)
     if methods.choose_groups and reward_funcs is not None:
         raise ValueError("reward_funcs: takes none with a method that chooses groups by the episodes' own rewards")
     return Setup(_in_workers(suite, args), train_dataset, test_tasks, tokenizer, rules, methods)
