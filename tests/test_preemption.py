@@ -92,4 +92,4 @@ def test_a_recipe_exits_with_143_and_writes_no_final_model(tmp_path, monkeypatch
         training.train(None, args, None, trainer_class=make)
     assert stop.value.code == EXIT_CODE == 143
     assert checkpoints(tmp_path) == ["checkpoint-1"] and not (tmp_path / "model.safetensors").exists()
-    assert not made[0]._envs
+    assert not made[0].player.envs

@@ -14,31 +14,19 @@ import pytest
 import torch
 import trl
 from datasets import Dataset
+from foreign_names import TABLE, advice
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import utils as trl_utils
 from trl.trainer.callbacks import SyncRefModelCallback
 
 from epo_trl.models import build_model, build_tokenizer
 
-TRAINER = "trl/trainer/grpo_trainer.py"
-
-
-def advice(seam: str, expected: object, got: object, used: str) -> str:
-    return (
-        f"\nTRL's seam {seam} is not what epo_trl was written against (trl 1.16, found {trl.__version__})."
-        f"\n  expected: {expected}\n  got:      {got}\n  used for: {used}"
-        "\nWhat to do:"
-        "\n  1. Now: pin the last trl that passes this test (setup.cfg, constraints.txt)."
-        f"\n  2. Read the seam in {TRAINER} and its diff since 1.16."
-        "\n  3. Adapt epo_trl/trainers/ (override with super(), never paste TRL's body), then this table, then the pin."
-    )
-
 
 @dataclass(frozen=True)
 class Seam:
     name: str
     parameters: str  # as in the signature, without annotations
-    used: str
+    used: str = ""  # for public ones; CONTRIBUTING.md says it of the others
 
 
 _MULTIMODAL = (
@@ -50,44 +38,37 @@ SEAMS = [
         "_get_per_token_logps_and_entropies",
         "self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, "
         f"compute_aux_loss=False, {_MULTIMODAL}",
-        "overridden: the model sees turns where TRL sees episodes; the entropies are kept for the EPO terms",
     ),
     Seam(
-        "_generate_single_turn",
-        "self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False",
-        "called as (prompt_ids, None, {}, 1) to generate one turn of every running episode",
+        "_generate_single_turn", "self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False"
     ),
-    Seam("_generate_and_score_completions", "self, inputs", "overridden: adds turn ids and per-token advantages"),
-    Seam("_prepare_inputs", "self, generation_batch", "its buffer decides which optimizer steps belong to an RL step"),
-    Seam("training_step", "self, model, inputs, num_items_in_batch", "overridden: closes the RL step after the last"),
+    Seam("_generate_and_score_completions", "self, inputs"),
+    Seam("_prepare_inputs", "self, generation_batch", "its buffer decides which micro-batches belong to an RL step"),
+    Seam(
+        "training_step",
+        "self, model, inputs, num_items_in_batch",
+        "overridden: closes the RL step after its last micro-batch",
+    ),
     Seam(
         "compute_loss",
         "self, model, inputs, return_outputs=False, num_items_in_batch=None",
-        "overridden: adds the entropy terms to TRL's policy loss",
+        "overridden: adds the terms of the methods to TRL's policy loss",
     ),
-    Seam("_compute_loss", "self, model, inputs", "must call the log-prob seam once, with compute_entropy=True"),
-    Seam(
-        "_calculate_rewards",
-        "self, inputs, prompts, completions, completion_ids_list",
-        "overridden: no reward for aborted episodes; hands the rollout's extra fields to the reward functions",
-    ),
+    Seam("_compute_loss", "self, model, inputs", "must ask for log-probs once, with compute_entropy=True"),
+    Seam("_calculate_rewards", "self, inputs, prompts, completions, completion_ids_list"),
     Seam(
         "train",
         "self, resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None",
-        "overridden: SIGTERM is taken over while it runs",
+        "overridden: SIGTERM is taken over while it runs, and a checkpoint is checked before",
     ),
-    Seam("_get_grad_norm", "self, model, grad_norm=None", "overridden: skips an update that is not finite"),
-    Seam("_save_checkpoint", "self, model, trial", "overridden: saves the entropy history next to the checkpoint"),
-    Seam("_load_optimizer_and_scheduler", "self, checkpoint", "overridden: restores the entropy history on resume"),
-    Seam(
-        "_get_train_sampler",
-        "self, dataset=None",
-        "overridden: kept for a resumed run; decides which rows are a group and which rank plays them",
-    ),
+    Seam("_get_grad_norm", "self, model, grad_norm=None"),
+    Seam("_save_checkpoint", "self, model, trial"),
+    Seam("_load_optimizer_and_scheduler", "self, checkpoint"),
+    Seam("_load_rng_state", "self, checkpoint"),
+    Seam("_get_train_sampler", "self, dataset=None"),
     Seam(
         "_init_training_state",
         "self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial",
-        "overridden: returns the epochs that are over, so many orders of the tasks are drawn and left out",
     ),
     Seam(
         "evaluate",
@@ -95,17 +76,18 @@ SEAMS = [
         "overridden: plays the fixed test lists",
     ),
     Seam("log", "self, logs, start_time=None", "overridden: adds metrics and shows sample episodes"),
-    Seam("_get_output_dir", "self, trial", "the folder of a checkpoint"),
+    Seam("_get_output_dir", "self, trial"),
+    Seam("save_model", "self, output_dir=None, _internal_call=False", "overridden: the final model appears at once"),
     Seam("create_optimizer", "self, model=None", "overridden: groups of its own for the critic"),
     Seam("create_scheduler", "self, num_training_steps, optimizer=None", "overridden: holds the policy in the warm-up"),
-    Seam("_clip_grad_norm", "self, model", "overridden: clips policy and critic apart"),
-    Seam("_save", "self, output_dir=None, state_dict=None", "overridden: the critic goes to a file of its own"),
+    Seam("_clip_grad_norm", "self, model"),
+    Seam("_save", "self, output_dir=None, state_dict=None"),
     Seam(
         "create_model_card",
         "self, model_name=None, dataset_name=None, tags=None",
         "overridden: a card of ours takes the place of TRL's (model_card.py)",
     ),
-    Seam("_load_from_checkpoint", "self, resume_from_checkpoint, model=None", "overridden: reads that file"),
+    Seam("_load_from_checkpoint", "self, resume_from_checkpoint, model=None"),
 ]
 
 
@@ -118,7 +100,7 @@ def test_trl_is_the_version_that_setup_cfg_pins():
     pin = re.search(r"trl>=(\d+)\.(\d+)", (Path(__file__).parents[1] / "setup.cfg").read_text())
     assert pin is not None, "setup.cfg no longer pins trl; the seams below are not TRL's public interface: pin it"
     wanted, got = (int(pin[1]), int(pin[2])), tuple(int(x) for x in trl.__version__.split(".")[:2])
-    assert got == wanted, advice("version", wanted, got, "everything")
+    assert got == wanted, advice("its version", wanted, got, "everything")
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
@@ -160,9 +142,25 @@ def test_seam_has_the_expected_signature(seam):
             "_generate_and_score_completions",
             r"gradient_accumulation_steps % generate_every != 0[\s\S]*"
             r'output\["old_per_token_logps"\] = old_per_token_logps',
-            "a batch that serves several updates is scored before the first, as it is: the entropy history's entry",
+            "a batch that serves several updates is scored before the first, as it is: what the methods measure",
         ),
         ("training_step", r"self\._step \+= 1", "_step counts micro-batches and tells where an RL step ends"),
+        (
+            "_prepare_inputs",
+            r"or self\._buffered_inputs is None:[\s\S]*self\._buffered_inputs = \[[\s\S]*"
+            r"inputs = self\._buffered_inputs\[self\._step % self\.args\.steps_per_generation\]",
+            "a resumed run goes on with the batch in use; None makes TRL collect another",
+        ),
+        (
+            "save_model",
+            r"if self\.args\.push_to_hub and not _internal_call:",
+            "the final model is not pushed to the Hub before it is whole",
+        ),
+        (
+            "create_model_card",
+            r"tags\.update\(self\._tag_names\)[\s\S]*trainer_name=self\._name,",
+            "the model card names the method and its tags",
+        ),
         (
             "_prepare_inputs",
             r"generate_every = self\.args\.steps_per_generation \* self\.num_iterations\s+"
@@ -183,12 +181,12 @@ def test_source_says_what_we_rely_on(where, pattern, used):
 
 def test_the_reference_model_is_synchronised_through_one_function():
     source, line = inspect.getsource(SyncRefModelCallback.on_step_end), "self.sync_target_model(model, self.ref_model,"
-    assert line in source, advice("SyncRefModelCallback", line, "no such line", "PPO hides its critic from it")
+    assert line in source, advice("sync_target_model", line, "no such line")
 
 
 def test_only_the_configuration_refuses_groups_of_one():
     """EPOPPOConfig shows GRPOConfig another number while it is checked; the trainer has a case for one."""
-    used = "PPO plays each task once (ppo_config.py)"
+    used = "PPO plays each task once (trainers/ppo_config.py)"
     with pytest.raises(ValueError, match="GRPO requires at least 2 generations"):
         GRPOConfig("x", num_generations=1, use_cpu=True, bf16=False)
     source = inspect.getsource(GRPOTrainer)
@@ -321,21 +319,39 @@ def test_one_turn_is_generated_from_token_ids(rollout):
 
 @pytest.mark.parametrize(
     "name",
-    """_tokenizer _metrics _step pad_to_multiple_of eos_token_ids generation_config generation_kwargs use_vllm
-    temperature accelerator num_generations num_iterations current_gradient_accumulation_steps""".split(),
+    """_metrics _step _buffered_inputs processing_class pad_to_multiple_of eos_token_ids
+    generation_config generation_kwargs use_vllm use_transformers_continuous_batching temperature accelerator
+    num_generations num_iterations current_gradient_accumulation_steps loss_type max_completion_length reward_weights
+    rollout_func callback_handler""".split(),
 )
 def test_attributes_that_we_read_exist(rollout, name):
-    assert name in vars(rollout[0]), advice(f"attribute {name}", "set on the trainer", "missing", "epo_trl/trainers")
+    used = "" if name in TABLE else "read or set by the trainers"
+    assert name in vars(rollout[0]), advice(name, "an attribute of the trainer", "no such attribute", used)
+
+
+def test_metrics_are_kept_by_mode_and_name(rollout):
+    got = rollout[0]._metrics
+    assert set(got) == {"train", "eval"} and got["train"]["never logged"] == [], advice(
+        "_metrics", "{'train': name -> list, 'eval': name -> list}, a new name begins with []", got
+    )
 
 
 def test_a_sleeping_vllm_is_woken_and_filled_by_what_we_call_and_set():
-    """vLLM is not here; `make test-vllm` runs it. TRL's lines that our `_keeping_vllm_awake` stands in for."""
-    path = Path(trl.__file__).with_name("generation") / "vllm_generation.py"
+    """vLLM is not here; `make test-vllm` runs it. TRL's lines that `TurnGenerator` and `hide_critic` stand in for."""
+    source = (Path(trl.__file__).with_name("generation") / "vllm_generation.py").read_text()
+    used = "vLLM sleeps between rollouts only (trainers/generation.py)"
     for line in ('self.llm.wake_up(tags=["weights"])', 'self.llm.wake_up(tags=["kv_cache"])', "self.llm.sleep(level=2)",
-                 "self._llm_weights_sleeping = True", "if self.enable_sleep_mode:"):  # fmt: skip
-        assert line in path.read_text(), advice("VLLMGeneration", line, "no such line", "vLLM sleeps between rollouts")
+                 "if self.enable_sleep_mode:"):  # fmt: skip
+        assert line in source, advice("VLLMGeneration", line, "no such line", used)
+    line = "self._llm_weights_sleeping = True"
+    assert line in source, advice("_llm_weights_sleeping", line, "no such line")
+    line = "def sync_weights(self)"
+    assert line in source, advice("sync_weights", line, "no such line")
+    generate = inspect.getsource(GRPOTrainer._generate_single_turn)
     line = "self._last_loaded_step = self.state.global_step"
-    assert line in inspect.getsource(GRPOTrainer._generate_single_turn), advice("_last_loaded_step", line, "none", "")
+    assert line in generate, advice("_last_loaded_step", line, "no such line")
+    line = "self.vllm_generation.sync_weights()"
+    assert line in generate, advice("sync_weights", line, "no such line")
 
 
 def test_generation_keeps_its_temperature_in_two_places(rollout):
@@ -357,15 +373,19 @@ def test_extra_tensors_are_shuffled_and_split_along_and_scalars_are_kept():
 @pytest.mark.parametrize("compact", [True, False])
 def test_fused_head_scores_only_labelled_positions(tokenizer, monkeypatch, family, shifted, compact):
     """`labels` are shifted by the head, `shift_labels` are not; both give log-prob and entropy, 0 where -100."""
-    used = "scores only response tokens (turn_forward.py switches `_use_triton` on the CPU for it)"
-    assert signature_of(trl_utils.add_fused_lm_head).startswith("model, temperature=1.0"), used
+    used = "scores response tokens only"
+    got = signature_of(trl_utils.add_fused_lm_head)
+    assert got.startswith("model, temperature=1.0"), advice("add_fused_lm_head", "model, temperature=1.0", got, used)
     source = inspect.getsource(trl_utils.add_fused_lm_head)
-    for line in (
-        "shift_labels=None",
-        "compact = _use_triton(hidden_states.device)",
-        "from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func",  # router_loss.py
+    for name, line in (
+        ("add_fused_lm_head", "shift_labels=None"),
+        ("_use_triton", "compact = _use_triton(hidden_states.device)"),
+        (
+            "load_balancing_loss_func",
+            "from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func",
+        ),
     ):
-        assert line in source, advice("add_fused_lm_head", line, "no such line", used)
+        assert line in source, advice(name, line, "no such line", used if name == "add_fused_lm_head" else "")
 
     monkeypatch.setattr(trl_utils, "_use_triton", lambda device: compact)
     model = build_model(tokenizer, family=family, hidden_size=32, heads=2)

@@ -16,6 +16,7 @@ The fast engine needs none of this: it evaluates nothing and takes only the gram
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -70,10 +71,9 @@ def _foreign_expression(grammar: str) -> str:
     from textworld.envs.pddl.logic import GameLogic
 
     logic = GameLogic(domain="", grammar=grammar)  # parses, and evaluates nothing
-    symbols = [symbol for rules in logic.grammar._rules.values() for rule in rules for symbol in rule.rhs]
-    for action in logic.actions.values():
-        for text in (action.template, action.feedback_rule):
-            symbols += textgen._parse_and_convert(text, rule_name="symbols")
+    texts = [{"rhs": text} for action in logic.actions.values() for text in (action.template, action.feedback_rule)]
+    grammars = (logic.grammar, textgen.ContextSensitiveGrammar.parse(json.dumps({"texts of actions": texts})))
+    symbols = [symbol for one in grammars for rules in one._rules.values() for rule in rules for symbol in rule.rhs]
     return next((e for e in map(str, _expressions(symbols)) if not _EXPRESSION.fullmatch(e)), "")
 
 

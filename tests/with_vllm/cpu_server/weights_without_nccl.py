@@ -4,6 +4,7 @@ For tests. `register` runs in every process of vLLM; `patch_client` in the train
 charge of everything but the transport.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -21,13 +22,13 @@ def keep_linear_weights() -> None:
     utils.dispatch_cpu_unquantized_gemm = keep
 
 
+@functools.cache  # vLLM may call it again
 def register() -> None:
     """Makes the engine known."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     keep_linear_weights()
-    if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, "weights_without_nccl", "make_engine")
+    WeightTransferEngineFactory.register_engine(BACKEND, "weights_without_nccl", "make_engine")
 
 
 def make_engine(*args: Any, **kwargs: Any) -> Any:
