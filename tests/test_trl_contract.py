@@ -330,7 +330,7 @@ def test_attributes_that_we_read_exist(rollout, name):
 
 
 def test_metrics_are_kept_by_mode_and_name(rollout):
-    got = rollout[0]._metrics
+    got = getattr(rollout[0], "_metrics", {})
     assert set(got) == {"train", "eval"} and got["train"]["never logged"] == [], advice(
         "_metrics", "{'train': name -> list, 'eval': name -> list}, a new name begins with []", got
     )
