@@ -52,19 +52,6 @@ class PolicyLossAsTerm(Method):
 
 
 @dataclass
-class TurnRatio(Method):
-    """One ratio for all tokens of a turn, the geometric mean of the tokens' (GSPO, per turn)."""
-
-    def ratio(self, logps, old_logps, turn_ids, mask):
-        turns = turn_ids.clamp(min=0)
-        sums = torch.zeros(len(logps), int(turns.max()) + 1, dtype=logps.dtype).scatter_add(
-            1, turns, (logps - old_logps) * mask
-        )
-        counts = torch.zeros_like(sums).scatter_add(1, turns, mask.to(logps.dtype)).clamp(min=1)
-        return old_logps + (sums / counts).gather(1, turns)
-
-
-@dataclass
 class KeepUnequal(Method):
     """Refuses groups of equal returns: DAPO's dynamic sampling."""
 

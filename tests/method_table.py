@@ -35,4 +35,6 @@ CASES = {
     "epo": Case(fields={"epo_lambda": 0.5}, neutral={}, neutral_fields={"epo_lambda": 0.0}),
     "ea": Case(neutral={"alpha": 0.0}),
     "adaptive": Case({"target": 9.0, "start": 0.5}, neutral={"target": 9.0, "delta": 0.0}),
+    # policy_method
+    "gspo": Case(),
 }

@@ -67,10 +67,10 @@ def named(method):
             "method_kwargs, 'method_examples:OneReward': scale: got -1, takes a number > 0",
         ),
         ({"entropy_method": "adaptive"}, "method_kwargs: 'adaptive' takes target, got {}"),
-        ({"policy_method": named("TurnRatio"), "beta": 0.1}, "beta: got 0.1 together with the ratio of"),
-        ({"policy_method": named("TurnRatio"), "loss_type": "cispo"}, "loss_type: got 'cispo' together with the ratio"),
+        ({"policy_method": "gspo", "beta": 0.1}, "beta: got 0.1 together with the ratio of"),
+        ({"policy_method": "gspo", "loss_type": "cispo"}, "loss_type: got 'cispo' together with the ratio"),
         (
-            {"policy_method": named("TurnRatio"), "importance_sampling_level": "sequence"},
+            {"policy_method": "gspo", "importance_sampling_level": "sequence"},
             "importance_sampling_level: got 'sequence' together with the ratio",
         ),
         ({"policy_method": named("Stubborn"), "temperature": 0.7}, "temperature: got 0.7, takes 1 with Stubborn"),
@@ -287,34 +287,6 @@ def test_a_term_made_of_the_policy_mean_counts_like_trls_own_policy_loss(tmp_pat
     assert largest(gradients) > 1e-2
     assert float(loss) == pytest.approx(float(again), abs=1e-6)
     assert difference(gradients, as_term) < 1e-5 * max(1.0, largest(gradients))
-
-
-def test_a_ratio_per_turn_is_trls_per_sequence_where_an_episode_is_one_turn(tmp_path):
-    """TRL's GSPO as the reference; two updates on a batch, so that ratios differ from 1."""
-
-    def weights(**changes):
-        trainer = make_trainer(
-            tmp_path, epo_lambda=0.0, max_turns=1, num_iterations=2, max_steps=4, learning_rate=1e-2, **changes
-        )
-        generator = torch.Generator().manual_seed(0)
-
-        def play(tasks, **kwargs):
-            values = torch.rand(len(tasks), generator=generator).tolist()
-            return [
-                Episode(task, "", "", (Turn((9, 10, 11), (12, 13, 14 + i), "", "", "", True, value),), StopReason.LOST)
-                for i, ((task, _), value) in enumerate(zip(tasks, values, strict=True))
-            ]
-
-        trainer.play = play
-        trainer.train()
-        return dict(trainer.model.state_dict())
-
-    per_turn, by_trl, per_token = (
-        weights(policy_method=named("TurnRatio")),
-        weights(importance_sampling_level="sequence"),
-        weights(),
-    )
-    assert difference(per_turn, by_trl) < 1e-5 < 1e-3 < difference(per_turn, per_token)
 
 
 @pytest.mark.parametrize("make", [make_trainer, make_ppo])

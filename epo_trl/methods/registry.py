@@ -26,7 +26,9 @@ METHODS: dict[str, dict[str, str]] = {
         "ea": "epo_trl.methods.ea:EntropyAdvantage",
         "adaptive": "epo_trl.methods.adaptive:AdaptiveEntropy",
     },
-    "policy_method": {},
+    "policy_method": {
+        "gspo": "epo_trl.methods.gspo:TurnGSPO",
+    },
 }
 
 

@@ -1,0 +1,43 @@
+"""GSPO's ratio (arXiv 2507.18071), one for each turn: all tokens of a response are clipped together or not at all."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods.base import Method
+
+
+@dataclass
+class TurnGSPO(Method):
+    """`s = exp(mean over the turn's tokens of log(pi / pi_old))` in place of each token's ratio.
+
+    The paper has one ratio per answer; an episode has several, one per turn. The gradient is that of the paper's
+    GSPO-token: token t moves by `s * A_t * grad log pi_t`. Where all tokens of a turn have one advantage this is GSPO;
+    where they differ, each keeps its own.
+    """
+
+    def described(self) -> str:
+        """Returns name and paper."""
+        return "[GSPO](https://arxiv.org/abs/2507.18071) with a ratio per turn"
+
+    def check(self, args: Any) -> None:
+        """Warns if every ratio is 1, because the policy that played is the one that learns."""
+        if args.num_iterations == 1 and args.steps_per_generation <= args.gradient_accumulation_steps:
+            warnings.warn(
+                "policy_method: got 'gspo' with one update on each batch, where every ratio is 1, so that it changes "
+                "nothing; set num_iterations, or steps_per_generation above gradient_accumulation_steps",
+                stacklevel=2,
+            )
+
+    def ratio(self, logps: Tensor, old_logps: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
+        """Returns log-probabilities whose differences from the old ones are their means over turns."""
+        turns, log_ratio = turn_ids.clamp(min=0), (logps.detach() - old_logps) * mask
+        sums = log_ratio.new_zeros(len(turns), int(turns.max()) + 1).scatter_add(1, turns, log_ratio)
+        counts = torch.zeros_like(sums).scatter_add(1, turns, mask.to(sums.dtype)).clamp(min=1)
+        mean = (sums / counts).gather(1, turns)
+        return logps + (old_logps + mean - logps.detach())
