@@ -13,13 +13,14 @@ from trainer_kit import (
     largest,
     make_config,
     make_episodes,
+    make_model,
     make_ppo,
     make_trainer,
 )
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.methods import Method, Ranks, methods_of
-from epo_trl.trainers import EPOPPOConfig, row_scorer
+from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer, EPOTrainer, row_scorer
 from epo_trl.trainers.collection import Collector
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -66,6 +67,9 @@ def named(method):
             {"policy_method": named("OneReward"), "method_kwargs": {named("OneReward"): {"scale": -1}}},
             "method_kwargs, 'method_examples:OneReward': scale: got -1, takes a number > 0",
         ),
+        ({"entropy_method": "ea", "method_kwargs": {"ea": {"alpha": "much"}}}, "got ea.alpha='much', takes a number"),
+        ({"entropy_method": "ea", "method_kwargs": {"ea": {"alpha": True}}}, "got ea.alpha=True, takes a number"),
+        ({"credit": "gigpo", "method_kwargs": {"gigpo": {"scale": 1}}}, "got gigpo.scale=1, takes true or false"),
         ({"entropy_method": "adaptive"}, "method_kwargs: 'adaptive' takes target, got {}"),
         ({"policy_method": "gspo", "beta": 0.1}, "beta: got 0.1 together with the ratio of"),
         ({"policy_method": "gspo", "loss_type": "cispo"}, "loss_type: got 'cispo' together with the ratio"),
@@ -109,6 +113,22 @@ def test_a_name_alone_is_a_list_of_one_and_null_is_none(tmp_path):
     methods = methods_of(args, critic=False)
     assert list(methods) == ["grpo", "epo", named("OneReward")] and methods[named("OneReward")].scale == 3
     assert make_config(tmp_path, entropy_method=None).entropy_method == []
+
+
+def test_a_number_that_yaml_takes_for_a_string_is_a_number(tmp_path):
+    """YAML reads `1e-3` as a string, and `1` as an integer."""
+    args = make_config(tmp_path, entropy_method="ea", method_kwargs={"ea": {"alpha": "1e-3", "kappa": 3}})
+    method = methods_of(args, critic=False)["ea"]
+    assert (method.alpha, method.kappa) == (0.001, 3)
+
+
+def test_a_trainer_and_the_configuration_of_the_other_do_not_go_together(tmp_path):
+    with pytest.raises(
+        ValueError, match="credit: got 'turn', which reads a critic's values, and this trainer has none"
+    ):
+        EPOTrainer(make_model(), ToySuite(), make_config(tmp_path, kind=EPOPPOConfig))
+    with pytest.raises(ValueError, match="args: got EPOConfig, takes EPOPPOConfig"):
+        EPOPPOTrainer(make_model(), ToySuite(), make_config(tmp_path))
 
 
 def test_a_setting_of_epo_is_the_field_of_the_configuration(tmp_path):

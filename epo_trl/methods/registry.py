@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from epo_trl.methods.base import Method, Need
 from epo_trl.methods.stack import Methods
@@ -74,12 +75,27 @@ def _made(slot: str, name: str, found: type[Any], args: Any) -> Method:
     missing = [setting for setting in required if setting not in (*given, *found.config_fields)]
     if missing:
         raise ValueError(f"method_kwargs: {name!r} takes {', '.join(missing)}, got {dict(given)}")
+    hints = get_type_hints(found)
+    given = {setting: _value(f"{name}.{setting}", hints[setting], value) for setting, value in given.items()}
     try:
         return found(**{setting: getattr(args, setting) for setting in found.config_fields}, **given)
     except AttributeError as error:
         raise ValueError(f"{slot}: got {name!r}, which reads a setting that this trainer has not: {error}") from error
     except (TypeError, ValueError) as error:
         raise ValueError(f"method_kwargs, {name!r}: {error}" if given else str(error)) from error
+
+
+def _value(name: str, kind: Any, value: Any) -> Any:
+    """Returns the value of a setting; a string becomes a number, since YAML takes `1e-3` for one."""
+    takes = {float: "a number", int: "an integer", bool: "true or false"}.get(kind)
+    if takes is None or isinstance(value, bool) and kind is bool:
+        return value
+    if isinstance(value, str) and kind is not bool:
+        with suppress(ValueError):
+            value = kind(value)
+    if isinstance(value, bool | str) or kind is bool or not isinstance(value, kind | int):
+        raise ValueError(f"method_kwargs: got {name}={value!r}, takes {takes}")
+    return value
 
 
 def _has_no_default(field: Field[Any]) -> bool:

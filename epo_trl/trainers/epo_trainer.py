@@ -29,7 +29,7 @@ from epo_trl.evaluation.samples import print_episodes
 from epo_trl.long_runs.aborts import check_aborts
 from epo_trl.long_runs.progress import use_short_progress
 from epo_trl.long_runs.update_guard import spread_nonfinite
-from epo_trl.methods import Batch, MicroBatch, Need
+from epo_trl.methods import Batch, MicroBatch, Need, methods_of
 from epo_trl.models.load import attention_of
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
@@ -65,6 +65,7 @@ class EPOTrainer(LongRunTrainer):
 
     _tag_names = ["trl", "epo_trl", "grpo"]
     _name = "EPO"
+    has_critic = False
 
     def __init__(
         self,
@@ -77,8 +78,9 @@ class EPOTrainer(LongRunTrainer):
         **kwargs: Any,
     ):
         args = args if args is not None else EPOConfig("epo-trl")
-        setup = set_up(model, suite, args, train_dataset, processing_class, reward_funcs, kwargs)
-        self.suite, self.rules, self.methods = setup.suite, setup.rules, setup.methods
+        methods = methods_of(args, critic=self.has_critic)
+        setup = set_up(model, suite, args, methods, train_dataset, processing_class, reward_funcs, kwargs)
+        self.suite, self.rules, self.methods = setup.suite, setup.rules, methods
         quiet = args.disable_tqdm or args.process_index != 0
         self.player = Player(self.suite, TurnGenerator(self), waves=args.rollout_waves, quiet=quiet)
         self.player.check_first_task(setup.train_dataset[0]["prompt"], args.seed, self.rules)
@@ -210,10 +212,8 @@ class EPOTrainer(LongRunTrainer):
         Scaled so that the sum over the micro-batches of an optimizer step, averaged over ranks, is the loss of the
         whole batch, however it is cut.
         """
-        layout, ratio = (
-            batches.layout_in(inputs, self.rules.context),
-            batches.ratio_in(inputs, self.methods),
-        )
+        layout = batches.layout_in(inputs, self.rules.context)
+        ratio = batches.ratio_in(inputs, self.methods)
         with self.scorer.over(layout, ratio=ratio, with_values="old_values" in inputs) as scores:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         micro = batches.micro_batch(self, inputs, scores[-1])

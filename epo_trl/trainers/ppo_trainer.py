@@ -52,9 +52,12 @@ class EPOPPOTrainer(EPOTrainer):
     args: EPOPPOConfig
     _tag_names = ["trl", "epo_trl", "ppo"]
     _name = "PPO with EPO"
+    has_critic = True
 
     def __init__(self, model: str | PreTrainedModel, suite: TaskSuite, args: EPOPPOConfig | None = None, **kwargs: Any):
         args = args if args is not None else EPOPPOConfig("epo-trl-ppo")
+        if not isinstance(args, EPOPPOConfig):
+            raise ValueError(f"args: got {type(args).__name__}, takes EPOPPOConfig, which has the critic's settings")
         if kwargs.get("reward_funcs") is not None:
             raise ValueError(
                 "reward_funcs: got reward functions, takes none: the critic learns the rewards of the turns; change "

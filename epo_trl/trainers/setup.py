@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite, PoolSettings
-from epo_trl.methods import Methods, Ranks, methods_of
+from epo_trl.methods import Methods, Ranks
 from epo_trl.models import load_tokenizer
 from epo_trl.trainers.checks import check_reference, check_settings, check_tokenizer
 from epo_trl.trainers.config import EPOConfig
@@ -28,7 +28,6 @@ class Setup:
         test_tasks: Task ids of each test list.
         tokenizer: The policy's.
         rules: How episodes are played.
-        methods: What the policy learns by.
     """
 
     suite: TaskSuite
@@ -36,7 +35,6 @@ class Setup:
     test_tasks: dict[str, list[str]]
     tokenizer: Any
     rules: Rules
-    methods: Methods
 
     def test_datasets(self) -> dict[str, Dataset] | None:
         """Returns the test lists as TRL takes them."""
@@ -47,6 +45,7 @@ def set_up(
     model: Any,
     suite: TaskSuite,
     args: EPOConfig,
+    methods: Methods,
     train_dataset: Dataset | None,
     tokenizer: Any,
     reward_funcs: Any,
@@ -58,6 +57,7 @@ def set_up(
         model: As for the trainer.
         suite: As for the trainer.
         args: As for the trainer.
+        methods: What the policy learns by.
         train_dataset: As for the trainer.
         tokenizer: As for the trainer.
         reward_funcs: As for the trainer.
@@ -79,10 +79,9 @@ def set_up(
     check_reference(args, model, kwargs.get("peft_config"))
     rules = rules_of(args, suite.name, tokenizer)
     check_settings(args, rules.context)
-    methods = methods_of(args, critic=args.has_critic)
     if methods.choose_groups and reward_funcs is not None:
         raise ValueError("reward_funcs: takes none with a method that chooses groups by the episodes' own rewards")
-    return Setup(_in_workers(suite, args), train_dataset, test_tasks, tokenizer, rules, methods)
+    return Setup(_in_workers(suite, args), train_dataset, test_tasks, tokenizer, rules)
 
 
 def ranks_of(accelerator: Any) -> Ranks:
