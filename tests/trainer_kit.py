@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.methods import Batch, Credit
+from epo_trl.methods.epo import EPO
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.load import corpus
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
@@ -162,8 +163,9 @@ class StepCatcher(TrainerCallback):
 
 def catch_step(trainer: Any, *, history: Sequence[float] = (), rl_step: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns loss and gradients of the first optimizer step of `trainer.train()`."""
-    for entropy in history:
-        trainer.methods["epo"].history.append(entropy)
+    for method in trainer.methods.values():
+        for entropy in history if isinstance(method, EPO) else ():
+            method.history.append(entropy)
     if history:
         trainer.rl_step = rl_step
     catcher = StepCatcher()

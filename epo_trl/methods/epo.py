@@ -25,6 +25,7 @@ class EPO(Method):
         "epo_lambda", "smoothing_alpha", "smoothing_beta_start", "smoothing_beta_end", "smoothing_decay", "kappa_low",
         "kappa_high", "smoothing_penalty", "entropy_history", "entropy_history_window",
     )  # fmt: skip
+    variant: ClassVar[str] = ""  # what a model card adds to the name
 
     epo_lambda: float = 0.001
     smoothing_alpha: float = 0.1
@@ -45,7 +46,7 @@ class EPO(Method):
     def described(self) -> str:
         """Returns name, paper and weight."""
         paper = "[EPO, entropy-regularized policy optimization](https://arxiv.org/abs/2509.22576)"
-        return f"{paper}, weight {self.epo_lambda:g}" if self.epo_lambda else ""
+        return f"{paper}{self.variant}, weight {self.epo_lambda:g}" if self.epo_lambda else ""
 
     def beta(self, rl_step: int, total_rl_steps: int) -> float:
         """Returns beta_k of Eq. 7."""
@@ -57,16 +58,21 @@ class EPO(Method):
             decay=self.smoothing_decay,
         )
 
+    def weight(self, rl_step: int, total_rl_steps: int) -> float:
+        """Returns lambda."""
+        return self.epo_lambda
+
     def loss(self, micro: MicroBatch) -> Tensor | None:
         """Returns these rows' part of the terms."""
         if not self.epo_lambda:
             return None
         bonus, penalty = self._terms(micro)
-        return -self.epo_lambda * (bonus - self.beta(micro.rl_step, micro.total_rl_steps) * penalty)
+        weight, beta = (at(micro.rl_step, micro.total_rl_steps) for at in (self.weight, self.beta))
+        return -weight * (bonus - beta * penalty)
 
     def _terms(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         penalty = smoothing.smoothing_penalty(
-            micro.entropy,
+            self._banded(micro),
             self.history.reference(micro.turn_ids),
             kappa_low=self.kappa_low,
             kappa_high=self.kappa_high,
@@ -75,11 +81,16 @@ class EPO(Method):
         )
         return micro.turn_mean(micro.entropy), micro.turn_mean(penalty)
 
+    def _banded(self, micro: MicroBatch) -> Tensor:
+        """Returns (b, T), what the band is held against."""
+        return micro.entropy
+
     @torch.no_grad()
     def measure(self, micro: MicroBatch) -> None:
         """Adds the terms, and the tokens on each side of the band."""
         reference = self.history.reference(micro.turn_ids)
-        shares = band_shares(micro.entropy, reference, micro.mask, kappa_low=self.kappa_low, kappa_high=self.kappa_high)
+        band = {"kappa_low": self.kappa_low, "kappa_high": self.kappa_high}
+        shares = band_shares(self._banded(micro), reference, micro.mask, **band)
         self._sums = self._sums.to(shares.device) + torch.cat([shares, torch.stack(self._terms(micro))])
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
@@ -87,10 +98,11 @@ class EPO(Method):
         sums, self._sums = step.ranks.sum(self._sums), torch.zeros_like(self._sums)
         below, inside, above = (sums[:3] / sums[:3].sum().clamp(min=1)).tolist()
         bonus, penalty = sums[3:].tolist()
-        beta = self.beta(step.rl_step, step.total_rl_steps)
+        weight, beta = (at(step.rl_step, step.total_rl_steps) for at in (self.weight, self.beta))
         metrics = {
+            "epo/lambda": weight,
             "epo/beta": beta,
-            "epo/net_coef_above_band": self.epo_lambda * (1 - self.smoothing_alpha * beta),
+            "epo/net_coef_above_band": weight * (1 - self.smoothing_alpha * beta),
             "epo/entropy_loss": bonus,
             "epo/smoothing_loss": penalty,
             "epo/share_below_band": below,
@@ -100,6 +112,7 @@ class EPO(Method):
         reference = self.history.reference() if self.history.per == "step" else None
         if isinstance(reference, float):
             metrics["epo/reference"] = reference
+            metrics["epo/turn_deviation"] = sum(abs(entropy - reference) for entropy in step.turn_entropy.values())
         # A batch without a token, or with an entropy that is not finite, has no entry.
         if math.isfinite(step.entropy):
             self.history.append(step.entropy if self.history.per == "step" else step.turn_entropy)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from epo_trl.methods.base import Method, Need
+from epo_trl.methods.epo import EPO
 from epo_trl.methods.stack import Methods
 
 # Field of the configuration -> name -> where the class is. A user's own is named "module:Class".
@@ -24,6 +25,11 @@ METHODS: dict[str, dict[str, str]] = {
     },
     "entropy_method": {
         "epo": "epo_trl.methods.epo:EPO",
+        "epo-base": "epo_trl.methods.epo_variants:EPOBase",
+        "epo-decay": "epo_trl.methods.epo_variants:EPODecay",
+        "epo-constant-beta": "epo_trl.methods.epo_variants:EPOConstantBeta",
+        "epo-v2": "epo_trl.methods.epo_variants:EPOSecondVersion",
+        "turn-band": "epo_trl.methods.epo_variants:TurnBand",
         "ea": "epo_trl.methods.ea:EntropyAdvantage",
         "adaptive": "epo_trl.methods.adaptive:AdaptiveEntropy",
     },
@@ -145,6 +151,9 @@ def _check_kinds(made: Mapping[str, Method], args: Any, critic: bool) -> None:
             f"credit: got {args.credit!r}, which does not use the critic that this trainer learns; take EPOConfig and "
             "EPOTrainer, or a credit that needs values"
         )
+    variants = [name for name, method in made.items() if isinstance(method, EPO)]
+    if len(variants) > 1:
+        raise ValueError(f"entropy_method: got {' and '.join(map(repr, variants))}, all variants of EPO; take one")
     for hook, slot in (("credit", "credit"), ("ratio", "policy_method")):
         several = [name for name, method in made.items() if _overrides(method, hook)]
         if len(several) > 1:

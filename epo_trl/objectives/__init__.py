@@ -1,9 +1,9 @@
 """The objective as pure functions on tensors: one equation each."""
 
-from epo_trl.objectives.aggregation import turn_mean_weights
+from epo_trl.objectives.aggregation import turn_mean_weights, turn_means
 from epo_trl.objectives.history import EntropyHistory
 from epo_trl.objectives.schedules import check_schedule, scheduled_weight
-from epo_trl.objectives.smoothing import band_shares, beta_schedule, smoothing_penalty
+from epo_trl.objectives.smoothing import band_shares, beta_schedule, falling_beta, smoothing_penalty
 from epo_trl.objectives.value import value_loss
 
 __all__ = [
@@ -11,8 +11,10 @@ __all__ = [
     "band_shares",
     "beta_schedule",
     "check_schedule",
+    "falling_beta",
     "scheduled_weight",
     "smoothing_penalty",
     "turn_mean_weights",
+    "turn_means",
     "value_loss",
 ]

@@ -50,3 +50,19 @@ def turn_mean_weights(
     per_token = (tokens_per_turn.gather(1, turns) * turns_per_row).clamp(min=1)
     rows = (turns_per_row > 0).sum().clamp(min=1) if num_trajectories is None else num_trajectories  # B
     return (mask / per_token / rows).to(dtype)
+
+
+def turn_means(values: Tensor, turn_ids: Tensor, response_mask: Tensor) -> Tensor:
+    """Returns (B, T), at each token of a turn the mean of `values` over the turn's response tokens. Differentiable.
+
+    It is 0 in a turn without a response token, and means nothing on padding.
+
+    Args:
+        values: (B, T).
+        turn_ids: (B, T) integers, the turn of each token; -1 on padding.
+        response_mask: (B, T), 1 on the tokens that count.
+    """
+    turns, mask = turn_ids.clamp(min=0).long(), response_mask.to(values.dtype)
+    sums = values.new_zeros(len(turns), int(turns.max()) + 1 if turns.numel() else 1)
+    counts = sums.scatter_add(1, turns, mask).clamp(min=1)
+    return (sums.scatter_add(1, turns, values * mask) / counts).gather(1, turns)

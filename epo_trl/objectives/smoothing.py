@@ -1,4 +1,4 @@
-"""The smoothing term of EPO and the schedule of its weight (arXiv 2509.22576, Eq. 5 to 7)."""
+"""The smoothing term of EPO and the schedules of its weight (arXiv 2509.22576, Eq. 5 to 7)."""
 
 from __future__ import annotations
 
@@ -27,18 +27,34 @@ def beta_schedule(rl_step: int, total_rl_steps: int, *, start: float, end: float
     Raises:
         ValueError: If `rl_step` is negative, `total_rl_steps` is not positive or `decay` is negative.
     """
-    if rl_step < 0:
-        raise ValueError(f"rl_step: got {rl_step}, takes an integer >= 0")
-    if total_rl_steps < 1:
-        raise ValueError(f"total_rl_steps: got {total_rl_steps}, takes an integer >= 1")
-    if decay < 0:
-        raise ValueError(f"decay: got {decay}, takes a number >= 0")
+    _check_schedule(rl_step, total_rl_steps, decay)
     middle = total_rl_steps // 2
     if rl_step <= middle:
         progress = rl_step / middle if middle else 0.0
         return start + (1.0 - start) * (1.0 - math.exp(-decay * progress))
     progress = min(1.0, (rl_step - middle) / (total_rl_steps - middle))
     return 1.0 + (end - 1.0) * (1.0 - math.exp(-decay * progress))
+
+
+def falling_beta(rl_step: int, total_rl_steps: int, *, start: float, decay: float) -> float:
+    """Returns beta_k of the paper's second version, `1 + (start - 1) * exp(-decay * k / k_mid)` with k_mid = K // 2.
+
+    Up to k_mid it is `beta_schedule`; after it, it goes on towards 1 without a jump. With K = 1 it is `start`. Beyond
+    K the value of step K is kept. Arguments and errors as for `beta_schedule`; the paper has `start` 2.
+    """
+    _check_schedule(rl_step, total_rl_steps, decay)
+    middle = total_rl_steps // 2
+    progress = min(rl_step, total_rl_steps) / middle if middle else 0.0
+    return 1.0 + (start - 1.0) * math.exp(-decay * progress)
+
+
+def _check_schedule(rl_step: int, total_rl_steps: int, decay: float) -> None:
+    if rl_step < 0:
+        raise ValueError(f"rl_step: got {rl_step}, takes an integer >= 0")
+    if total_rl_steps < 1:
+        raise ValueError(f"total_rl_steps: got {total_rl_steps}, takes an integer >= 1")
+    if decay < 0:
+        raise ValueError(f"decay: got {decay}, takes a number >= 0")
 
 
 def smoothing_penalty(

@@ -1,0 +1,202 @@
+"""EPO's variants: schedules and terms worked out by hand, and each against the EPO whose settings it stands for."""
+
+import math
+
+import pytest
+import torch
+from test_epo_trainer import logged
+from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
+
+from epo_trl.methods import MicroBatch, Ranks, StepSummary, methods_of
+from epo_trl.methods.epo import EPO
+from epo_trl.methods.epo_variants import EPOBase, EPOConstantBeta, EPODecay, EPOSecondVersion, TurnBand
+from epo_trl.objectives import falling_beta, turn_means
+
+HISTORY = [3.4, 3.2]
+BAND = {"epo_lambda": 0.5, "smoothing_alpha": 0.7, "kappa_low": 0.97, "kappa_high": 1.01}
+
+
+def micro_of(entropy, turn_ids, **changes):
+    """Returns one row of which every token counts; its entropy is a leaf with gradient."""
+    entropy = torch.tensor([entropy], requires_grad=True)
+    x, turns, mask = torch.zeros_like(entropy), torch.tensor([turn_ids]), torch.ones(1, len(turn_ids)).long()
+    return MicroBatch(x, entropy, x, x, turns, mask, torch.tensor(1.0), lambda values: values.sum(), **changes)
+
+
+def step(folder, name, *, size=8, rl_step=3, kwargs=None, history=HISTORY, **changes):
+    """Returns loss and gradients of RL step `rl_step` of 10."""
+    trainer = make_trainer(
+        folder, entropy_method=[name], method_kwargs={name: kwargs} if kwargs else {}, per_device_train_batch_size=size,
+        gradient_accumulation_steps=8 // size, **{**BAND, **changes},
+    )  # fmt: skip
+    trainer.play = lambda tasks, **kw: make_episodes()
+    return catch_step(trainer, history=history, rl_step=rl_step)
+
+
+# ------------------------------------------------------------------------------------------------------------ by hand
+
+
+def test_the_schedule_of_the_second_version_by_hand():
+    """K = 10, k_mid = 5: 1 + exp(-3 k / 5); it is Eq. 7 up to k_mid, and has no jump there."""
+    new, old = EPOSecondVersion(), EPO()
+    for k in range(6):
+        assert new.beta(k, 10) == pytest.approx(1 + math.exp(-0.6 * k)) == pytest.approx(old.beta(k, 10))
+    assert [new.beta(6, 10), new.beta(10, 10)] == pytest.approx([1 + math.exp(-3.6), 1 + math.exp(-6)])
+    assert old.beta(6, 10) == 1.0 and new.beta(12, 10) == new.beta(10, 10) and new.beta(0, 1) == 2.0
+    assert EPOSecondVersion(smoothing_beta_start=3.0, smoothing_decay=1.0).beta(5, 10) == pytest.approx(1 + 2 / math.e)
+    for bad, named in (((-1, 3), "rl_step"), ((0, 0), "total_rl_steps")):
+        with pytest.raises(ValueError, match=f"{named}: got"):
+            falling_beta(*bad, start=2.0, decay=3.0)
+
+
+def test_a_decay_over_training_by_hand():
+    method = EPODecay(epo_lambda=0.5, over="training", end_weight=0.1, max_turns=3)
+    micro = micro_of([2.0, 4.0], [0, 0], rl_step=1, total_rl_steps=5)
+    assert method.loss(micro).item() == pytest.approx(-0.4 * 3.0)
+    metrics = method.end_rl_step(StepSummary(3.0, {0: 3.0}, rl_step=1, total_rl_steps=5))
+    assert (
+        metrics["epo/lambda"] == metrics["epo/net_coef_above_band"] == pytest.approx(0.4) and metrics["epo/beta"] == 0
+    )
+
+
+def test_a_decay_over_turns_by_hand():
+    """max_turns 3, 0.5 falling to 0.1: turns weigh 0.5, 0.3, 0.1, at every RL step."""
+    method = EPODecay(epo_lambda=0.5, over="turns", end_weight=0.1, max_turns=3)
+    micro = micro_of([2.0, 4.0, 1.0, 7.0, 7.0], [0, 0, 1, 2, 2], rl_step=4, total_rl_steps=5)
+    loss = method.loss(micro)
+    assert loss.item() == pytest.approx(-(0.5 * 3.0 + 0.3 * 1.0 + 0.1 * 7.0) / 3)
+    loss.backward()
+    want = torch.tensor([[-0.5 / 6, -0.5 / 6, -0.3 / 3, -0.1 / 6, -0.1 / 6]])
+    torch.testing.assert_close(micro.entropy.grad, want)
+    early = EPODecay(epo_lambda=0.5, over="turns", end_weight=0.1, schedule="cosine", max_turns=2)
+    assert early.loss(micro_of([2.0, 4.0], [0, 1])).item() == pytest.approx(-(0.5 * 2.0 + 0.1 * 4.0) / 2)
+
+
+def test_means_of_turns_by_hand():
+    values, turns = torch.tensor([[1.0, 3.0, 9.0, 5.0, 7.0]]), torch.tensor([[0, 0, 1, 1, -1]])
+    mask = torch.tensor([[1, 1, 0, 1, 0]])
+    torch.testing.assert_close(turn_means(values, turns, mask)[:, :4], torch.tensor([[2.0, 2.0, 5.0, 5.0]]))
+
+
+def test_a_band_on_turns_by_hand():
+    """Reference 2, band 1 to 3: turn 0 (mean 2, one token above) is inside, turn 1 (mean 5) is 2 above."""
+    method = TurnBand(epo_lambda=0.5, smoothing_alpha=2.0, kappa_low=0.5, kappa_high=1.5)
+    method.history.append(2.0)
+    micro = micro_of([0.5, 3.5, 4.0, 6.0], [0, 0, 1, 1], rl_step=0, total_rl_steps=10)  # beta_0 is 2
+    loss = method.loss(micro)
+    assert loss.item() == pytest.approx(-0.5 * (3.5 - 2.0 * (2.0 * 2.0) / 2))
+    loss.backward()
+    above = -0.5 / 4 * (1 - 2.0 * 2.0)  # each token weighs 1 / 4; alpha * beta_k is 4
+    torch.testing.assert_close(micro.entropy.grad, torch.tensor([[-0.125, -0.125, above, above]]))
+    method.measure(micro)
+    metrics = method.end_rl_step(StepSummary(3.5, {0: 2.5, 1: 5.0}, rl_step=0, total_rl_steps=10))
+    assert (metrics["epo/share_inside_band"], metrics["epo/share_above_band"]) == (0.5, 0.5)
+    assert metrics["epo/smoothing_loss"] == pytest.approx(2.0)
+    assert metrics["epo/turn_deviation"] == pytest.approx(0.5 + 3.0)
+
+
+# ------------------------------------------------------------------------------------------------- against EPO itself
+
+
+def test_the_bonus_alone_is_epo_without_smoothing(tmp_path):
+    base, epo = step(tmp_path, "epo-base"), step(tmp_path, "epo", smoothing_alpha=0.0)
+    assert difference(base[1], epo[1]) == 0.0 and difference(base[1], step(tmp_path, "epo")[1]) > 1e-3
+
+
+def test_a_constant_beta_is_epo_with_both_ends_at_one(tmp_path):
+    ones = step(tmp_path, "epo", smoothing_beta_start=1.0, smoothing_beta_end=1.0)
+    assert difference(step(tmp_path, "epo-constant-beta", kwargs={"beta_k": 1.0})[1], ones[1]) == 0.0
+    assert difference(step(tmp_path, "epo-constant-beta", kwargs={"beta_k": 2.0})[1], ones[1]) > 1e-3
+
+
+@pytest.mark.parametrize(("rl_step", "same"), [(3, True), (7, False)])
+def test_the_second_version_parts_from_the_first_after_half_time(tmp_path, rl_step, same):
+    """A late step's beta differs by exp(-4.2)."""
+    gap = difference(step(tmp_path, "epo-v2", rl_step=rl_step)[1], step(tmp_path, "epo", rl_step=rl_step)[1])
+    assert gap < 1e-6 if same else gap > 1e-5
+
+
+def test_a_decay_over_training_is_the_bonus_with_that_steps_lambda(tmp_path):
+    """0.5 to 0 over 10 RL steps: a third is gone at step 3."""
+    decay = step(tmp_path, "epo-decay", kwargs={"over": "training", "end_weight": 0})
+    assert difference(decay[1], step(tmp_path, "epo-base", epo_lambda=0.5 * 2 / 3)[1]) < 1e-6
+    assert difference(decay[1], step(tmp_path, "epo-base")[1]) > 1e-3
+
+
+TURNS = {"over": "turns", "end_weight": 0.1}
+VARIANTS = {
+    "epo-base": None, "epo-decay": TURNS, "epo-constant-beta": {"beta_k": 2.0}, "epo-v2": None, "turn-band": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_gradient_does_not_depend_on_the_cut_and_lambda_zero_is_the_run_without(tmp_path, name):
+    changes = {"kwargs": VARIANTS[name], "max_turns": 4}
+    whole, cut = step(tmp_path, name, **changes)[1], step(tmp_path, name, size=2, **changes)[1]
+    assert difference(whole, cut) < 2e-5 * largest(whole)
+    zero = {**changes, "epo_lambda": 0.0}
+    if name == "epo-decay":
+        zero["kwargs"] = {**TURNS, "end_weight": 0}
+    off, without = step(tmp_path, name, **zero)[1], step(tmp_path, "epo", epo_lambda=0.0)[1]
+    assert difference(off, without) == 0.0 and difference(whole, off) > 1e-3
+    if name in ("epo-decay", "turn-band"):
+        assert difference(whole, step(tmp_path, "epo")[1]) > 1e-3
+
+
+def test_measures_of_two_ranks_add_up():
+    """Each rank has one of two turns; the sums of both make the step's metrics."""
+    method = TurnBand(kappa_high=1.5)
+    method.history.append(2.0)
+    method.measure(micro_of([4.0, 6.0], [0, 0]))
+    ranks = Ranks(sum=lambda own: own + torch.tensor([0.0, 2, 0, 1, 0]))
+    metrics = method.end_rl_step(StepSummary(3.5, {}, ranks))
+    assert metrics["epo/share_above_band"] == 0.5 and metrics["epo/entropy_loss"] == pytest.approx(6.0)
+
+
+def test_the_history_of_a_variant_goes_through_a_checkpoint(tmp_path):
+    settings = {"entropy_method": "turn-band", "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    runs = []
+    for checkpoint in (None, str(tmp_path / "checkpoint-2")):
+        trainer = make_trainer(tmp_path, **settings)
+        trainer.play = lambda tasks, **kw: make_episodes()
+        trainer.train(resume_from_checkpoint=checkpoint)
+        runs.append(trainer)
+    straight, resumed = runs
+    assert len(straight.methods["turn-band"].history) == 4
+    assert straight.methods.state_dict() == resumed.methods.state_dict()
+    assert logged(straight, "epo/reference") == logged(resumed, "epo/reference")
+
+
+# ---------------------------------------------------------------------------------------------------- names and cards
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"entropy_method": ["epo", "epo-base"]}, "entropy_method: got 'epo' and 'epo-base', all variants of EPO"),
+        ({"entropy_method": "epo-decay"}, "method_kwargs: 'epo-decay' takes over, end_weight, got {}"),
+        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "over": "time"}}, "over: got 'time', takes one of"),
+        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "end_weight": 9}}, "end_weight: got 9, takes at most"),
+        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "schedule": "constant"}}, "end_weight: got 0.1, takes no"),
+        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "max_turns": 9}}, "epo-decay.max_turns, which is a field"),
+        ({"entropy_method": "epo-constant-beta"}, "'epo-constant-beta' takes beta_k, got {}"),
+        ({"entropy_method": "epo-constant-beta", "kwargs": {"beta_k": -1}}, "beta_k: got -1, takes a number >= 0"),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_named(tmp_path, changes, message):
+    kwargs = {"method_kwargs": {changes["entropy_method"]: changes["kwargs"]}} if "kwargs" in changes else {}
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, entropy_method=changes["entropy_method"], epo_lambda=0.5, **kwargs)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_model_card_tells_variants_apart(tmp_path, name):
+    settings = {
+        "entropy_method": name,
+        "max_turns": 9,
+        "method_kwargs": {name: VARIANTS[name]} if VARIANTS[name] else {},
+    }
+    method = methods_of(make_config(tmp_path, epo_lambda=0.5, **settings), critic=False)[name]
+    assert isinstance(method, EPO) and method.variant in method.described() and "weight 0.5" in method.described()
+    kinds = (EPOBase, EPODecay, EPOConstantBeta, EPOSecondVersion, TurnBand)
+    assert len({kind.variant for kind in (EPO, *kinds)}) == 6
