@@ -24,6 +24,8 @@ class Case:
     neutral_fields: Mapping[str, Any] = field(default_factory=dict)
 
 
+EPO = Case(fields={"epo_lambda": 0.5}, neutral={}, neutral_fields={"epo_lambda": 0.0})
+
 CASES = {
     # credit
     "grpo": Case(),
@@ -32,7 +34,14 @@ CASES = {
     "token": Case(),
     "outcome": Case(),
     # entropy_method
-    "epo": Case(fields={"epo_lambda": 0.5}, neutral={}, neutral_fields={"epo_lambda": 0.0}),
+    "epo": EPO,
+    "epo-base": EPO,
+    "epo-decay": Case(
+        {"over": "turns", "end_weight": 0.1}, {"over": "turns", "end_weight": 0.0}, EPO.fields, EPO.neutral_fields
+    ),
+    "epo-constant-beta": Case({"beta_k": 2.0}, {"beta_k": 2.0}, EPO.fields, EPO.neutral_fields),
+    "epo-v2": EPO,
+    "turn-band": EPO,
     "ea": Case(neutral={"alpha": 0.0}),
     "adaptive": Case({"target": 9.0, "start": 0.5}, neutral={"target": 9.0, "delta": 0.0}),
     # policy_method

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from test_epo_trainer import logged
-from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
+from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
 
 from epo_trl.methods import MicroBatch, Ranks, StepSummary, methods_of
 from epo_trl.methods.epo import EPO
@@ -23,14 +23,12 @@ def micro_of(entropy, turn_ids, **changes):
     return MicroBatch(x, entropy, x, x, turns, mask, torch.tensor(1.0), lambda values: values.sum(), **changes)
 
 
-def step(folder, name, *, size=8, rl_step=3, kwargs=None, history=HISTORY, **changes):
-    """Returns loss and gradients of RL step `rl_step` of 10."""
-    trainer = make_trainer(
-        folder, entropy_method=[name], method_kwargs={name: kwargs} if kwargs else {}, per_device_train_batch_size=size,
-        gradient_accumulation_steps=8 // size, **{**BAND, **changes},
-    )  # fmt: skip
+def step(folder, name, *, rl_step=3, kwargs=None, **changes):
+    """Returns loss and gradients of RL step `rl_step` of 10, in one micro-batch."""
+    kwargs = {name: kwargs} if kwargs else {}
+    trainer = make_trainer(folder, entropy_method=[name], method_kwargs=kwargs, **{**BAND, **changes})
     trainer.play = lambda tasks, **kw: make_episodes()
-    return catch_step(trainer, history=history, rl_step=rl_step)
+    return catch_step(trainer, history=HISTORY, rl_step=rl_step)
 
 
 # ------------------------------------------------------------------------------------------------------------ by hand
@@ -123,24 +121,14 @@ def test_a_decay_over_training_is_the_bonus_with_that_steps_lambda(tmp_path):
     assert difference(decay[1], step(tmp_path, "epo-base")[1]) > 1e-3
 
 
+def test_a_band_on_turns_is_not_one_on_tokens(tmp_path):
+    assert difference(step(tmp_path, "turn-band")[1], step(tmp_path, "epo")[1]) > 1e-3
+
+
 TURNS = {"over": "turns", "end_weight": 0.1}
 VARIANTS = {
     "epo-base": None, "epo-decay": TURNS, "epo-constant-beta": {"beta_k": 2.0}, "epo-v2": None, "turn-band": None,
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_gradient_does_not_depend_on_the_cut_and_lambda_zero_is_the_run_without(tmp_path, name):
-    changes = {"kwargs": VARIANTS[name], "max_turns": 4}
-    whole, cut = step(tmp_path, name, **changes)[1], step(tmp_path, name, size=2, **changes)[1]
-    assert difference(whole, cut) < 2e-5 * largest(whole)
-    zero = {**changes, "epo_lambda": 0.0}
-    if name == "epo-decay":
-        zero["kwargs"] = {**TURNS, "end_weight": 0}
-    off, without = step(tmp_path, name, **zero)[1], step(tmp_path, "epo", epo_lambda=0.0)[1]
-    assert difference(off, without) == 0.0 and difference(whole, off) > 1e-3
-    if name in ("epo-decay", "turn-band"):
-        assert difference(whole, step(tmp_path, "epo")[1]) > 1e-3
 
 
 def test_measures_of_two_ranks_add_up():

@@ -69,7 +69,7 @@ class EPODecay(EPOBase):
         if not self.epo_lambda:
             return None
         of_turn = micro.entropy.new_tensor([self._falling(turn, self.max_turns) for turn in range(self.max_turns)])
-        return -micro.turn_mean(of_turn[micro.turn_ids.clamp(min=0).long()] * micro.entropy)
+        return -micro.turn_mean(of_turn[micro.turn_ids.clamp(0, self.max_turns - 1).long()] * micro.entropy)
 
     def _falling(self, step: int, steps: int) -> float:
         return scheduled_weight(step, steps, schedule=self.schedule, start=self.epo_lambda, end=self.end_weight)

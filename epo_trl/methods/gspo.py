@@ -6,10 +6,10 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from epo_trl.methods.base import Method
+from epo_trl.objectives import turn_means
 
 
 @dataclass
@@ -36,8 +36,5 @@ class TurnGSPO(Method):
 
     def ratio(self, logps: Tensor, old_logps: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
         """Returns log-probabilities whose differences from the old ones are their means over turns."""
-        turns, log_ratio = turn_ids.clamp(min=0), (logps.detach() - old_logps) * mask
-        sums = log_ratio.new_zeros(len(turns), int(turns.max()) + 1).scatter_add(1, turns, log_ratio)
-        counts = torch.zeros_like(sums).scatter_add(1, turns, mask.to(sums.dtype)).clamp(min=1)
-        mean = (sums / counts).gather(1, turns)
+        mean = turn_means(logps.detach() - old_logps, turn_ids, mask)
         return logps + (old_logps + mean - logps.detach())
