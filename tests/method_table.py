@@ -30,6 +30,7 @@ CASES = {
     # credit
     "grpo": Case(),
     "gigpo": Case(neutral={"step_weight": 0.0}),
+    "gated": Case({"threshold": 5.0, "weight": 1.0}, neutral={"threshold": 5.0, "weight": 0.0}),
     "turn": Case(),
     "token": Case(),
     "outcome": Case(),

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from method_table import CASES
+from test_method_table import config_of
 from trainer_kit import make_ppo, make_trainer
 
 ROOT = Path(__file__).parents[1]
@@ -44,13 +46,14 @@ def logged(tmp_path_factory):
     trainer.evaluate()
     ppo = make_ppo(tmp_path_factory.mktemp("ppo"), max_steps=2)
     ppo.train()
-    others = make_trainer(
-        tmp_path_factory.mktemp("methods"), max_steps=1, max_resamples=1, entropy_method="adaptive",
-        policy_method="method_examples:KeepNothing",
-        method_kwargs={"adaptive": {"target": 1.0}},
-    )  # fmt: skip
-    others.train()
-    lines = [line for run in (trainer, ppo, others) for line in run.state.log_history]
+    runs = [trainer, ppo, make_trainer(tmp_path_factory.mktemp("groups"), max_steps=1, max_resamples=1,
+                                       policy_method="method_examples:KeepNothing")]  # fmt: skip
+    for name in sorted(CASES.keys() - {"grpo", "epo", "turn", "token", "outcome"}):
+        changes = config_of(name, CASES[name].settings, CASES[name].fields)
+        runs.append(make_trainer(tmp_path_factory.mktemp(name), max_steps=1, **changes))
+    for run in runs[2:]:
+        run.train()
+    lines = [line for run in runs for line in run.state.log_history]
     names = {name for line in lines for name in line} - NOT_METRICS
     return {re.sub(r"^eval_[a-z]+/", "", name) for name in names}
 
@@ -62,7 +65,8 @@ def test_every_logged_metric_is_documented(logged):
 
 
 def test_every_metric_of_ours_that_is_documented_is_logged(logged):
-    prefixes = ("env/", "stop/", "rollout/", "entropy/", "epo/", "critic/", "gae/", "guard/", "time/", "adaptive/")
+    prefixes = ("env/", "stop/", "rollout/", "entropy/", "critic/", "gae/", "guard/", "time/")
+    prefixes += tuple(f"{name}/" for name in CASES)
     ours = [name for name in documented_metrics() if name.startswith(prefixes)]
     assert len(ours) > 30
     assert [name for name in ours if not any(matches(given, name) for given in logged)] == []

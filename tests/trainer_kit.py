@@ -104,7 +104,7 @@ def make_episode(
         return tuple(rng.randrange(8, 60) for _ in range(count))
 
     turns = [
-        Turn(tokens(prompt), tokens(response), "", "", "", True, reward if i == len(lengths) - 1 else 0.0)
+        Turn(tokens(prompt), tokens(response), "", "", "", True, reward * (i == len(lengths) - 1), env_reward=float(i))
         for i, (prompt, response) in enumerate(lengths)
     ]
     return Episode("train/0", "", "", tuple(turns), stop, won=reward > 5 and stop is StopReason.WON)

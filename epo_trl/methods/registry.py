@@ -19,6 +19,7 @@ METHODS: dict[str, dict[str, str]] = {
     "credit": {
         "grpo": "epo_trl.methods.grpo:GRPO",
         "gigpo": "epo_trl.methods.gigpo:GiGPO",
+        "gated": "epo_trl.methods.gated:Gated",
         "turn": "epo_trl.methods.gae:TurnGAE",
         "token": "epo_trl.methods.gae:TokenGAE",
         "outcome": "epo_trl.methods.gae:OutcomeGAE",

@@ -1,0 +1,39 @@
+"""What a method adds up during an RL step, for its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods.base import Ranks
+
+
+class Tally:
+    """Sums over an RL step. A method hands its state to `batch_state`, so that they go through a checkpoint.
+
+    Args:
+        size: How many.
+    """
+
+    def __init__(self, size: int):
+        self._sums = torch.zeros(size, dtype=torch.float64)
+
+    def add(self, *values: float) -> None:
+        """Adds to each sum."""
+        self._sums += torch.tensor(values, dtype=torch.float64)
+
+    def take(self, ranks: Ranks) -> list[float]:
+        """Returns the sums of all ranks, and begins anew. Collective."""
+        sums = ranks.sum(self._sums).tolist()
+        self._sums = torch.zeros_like(self._sums)
+        return sums
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns the sums so far."""
+        return {"sums": self._sums}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Replaces them by saved ones."""
+        self._sums = state["sums"].cpu()
