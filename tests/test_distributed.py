@@ -86,7 +86,7 @@ def test_the_checkpoint_has_the_history_and_a_model_that_loads_alone_and_knows_i
     results, (weights, _), folder = ranks
     checkpoint = folder / "run" / "checkpoint-3"
     state = json.loads((checkpoint / STATE_FILE).read_text())
-    assert (state["rl_step"], state["entropy_history"]) == (3, results[0]["history"])
+    assert (state["rl_step"], state["methods"]["epo"]["history"]) == (3, results[0]["history"])
     with pytest.raises(ValueError, match=f"world_size: {WORLD} in the checkpoint, 1 now"):
         make_trainer(tmp_path, trust_checkpoint=True, **SETTINGS).train(resume_from_checkpoint=str(checkpoint))
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
