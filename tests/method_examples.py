@@ -98,6 +98,9 @@ class Counter(Method):
     def __post_init__(self):
         self.steps, self.tokens, self.finished = 0, torch.zeros(1), []
 
+    def shape(self, advantages, batch):
+        return Shaped(advantages, metrics={"counter/collected": float(batch.rl_step)})
+
     def measure(self, micro):
         self.tokens = self.tokens + micro.mask.sum()
 

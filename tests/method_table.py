@@ -45,6 +45,8 @@ CASES = {
     "turn-band": EPO,
     "ea": Case(neutral={"alpha": 0.0}),
     "adaptive": Case({"target": 9.0, "start": 0.5}, neutral={"target": 9.0, "delta": 0.0}),
+    "aem": Case(neutral={"temperature": 0.0}),
+    "empg": Case(neutral={"k": 0.0, "zeta": 0.0, "center": False}),
     # policy_method
     "gspo": Case(),
 }

@@ -338,7 +338,9 @@ def test_every_token_is_measured_once_and_state_goes_through_a_checkpoint_inside
     resumed = trainer_of(tmp_path / "straight", **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / f"checkpoint-{6 * iterations - 1}"))
     assert resumed.methods.state_dict() == straight.methods.state_dict()
-    assert logged(resumed, "counter/tokens") == logged(straight, "counter/tokens")
+    for metric in ("counter/tokens", "counter/collected"):
+        assert logged(resumed, metric) == logged(straight, metric)
+    assert logged(straight, "counter/collected") == [0.0, 1.0, 2.0]
 
 
 def test_a_run_does_not_go_on_with_other_methods_unless_that_is_asked_for(tmp_path):

@@ -118,10 +118,12 @@ class Shaped:
     Args:
         advantages: (B, T).
         marks: (B, T) tensors by name, which `loss` finds in its micro-batches.
+        metrics: What to log of this batch, by full name, equal on all ranks.
     """
 
     advantages: Tensor
     marks: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

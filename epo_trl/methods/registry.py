@@ -33,6 +33,8 @@ METHODS: dict[str, dict[str, str]] = {
         "turn-band": "epo_trl.methods.epo_variants:TurnBand",
         "ea": "epo_trl.methods.ea:EntropyAdvantage",
         "adaptive": "epo_trl.methods.adaptive:AdaptiveEntropy",
+        "aem": "epo_trl.methods.aem:AEM",
+        "empg": "epo_trl.methods.empg:EMPG",
     },
     "policy_method": {
         "gspo": "epo_trl.methods.gspo:TurnGSPO",

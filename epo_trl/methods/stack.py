@@ -27,6 +27,7 @@ class Methods(Mapping[str, Method]):
     def __init__(self, methods: Mapping[str, Method], max_turns: int):
         self._methods = dict(methods)
         self.meter = EntropyMeter(max_turns)
+        self._shape_metrics: dict[str, float] = {}
 
     def __getitem__(self, name: str) -> Method:
         return self._methods[name]
@@ -79,9 +80,11 @@ class Methods(Mapping[str, Method]):
     def shape(self, advantages: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Returns (B, T) `advantages` and marks, as entries of TRL's batch."""
         marks: dict[str, Tensor] = {}
+        self._shape_metrics = {}
         for method, hooks in self.items():
             shaped = hooks.shape(advantages, batch)
             advantages = shaped.advantages
+            self._shape_metrics |= shaped.metrics
             marks |= {_MARK.format(method=method, name=name): mark for name, mark in shaped.marks.items()}
         return {"advantages": advantages, **marks}
 
@@ -124,7 +127,7 @@ class Methods(Mapping[str, Method]):
         means, turn_means = self.meter.means(), self.meter.turn_means()
         self.meter.clear()
         step = StepSummary(means.get("all", float("nan")), turn_means, ranks, rl_step, total_rl_steps)
-        metrics = {f"entropy/{part}": value for part, value in means.items() if part != "all"}
+        metrics = {f"entropy/{part}": value for part, value in means.items() if part != "all"} | self._shape_metrics
         for method in self.values():
             metrics |= method.end_rl_step(step)
         return metrics
@@ -141,10 +144,11 @@ class Methods(Mapping[str, Method]):
     def batch_state(self) -> dict[str, Any]:
         """Returns what this rank needs to go on inside of an RL step."""
         own = {name: method.batch_state() for name, method in self.items()}
-        return {"meter": self.meter.state_dict(), "methods": own}
+        return {"meter": self.meter.state_dict(), "shape_metrics": self._shape_metrics, "methods": own}
 
     def load_batch_state(self, state: Mapping[str, Any]) -> None:
         """Takes it up."""
         self.meter.load_state_dict(state["meter"])
+        self._shape_metrics = state["shape_metrics"]
         for name in state["methods"].keys() & self.keys():
             self[name].load_batch_state(state["methods"][name])

@@ -1,0 +1,57 @@
+"""AEM, adaptive entropy modulation (arXiv 2605.00425): what a turn counts goes by its entropy in its group."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods.base import Batch, Method, Need, Shaped
+from epo_trl.methods.token_statistics import on_tokens, per_turn_means, turns_by_group
+
+
+@dataclass
+class AEM(Method):
+    """`A' = A * exp(-T h) / mean exp(-T h)`, equal for all tokens of a response, that is, of a turn.
+
+    h is the response's mean token entropy, scaled so that it runs from 0 to 1 over the responses of its group on all
+    ranks; the mean is over the same responses. Where all are equal the weight is 1. The weight carries no gradient.
+
+    Args:
+        temperature: T, the paper's 1. With 0 all weights are 1.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature: got {self.temperature}, takes a number >= 0")
+
+    def described(self) -> str:
+        """Returns name and paper."""
+        return f"[AEM, adaptive entropy modulation](https://arxiv.org/abs/2605.00425), T {self.temperature:g}"
+
+    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+        """Returns the weighted advantages."""
+        assert batch.entropy is not None
+        entropy, there = per_turn_means(batch.entropy, batch)
+        groups = turns_by_group(entropy, there, batch)
+        weights = torch.ones_like(entropy)
+        for i, group in enumerate(batch.group_ids.tolist()):
+            if group in groups:
+                weights[i] = torch.where(there[i], self._relative(entropy[i], groups[group]), 1.0)
+        every = torch.cat([self._relative(values, values) for values in groups.values()] or [weights.new_ones(1)])
+        metrics = {"aem/weight_min": float(every.min()), "aem/weight_max": float(every.max())}
+        return Shaped(advantages * on_tokens(weights, batch).to(advantages.dtype), metrics=metrics)
+
+    def _relative(self, entropy: Tensor, group: Tensor) -> Tensor:
+        """Returns the weights of responses with that entropy among those of their group."""
+        low, width = group.min(), group.max() - group.min()
+        width = torch.where(width > 0, width, 1.0)
+        weight, others = ((-self.temperature * (x - low) / width).exp() for x in (entropy, group))
+        return weight / others.mean()

@@ -1,0 +1,73 @@
+"""EMPG, entropy-modulated policy gradients (arXiv 2509.09265): sure turns count more, and so do clear next turns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods.base import Batch, Method, Need, Shaped
+from epo_trl.methods.token_statistics import on_tokens, per_turn_means, turns_by_group
+
+
+@dataclass
+class EMPG(Method):
+    """`A' = A * exp(-k h) / mean exp(-k h) + zeta * exp(-k h_next)`, then minus the mean of A' over the group's turns.
+
+    h is a turn's mean token entropy, scaled so that it runs from 0 to 1 over the turns of the batch, on all ranks; the
+    mean is over the same turns. h_next is that of the episode's next turn; the last turn gets no bonus. Nothing of this
+    carries a gradient.
+
+    Args:
+        k: The paper's 1.
+        zeta: Weight of the bonus for a clear next turn. The paper's 0.05.
+        center: Whether the mean is subtracted. The authors' code has one mean for the whole batch.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES, Need.GROUPS})
+
+    k: float = 1.0
+    zeta: float = 0.05
+    center: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("k", "zeta"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}: got {getattr(self, name)}, takes a number >= 0")
+
+    def described(self) -> str:
+        """Returns name and paper."""
+        paper = "[EMPG, entropy-modulated policy gradients](https://arxiv.org/abs/2509.09265)"
+        return f"{paper}, k {self.k:g}, zeta {self.zeta:g}"
+
+    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+        """Returns the modulated advantages."""
+        assert batch.entropy is not None
+        entropy, there = per_turn_means(batch.entropy, batch)
+        every = entropy.new_tensor(batch.ranks.gather(entropy[there].tolist()))
+        if not len(every):
+            return Shaped(advantages)
+        width = float(every.max() - every.min()) or 1.0
+        clarity, others = ((-self.k * (x - every.min()) / width).exp() for x in (entropy, every))
+        clarity = torch.where(there, clarity, 0.0)
+        following = torch.cat([clarity[:, 1:], torch.zeros_like(clarity[:, :1])], dim=1)
+        weights, bonus = clarity / others.mean(), self.zeta * following
+        shaped = advantages * on_tokens(weights, batch) + on_tokens(bonus, batch)
+        if self.center:
+            shaped = shaped - on_tokens(self._group_means(shaped, batch), batch)
+        metrics = {
+            "empg/weight_min": float((others / others.mean()).min()),
+            "empg/weight_max": float((others / others.mean()).max()),
+        }
+        return Shaped((shaped * batch.mask).to(advantages.dtype), metrics=metrics)
+
+    def _group_means(self, shaped: Tensor, batch: Batch) -> Tensor:
+        """Returns (B, K) means over all turns of a row's group."""
+        per_turn, there = per_turn_means(shaped, batch)
+        means = {group: values.mean() for group, values in turns_by_group(per_turn, there, batch).items()}
+        zero = per_turn.new_zeros(())
+        rows = torch.stack([means.get(group, zero) for group in batch.group_ids.tolist()])
+        return rows.unsqueeze(1).expand_as(per_turn)

@@ -1,0 +1,78 @@
+"""What several methods ask about the tokens and turns of a collected batch, over all ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods.base import Batch
+
+
+def token_moments(values: Tensor, batch: Batch) -> tuple[float, float]:
+    """Returns mean and deviation of (B, T) values over the counted tokens of all ranks; 0 and 0 without any.
+
+    Collective.
+    """
+    chosen = values[batch.mask.bool()].double()
+    sums = torch.stack([chosen.new_tensor(chosen.numel()), chosen.sum(), chosen.square().sum()])
+    count, total, squared = batch.ranks.sum(sums).tolist()
+    mean = total / max(count, 1)
+    return mean, max(squared / max(count, 1) - mean**2, 0.0) ** 0.5
+
+
+def token_share(chosen: Tensor, batch: Batch) -> float:
+    """Returns the share of the counted tokens of all ranks that (B, T) `chosen` names. Collective."""
+    return token_moments(chosen.double(), batch)[0]
+
+
+def per_turn_means(values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Returns (B, K) means of (B, T) values over the counted tokens of each turn, and (B, K) where there are any.
+
+    The means are float64 and 0 where there are none.
+    """
+    turns = batch.turn_ids.clamp(min=0).long()
+    zeros = values.new_zeros((len(values), int(turns.max()) + 1), dtype=torch.float64)
+    counts = zeros.scatter_add(1, turns, batch.mask.double())
+    return zeros.scatter_add(1, turns, values.double() * batch.mask) / counts.clamp(min=1), counts > 0
+
+
+def on_tokens(per_turn: Tensor, batch: Batch) -> Tensor:
+    """Returns (B, T): on each token what (B, K) `per_turn` has for its turn. Padding has the first turn's."""
+    return per_turn.gather(1, batch.turn_ids.clamp(min=0).long())
+
+
+def turns_by_group(per_turn: Tensor, there: Tensor, batch: Batch) -> dict[int, Tensor]:
+    """Returns for each task group the values of its turns on all ranks, one after the other. Collective.
+
+    Args:
+        per_turn: (B, K).
+        there: (B, K), the turns that count.
+        batch: What they belong to.
+    """
+    groups = batch.group_ids.unsqueeze(1).expand_as(per_turn)[there].tolist()
+    gathered: dict[int, list[float]] = defaultdict(list)
+    for group, value in batch.ranks.gather(list(zip(groups, per_turn[there].tolist(), strict=True))):
+        gathered[group].append(value)
+    return {group: per_turn.new_tensor(values) for group, values in gathered.items()}
+
+
+def lowest(keys: Tensor, candidates: Tensor, number: int, batch: Batch) -> Tensor:
+    """Returns (B, T), true on the `number` candidates of all ranks with the lowest keys, fewer if there are fewer.
+
+    Of equal keys the first on the lowest rank counts as lower. Collective.
+
+    Args:
+        keys: (B, T).
+        candidates: (B, T) boolean.
+        number: Over all ranks.
+        batch: What they belong to.
+    """
+    places, values = candidates.nonzero(), keys[candidates].double()
+    order = values.argsort(stable=True)[:number].tolist()
+    mine = [(value, batch.ranks.index, i) for i, value in zip(order, values[order].tolist(), strict=True)]
+    taken = [i for _, rank, i in sorted(batch.ranks.gather(mine))[:number] if rank == batch.ranks.index]
+    chosen = torch.zeros_like(candidates)
+    chosen[tuple(places[taken].T)] = True
+    return chosen

@@ -1,0 +1,89 @@
+"""AEM and EMPG: weights of turns worked out by hand, across ranks, in the gradient."""
+
+import math
+
+import pytest
+import torch
+from method_batches import batch_of, check_two_ranks, random_batch
+from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
+
+from epo_trl.methods.aem import AEM
+from epo_trl.methods.empg import EMPG
+
+# Two episodes of group 0, one of group 1 and one without a token. Means of the turns: 1 and 3, 2; 5 and 5.
+TURNS = [[0, 0, 1, -1], [0, 0, 0, 0], [0, 1, 1, -1], [0, 0, 0, 0]]
+ENTROPY = [[0.5, 1.5, 3.0, 0.0], [2.0, 1.0, 3.0, 2.0], [5.0, 4.0, 6.0, 0.0], [9.0, 9.0, 9.0, 9.0]]
+MASK = [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]]
+GROUPS = [0, 0, 1, 0]
+ADVANTAGES = torch.tensor([[1.0, 1.0, 1.0, 0.0], [-1.0, -1.0, -1.0, -1.0], [2.0, 2.0, 2.0, 0.0], [0.0] * 4])
+
+
+def hand_made():
+    return batch_of(TURNS, entropy=ENTROPY, mask=MASK, group_ids=GROUPS)
+
+
+def test_aem_by_hand():
+    """Group 0 has h = 0, 1 and 1/2 with T = 2; group 1's turns are equal, so their weight is 1."""
+    shaped = AEM(temperature=2.0).shape(ADVANTAGES, hand_made())
+    mean = (1 + math.exp(-2) + math.exp(-1)) / 3
+    a, b, c = 1 / mean, math.exp(-2) / mean, math.exp(-1) / mean
+    want = torch.tensor([[a, a, b, 0.0], [-c] * 4, [2.0, 2.0, 2.0, 0.0], [0.0] * 4])
+    torch.testing.assert_close(shaped.advantages, want)
+    assert shaped.metrics == {"aem/weight_min": pytest.approx(b), "aem/weight_max": pytest.approx(a)}
+
+
+def test_empg_by_hand():
+    """h = 0 and 1/2; 1/4; 1 and 1 over the batch, with k = 1. Bonus only before a next turn."""
+    f = [math.exp(-x) for x in (0, 0.5, 0.25, 1, 1)]
+    mean = sum(f) / 5
+    plain = EMPG(zeta=0.5, center=False).shape(ADVANTAGES, hand_made())
+    a, b, c = f[0] / mean + 0.5 * f[1], f[1] / mean, -f[2] / mean
+    d, e = 2 * f[3] / mean + 0.5 * f[4], 2 * f[4] / mean
+    want = torch.tensor([[a, a, b, 0.0], [c] * 4, [d, e, e, 0.0], [0.0] * 4])
+    torch.testing.assert_close(plain.advantages, want)
+    assert plain.metrics == {"empg/weight_min": pytest.approx(f[3] / mean), "empg/weight_max": pytest.approx(1 / mean)}
+    m, n = (a + b + c) / 3, (d + e) / 2
+    centred = EMPG(zeta=0.5).shape(ADVANTAGES, hand_made()).advantages
+    want = torch.tensor([[a - m, a - m, b - m, 0.0], [c - m] * 4, [d - n, e - n, e - n, 0.0], [0.0] * 4])
+    torch.testing.assert_close(centred, want)
+
+
+@pytest.mark.parametrize("method", [AEM(), EMPG()])
+@pytest.mark.parametrize("cut", [2, 3, 4])
+def test_a_group_that_lies_on_two_ranks_is_one(method, cut):
+    """A cut at 3 leaves ranks of unequal size, and one at 2 or 3 splits the first group."""
+    changed = check_two_ranks(method, cut=cut)
+    assert (changed - random_batch()[0]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("method", [AEM(), EMPG()])
+def test_a_batch_without_a_token_stays_as_it_is(method):
+    batch = batch_of([[0, 0], [0, 1]], entropy=[[1.0, 2.0], [3.0, 4.0]], mask=[[0, 0], [0, 0]])
+    assert not method.shape(torch.zeros(2, 2), batch).advantages.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "neutral"), [("aem", {"temperature": 0.0}), ("empg", {"k": 0.0, "zeta": 0.0, "center": False})]
+)
+def test_neutral_settings_leave_the_gradient_bit_for_bit(tmp_path, name, neutral):
+    def step(methods, **kwargs):
+        trainer = make_trainer(tmp_path, epo_lambda=0.0, entropy_method=methods, method_kwargs=kwargs)
+        trainer.play = lambda tasks, **_: make_episodes()
+        return catch_step(trainer)[1]
+
+    plain = step([])
+    assert difference(plain, step([name], **{name: neutral})) == 0.0
+    assert difference(plain, step([name])) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("aem", {"temperature": -1}, "temperature: got -1, takes a number >= 0"),
+        ("empg", {"k": math.inf}, "k: got inf, takes a number >= 0"),
+        ("empg", {"zeta": -0.1}, "zeta: got -0.1, takes a number >= 0"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, name, settings, message):
+    with pytest.raises(ValueError, match=f"method_kwargs, '{name}': {message}"):
+        make_config(tmp_path, entropy_method=name, method_kwargs={name: settings})
