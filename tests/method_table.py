@@ -43,6 +43,7 @@ CASES = {
     "epo-constant-beta": Case({"beta_k": 2.0}, {"beta_k": 2.0}, EPO.fields, EPO.neutral_fields),
     "epo-v2": EPO,
     "turn-band": EPO,
+    "decision-bonus": Case({"weight": 0.5, "top_share": 0.5}, {"weight": 0.0, "top_share": 0.5}),
     "ea": Case(neutral={"alpha": 0.0}),
     "adaptive": Case({"target": 9.0, "start": 0.5}, neutral={"target": 9.0, "delta": 0.0}),
     "aem": Case(neutral={"temperature": 0.0}),

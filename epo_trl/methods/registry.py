@@ -31,6 +31,7 @@ METHODS: dict[str, dict[str, str]] = {
         "epo-constant-beta": "epo_trl.methods.epo_variants:EPOConstantBeta",
         "epo-v2": "epo_trl.methods.epo_variants:EPOSecondVersion",
         "turn-band": "epo_trl.methods.epo_variants:TurnBand",
+        "decision-bonus": "epo_trl.methods.decision_bonus:DecisionBonus",
         "ea": "epo_trl.methods.ea:EntropyAdvantage",
         "adaptive": "epo_trl.methods.adaptive:AdaptiveEntropy",
         "aem": "epo_trl.methods.aem:AEM",

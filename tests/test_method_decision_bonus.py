@@ -1,0 +1,153 @@
+"""Decision tokens and their bonus: by hand, over two ranks, through checkpoints, and as gradients."""
+
+import math
+
+import pytest
+import torch
+from test_epo_trainer import logged
+from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
+
+from epo_trl.methods import Batch, MicroBatch, Ranks, StepSummary
+from epo_trl.methods.decision_bonus import DecisionBonus
+from epo_trl.methods.decisions import Decisions
+
+ENTROPY = torch.tensor([[0.1, 2.0, 0.3, 9.0], [1.0, 0.0, 9.0, 9.0]])
+MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
+TURNS = torch.tensor([[0, 0, 1, 1], [0, 0, 0, -1]])
+
+
+def batch_of(entropy, mask, ranks=None):
+    nothing = torch.zeros(len(entropy))
+    return Batch((), nothing.long(), nothing, nothing, TURNS[: len(entropy)], mask, ranks or Ranks(), entropy=entropy)
+
+
+def trainer_of(folder, kwargs, **changes):
+    settings = {"entropy_method": "decision-bonus", "method_kwargs": {"decision-bonus": kwargs}, **changes}
+    trainer = make_trainer(folder, **settings)
+    trainer.play = lambda tasks, **kw: make_episodes()
+    return trainer
+
+
+# ---------------------------------------------------------------------------------------------------------- decisions
+
+
+@pytest.mark.parametrize(
+    ("settings", "decisions"),
+    [
+        ({"threshold": 0.3}, [2.0, 1.0]),  # at the cut a token is forced
+        ({"threshold": 0.0}, [0.1, 2.0, 0.3, 1.0]),
+        ({"threshold": 5.0}, []),
+        ({"top_share": 0.4}, [2.0, 1.0]),  # two of five
+        ({"top_share": 0.6}, [2.0, 0.3, 1.0]),
+        ({"top_share": 1.0}, [0.1, 2.0, 0.3, 1.0]),  # what has no entropy is no decision
+        ({"top_share": 0.01}, []),
+    ],
+)
+def test_decisions_by_hand(settings, decisions):
+    """What the mask leaves out never counts, whatever its entropy is."""
+    got = Decisions(**settings).of(batch_of(ENTROPY, MASK))
+    assert ENTROPY[got].tolist() == pytest.approx(decisions) and not (got & ~MASK.bool()).any()
+
+
+def test_equal_entropies_at_the_cut_are_forced():
+    entropy = torch.tensor([[2.0, 1.0, 1.0, 0.5]])
+    got = Decisions(top_share=0.5).of(batch_of(entropy, torch.ones(1, 4).long()))
+    assert got.tolist() == [[True, False, False, False]]
+
+
+@pytest.mark.parametrize("settings", [{"threshold": 0.3}, {"top_share": 0.4}, {"top_share": 0.8}])
+def test_two_ranks_have_one_cut_and_one_share(settings):
+    """The rows on two ranks: the decisions and the metrics are those of one rank with both."""
+    alone = Decisions(**settings)
+    want, metrics = alone.of(batch_of(ENTROPY, MASK)), alone.metrics(Ranks())
+    made = []
+    for rank in (0, 1):
+        other = ENTROPY[1 - rank][MASK[1 - rank].bool()].tolist()
+
+        def gather(own, other=other):
+            return own + ([len(other)] if isinstance(own[0], int) else other)
+
+        made.append(Decisions(**settings))
+        rows = slice(rank, rank + 1)
+        got = made[rank].of(batch_of(ENTROPY[rows], MASK[rows], Ranks(gather=gather, index=rank, count=2)))
+        assert torch.equal(got, want[rows])
+    sums = [one.state_dict()["decisions"] for one in made]
+    for rank in (0, 1):
+        assert made[rank].metrics(Ranks(sum=lambda own, rank=rank: own + sums[1 - rank])) == metrics
+
+
+def test_metrics_by_hand():
+    decisions = Decisions(threshold=0.5)
+    decisions.of(batch_of(ENTROPY, MASK))
+    assert decisions.metrics(Ranks()) == pytest.approx(
+        {"entropy/decision_tokens": 1.5, "entropy/forced_tokens": 0.4 / 3, "entropy/decision_share": 0.4}
+    )
+    decisions.of(batch_of(ENTROPY, torch.zeros_like(MASK)))
+    assert decisions.metrics(Ranks()) == {"entropy/decision_share": 0.0}
+
+
+# -------------------------------------------------------------------------------------------------------------- bonus
+
+
+def test_the_bonus_by_hand():
+    """Weight 0.6 falling to 0 over 4 RL steps: 0.4 at step 1. Turns of two tokens and of one, then one of two."""
+    method = DecisionBonus(weight=0.6, threshold=0.25, schedule="linear", end_weight=0.0)
+    advantages = torch.randn(2, 4)
+    shaped = method.shape(advantages, batch_of(ENTROPY, MASK))
+    assert shaped.advantages is advantages
+    now = (ENTROPY + 1).requires_grad_()  # after an update; which tokens are decisions does not change
+    micro = MicroBatch(
+        now, now, now, now, TURNS, MASK, torch.tensor(2.0), lambda x: x.sum(), rl_step=1, total_rl_steps=4,
+        marks=shaped.marks,
+    )  # fmt: skip
+    loss = method.loss(micro)
+    assert loss.item() == pytest.approx(-0.4 * (3.0 / 2 / 2 / 2 + 1.3 / 2 / 2 + 2.0 / 2 / 2))
+    loss.backward()
+    want = torch.tensor([[0.0, 1 / 8, 1 / 4, 0.0], [1 / 4, 0.0, 0.0, 0.0]])
+    torch.testing.assert_close(now.grad, -0.4 * want)
+    metrics = method.end_rl_step(StepSummary(1.0, {}, rl_step=1, total_rl_steps=4))
+    assert metrics["decision-bonus/weight"] == pytest.approx(0.4)
+    assert metrics["entropy/decision_share"] == pytest.approx(0.6)
+
+
+def test_with_every_token_a_decision_it_is_epos_bonus(tmp_path):
+    epo = catch_step(trainer_of(tmp_path, {}, entropy_method="epo-base", method_kwargs={}, epo_lambda=0.5))[1]
+    every = catch_step(trainer_of(tmp_path, {"weight": 0.5, "threshold": 0.0}))[1]
+    some = catch_step(trainer_of(tmp_path, {"weight": 0.5, "top_share": 0.5}))[1]
+    assert difference(every, epo) < 1e-6 and difference(some, epo) > 1e-3
+
+
+def test_metrics_go_through_a_checkpoint_inside_a_batch(tmp_path):
+    """Four micro-batches a batch, an optimizer step each: the checkpoint falls into the second batch."""
+    settings = {
+        "per_device_train_batch_size": 2, "steps_per_generation": 4, "max_steps": 12, "save_strategy": "steps",
+        "save_steps": 6,
+    }  # fmt: skip
+    kwargs = {"weight": 0.3, "top_share": 0.3, "schedule": "cosine", "end_weight": 0}
+    runs = [trainer_of(tmp_path, kwargs, **settings) for _ in range(2)]
+    runs[0].train()
+    runs[1].train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert logged(runs[0], "decision-bonus/weight") == pytest.approx([0.3, 0.15, 0.0])
+    for name in ("decision_tokens", "forced_tokens", "decision_share"):
+        straight, resumed = (logged(run, f"entropy/{name}") for run in runs)
+        assert len(straight) == 3 and straight == resumed
+    assert logged(runs[0], "entropy/decision_share") == [pytest.approx(0.3, abs=0.03)] * 3
+    assert all(map(math.isfinite, logged(runs[0], "loss")))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "'decision-bonus' takes weight, got {}"),
+        ({"weight": 0.1}, "threshold, top_share: got None and None, takes one of them"),
+        ({"weight": 0.1, "threshold": 1, "top_share": 0.1}, "threshold, top_share: got 1 and 0.1, takes one of them"),
+        ({"weight": -1, "threshold": 1}, "weight: got -1, takes a number >= 0"),
+        ({"weight": 0.1, "threshold": -1}, "threshold: got -1, takes a number >= 0"),
+        ({"weight": 0.1, "top_share": 0}, "top_share: got 0, takes a number above 0, at most 1"),
+        ({"weight": 0.1, "top_share": 1.1}, "top_share: got 1.1, takes"),
+        ({"weight": 0.1, "threshold": 1, "schedule": "cosine"}, "end_weight: got None, takes a number >= 0"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, entropy_method="decision-bonus", method_kwargs={"decision-bonus": settings})
