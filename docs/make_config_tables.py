@@ -15,6 +15,7 @@ BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
 
 sys.path.insert(0, str(ROOT / "recipes"))
 
+from agent_evol import EvolutionArguments  # noqa: E402
 from evaluate import EvaluationArguments  # noqa: E402
 from sft import DemonstrationArguments  # noqa: E402
 
@@ -32,6 +33,7 @@ TABLES = {
     "`AlfworldArguments`: games": AlfworldArguments,
     "`ScienceWorldArguments`: tasks": ScienceWorldArguments,
     "`DemonstrationArguments`: what `recipes/sft.py` shows": DemonstrationArguments,
+    "`EvolutionArguments`: `recipes/agent_evol.py`": EvolutionArguments,
     "`EvaluationArguments`: `recipes/evaluate.py`": EvaluationArguments,
 }
 

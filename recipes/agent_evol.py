@@ -1,0 +1,167 @@
+"""AgentEvol (arXiv 2406.04151): a policy learns from its own successes, without a gradient of RL.
+
+In each round the policy plays training tasks, keeps the episodes that it won, and is trained anew by imitation on them
+and on the expert's episodes. The config is that of the warm start; `--model_name_or_path` is what every round starts
+from:
+
+    python recipes/sft.py --config recipes/alfworld/sft_tiny_cpu.yaml
+    python recipes/agent_evol.py --config recipes/alfworld/sft_tiny_cpu.yaml \\
+        --model_name_or_path runs/alfworld-tiny/sft --output_dir runs/alfworld-tiny/agent_evol \\
+        --rounds 4 --samples 1000 --max_steps 1000 --max_completion_length 20
+
+The policies are in `output_dir/round-1`, `round-2`, ...; play the last with recipes/evaluate.py. The same command goes
+on where a run was interrupted.
+"""
+
+import epo_trl.threads  # noqa: F401 - before torch
+
+import os
+import random
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from accelerate import PartialState
+from datasets import Dataset, concatenate_datasets
+from sft import DemonstrationArguments, ImitationConfig, ImitationTrainer, demonstrations
+from tqdm.auto import tqdm
+from trl import ModelConfig
+
+from epo_trl.envs.base import TaskSuite
+from epo_trl.evaluation.play import chunks_of, play_chunks
+from epo_trl.launch import parse_recipe, run_recipe
+from epo_trl.long_runs.preemption import EXIT_CODE
+from epo_trl.long_runs.run_lock import run_lock
+from epo_trl.long_runs.state_file import read_state, write_state
+from epo_trl.models import load_policy, policy_for_training
+from epo_trl.models.generate import SamplingPolicy
+from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
+from epo_trl.trainers.model_card import CardFacts
+
+
+@dataclass
+class EvolutionArguments:
+    """How a policy finds its own successes."""
+
+    rounds: int = field(default=4, metadata={"help": "How often the policy plays and learns; the paper has 4."})
+    samples: int = field(default=1000, metadata={"help": "Episodes that it plays in a round, on all processes."})
+    sampling_temperature: float = field(default=1.0, metadata={"help": "Of its play."})
+    max_completion_length: int = field(default=512, metadata={"help": "Longest response of one turn, in tokens."})
+    require_think: bool = field(default=True, metadata={"help": "As in the RL recipe."})
+    parallel: int = field(default=64, metadata={"help": "Episodes that a process plays side by side."})
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "samples", "max_completion_length", "parallel"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}, takes an integer >= 1")
+        if not self.sampling_temperature > 0:
+            raise ValueError(f"sampling_temperature: got {self.sampling_temperature}, takes a number > 0")
+
+
+class EvolutionTrainer(ImitationTrainer):
+    """As for the warm start; its model card says whose episodes were imitated."""
+
+    own_turns = 0
+
+    def card_facts(self) -> CardFacts:
+        """Returns what the model card has to say."""
+        facts = super().card_facts()
+        method = (
+            "[AgentEvol](https://arxiv.org/abs/2406.04151), imitation of a scripted expert and of its own successes"
+        )
+        return replace(facts, method=method, rows={**facts.rows, "own successes": f"{self.own_turns} turns"})
+
+
+def successes(
+    suite: TaskSuite, path: str, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int
+) -> Iterator[list[list[list[int]]]]:
+    """Yields, for each episode of this process, the `[prompt_ids, response_ids]` of its turns; `[]` if it is lost."""
+    state = PartialState()
+    model, tokenizer = load_policy(ModelConfig(path, dtype="auto"), suite, shown.prompt_template, device=state.device)
+    policy = SamplingPolicy(
+        model, tokenizer, max_new_tokens=evolution.max_completion_length, temperature=evolution.sampling_temperature
+    )
+    context = ContextBuilder(
+        tokenizer,
+        PromptTemplate.load(shown.prompt_template),
+        history_length=shown.history_length,
+        max_prompt_tokens=shown.max_prompt_length,
+        end_ids=policy.eos_ids,
+    )
+    settings = RolloutSettings(max_turns=shown.max_turns, require_think=evolution.require_think)
+    ids = list(suite.task_ids("train"))
+    random.Random(seed).shuffle(ids)
+    tasks = [ids[i % len(ids)] for i in range(evolution.samples)][state.process_index :: state.num_processes]
+    chunks = chunks_of(tasks, evolution.parallel)
+    sources = [policy.seeded(seed * 1_000_003 + state.process_index * 1009 + i) for i in range(len(chunks))]
+    for episodes, _ in play_chunks(suite, chunks, lambda i: sources[i], context, settings, seed=seed):
+        for episode in episodes:
+            yield [[list(t.prompt_ids), list(t.response_ids)] for t in episode.turns] if episode.won else []
+
+
+def explored(
+    folder: str, suite: TaskSuite, path: str, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int
+) -> Dataset:
+    """Returns one row per turn of the episodes that a policy won; they are kept in the folder. Collective."""
+    state = PartialState()
+    settings = {"policy": path, "seed": seed, "processes": state.num_processes, **vars(evolution), **vars(shown)}
+    settings.pop("rounds")
+    own = os.path.join(folder, f"successes_{state.process_index}.json")
+    if os.path.exists(own):
+        found = read_state(own, "settings")["settings"]
+        other = sorted(name for name in settings if found.get(name) != settings[name])
+        if other:
+            raise ValueError(f"{', '.join(other)}: {own} was played with other settings; take another output_dir")
+    else:
+        os.makedirs(folder, exist_ok=True)
+        episodes = successes(suite, path, shown, evolution, seed)
+        total = len(range(state.process_index, evolution.samples, state.num_processes))
+        played = list(tqdm(episodes, total=total, desc=os.path.basename(folder), unit="episode",
+                           disable=not state.is_main_process))  # fmt: skip
+        write_state(own, {"settings": settings, "played": len(played), "won": [turns for turns in played if turns]})
+    state.wait_for_everyone()
+    files = [os.path.join(folder, f"successes_{rank}.json") for rank in range(state.num_processes)]
+    read = [read_state(file, "played", "won") for file in files]
+    won, count = [turns for part in read for turns in part["won"]], sum(part["played"] for part in read)
+    if state.is_main_process:
+        print(f"{os.path.basename(folder)}: {len(won)} of {count} episodes won", flush=True)
+    if not won:
+        warnings.warn(f"{path} has won no episode, so this round learns from the expert alone", stacklevel=2)
+    rows = [turn for turns in won for turn in turns]
+    return Dataset.from_dict(
+        {
+            "input_ids": [prompt + response for prompt, response in rows],
+            "labels": [[-100] * len(prompt) + response for prompt, response in rows],
+        }
+    )
+
+
+def main() -> None:
+    """Plays and learns in turns."""
+    suite, shown, evolution, args, model_args = parse_recipe(
+        DemonstrationArguments, EvolutionArguments, ImitationConfig, ModelConfig
+    )
+    if model_args.model_name_or_path in (None, "tiny"):
+        raise ValueError("model_name_or_path: got a policy that has learned nothing, takes one after recipes/sft.py")
+    policy_path: Any = model_args.model_name_or_path
+    with run_lock(args):
+        expert = None
+        for number in range(1, evolution.rounds + 1):
+            folder = os.path.join(args.output_dir, f"round-{number}")
+            own = explored(folder, suite, policy_path, shown, evolution, args.seed + number)
+            round_args = replace(args, output_dir=folder)
+            policy = policy_for_training(model_args, round_args, suite, shown.prompt_template)
+            if expert is None:
+                expert = demonstrations(suite, policy["processing_class"], shown, args.seed)
+            data = concatenate_datasets([expert, own]) if len(own) else expert
+            trainer = EvolutionTrainer(suite, shown, args=round_args, train_dataset=data, **policy)
+            trainer.own_turns = len(own)
+            trainer.train_to_end()
+            if trainer.preempted:
+                raise SystemExit(EXIT_CODE)
+            policy_path = folder
+
+
+if __name__ == "__main__":
+    run_recipe(main, configs=["*/sft_*"])

@@ -1,0 +1,50 @@
+"""AgentEvol: a warm start and two rounds on the small environment of recipes/my_env, and the same command again."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "recipes" / "my_env" / "sft_tiny_cpu.yaml"
+
+
+def recipe(name, *options):
+    command = [sys.executable, str(ROOT / "recipes" / name), "--config", str(CONFIG), "--report_to", "none", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.slow
+def test_a_policy_learns_from_what_it_has_won_and_a_finished_run_is_left_as_it_is(tmp_path):
+    warm, evolved = tmp_path / "warm", tmp_path / "evolved"
+    done = recipe("sft.py", "--output_dir", str(warm), "--max_steps", "60")
+    assert done.returncode == 0, done.stderr[-3000:]
+    options = [
+        "--model_name_or_path", str(warm), "--output_dir", str(evolved), "--rounds", "2", "--samples", "24",
+        "--max_steps", "4", "--max_completion_length", "20",
+    ]  # fmt: skip
+    done = recipe("agent_evol.py", *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for number, player in ((1, warm), (2, evolved / "round-1")):
+        folder = evolved / f"round-{number}"
+        found = json.loads((folder / "successes_0.json").read_text())
+        assert found["settings"]["policy"] == str(player) and found["played"] == 24
+        assert 0 < len(found["won"]) <= 24 and all(
+            prompt and response for turns in found["won"] for prompt, response in turns
+        )
+        assert f"round-{number}: {len(found['won'])} of 24 episodes won" in done.stdout
+        assert "AgentEvol" in (folder / "README.md").read_text()
+    before = {path: path.read_bytes() for path in evolved.rglob("*") if path.is_file()}
+    again = recipe("agent_evol.py", *options)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert before == {path: path.read_bytes() for path in evolved.rglob("*") if path.is_file()}
+    other = recipe("agent_evol.py", *options, "--samples", "25")
+    assert other.returncode == 1 and "samples: " in other.stderr and "played with other settings" in other.stderr
+
+
+def test_it_does_not_begin_with_a_policy_that_has_learned_nothing(tmp_path):
+    done = recipe("agent_evol.py", "--output_dir", str(tmp_path))
+    assert done.returncode == 1
+    assert "model_name_or_path: got a policy that has learned nothing, takes one after recipes/sft.py" in done.stderr
