@@ -23,6 +23,8 @@ from trainer_kit import (
 from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
+from epo_trl.long_runs.checkpoint_files import seal
+from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.long_runs.whole_checkpoints import STATE_FILE
 from epo_trl.rollout import ChatTemplateError, TemplateError
 from epo_trl.trainers import EPOTrainer, row_scorer
@@ -225,6 +227,18 @@ def test_a_checkpoint_without_its_state_is_refused(tmp_path, content, message):
     state.unlink() if content is None else state.write_text(content)
     with pytest.raises(ValueError, match=f"resume_from_checkpoint: .*{message}"):
         resumable(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path):
+    """Its state held an entropy history where that of the methods is now."""
+    resumable(tmp_path, callbacks=[StopAt(3)]).train()
+    checkpoint = tmp_path / "checkpoint-3"
+    state = read_state(checkpoint / STATE_FILE)
+    state["entropy_history"] = state.pop("methods")["epo"]["history"]
+    write_state(checkpoint / STATE_FILE, state)
+    seal(str(checkpoint))
+    with pytest.raises(ValueError, match="resume_from_checkpoint: the checkpoint is of an earlier version"):
+        resumable(tmp_path).train(resume_from_checkpoint=str(checkpoint))
 
 
 # ------------------------------------------------------------------------------------------------ faults and aborts
