@@ -297,9 +297,11 @@ def test_a_run_trains_on_the_groups_that_were_taken_instead(tmp_path):
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "luspo"])
-def test_a_term_made_of_the_policy_mean_counts_like_trls_own_policy_loss(tmp_path, loss_type):
+@pytest.mark.parametrize("passes", [4, 2], ids=["one update", "two updates"])
+def test_a_term_made_of_the_policy_mean_counts_like_trls_own_policy_loss(tmp_path, loss_type, passes):
     """At ratio 1 the policy loss, its gradient too, is the mean of -ratio * A: the same by TRL and as a term."""
-    settings = {"loss_type": loss_type, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    settings = {"loss_type": loss_type, "per_device_train_batch_size": 2, "gradient_accumulation_steps": passes,
+                "steps_per_generation": 4}  # fmt: skip
     loss, gradients = catch_step(trainer_of(tmp_path, **settings, epo_lambda=0.0))
     again, as_term = catch_step(
         trainer_of(tmp_path, **settings, epo_lambda=0.0, policy_method=named("PolicyLossAsTerm"))

@@ -163,11 +163,11 @@ class StepCatcher(TrainerCallback):
 
 def catch_step(trainer: Any, *, history: Sequence[float] = (), rl_step: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns loss and gradients of the first optimizer step of `trainer.train()`."""
-    for method in trainer.methods.values():
-        for entropy in history if isinstance(method, EPO) else ():
-            method.history.append(entropy)
-    if history:
+    if history:  # a trainer of TRL's has none
         trainer.rl_step = rl_step
+        for method in trainer.methods.values():
+            for entropy in history if isinstance(method, EPO) else ():
+                method.history.append(entropy)
     catcher = StepCatcher()
     trainer.add_callback(catcher)
     losses = []

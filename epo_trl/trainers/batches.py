@@ -113,10 +113,22 @@ def micro_batch(trainer: Any, inputs: Inputs, scores: RowScores) -> MicroBatch:
         turn_ids=inputs["turn_ids"],
         mask=response_mask(inputs),
         num_episodes=inputs["num_episodes"],
-        policy_mean=lambda values: policy_mean(trainer, inputs)(values),
+        policy_mean=lambda values: policy_mean(trainer, inputs)(values) / update_scale(trainer),
         rl_step=trainer.rl_step,
         total_rl_steps=trainer.total_rl_steps,
     )
+
+
+def update_scale(trainer: Any) -> float:
+    """Returns what a part of a mean over the collected batch is multiplied by in the loss of an optimizer step.
+
+    An update takes a part of the batch, and the gradients of the ranks are averaged.
+
+    Args:
+        trainer: TRL's, in an optimizer step.
+    """
+    updates = trainer.args.steps_per_generation / trainer.current_gradient_accumulation_steps
+    return updates * trainer.accelerator.num_processes
 
 
 def update_seconds(metrics: Mapping[str, Sequence[float]]) -> float | None:

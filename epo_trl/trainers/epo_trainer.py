@@ -228,9 +228,7 @@ class EPOTrainer(LongRunTrainer):
         """Yields what is added to the policy loss. The hook for more."""
         term = self.methods.loss(micro, inputs)
         if term is not None:
-            # The methods' terms are parts of means over the collected batch; this is their share in an optimizer step.
-            updates = self.args.steps_per_generation / self.current_gradient_accumulation_steps
-            yield updates * self.accelerator.num_processes * term
+            yield batches.update_scale(self) * term  # the methods' terms are parts of means over the collected batch
 
     # --- RL steps ----------------------------------------------------------------------------------------------
 

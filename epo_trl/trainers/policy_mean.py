@@ -34,4 +34,6 @@ def policy_mean(trainer: Any, inputs: dict[str, Any]) -> Mean:
         weights = mask / len(mask) / steps
     else:
         raise ValueError(f"loss_type: got {kind!r}, whose mean over tokens is not known here")
+    if "importance_sampling_ratio" in inputs and kind != "vespo":  # vLLM's log-probabilities against the model's
+        weights = weights * inputs["importance_sampling_ratio"]
     return lambda values: (weights * values).sum()
