@@ -9,7 +9,7 @@ from trainer_kit import catch_step, difference, make_config, make_episodes, make
 
 from epo_trl.methods import Batch, MicroBatch, Ranks, StepSummary
 from epo_trl.methods.decision_bonus import DecisionBonus
-from epo_trl.methods.decisions import Decisions
+from epo_trl.methods.decisions import decision_metrics, decision_tokens
 
 ENTROPY = torch.tensor([[0.1, 2.0, 0.3, 9.0], [1.0, 0.0, 9.0, 9.0]])
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
@@ -45,45 +45,49 @@ def trainer_of(folder, kwargs, **changes):
 )
 def test_decisions_by_hand(settings, decisions):
     """What the mask leaves out never counts, whatever its entropy is."""
-    got = Decisions(**settings).of(batch_of(ENTROPY, MASK))
+    got = decision_tokens(batch_of(ENTROPY, MASK), **settings)
     assert ENTROPY[got].tolist() == pytest.approx(decisions) and not (got & ~MASK.bool()).any()
 
 
-def test_equal_entropies_at_the_cut_are_forced():
+def test_of_equal_entropies_at_the_cut_the_first_are_decisions():
     entropy = torch.tensor([[2.0, 1.0, 1.0, 0.5]])
-    got = Decisions(top_share=0.5).of(batch_of(entropy, torch.ones(1, 4).long()))
-    assert got.tolist() == [[True, False, False, False]]
+    got = decision_tokens(batch_of(entropy, torch.ones(1, 4).long()), top_share=0.5)
+    assert got.tolist() == [[True, True, False, False]]
 
 
 @pytest.mark.parametrize("settings", [{"threshold": 0.3}, {"top_share": 0.4}, {"top_share": 0.8}])
 def test_two_ranks_have_one_cut_and_one_share(settings):
     """The rows on two ranks: the decisions and the metrics are those of one rank with both."""
-    alone = Decisions(**settings)
-    want, metrics = alone.of(batch_of(ENTROPY, MASK)), alone.metrics(Ranks())
-    made = []
+    whole = batch_of(ENTROPY, MASK)
+    want = decision_tokens(whole, **settings)
+    sums = []
     for rank in (0, 1):
-        other = ENTROPY[1 - rank][MASK[1 - rank].bool()].tolist()
+        other = ENTROPY[1 - rank][MASK[1 - rank].bool()]
+        there = [(-value, 1 - rank, i) for i, value in enumerate(other.tolist()) if value]
 
-        def gather(own, other=other):
-            return own + ([len(other)] if isinstance(own[0], int) else other)
+        def add(own, other=other):
+            sums.append(own)
+            return own + len(other)
 
-        made.append(Decisions(**settings))
+        ranks = Ranks(gather=lambda own, there=there: own + there, sum=add, index=rank, count=2)
         rows = slice(rank, rank + 1)
-        got = made[rank].of(batch_of(ENTROPY[rows], MASK[rows], Ranks(gather=gather, index=rank, count=2)))
+        batch = batch_of(ENTROPY[rows], MASK[rows], ranks)
+        got = decision_tokens(batch, **settings)
         assert torch.equal(got, want[rows])
-    sums = [one.state_dict()["decisions"] for one in made]
-    for rank in (0, 1):
-        assert made[rank].metrics(Ranks(sum=lambda own, rank=rank: own + sums[1 - rank])) == metrics
+        decision_metrics(got, batch)
+    both = [own for own in sums if own.dim()]
+    everything = batch_of(ENTROPY, MASK, Ranks(sum=lambda own: both[0] + both[1]))
+    assert decision_metrics(want, everything) == pytest.approx(decision_metrics(want, whole))
 
 
 def test_metrics_by_hand():
-    decisions = Decisions(threshold=0.5)
-    decisions.of(batch_of(ENTROPY, MASK))
-    assert decisions.metrics(Ranks()) == pytest.approx(
+    batch = batch_of(ENTROPY, MASK)
+    assert decision_metrics(decision_tokens(batch, threshold=0.5), batch) == pytest.approx(
         {"entropy/decision_tokens": 1.5, "entropy/forced_tokens": 0.4 / 3, "entropy/decision_share": 0.4}
     )
-    decisions.of(batch_of(ENTROPY, torch.zeros_like(MASK)))
-    assert decisions.metrics(Ranks()) == {"entropy/decision_share": 0.0}
+    empty = batch_of(ENTROPY, torch.zeros_like(MASK))
+    for settings in ({"threshold": 0.5}, {"top_share": 0.5}):
+        assert decision_metrics(decision_tokens(empty, **settings), empty) == {"entropy/decision_share": 0.0}
 
 
 # -------------------------------------------------------------------------------------------------------------- bonus
@@ -106,8 +110,8 @@ def test_the_bonus_by_hand():
     want = torch.tensor([[0.0, 1 / 8, 1 / 4, 0.0], [1 / 4, 0.0, 0.0, 0.0]])
     torch.testing.assert_close(now.grad, -0.4 * want)
     metrics = method.end_rl_step(StepSummary(1.0, {}, rl_step=1, total_rl_steps=4))
-    assert metrics["decision-bonus/weight"] == pytest.approx(0.4)
-    assert metrics["entropy/decision_share"] == pytest.approx(0.6)
+    assert metrics == {"decision-bonus/weight": pytest.approx(0.4)}
+    assert shaped.metrics["entropy/decision_share"] == pytest.approx(0.6)
 
 
 def test_with_every_token_a_decision_it_is_epos_bonus(tmp_path):
@@ -141,8 +145,9 @@ def test_metrics_go_through_a_checkpoint_inside_a_batch(tmp_path):
         ({}, "'decision-bonus' takes weight, got {}"),
         ({"weight": 0.1}, "threshold, top_share: got None and None, takes one of them"),
         ({"weight": 0.1, "threshold": 1, "top_share": 0.1}, "threshold, top_share: got 1 and 0.1, takes one of them"),
+        ({"weight": 0.1, "threshold": "low"}, "got decision-bonus.threshold='low', takes a number"),
         ({"weight": -1, "threshold": 1}, "weight: got -1, takes a number >= 0"),
-        ({"weight": 0.1, "threshold": -1}, "threshold: got -1, takes a number >= 0"),
+        ({"weight": 0.1, "threshold": "-1e0"}, "threshold: got -1.0, takes a number >= 0"),
         ({"weight": 0.1, "top_share": 0}, "top_share: got 0, takes a number above 0, at most 1"),
         ({"weight": 0.1, "top_share": 1.1}, "top_share: got 1.1, takes"),
         ({"weight": 0.1, "threshold": 1, "schedule": "cosine"}, "end_weight: got None, takes a number >= 0"),

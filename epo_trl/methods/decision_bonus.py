@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from epo_trl.methods.base import Batch, Method, MicroBatch, Need, Shaped, StepSummary
-from epo_trl.methods.decisions import Decisions
+from epo_trl.methods.decisions import check_decisions, decision_metrics, decision_tokens
 from epo_trl.objectives import check_schedule, scheduled_weight
 
 
@@ -42,7 +41,7 @@ class DecisionBonus(Method):
         if not 0 <= self.weight < math.inf:
             raise ValueError(f"weight: got {self.weight}, takes a number >= 0")
         check_schedule(self.schedule, self.end_weight)
-        self.decisions = Decisions(self.threshold, self.top_share)
+        check_decisions(self.threshold, self.top_share)
 
     def described(self) -> str:
         """Returns name and weight."""
@@ -50,7 +49,8 @@ class DecisionBonus(Method):
 
     def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
         """Leaves the advantages, and marks the decisions."""
-        return Shaped(advantages, {"decisions": self.decisions.of(batch)})
+        decisions = decision_tokens(batch, threshold=self.threshold, top_share=self.top_share)
+        return Shaped(advantages, {"decisions": decisions}, decision_metrics(decisions, batch))
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
         """Returns the bonus."""
@@ -61,14 +61,5 @@ class DecisionBonus(Method):
         return scheduled_weight(rl_step, total_rl_steps, schedule=self.schedule, start=self.weight, end=self.end_weight)
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Returns the weight and the entropies of decisions and forced tokens."""
-        weight = self._weight(step.rl_step, step.total_rl_steps)
-        return {"decision-bonus/weight": weight, **self.decisions.metrics(step.ranks)}
-
-    def batch_state(self) -> dict[str, Tensor]:
-        """Returns what was counted in the batch in use."""
-        return self.decisions.state_dict()
-
-    def load_batch_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes it up."""
-        self.decisions.load_state_dict(state)
+        """Returns the weight."""
+        return {"decision-bonus/weight": self._weight(step.rl_step, step.total_rl_steps)}

@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, get_args, get_type_hints
 
 from epo_trl.methods.base import Method, Need
 from epo_trl.methods.epo import EPO
@@ -97,6 +98,8 @@ def _made(slot: str, name: str, found: type[Any], args: Any) -> Method:
 
 def _value(name: str, kind: Any, value: Any) -> Any:
     """Returns the value of a setting; a string becomes a number, since YAML takes `1e-3` for one."""
+    if isinstance(kind, UnionType) and value is not None:
+        kind = next(option for option in get_args(kind) if option is not NoneType)
     takes = {float: "a number", int: "an integer", bool: "true or false"}.get(kind)
     if takes is None or isinstance(value, bool) and kind is bool:
         return value
