@@ -23,4 +23,5 @@ def save_batch(folder: str, rank: int, state: State) -> None:
 def load_batch(folder: str, rank: int, device: torch.device) -> State | None:
     """Returns this rank's part of the batch, or `None` if the checkpoint was made by fewer ranks."""
     path = _path(folder, rank)
-    return torch.load(path, map_location=device, weights_only=True) if os.path.isfile(path) else None
+    where = "cpu" if device.type == "cpu" else device  # of several processes `cpu:0`, which torch cannot load to
+    return torch.load(path, map_location=where, weights_only=True) if os.path.isfile(path) else None
