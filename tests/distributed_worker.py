@@ -11,6 +11,9 @@ end after one turn, rank 1's after three, so rank 0 has to go on generating whil
 
 `ppo-CRITIC`: steps 1 to 3 train on episodes made by hand, 4 and 5 play; `resume-CRITIC`: those alone,
 from its checkpoint. `end-CRITIC`: the whole run, when only the final save is left to do.
+
+`dapo-ROUNDS`: three batches of three groups, the second on both ranks, of games whose outcome goes by the task;
+`again-ROUNDS`: the rest of that run, from its checkpoint inside the second batch.
 """
 
 import gc
@@ -27,7 +30,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState
-from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer
+from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer, settle_by_task
 from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
@@ -275,12 +278,42 @@ def train_guarded(rank: int, mode: str, folder: Path, end: str) -> None:
     (folder / f"rank{rank}.json").write_text(json.dumps(result))
 
 
+def train_dapo(rank: int, mode: str, folder: Path, rounds: str, checkpoint: str | None = None) -> None:
+    trainer = make_trainer(
+        folder / "run",
+        policy_method="dapo",
+        max_resamples=int(rounds),
+        per_device_train_batch_size=3,
+        gradient_accumulation_steps=1,
+        steps_per_generation=2,
+        max_steps=6,
+        save_strategy="steps",
+        save_steps=3,
+        deepspeed=DEEPSPEED[mode],
+        trust_checkpoint=True,
+    )
+    play, collect, batches = trainer.play, trainer._collect, []
+    trainer.play = lambda tasks, **kwargs: settle_by_task(play(tasks, **kwargs))
+    trainer._collect = lambda tasks: batches.append(collect(tasks)) or batches[-1]
+    trainer.train(resume_from_checkpoint=checkpoint)
+    torch.save({"last": gathered(trainer.model)}, folder / f"weights{rank}.pt")
+    trained = [[(episode.task_id, episode.won) for episode in batch.episodes] for batch in batches]
+    (folder / f"rank{rank}.json").write_text(json.dumps({"trained": trained, "log": trainer.state.log_history}))
+
+
+def resume_dapo(rank: int, mode: str, folder: Path, rounds: str) -> None:
+    checkpoint = folder.with_name(f"{mode}-dapo-{rounds}") / "run" / "checkpoint-3"
+    train_dapo(rank, mode, folder, rounds, str(checkpoint))
+
+
 METHODS: dict[str, Any] = {
     "grpo": train_grpo,
     "guards": train_guarded,
     "ppo": train_ppo,
     "resume": resume_ppo,
     "end": end_ppo,
+    "dapo": train_dapo,
+    "again": resume_dapo,
 }
 
 if __name__ == "__main__":

@@ -49,5 +49,6 @@ CASES = {
     "aem": Case(neutral={"temperature": 0.0}),
     "empg": Case(neutral={"k": 0.0, "zeta": 0.0, "center": False}),
     # policy_method
+    "dapo": Case(fields={"max_resamples": 0}, neutral={"overlong_penalty": 0.0}, neutral_fields={"max_resamples": 0}),
     "gspo": Case(),
 }

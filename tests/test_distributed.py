@@ -10,7 +10,7 @@ import torch
 from distributed_worker import PPO, SETTINGS, WORLD, KeepWeights, inject_first, inject_ppo
 from launcher import launch, launched_once
 from test_epo_trainer import StopAt
-from trainer_kit import ROWS, difference, make_episodes, make_model, make_ppo, make_trainer
+from trainer_kit import GROUP, ROWS, difference, make_episodes, make_model, make_ppo, make_trainer
 from transformers import AutoModelForCausalLM
 
 from epo_trl.long_runs.long_run import FINISHED
@@ -24,6 +24,7 @@ needs_deepspeed = pytest.mark.skipif(not HAS_DEEPSPEED, reason="needs deepspeed"
 
 MODES = ["ddp", pytest.param("zero3", marks=needs_deepspeed)]
 RUNS = ["ddp-grpo", "ddp-guards-nonfinite", "ddp-ppo-separate", "ddp-ppo-value_head"]
+RUNS += ["ddp-dapo-30", "ddp-again-30", "ddp-dapo-1"]
 RUNS_OF_DEEPSPEED = ["zero3-grpo", "zero3-guards-sigterm", "zero3-ppo-separate", "zero3-ppo-value_head"]
 
 
@@ -138,6 +139,34 @@ def test_ranks_agree_to_skip_an_update_and_to_stop(launched, mode, end):
         saved = run / "nonfinite"
         assert sorted(path.name for path in saved.iterdir()) == [f"step_000004_rank{rank}.pt" for rank in range(WORLD)]
         assert all(f"rank {r}: losses" in results[r]["error"] for r in range(WORLD))
+
+
+# --------------------------------------------------------------------------------------------------- choosing of groups
+
+
+@pytest.mark.parametrize("rounds", [30, 1])
+def test_groups_of_equal_outcomes_are_replaced_on_both_ranks_until_the_limit_is_reached(launched, rounds):
+    _, results, (one, other) = launched(f"ddp-dapo-{rounds}")
+    unwanted = []
+    for batch in zip(*(result["trained"] for result in results), strict=True):
+        episodes = [tuple(episode) for part in batch for episode in part]
+        groups = [episodes[first : first + GROUP] for first in range(0, len(episodes), GROUP)]
+        assert len(groups) == 3 and all(len({task for task, _ in group}) == 1 for group in groups)
+        unwanted.append(sum(len({won for _, won in group}) == 1 for group in groups))
+    counted, replaced = (
+        [line[f"rollout/{name}_groups"] for line in results[0]["log"] if f"rollout/{name}_groups" in line]
+        for name in ("unwanted", "resampled")
+    )
+    assert counted == unwanted and len(counted) == 3 and sum(replaced) >= 2
+    assert any(unwanted) is (rounds == 1)
+    assert difference(one["last"], other["last"]) == 0.0
+
+
+def test_ranks_that_replace_groups_resume_bit_equal_inside_a_batch(launched):
+    _, straight, (whole, _) = launched("ddp-dapo-30")
+    _, resumed, (again, other) = launched("ddp-again-30")
+    assert [r["trained"] for r in resumed] == [r["trained"][2:] for r in straight]
+    assert difference(again["last"], whole["last"]) == difference(other["last"], whole["last"]) == 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------------- PPO

@@ -39,6 +39,7 @@ METHODS: dict[str, dict[str, str]] = {
         "empg": "epo_trl.methods.empg:EMPG",
     },
     "policy_method": {
+        "dapo": "epo_trl.methods.dapo:DAPO",
         "gspo": "epo_trl.methods.gspo:TurnGSPO",
     },
 }

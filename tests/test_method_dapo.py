@@ -1,0 +1,125 @@
+"""DAPO: which groups are refused, what a long response costs, the batch that is trained, a checkpoint inside it."""
+
+import math
+
+import pytest
+import torch
+from test_epo_trainer import assert_bit_equal, logged, resumable, weights
+from trainer_kit import GROUP, ROWS, make_config, make_episodes, make_trainer, settle_by_task
+
+from epo_trl.methods import Group, Ranks, StepSummary, methods_of
+from epo_trl.methods.dapo import DAPO
+from epo_trl.types import Episode, StopReason, Turn
+
+
+def episode(*lengths, reward=0.0, stop=StopReason.TURN_LIMIT):
+    """Returns an episode of responses of so many tokens."""
+    return Episode("train/0", "", "", tuple(Turn((1,), (2,) * n, "", "", "", True, reward) for n in lengths), stop)
+
+
+@pytest.mark.parametrize(
+    ("won", "returns", "usable", "by_win", "by_return"),
+    [
+        ((True, False), (10.0, 0.0), (True, True), True, True),
+        ((True, True), (10.0, 9.9), (True, True), False, True),
+        ((False, False), (0.0, 0.0), (True, True), False, False),
+        ((True, False, False), (10.0, 0.0, 0.0), (False, True, True), False, False),
+        ((True, False), (10.0, 0.0), (False, False), False, False),
+    ],
+    ids=["different", "only the penalties differ", "all lost", "the winner was aborted", "all aborted"],
+)
+def test_a_group_is_kept_if_outcomes_differ_among_those_that_carry_a_signal(won, returns, usable, by_win, by_return):
+    group = Group(returns, won, usable)
+    assert DAPO(10).keep(group) is by_win
+    assert DAPO(10, outcome="return").keep(group) is by_return
+
+
+def test_overlong_shaping_by_hand():
+    """Of 20 tokens the last 25 % count: 15 cost nothing, 17 two fifths, 20 all."""
+    method = DAPO(20, overlong_share=0.25, overlong_penalty=2.0)
+    rewards = method.turn_rewards(episode(15, 17, 20, reward=1.0))
+    assert rewards == pytest.approx([1.0, 1.0 - 2 * 0.4, 1.0 - 2])
+    assert method.turn_rewards(episode(20, stop=StopReason.ABORTED)) == [-2.0]
+    other = DAPO(20)
+    other.load_batch_state(method.batch_state())
+    two = Ranks(sum=lambda counts: counts + torch.tensor([1.0, 2.0]), count=2)
+    assert other.end_rl_step(StepSummary(math.nan, {}, two)) == {"dapo/overlong": 3 / 5}
+    assert other.end_rl_step(StepSummary(math.nan, {})) == {"dapo/overlong": 0.0}
+
+
+def test_the_penalty_reaches_the_advantages(tmp_path):
+    """Of 6 tokens the last half counts: each token above 3 costs 1."""
+    settings = {"overlong_share": 0.5, "overlong_penalty": 3.0}
+    trainer = make_trainer(tmp_path, policy_method="dapo", max_resamples=0, max_steps=1, scale_rewards="none",
+                           method_kwargs={"dapo": settings})  # fmt: skip
+    trainer.play = lambda tasks, **kwargs: make_episodes()
+    seen, original = [], trainer._method_batch
+    trainer._method_batch = lambda *args: seen.append(original(*args)) or seen[-1]
+    trainer.train()
+    costs = torch.tensor([sum(max(0, n - 3) for n in lengths) for lengths in ((3, 1, 4), (2,), (4, 2, 5, 1), (1, 3))])
+    returns = torch.tensor([10.0, -0.1, 0.0, 9.8]) - costs
+    torch.testing.assert_close(seen[0].group_advantages[:GROUP], returns - returns.mean(), rtol=0, atol=1e-5)
+    turns = [turn for e in make_episodes() if e.is_usable for turn in e.turns]
+    overlong = sum(len(turn.response_ids) > 3 for turn in turns) / len(turns)
+    assert logged(trainer, "dapo/overlong") == [pytest.approx(overlong)]
+
+
+def watched(folder, **changes):
+    """Returns a trainer whose games end as `settle_by_task` says, and the batches that it collects."""
+    trainer = resumable(folder, policy_method="dapo", **changes)
+    play, collect, batches = trainer.play, trainer._collect, []
+    trainer.play = lambda tasks, **kwargs: settle_by_task(play(tasks, **kwargs))
+    trainer._collect = lambda tasks: batches.append(collect(tasks)) or batches[-1]
+    return trainer, batches
+
+
+@pytest.mark.parametrize("rounds", [30, 1])
+def test_no_group_of_equal_outcomes_is_trained_unless_the_limit_was_reached_and_counted(tmp_path, rounds):
+    trainer, batches = watched(tmp_path, max_resamples=rounds, save_strategy="no")
+    trainer.train()
+    unwanted = []
+    for batch in batches:
+        groups = [batch.episodes[first : first + GROUP] for first in range(0, ROWS, GROUP)]
+        unwanted.append(sum(len({e.won for e in group}) == 1 for group in groups))
+    assert logged(trainer, "rollout/unwanted_groups") == unwanted
+    assert logged(trainer, "rollout/resampled_groups") == [batch.resampled for batch in batches]
+    assert sum(batch.resampled for batch in batches) >= 2 and any(unwanted) is (rounds == 1)
+
+
+def test_a_run_with_resampling_resumes_bit_equal_inside_a_batch(tmp_path):
+    """Two optimizer steps per batch; the checkpoint lies between them, and later batches replace groups too."""
+    settings = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "save_steps": 3, "max_resamples": 30}
+    straight, batches = watched(tmp_path / "straight", **settings)
+    straight.train()
+    assert len(batches) == 3 and batches[2].resampled >= 1
+    resumed, again = watched(tmp_path / "resumed", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / "checkpoint-3"))
+    assert [batch.tasks for batch in again] == [batches[2].tasks]
+    assert_bit_equal(weights(resumed), weights(straight))
+    for name in ("loss", "dapo/overlong", "rollout/resampled_groups"):
+        assert logged(resumed, name) == logged(straight, name), name
+
+
+def test_fields_of_trl_that_are_not_dapos_are_told(tmp_path):
+    with pytest.warns(UserWarning, match="'dapo' with epsilon_high None, where DAPO has 0.28; loss_type grpo, where"):
+        make_config(tmp_path, policy_method="dapo", loss_type="grpo")
+
+
+def test_with_the_fields_of_the_docs_nothing_is_told(tmp_path, recwarn):
+    args = make_config(tmp_path, policy_method="dapo", loss_type="dapo", epsilon=0.2, epsilon_high=0.28, beta=0.0)
+    assert not [str(warning.message) for warning in recwarn if "dapo" in str(warning.message)]
+    assert methods_of(args, critic=False)["dapo"].max_completion_length == args.max_completion_length
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"outcome": "score"}, "method_kwargs, 'dapo': outcome: got 'score', takes one of"),
+        ({"overlong_share": 0}, "method_kwargs, 'dapo': overlong_share: got 0, takes a number > 0 and <= 1"),
+        ({"overlong_penalty": -1}, "method_kwargs, 'dapo': overlong_penalty: got -1, takes a number >= 0"),
+        ({"max_completion_length": 9}, "dapo.max_completion_length, which is a field of its own"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, policy_method="dapo", method_kwargs={"dapo": settings})
