@@ -25,6 +25,7 @@ class Case:
 
 
 EPO = Case(fields={"epo_lambda": 0.5}, neutral={}, neutral_fields={"epo_lambda": 0.0})
+TWO_UPDATES = {"num_iterations": 2}  # on each batch
 
 CASES = {
     # credit
@@ -48,6 +49,8 @@ CASES = {
     "adaptive": Case({"target": 9.0, "start": 0.5}, neutral={"target": 9.0, "delta": 0.0}),
     "aem": Case(neutral={"temperature": 0.0}),
     "empg": Case(neutral={"k": 0.0, "zeta": 0.0, "center": False}),
+    "clip-cov": Case({"share": 0.2, "low": 0.1}, neutral={"share": 0.0}),
+    "kl-cov": Case({"share": 0.2}, {"coefficient": 0.0}, TWO_UPDATES, TWO_UPDATES),
     # policy_method
     "dapo": Case(fields={"max_resamples": 0}, neutral={"overlong_penalty": 0.0}, neutral_fields={"max_resamples": 0}),
     "gspo": Case(),

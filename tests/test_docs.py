@@ -50,7 +50,7 @@ def logged(tmp_path_factory):
                                        policy_method="method_examples:KeepNothing")]  # fmt: skip
     for name in sorted(CASES.keys() - {"grpo", "epo", "turn", "token", "outcome"}):
         changes = config_of(name, CASES[name].settings, CASES[name].fields)
-        runs.append(make_trainer(tmp_path_factory.mktemp(name), max_steps=1, **changes))
+        runs.append(make_trainer(tmp_path_factory.mktemp(name), max_steps=2, **changes))
     for run in runs[2:]:
         run.train()
     lines = [line for run in runs for line in run.state.log_history]

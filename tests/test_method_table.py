@@ -61,7 +61,7 @@ def test_its_gradient_does_not_depend_on_how_the_batch_is_cut(tmp_path, name):
 def test_switched_off_it_leaves_every_bit_as_it_is(tmp_path, name):
     case, runs = CASES[name], {}
     for kind, changes in {
-        "without": without(name),
+        "without": {**without(name), **case.neutral_fields},
         "off": config_of(name, case.neutral, case.neutral_fields),
         "on": config_of(name, case.settings, case.fields),
     }.items():

@@ -37,6 +37,8 @@ METHODS: dict[str, dict[str, str]] = {
         "adaptive": "epo_trl.methods.adaptive:AdaptiveEntropy",
         "aem": "epo_trl.methods.aem:AEM",
         "empg": "epo_trl.methods.empg:EMPG",
+        "clip-cov": "epo_trl.methods.covariance:ClipCov",
+        "kl-cov": "epo_trl.methods.covariance:KLCov",
     },
     "policy_method": {
         "dapo": "epo_trl.methods.dapo:DAPO",

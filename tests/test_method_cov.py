@@ -1,0 +1,137 @@
+"""Clip-Cov and KL-Cov: covariances and choices by hand, across ranks, in the gradient, in the second update."""
+
+import pytest
+import torch
+from method_batches import batch_of, check_two_ranks, random_batch
+from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
+
+from epo_trl.methods import MicroBatch
+from epo_trl.methods.covariance import ClipCov, KLCov, covariances
+
+# Mean advantage 1, mean log-probability -2 over the five tokens; the last column does not count.
+ADVANTAGES = torch.tensor([[3.0, 3.0, 3.0], [-2.0, -2.0, 9.0]])
+LOGPS = [[-1.0, -4.0, -0.5], [-1.5, -3.0, -9.0]]
+COVARIANCES = [[2.0, -4.0, 3.0], [-1.5, 3.0, 0.0]]
+
+
+def hand_made(**others):
+    return batch_of([[0, 0, 1], [0, 0, -1]], logps=LOGPS, **others)
+
+
+def trainer_of(folder, name, settings, size=8, **changes):
+    trainer = make_trainer(
+        folder, epo_lambda=0.0, entropy_method=[name], method_kwargs={name: settings},
+        per_device_train_batch_size=size, gradient_accumulation_steps=8 // size, **changes,
+    )  # fmt: skip
+    trainer.play = lambda tasks, **_: make_episodes()
+    return trainer
+
+
+def test_covariances_by_hand():
+    """The mean over tokens, and padding does not count."""
+    got = covariances(ADVANTAGES, hand_made()).float()
+    assert torch.equal(got[0], torch.tensor(COVARIANCES[0])) and torch.equal(
+        got[1, :2], torch.tensor(COVARIANCES[1][:2])
+    )
+
+
+def test_clip_cov_by_hand():
+    """Between 1 and 2.5 there is one token; between 1 and 5 there are three, of which two are drawn."""
+    one = ClipCov(share=1.0, high=2.5).shape(ADVANTAGES, hand_made())
+    assert torch.equal(one.advantages, torch.tensor([[0.0, 3.0, 3.0], [-2.0, -2.0, 9.0]]))
+    assert one.metrics == {"clip-cov/candidates": 0.2, "clip-cov/clipped": 0.2}
+    drawn = set()
+    for rl_step in range(20):
+        two = ClipCov(share=0.4).shape(ADVANTAGES, hand_made(rl_step=rl_step))
+        places = (two.advantages == 0).nonzero().tolist()
+        drawn.add(str(places))
+        assert len(places) == 2 and all(place in ([0, 0], [0, 2], [1, 1]) for place in places)
+        assert two.metrics == {"clip-cov/candidates": pytest.approx(0.6), "clip-cov/clipped": pytest.approx(0.4)}
+    assert len(drawn) == 3, "each pair at some RL step"
+    assert (ClipCov().shape(ADVANTAGES, hand_made()).advantages == 0).sum() == 1, "at least one"
+
+
+def test_the_draw_repeats_and_goes_by_the_seed_of_the_run():
+    advantages, batch = random_batch(rl_step=3)
+    settings = {"share": 0.1, "low": 0.01}
+    first, again, other = (ClipCov(**settings, seed=s).shape(advantages, batch).advantages for s in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_kl_cov_by_hand():
+    """Of equal covariances the first is marked."""
+    for share, marked in (
+        (0.0, [[0, 0, 0], [0, 0, 0]]),
+        (0.001, [[0, 0, 1], [0, 0, 0]]),
+        (0.4, [[0, 0, 1], [0, 1, 0]]),
+        (0.6, [[1, 0, 1], [0, 1, 0]]),
+        (1.0, [[1, 1, 1], [1, 1, 0]]),
+    ):
+        shaped = KLCov(share=share).shape(ADVANTAGES, hand_made())
+        assert torch.equal(shaped.advantages, ADVANTAGES)
+        assert torch.equal(shaped.marks["marked"].long(), torch.tensor(marked))
+        assert shaped.metrics == {"kl-cov/marked": pytest.approx(torch.tensor(marked).sum().item() / 5)}
+
+
+def test_the_penalty_of_kl_cov_and_its_gradient_by_hand():
+    """0.5 * |log r| on marked tokens, with weight 1/4; a difference of rounding is none."""
+    logps = torch.tensor([[-1.0, -2.0, -3.0, -4.0]], requires_grad=True)
+    old = torch.tensor([[-1.5, -1.0, -1.0, -4.00001]])
+    ones = torch.ones_like(old)
+    marks = {"marked": torch.tensor([[True, True, False, True]])}
+    micro = MicroBatch(logps, ones, old, ones, ones, ones, torch.tensor(1.0), lambda x: x.mean(), marks=marks)
+    term = KLCov(coefficient=0.5).loss(micro)
+    term.backward()
+    assert term.item() == pytest.approx(0.5 * (0.5 + 1.0) / 4)
+    torch.testing.assert_close(logps.grad, torch.tensor([[0.125, -0.125, 0.0, 0.0]]))
+
+
+def test_only_tokens_that_count_are_marked():
+    advantages, batch = random_batch()
+    marked = KLCov(share=1.0).shape(advantages, batch).marks["marked"]
+    assert torch.equal(marked, batch.mask.bool())
+
+
+@pytest.mark.parametrize("method", [ClipCov(share=0.2, low=0.01), KLCov(share=0.2), ClipCov(), KLCov()])
+def test_two_ranks_choose_what_one_does(method):
+    check_two_ranks(method)
+
+
+def test_clip_cov_changes_the_gradient(tmp_path):
+    plain = catch_step(trainer_of(tmp_path, "clip-cov", {"share": 0.0}))[1]
+    assert difference(plain, catch_step(trainer_of(tmp_path, "clip-cov", {"share": 0.2, "low": 0.1}))[1]) > 1e-3
+
+
+def test_kl_cov_holds_back_in_the_second_update_however_the_batch_is_cut(tmp_path):
+    def weights(settings, size=8):
+        trainer = trainer_of(
+            tmp_path, "kl-cov", settings, size, num_iterations=2, max_steps=2, lr_scheduler_type="constant"
+        )
+        trainer.args.optim = "sgd"
+        trainer.train()
+        return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+    settings = {"share": 0.2, "coefficient": 2.0}
+    whole, cut, without = weights(settings), weights(settings, 2), weights({"coefficient": 0.0})
+    assert difference(whole, cut) < 1e-4 < 1e-3 < difference(whole, without)
+
+
+def test_kl_cov_is_refused_where_a_batch_serves_one_update(tmp_path):
+    with pytest.raises(ValueError, match="num_iterations: got 1 with .* in which the penalty of 'kl-cov' is 0"):
+        make_config(tmp_path, entropy_method="kl-cov")
+    make_config(tmp_path, entropy_method="kl-cov", steps_per_generation=2)
+    make_config(tmp_path, entropy_method="kl-cov", num_iterations=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("clip-cov", {"share": 1.5}, "share: got 1.5, takes a number from 0 to 1"),
+        ("clip-cov", {"low": 5.0}, "low, high: got 5.0 and 5.0, takes numbers with 0 <= low < high"),
+        ("kl-cov", {"share": -1}, "share: got -1, takes a number from 0 to 1"),
+        ("kl-cov", {"coefficient": -1}, "coefficient: got -1, takes a number >= 0"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, name, settings, message):
+    with pytest.raises(ValueError, match=f"method_kwargs, '{name}': {message}"):
+        make_config(tmp_path, entropy_method=name, num_iterations=2, method_kwargs={name: settings})
