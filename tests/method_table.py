@@ -32,6 +32,7 @@ CASES = {
     "grpo": Case(),
     "gigpo": Case(neutral={"step_weight": 0.0}),
     "gated": Case({"threshold": 5.0, "weight": 1.0}, neutral={"threshold": 5.0, "weight": 0.0}),
+    "rlvmr": Case({}, {"alpha": 1.0, "format_penalty": 0.0}, {"require_think": False}, {"require_think": False}),
     "turn": Case(),
     "token": Case(),
     "outcome": Case(),

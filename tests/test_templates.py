@@ -25,6 +25,7 @@ PLAYED_WITH = {
     "compact_notes": ("alfworld",),
     "general": ("alfworld", "toy"),
     "general_compact": ("alfworld", "toy"),
+    "general_tags": ("alfworld", "toy"),
 }
 SCIENCEWORLD = [name for name in SHIPPED if name.startswith("scienceworld")]
 

@@ -21,6 +21,7 @@ METHODS: dict[str, dict[str, str]] = {
         "grpo": "epo_trl.methods.grpo:GRPO",
         "gigpo": "epo_trl.methods.gigpo:GiGPO",
         "gated": "epo_trl.methods.gated:Gated",
+        "rlvmr": "epo_trl.methods.rlvmr:RLVMR",
         "turn": "epo_trl.methods.gae:TurnGAE",
         "token": "epo_trl.methods.gae:TokenGAE",
         "outcome": "epo_trl.methods.gae:OutcomeGAE",

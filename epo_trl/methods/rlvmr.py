@@ -1,0 +1,129 @@
+"""RLVMR's credit (arXiv 2507.22844): a turn says what kind of reasoning it does, and is paid if it has done it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods.base import Batch, Credit, StepSummary
+from epo_trl.methods.grpo import GRPO
+from epo_trl.methods.tally import Tally
+from epo_trl.types import Episode
+
+TAGS = ("planning", "explore", "reflection", "monitor")
+_OPENING = re.compile(f"<({'|'.join(TAGS)})>")
+
+
+@dataclass
+class RLVMR(GRPO):
+    """`A = alpha * A_traj + (1 - alpha) * A_tag`, equal for all tokens of a turn.
+
+    `A_traj` is GRPO's advantage. `A_tag` is a turn's reward for its kind of reasoning, minus the mean over all turns
+    with the same tag, over their deviation; the turns are those of the whole batch, on all ranks. The rewards:
+
+    - planning: 1 if the episode solves the task;
+    - explore: 1 if the action is valid and new in the episode;
+    - reflection: 1 if the last action was not valid, and this one is and differs;
+    - monitor, and a response without exactly one tag: 0.
+
+    Args:
+        alpha: The paper's 0.5; 1 is GRPO.
+        format_penalty: Taken from the reward of a valid turn without exactly one tag before its action. The paper's
+            0.1. The rollout already charges a turn that is not valid.
+    """
+
+    alpha: float = 0.5
+    format_penalty: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha: got {self.alpha}, takes a number from 0 to 1")
+        if not 0 <= self.format_penalty < math.inf:
+            raise ValueError(f"format_penalty: got {self.format_penalty}, takes a number >= 0")
+        self._turns = Tally(2 + len(TAGS))
+
+    def described(self) -> str:
+        """Returns name and paper."""
+        return f"[RLVMR](https://arxiv.org/abs/2507.22844), alpha {self.alpha:g}"
+
+    def check(self, args: Any) -> None:
+        """Refuses to ask for another kind of reasoning beside the tags."""
+        if args.require_think:
+            raise ValueError(
+                "require_think: got True together with credit 'rlvmr', whose tags take the place of <think> </think>; "
+                "takes False, with a prompt that asks for the tags (prompt_template: general_tags)"
+            )
+
+    def turn_rewards(self, episode: Episode) -> Sequence[float]:
+        """Returns the rewards, less the penalty."""
+        return [
+            turn.reward - self.format_penalty * (turn.is_valid and not tag_of(turn.response)) for turn in episode.turns
+        ]
+
+    def credit(self, batch: Batch) -> Credit:
+        """Returns one advantage per turn."""
+        paid = [list(tag_rewards(episode)) if episode.is_usable else [] for episode in batch.episodes]
+        by_tag: dict[str, list[float]] = defaultdict(list)
+        for tag, reward in batch.ranks.gather([turn for turns in paid for turn in turns]):
+            by_tag[tag].append(reward)
+        spread = {tag: _mean_and_deviation(rewards) for tag, rewards in by_tag.items()}
+        tag_advantages = torch.zeros_like(batch.turn_rewards)
+        for i, turns in enumerate(paid):
+            for k, (tag, reward) in enumerate(turns):
+                mean, deviation = spread[tag]
+                tag_advantages[i, k] = (reward - mean) / (deviation + 1e-6)
+                self._turns.add(1, reward, *(tag == name for name in TAGS))
+        per_token = tag_advantages.gather(1, batch.turn_ids.clamp(min=0)) * batch.mask
+        return Credit(self.alpha * super().credit(batch).advantages + (1 - self.alpha) * per_token)
+
+    def end_rl_step(self, step: StepSummary) -> dict[str, float]:
+        """Returns how often each tag was used, and the mean reward."""
+        turns, reward, *counts = self._turns.take(step.ranks)
+        shares = {f"rlvmr/{tag}": count / max(turns, 1) for tag, count in zip(TAGS, counts, strict=True)}
+        return {**shares, "rlvmr/reward": reward / max(turns, 1)}
+
+    def batch_state(self) -> dict[str, Tensor]:
+        """Returns what was counted so far."""
+        return self._turns.state_dict()
+
+    def load_batch_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes it up."""
+        self._turns.load_state_dict(state)
+
+
+def tag_of(response: str) -> str:
+    """Returns the tag of a response, `""` unless it has exactly one, with a text in it, before the action."""
+    text = response.lower()
+    found = list(_OPENING.finditer(text))
+    if len(found) != 1:
+        return ""
+    thought, closing, rest = text[found[0].end() :].partition(f"</{found[0][1]}>")
+    return found[0][1] if closing and thought.strip() and "<action>" in rest else ""
+
+
+def tag_rewards(episode: Episode) -> Iterator[tuple[str, float]]:
+    """Yields tag and reward of each turn."""
+    seen: set[str] = set()
+    failed: str | None = None  # the last action, if it was not valid
+    for turn in episode.turns:
+        tag = tag_of(turn.response)
+        earned = {
+            "planning": episode.won,
+            "explore": turn.is_valid and turn.action not in seen,
+            "reflection": turn.is_valid and failed not in (None, turn.action),
+        }
+        yield tag, float(earned.get(tag, False))
+        seen.add(turn.action)
+        failed = None if turn.is_valid else turn.action
+
+
+def _mean_and_deviation(rewards: Sequence[float]) -> tuple[float, float]:
+    return fmean(rewards), stdev(rewards) if len(rewards) > 1 else 0.0

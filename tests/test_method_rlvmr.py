@@ -1,0 +1,153 @@
+"""RLVMR: tags and their rewards, advantages worked out by hand, across ranks too, and off it is GRPO."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from test_epo_trainer import logged
+from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
+
+from epo_trl.methods import Batch, Ranks, StepSummary
+from epo_trl.methods.rlvmr import RLVMR, tag_of, tag_rewards
+from epo_trl.rollout import PromptTemplate
+from epo_trl.types import Episode, StopReason, Turn
+
+
+def said(tag, action="go north"):
+    return f"<{tag}> so and so </{tag}> <action>{action}</action>"
+
+
+def episode(*turns, won=False, stop=StopReason.TURN_LIMIT):
+    """Returns an episode of `(tag, action, whether it is valid)` turns with two tokens each."""
+    made = (Turn((1,), (2, 3), said(tag, action), "", action, valid) for tag, action, valid in turns)
+    return Episode("train/0", "", "", tuple(made), stop, won=won)
+
+
+def batch_of(episodes, advantages, ranks=None):
+    width = max(len(e.turns) for e in episodes)
+    turn_ids = torch.full((len(episodes), 2 * width), -1)
+    for i, e in enumerate(episodes):
+        for k in range(len(e.turns)):
+            turn_ids[i, 2 * k : 2 * k + 2] = k
+    mask = (turn_ids >= 0) * torch.tensor([[e.is_usable] for e in episodes])
+    groups, rewards = torch.zeros(len(episodes), dtype=torch.long), torch.zeros(len(episodes), width)
+    return Batch(episodes, groups, rewards, torch.tensor(advantages), turn_ids, mask.long(), ranks or Ranks())
+
+
+@pytest.mark.parametrize(
+    ("response", "tag"),
+    [
+        (said("planning"), "planning"),
+        ("<Explore>What is here?</EXPLORE> then <Action>look</action>", "explore"),
+        ("<think><monitor>fine</monitor></think><action>look</action>", "monitor"),
+        ("<think>fine</think><action>look</action>", ""),
+        ("<planning>a</planning><explore>b</explore><action>look</action>", ""),
+        ("<planning>a</planning><planning>b</planning><action>look</action>", ""),
+        ("<planning> </planning><action>look</action>", ""),
+        ("<planning>never closed <action>look</action>", ""),
+        ("<action>look</action><monitor>too late</monitor>", ""),
+        ("", ""),
+    ],
+)
+def test_a_response_has_exactly_one_tag_with_a_text_before_the_action(response, tag):
+    assert tag_of(response) == tag
+
+
+def test_what_each_tag_is_paid_for():
+    """The second exploration repeats an action; the first reflection follows no failure, the last repeats one."""
+    turns = [
+        ("planning", "a", True), ("explore", "b", True), ("explore", "a", True), ("explore", "nonsense", False),
+        ("reflection", "c", True), ("reflection", "d", True), ("monitor", "bad", False), ("reflection", "bad", False),
+    ]  # fmt: skip
+    for won in (True, False):
+        assert [reward for _, reward in tag_rewards(episode(*turns, won=won))] == [won, 1, 0, 0, 1, 0, 0, 0]
+    assert list(tag_rewards(episode(("think", "a", True)))) == [("", 0.0)]
+
+
+def test_the_penalty_is_for_valid_turns_without_a_tag():
+    turns = episode(("planning", "a", True), ("think", "a", True), ("think", "a", False))
+    assert RLVMR().turn_rewards(turns) == [0.0, -0.1, 0.0]
+
+
+ONE = episode(("planning", "a", True), ("explore", "b", True), won=True)
+TWO = episode(("planning", "a", True), ("explore", "a", True))
+THREE = episode(("planning", "a", True), ("reflection", "a", True))
+
+
+def test_by_hand():
+    """Planning: 1, 0, 0, so mean 1/3 and deviation sqrt(1/3). Exploring: 1, 0. The reflection is alone."""
+    got = RLVMR(alpha=0.25).credit(batch_of([ONE, TWO, THREE], [0.8, -0.4, -0.4])).advantages
+    high, low, both = 2 / 3**0.5, -1 / 3**0.5, 1 / 2**0.5
+    want = [
+        [0.2 + 0.75 * high] * 2 + [0.2 + 0.75 * both] * 2,
+        [-0.1 + 0.75 * low] * 2 + [-0.1 - 0.75 * both] * 2,
+        [-0.1 + 0.75 * low] * 2 + [-0.1] * 2,
+    ]
+    torch.testing.assert_close(got, torch.tensor(want), rtol=0, atol=1e-5)
+
+
+def test_an_aborted_episode_counts_nowhere():
+    aborted = episode(("planning", "a", True), stop=StopReason.ABORTED)
+    got = RLVMR().credit(batch_of([ONE, TWO, aborted], [0.7, -0.7, 0.0])).advantages
+    assert torch.equal(got[:2], RLVMR().credit(batch_of([ONE, TWO], [0.7, -0.7])).advantages)
+    assert not got[2].any()
+
+
+def test_tags_are_compared_over_all_ranks_and_counted_over_them():
+    whole = RLVMR().credit(batch_of([ONE, TWO, THREE], [0.8, -0.4, -0.4])).advantages
+    there = [turn for e in (TWO, THREE) for turn in tag_rewards(e)]
+    method = RLVMR()
+    here = method.credit(batch_of([ONE], [0.8], Ranks(gather=lambda seen: seen + there, count=2)))
+    torch.testing.assert_close(here.advantages, whole[:1])
+    resumed = RLVMR()
+    resumed.load_batch_state(method.batch_state())
+    two = Ranks(sum=lambda counts: counts + torch.tensor([2.0, 0, 1, 1, 0, 0]), count=2)
+    metrics = resumed.end_rl_step(StepSummary(math.nan, {}, two))
+    shares = {"planning": 0.5, "explore": 0.5, "reflection": 0.0, "monitor": 0.0, "reward": 0.5}
+    assert metrics == {f"rlvmr/{name}": share for name, share in shares.items()}
+
+
+def test_off_it_is_grpo_and_the_gradient_does_not_depend_on_the_cut(tmp_path):
+    tags = ["planning", "explore", "monitor"]
+
+    def play(tasks, **kwargs):
+        return [
+            replace(e, turns=tuple(replace(t, response=said(tags[(i + k) % 3])) for k, t in enumerate(e.turns)))
+            for i, e in enumerate(make_episodes())
+        ]
+
+    def step(size, **changes):
+        cut = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 8 // size}
+        trainer = make_trainer(tmp_path, require_think=False, **cut, **changes)
+        trainer.play = play
+        gradients = catch_step(trainer)[1]
+        return gradients, trainer
+
+    grpo, _ = step(8)
+    off, _ = step(8, credit="rlvmr", method_kwargs={"rlvmr": {"alpha": 1.0}})
+    (whole, trainer), (cut, _) = step(8, credit="rlvmr"), step(2, credit="rlvmr")
+    assert difference(grpo, off) == 0.0
+    assert difference(whole, cut) < 2e-5 * largest(whole) and difference(whole, grpo) > 1e-3
+    used = [logged(trainer, f"rlvmr/{tag}")[0] for tag in tags]
+    assert sum(used) == pytest.approx(1) and min(used) > 0
+
+
+def test_the_template_that_ships_asks_for_the_tags():
+    template = PromptTemplate.load("general_tags")
+    for text in (template.first, template.next, template.followup):
+        assert all(f"<{tag}> </{tag}>" in text for tag in ("planning", "explore", "reflection", "monitor"))
+        assert "<think>" not in text and "<action> </action>" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method_kwargs": {"rlvmr": {"alpha": 1.5}}}, "method_kwargs, 'rlvmr': alpha: got 1.5, takes a number from 0"),
+        ({"method_kwargs": {"rlvmr": {"format_penalty": -1}}}, "format_penalty: got -1, takes a number >= 0"),
+        ({"require_think": True}, "require_think: got True together with credit 'rlvmr'"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, **{"credit": "rlvmr", "require_think": False, **changes})
