@@ -52,18 +52,21 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     credit: str = field(
         default="grpo",
         metadata={
-            "help": "Who gets how much of the outcome. 'grpo': every token of an episode the advantage of its reward "
-            "in its group. 'module:Class': your own method."
+            "help": "Who gets how much of the outcome: 'grpo', 'gigpo', ... (docs/methods.md lists the names), or "
+            "'module:Class' for your own method. With a critic: 'turn', 'token', 'outcome'."
         },
     )
     entropy_method: list[str] = field(
         default_factory=lambda: ["epo"],
-        metadata={"help": "How entropy is controlled, one or several of: 'epo', or 'module:Class' for your own."},
+        metadata={
+            "help": "How entropy is controlled: one name or several of docs/methods.md, or 'module:Class' for your own."
+        },
     )
     policy_method: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Methods that change the ratio of the policy loss or choose groups, or your own, 'module:Class'."
+            "help": "What changes the ratio of the policy loss or chooses groups: names of docs/methods.md, or "
+            "'module:Class' for your own."
         },
     )
     method_kwargs: dict[str, Any] | str | None = field(
