@@ -40,6 +40,9 @@ METHODS: dict[str, dict[str, str]] = {
         "empg": "epo_trl.methods.empg:EMPG",
         "clip-cov": "epo_trl.methods.covariance:ClipCov",
         "kl-cov": "epo_trl.methods.covariance:KLCov",
+        "steer": "epo_trl.methods.steer:STEER",
+        "entrocraft": "epo_trl.methods.entrocraft:Entrocraft",
+        "aepo": "epo_trl.methods.aepo:AEPO",
     },
     "policy_method": {
         "dapo": "epo_trl.methods.dapo:DAPO",

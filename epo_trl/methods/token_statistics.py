@@ -76,3 +76,13 @@ def lowest(keys: Tensor, candidates: Tensor, number: int, batch: Batch) -> Tenso
     chosen = torch.zeros_like(candidates)
     chosen[tuple(places[taken].T)] = True
     return chosen
+
+
+def token_extremes(values: Tensor, batch: Batch) -> tuple[float, float]:
+    """Returns the lowest and the highest of (B, T) values on the counted tokens of all ranks; 0 and 0 without any.
+
+    Collective.
+    """
+    chosen = values[batch.mask.bool()]
+    every = batch.ranks.gather([float(chosen.min()), float(chosen.max())] if chosen.numel() else [])
+    return (min(every), max(every)) if every else (0.0, 0.0)

@@ -1,0 +1,89 @@
+"""AEPO, agentic entropy-balanced policy optimization (arXiv 2510.14545): its loss, without its branching rollout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods.base import Batch, Method, MicroBatch, Need, Shaped
+from epo_trl.methods.token_statistics import token_extremes, token_moments
+
+_CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+
+
+@dataclass
+class AEPO(Method):
+    """`A' = A * (1 + alpha * z)`, and a gradient for tokens that the policy loss has clipped from above.
+
+    z is the token's entropy, minus its mean and over its deviation, both over the sampled tokens of the batch, on all
+    ranks; it carries no gradient. Where `A' > 0` and the ratio r is above `1 + epsilon_high`, the clipped loss
+    `-A' (1 + epsilon_high)` is constant; here it is `-A' (1 + epsilon_high) r / sg(r)`, with the same value and a
+    gradient.
+
+    Args:
+        alpha: The authors' 0.2.
+        keep_clipped: Whether clipped tokens keep that gradient.
+        epsilon: TRL's field.
+        epsilon_high: TRL's field; `None` for `epsilon`.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+    config_fields: ClassVar[tuple[str, ...]] = ("epsilon", "epsilon_high")
+
+    alpha: float = 0.2
+    keep_clipped: bool = True
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha < math.inf:
+            raise ValueError(f"alpha: got {self.alpha}, takes a number >= 0")
+
+    def described(self) -> str:
+        """Returns name and paper."""
+        return f"[AEPO](https://arxiv.org/abs/2510.14545) without its branching rollout, alpha {self.alpha:g}"
+
+    def check(self, args: Any) -> None:
+        """Refuses losses that clip otherwise, or leave out tokens whose gradient this would bring back."""
+        if not self.keep_clipped:
+            return
+        if args.loss_type not in _CLIPPED_LOSSES:
+            raise ValueError(
+                f"loss_type: got {args.loss_type!r}, which has no upper clip for 'aepo' to keep the gradient of; takes "
+                f"one of {_CLIPPED_LOSSES}, or keep_clipped=false in method_kwargs"
+            )
+        if "gspo" in args.policy_method or args.importance_sampling_level != "token":
+            raise ValueError(
+                f"policy_method, importance_sampling_level: got {args.policy_method} and "
+                f"{args.importance_sampling_level!r}, where 'aepo' looks for clipped tokens by their own ratio; takes "
+                "the ratio of tokens, or keep_clipped=false in method_kwargs"
+            )
+        for field, neutral in (("top_entropy_quantile", 1.0), ("off_policy_mask_threshold", None)):
+            if getattr(args, field) != neutral:
+                raise ValueError(
+                    f"{field}: got {getattr(args, field)}, which leaves out tokens whose gradient 'aepo' would bring "
+                    f"back; takes {neutral}, or keep_clipped=false in method_kwargs"
+                )
+
+    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+        """Returns the weighted advantages."""
+        assert batch.entropy is not None
+        mean, deviation = token_moments(batch.entropy, batch)
+        factors = 1 + self.alpha * (batch.entropy - mean) / (deviation or 1.0)
+        low, high = token_extremes(factors, batch)
+        metrics = {"aepo/factor_min": low, "aepo/factor_max": high}
+        return Shaped(advantages * factors.to(advantages.dtype), metrics=metrics)
+
+    def loss(self, micro: MicroBatch) -> Tensor | None:
+        """Returns 0, with the gradient that the clipped tokens have lost."""
+        if not self.keep_clipped:
+            return None
+        bound = 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
+        ratio = (micro.logps.detach() - micro.old_logps).exp()
+        clipped = (ratio > bound) & (micro.advantages > 0)
+        straight = (micro.logps - micro.logps.detach()).exp() - 1  # r / sg(r) - 1
+        return -bound * micro.policy_mean(torch.where(clipped, micro.advantages * straight, 0.0))

@@ -1,0 +1,65 @@
+"""Entrocraft (arXiv 2604.26326): advantages of one sign only, where the entropy has left its band."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from epo_trl.methods.base import Batch, Method, Need, Shaped
+from epo_trl.methods.token_statistics import token_moments, token_share
+from epo_trl.objectives import scheduled_weight
+
+
+@dataclass
+class Entrocraft(Method):
+    """Above the band only positive advantages are kept, below it only negative ones; the others become 0.
+
+    What is held against the band is the mean entropy over the sampled tokens of the batch, on all ranks, in nats. Both
+    edges move linearly over the run, from the first RL step to the last.
+
+    Args:
+        low_start: Lower edge at the first RL step. The authors' 0.6.
+        low_end: Lower edge at the last one. The authors' 0.4.
+        high_start: Upper edge at the first RL step. The authors' 0.7.
+        high_end: Upper edge at the last one. The authors' 0.5.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+
+    low_start: float = 0.6
+    low_end: float = 0.4
+    high_start: float = 0.7
+    high_end: float = 0.5
+
+    def __post_init__(self) -> None:
+        for part in ("start", "end"):
+            low, high = getattr(self, f"low_{part}"), getattr(self, f"high_{part}")
+            if not 0 <= low <= high < math.inf:
+                raise ValueError(
+                    f"low_{part}, high_{part}: got {low} and {high}, takes numbers with 0 <= low_{part} <= high_{part}"
+                )
+
+    def described(self) -> str:
+        """Returns name, paper and band."""
+        paper = "[Entrocraft](https://arxiv.org/abs/2604.26326)"
+        start, end = f"[{self.low_start:g}, {self.high_start:g}]", f"[{self.low_end:g}, {self.high_end:g}]"
+        return f"{paper}, entropy from {start} to {end}"
+
+    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+        """Returns the advantages, of one sign outside of the band."""
+        assert batch.entropy is not None
+        low, high = (
+            scheduled_weight(batch.rl_step, batch.total_rl_steps, schedule="linear", start=start, end=end)
+            for start, end in ((self.low_start, self.low_end), (self.high_start, self.high_end))
+        )
+        entropy, _ = token_moments(batch.entropy, batch)
+        kept = advantages.clamp(min=0) if entropy > high else advantages.clamp(max=0) if entropy < low else advantages
+        metrics = {
+            "entrocraft/low": low,
+            "entrocraft/high": high,
+            "entrocraft/dropped": token_share(kept != advantages, batch),
+        }
+        return Shaped(kept, metrics=metrics)

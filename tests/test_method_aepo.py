@@ -1,0 +1,91 @@
+"""AEPO: factors by hand, the gradient of clipped tokens against the paper's formula, the second update, refusals."""
+
+import pytest
+import torch
+from method_batches import batch_of, check_two_ranks
+from trainer_kit import difference, make_config, make_episodes, make_trainer
+
+from epo_trl.methods import MicroBatch
+from epo_trl.methods.aepo import AEPO
+
+
+def test_factors_by_hand():
+    """Entropies 1, 1, 3, 3: mean 2, deviation 1; equal entropies have z = 0."""
+    advantages = torch.tensor([[1.0, -1.0, 1.0, 0.0], [-2.0, 0.0, 0.0, 0.0]])
+    batch = batch_of([[0, 0, 1, -1], [0, -1, -1, -1]], entropy=[[1.0, 1.0, 3.0, 50.0], [3.0, 50.0, 50.0, 50.0]])
+    shaped = AEPO().shape(advantages, batch)
+    torch.testing.assert_close(shaped.advantages, torch.tensor([[0.8, -0.8, 1.2, 0.0], [-2.4, 0.0, 0.0, 0.0]]))
+    assert shaped.metrics == {"aepo/factor_min": pytest.approx(0.8), "aepo/factor_max": pytest.approx(1.2)}
+    flat = batch_of([[0, 0, 1, -1], [0, -1, -1, -1]], entropy=[[2.0] * 4] * 2)
+    assert torch.equal(AEPO().shape(advantages, flat).advantages, advantages)
+
+
+@pytest.mark.parametrize(("high", "bound"), [(None, 1.2), (0.3, 1.3)])
+def test_tokens_clipped_from_above_keep_the_gradient_of_the_papers_loss_and_no_others(high, bound):
+    """Ratios 0.5, 1 and 1.5 with advantages of both signs: only 1.5 with a positive one is clipped from above."""
+    ratios, advantages = torch.tensor([[0.5, 1.0, 1.5] * 2]), torch.tensor([[2.0] * 3 + [-2.0] * 3])
+    old = torch.full((1, 6), -1.0)
+
+    def gradient(loss):
+        logps = (old + ratios.log()).requires_grad_()
+        value = loss(logps)
+        value.backward()
+        return value.detach(), logps.grad
+
+    def trl(logps):
+        ratio = (logps - old).exp()
+        return -torch.min(ratio * advantages, ratio.clamp(0.8, bound) * advantages).sum()
+
+    def paper(logps):
+        ratio = (logps - old).exp()
+        kept = torch.where(ratio > bound, bound * ratio / ratio.detach(), ratio.clamp(min=0.8))
+        return -torch.min(ratio * advantages, kept * advantages).sum()
+
+    def ours(logps):
+        ones = torch.ones_like(old)
+        micro = MicroBatch(logps, ones, old, advantages, ones.long(), ones, torch.tensor(1.0), lambda x: x.sum())
+        return trl(logps) + AEPO(epsilon_high=high).loss(micro)
+
+    (value, plain), (want_value, want), (got_value, got) = gradient(trl), gradient(paper), gradient(ours)
+    assert value == want_value == got_value
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(got - plain, torch.tensor([[0.0, 0.0, -2.0 * bound, 0.0, 0.0, 0.0]]))
+
+
+def test_mean_and_deviation_are_those_of_all_ranks():
+    check_two_ranks(AEPO())
+
+
+def test_the_second_update_goes_further_however_the_batch_is_cut(tmp_path):
+    """A narrow clip: the first update takes tokens beyond it."""
+
+    def weights(keep, size=8):
+        trainer = make_trainer(
+            tmp_path, epo_lambda=0.0, entropy_method=["aepo"], method_kwargs={"aepo": {"keep_clipped": keep}},
+            per_device_train_batch_size=size, gradient_accumulation_steps=8 // size, num_iterations=2, max_steps=2,
+            epsilon=0.01, lr_scheduler_type="constant",
+        )  # fmt: skip
+        trainer.args.optim = "sgd"
+        trainer.play = lambda tasks, **_: make_episodes()
+        trainer.train()
+        return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+    whole, cut, without = weights(True), weights(True, 2), weights(False)
+    assert difference(whole, cut) < 1e-4 < 1e-3 < difference(whole, without)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss_type": "cispo"}, "loss_type: got 'cispo', which has no upper clip"),
+        ({"importance_sampling_level": "sequence"}, "got .* and 'sequence', where 'aepo' looks for clipped tokens"),
+        ({"policy_method": "gspo", "num_iterations": 2}, r"got \['gspo'\] and 'token', where 'aepo' looks for clipped"),
+        ({"top_entropy_quantile": 0.2}, "top_entropy_quantile: got 0.2, which leaves out tokens"),
+        ({"method_kwargs": {"aepo": {"alpha": -1}}}, "method_kwargs, 'aepo': alpha: got -1, takes a number >= 0"),
+    ],
+)
+def test_what_makes_no_sense_together_is_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, entropy_method="aepo", **changes)
+    if "method_kwargs" not in changes:
+        make_config(tmp_path, entropy_method="aepo", method_kwargs={"aepo": {"keep_clipped": False}}, **changes)

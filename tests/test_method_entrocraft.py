@@ -1,0 +1,77 @@
+"""Entrocraft: which advantages are kept on each side of the band, its schedule, and the entropy of all ranks."""
+
+import pytest
+import torch
+from method_batches import batch_of, check_two_ranks
+from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
+
+from epo_trl.methods.entrocraft import Entrocraft
+
+ADVANTAGES = torch.tensor([[1.0, -2.0, 0.5, 0.0]])
+
+
+def batch_with(entropy, rl_step=0):
+    """Returns a batch whose three tokens have that mean entropy; padding has another."""
+    values = [[entropy - 0.1, entropy, entropy + 0.1, 50.0]]
+    return batch_of([[0, 0, 1, -1]], entropy=values, rl_step=rl_step, total_rl_steps=5)
+
+
+@pytest.mark.parametrize(
+    ("entropy", "kept"),
+    [
+        (0.71, [1.0, 0.0, 0.5, 0.0]),
+        (0.69, [1.0, -2.0, 0.5, 0.0]),
+        (0.61, [1.0, -2.0, 0.5, 0.0]),
+        (0.59, [0.0, -2.0, 0.0, 0.0]),
+    ],
+)
+def test_above_the_band_only_positive_advantages_and_below_only_negative_ones(entropy, kept):
+    shaped = Entrocraft().shape(ADVANTAGES, batch_with(entropy))
+    assert torch.equal(shaped.advantages, torch.tensor([kept]))
+    dropped = sum(a != b for a, b in zip(kept, ADVANTAGES[0].tolist(), strict=True)) / 3
+    assert shaped.metrics == {
+        "entrocraft/low": 0.6, "entrocraft/high": 0.7, "entrocraft/dropped": pytest.approx(dropped)
+    }  # fmt: skip
+
+
+def test_the_band_moves_linearly_to_its_end():
+    bands = [Entrocraft().shape(ADVANTAGES, batch_with(1.0, step)).metrics for step in range(5)]
+    assert [m["entrocraft/low"] for m in bands] == pytest.approx([0.6, 0.55, 0.5, 0.45, 0.4])
+    assert [m["entrocraft/high"] for m in bands] == pytest.approx([0.7, 0.65, 0.6, 0.55, 0.5])
+    last = Entrocraft().shape(ADVANTAGES, batch_with(0.59, 4)).advantages
+    assert torch.equal(last, ADVANTAGES.clamp(min=0)), "0.59 is below the first band and above the last one"
+
+
+@pytest.mark.parametrize("edge", [0.5, 1.5])
+def test_the_entropy_is_that_of_all_ranks(edge):
+    """Mean about 1: either side of the band."""
+    check_two_ranks(Entrocraft(edge, edge, edge, edge), cut=2)
+
+
+def test_the_gradient_is_that_of_the_kept_episodes(tmp_path):
+    def step(edge):
+        band = {"low_start": edge, "low_end": edge, "high_start": edge, "high_end": edge}
+        trainer = make_trainer(
+            tmp_path, epo_lambda=0.0, entropy_method=["entrocraft"], method_kwargs={"entrocraft": band}
+        )
+        trainer.play = lambda tasks, **_: make_episodes()
+        return catch_step(trainer)[1]
+
+    positive, negative = step(0.0), step(1e9)
+    trainer = make_trainer(tmp_path, epo_lambda=0.0, entropy_method=[])
+    trainer.play = lambda tasks, **_: make_episodes()
+    plain = catch_step(trainer)[1]
+    parts = {name: positive[name] + negative[name] for name in plain}
+    assert difference(plain, parts) < 2e-5 * largest(plain) < 1e-3 < difference(plain, positive)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"low_start": 0.8}, "low_start, high_start: got 0.8 and 0.7, takes numbers with 0 <= low_start <= high_start"),
+        ({"high_end": 0.3}, "low_end, high_end: got 0.4 and 0.3, takes numbers with 0 <= low_end <= high_end"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=f"method_kwargs, 'entrocraft': {message}"):
+        make_config(tmp_path, entropy_method="entrocraft", method_kwargs={"entrocraft": settings})
