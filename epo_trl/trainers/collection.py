@@ -16,6 +16,7 @@ from epo_trl.methods import Group, Methods, Ranks
 from epo_trl.rollout import ContextBuilder, RolloutTimes, episode_to_row
 from epo_trl.rollout.rows import Row
 from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.group_metrics import group_metrics
 from epo_trl.trainers.rollout_metrics import rollout_metrics
 from epo_trl.trainers.turn_forward import TurnLayout
 from epo_trl.types import Episode
@@ -70,7 +71,7 @@ class Collector:
     def collect(
         self, tasks: Sequence[str], play: Callable[..., list[Episode]], rl_step: int
     ) -> tuple[Collected, dict[str, float]]:
-        """Returns a batch of episodes, and the metrics of all that were played for it. Collective.
+        """Returns a batch of episodes, and metrics of it and of all that was played for it. Collective.
 
         Args:
             tasks: This rank's, each as often as its group has members here.
@@ -90,6 +91,7 @@ class Collector:
             self._choose(batch, played, random.Random(f"{self._args.seed}/{rl_step}"))
         faults = self._suite.faults() - faults_before
         metrics = rollout_metrics(batch.played, times, faults, self._end_ids, self._ranks, self._args.device)
+        metrics |= group_metrics(batch.episodes, self._group_size, self._ranks)
         if self._methods.choose_groups:
             metrics |= {"rollout/resampled_groups": batch.resampled, "rollout/unwanted_groups": batch.unwanted}
         return batch, metrics
