@@ -123,12 +123,13 @@ def test_it_trains_in_both_worlds(tmp_path, world, name):
     case = CASES[name]
     tokenizer = build_tokenizer(["look around , open door to kitchen"])
     kind, config = (EPOPPOTrainer, EPOPPOConfig) if name in PPO else (EPOTrainer, EPOConfig)
+    steps = 2 * case.fields.get("num_iterations", 1)
     args = make_config(
-        tmp_path, kind=config, per_device_train_batch_size=GROUP, max_steps=2, max_turns=2, max_prompt_length=1200,
+        tmp_path, kind=config, per_device_train_batch_size=GROUP, max_steps=steps, max_turns=2, max_prompt_length=1200,
         max_completion_length=4, eval_episodes=1, **rollout, **config_of(name, case.settings, case.fields),
     )  # fmt: skip
     trainer = kind(build_model(tokenizer, hidden_size=32, heads=2), suite, args=args, processing_class=tokenizer)
     trainer.train()
     trainer.close_envs()
-    assert trainer.rl_step == 2 and len(logged(trainer, "loss")) == 2
+    assert trainer.rl_step == 2 and len(logged(trainer, "loss")) == steps
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
