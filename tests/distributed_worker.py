@@ -14,6 +14,8 @@ from its checkpoint. `end-CRITIC`: the whole run, when only the final save is le
 
 `dapo-ROUNDS`: three batches of three groups, the second on both ranks, of games whose outcome goes by the task;
 `again-ROUNDS`: the rest of that run, from its checkpoint inside the second batch.
+
+`table`: for each method of `TABLE` two updates on episodes made by hand, one group over both ranks.
 """
 
 import gc
@@ -30,6 +32,9 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState
+from method_table import CASES
+from test_method_table import PPO as WITH_CRITIC
+from test_method_table import config_of
 from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer, settle_by_task
 from transformers import TrainerCallback
 
@@ -60,6 +65,8 @@ PPO: dict[str, Any] = {
     "gae_lambda": 0.8,
     "max_steps": 5,
 }
+# Without a critic, and without groups that are played again.
+TABLE = [name for name in CASES if name not in (*WITH_CRITIC, "dapo")]
 STATES = [[20, 21, 22], [23], [24, 25], [], [26], [], [], [27, 28]]  # after the last turn of `make_episodes()`
 ZERO3 = {
     "zero_optimization": {
@@ -306,7 +313,31 @@ def resume_dapo(rank: int, mode: str, folder: Path, rounds: str) -> None:
     train_dapo(rank, mode, folder, rounds, str(checkpoint))
 
 
+def weights_with(name: str, folder: Path, part: slice, **changes: Any) -> dict[str, torch.Tensor]:
+    """Returns what two updates with a method of the table lead to; `part` of the episodes is this rank's."""
+    case = CASES[name]
+    trainer = make_trainer(
+        folder / name, num_generations=ROWS, max_steps=2, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant",
+        **changes, **config_of(name, case.settings, case.fields),
+    )  # fmt: skip
+    trainer.play = lambda tasks, **kwargs: make_episodes()[part]
+    trainer.train()
+    return gathered(trainer.model)
+
+
+def train_table(rank: int, mode: str, folder: Path) -> None:
+    share = ROWS // WORLD
+    part, passes = slice(rank * share, (rank + 1) * share), {"deepspeed": DEEPSPEED[mode]}
+    weights = {}
+    for name in TABLE:
+        weights[name] = weights_with(name, folder, part, per_device_train_batch_size=share, **passes)
+        forget_the_mode()
+    torch.save(weights, folder / f"weights{rank}.pt")
+    (folder / f"rank{rank}.json").write_text("{}")
+
+
 METHODS: dict[str, Any] = {
+    "table": train_table,
     "grpo": train_grpo,
     "guards": train_guarded,
     "ppo": train_ppo,

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import safetensors.torch
 import torch
-from distributed_worker import PPO, SETTINGS, WORLD, KeepWeights, inject_first, inject_ppo
+from distributed_worker import PPO, SETTINGS, TABLE, WORLD, KeepWeights, inject_first, inject_ppo, weights_with
 from launcher import launch, launched_once
 from test_epo_trainer import StopAt
 from trainer_kit import GROUP, ROWS, difference, make_episodes, make_model, make_ppo, make_trainer
@@ -24,7 +24,7 @@ needs_deepspeed = pytest.mark.skipif(not HAS_DEEPSPEED, reason="needs deepspeed"
 
 MODES = ["ddp", pytest.param("zero3", marks=needs_deepspeed)]
 RUNS = ["ddp-grpo", "ddp-guards-nonfinite", "ddp-ppo-separate", "ddp-ppo-value_head"]
-RUNS += ["ddp-dapo-30", "ddp-again-30", "ddp-dapo-1"]
+RUNS += ["ddp-dapo-30", "ddp-again-30", "ddp-dapo-1", "ddp-table"]
 RUNS_OF_DEEPSPEED = ["zero3-grpo", "zero3-guards-sigterm", "zero3-ppo-separate", "zero3-ppo-value_head"]
 
 
@@ -139,6 +139,20 @@ def test_ranks_agree_to_skip_an_update_and_to_stop(launched, mode, end):
         saved = run / "nonfinite"
         assert sorted(path.name for path in saved.iterdir()) == [f"step_000004_rank{rank}.pt" for rank in range(WORLD)]
         assert all(f"rank {r}: losses" in results[r]["error"] for r in range(WORLD))
+
+
+# ------------------------------------------------------------------------------------------------------------ methods
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_methods_statistics_are_those_of_all_ranks(launched, tmp_path, name):
+    """Two updates on one group over two ranks lead to the weights that one process gets to."""
+    _, _, (one, other) = launched("ddp-table")
+    alone = weights_with(name, tmp_path, slice(None))
+    start = dict(make_model().named_parameters())
+    assert difference(one[name], other[name]) == 0.0
+    assert difference({key: value.detach() for key, value in start.items()}, alone) > 1e-2
+    assert difference(alone, one[name]) < 1e-5
 
 
 # --------------------------------------------------------------------------------------------------- choosing of groups
