@@ -1,0 +1,124 @@
+"""What each method costs in an RL step beside GRPO: the batch made of the episodes, then its update.
+
+    python benchmarks/bench_methods.py
+
+The rollout is left out: it is the same for all, but for methods that replace groups. Methods that need the scores of
+the policy that played pay for one forward pass over the batch; TRL makes it anyway where a batch serves several
+updates, as `kl-cov` asks for. One update of a windowed batch is measured, all methods in turns in one process: a
+method's time is compared with GRPO's in its round.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench_update import make_model
+from harness import now, parser, table, write
+from tqdm.auto import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from method_table import CASES  # noqa: E402 - how each method is switched on
+
+from epo_trl.envs.toy import ToySuite  # noqa: E402
+from epo_trl.methods import METHODS, Need  # noqa: E402
+from epo_trl.models import build_tokenizer  # noqa: E402
+from epo_trl.models.load import corpus  # noqa: E402
+from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer  # noqa: E402
+from epo_trl.types import Episode, StopReason, Turn  # noqa: E402
+
+GRPO = "grpo"
+
+
+def make_episodes(count: int, turns: int, prompt: int, response: int, vocabulary: int) -> list[Episode]:
+    """Returns episodes of random tokens with rewards, in rooms that they share."""
+    rng = random.Random(0)
+
+    def tokens(mean: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(10, vocabulary) for _ in range(rng.randint(mean * 3 // 4, mean * 5 // 4)))
+
+    def turn(reward: float) -> Turn:
+        return Turn(tokens(prompt), tokens(response), "", f"room {rng.randrange(4)}", "go", True, reward)
+
+    played = []
+    for i in range(count):
+        won = rng.random() < 0.5
+        rewards = [rng.choice([0.0, -0.1]) for _ in range(turns - 1)] + [10.0 * won]
+        stop = StopReason.WON if won else StopReason.TURN_LIMIT
+        played.append(Episode(f"train/{i}", "", "", tuple(map(turn, rewards)), stop, won=won))
+    return played
+
+
+def make(name: str, episodes: list[Episode], sizes: dict[str, int]) -> Any:
+    """Returns one RL step without its rollout."""
+    slot = next(slot for slot, names in METHODS.items() if name in names)
+    case = CASES[name]
+    ppo = name in ("turn", "token", "outcome")
+    kind, config = (EPOPPOTrainer, EPOPPOConfig) if ppo else (EPOTrainer, EPOConfig)
+    changes = {"entropy_method": [], "num_generations": 1 if ppo else len(episodes) // 2, **case.fields}
+    changes |= {"method_kwargs": {name: dict(case.settings)}} if case.settings else {}
+    changes |= {"bootstrap_truncated": False} if ppo else {}
+    changes |= {slot: name if slot == "credit" else [name]}
+    args = config(
+        tempfile.mkdtemp(), use_cpu=True, bf16=False, report_to=[], per_device_train_batch_size=len(episodes),
+        gradient_checkpointing=False, max_steps=100, prompt_template="compact", disable_tqdm=True, turn_buckets=3,
+        max_turns=len(episodes[0].turns), **changes,
+    )  # fmt: skip
+    tokenizer = build_tokenizer(corpus(ToySuite(), "compact"))
+    trainer: Any = kind(make_model(sizes), ToySuite(), args=args, processing_class=tokenizer)
+    trainer.play = lambda tasks, **kwargs: list(episodes)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    if "epo" in name:
+        trainer.methods[name].history.append(1.0)
+
+    def work() -> None:
+        trainer.model.zero_grad()
+        batch = trainer._generate_and_score_completions([{"prompt": "train/0"} for _ in episodes])
+        trainer.compute_loss(trainer.model, batch).backward()
+        trainer.methods.end_rl_step(trainer.ranks, trainer.rl_step, trainer.total_rl_steps)
+
+    return work, Need.SCORES in trainer.methods[name].needs
+
+
+def main() -> None:
+    """Measures all methods and prints a table."""
+    args = parser(__doc__)
+    args.add_argument("--methods", nargs="+", choices=sorted(CASES), default=list(CASES))
+    args.add_argument("--episodes", type=int, default=8)
+    args.add_argument("--turns", type=int, default=8)
+    args.add_argument("--prompt", type=int, default=60, help="mean tokens of a prompt")
+    args.add_argument("--response", type=int, default=20, help="mean tokens of a response")
+    args.add_argument("--vocabulary", type=int, default=8192)
+    given = args.parse_args()
+    sizes = {
+        "vocab_size": given.vocabulary, "hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
+    episodes = make_episodes(given.episodes, given.turns, given.prompt, given.response, given.vocabulary)
+    works = {name: make(name, episodes, sizes) for name in dict.fromkeys([GRPO, *given.methods])}
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    rounds = [(i, name) for i in range(-1, given.rounds) for name in works]
+    for i, name in tqdm(rounds, unit="step", leave=False):
+        start = now()
+        works[name][0]()
+        if i >= 0:
+            seconds[name].append(now() - start)
+    rows = []
+    for name, taken in seconds.items():
+        ratios = sorted(one / grpo for one, grpo in zip(taken, seconds[GRPO], strict=True))
+        quarter = len(ratios) // 4
+        middle = f"{ratios[quarter]:.2f} to {ratios[-1 - quarter]:.2f}"
+        scored = "a pass" if works[name][1] else ""
+        rows.append([f"`{name}`", f"{statistics.median(ratios):.2f}x", middle, scored])
+    print(table(["method", "RL step without rollout / GRPO's", "middle half", "scores at collection"], rows))
+    write(given.json, options=vars(given), seconds=seconds)
+
+
+if __name__ == "__main__":
+    main()
