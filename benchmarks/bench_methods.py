@@ -4,8 +4,8 @@
 
 The rollout is left out: it is the same for all, but for methods that replace groups. Methods that need the scores of
 the policy that played pay for one forward pass over the batch; TRL makes it anyway where a batch serves several
-updates, as `kl-cov` asks for. One update of a windowed batch is measured, all methods in turns in one process: a
-method's time is compared with GRPO's in its round.
+updates, as `kl-cov` asks for. `ref-nucleus` pays for a pass of the frozen policy. One update of a windowed batch is
+measured, all methods in turns in one process: a method's time is compared with GRPO's in its round.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from method_table import CASES  # noqa: E402 - how each method is switched on
+from trainer_kit import saved  # noqa: E402
 
 from epo_trl.envs.toy import ToySuite  # noqa: E402
 from epo_trl.methods import METHODS, Need  # noqa: E402
@@ -64,13 +65,15 @@ def make(name: str, episodes: list[Episode], sizes: dict[str, int]) -> Any:
     changes |= {"method_kwargs": {name: dict(case.settings)}} if case.settings else {}
     changes |= {"bootstrap_truncated": False} if ppo else {}
     changes |= {slot: name if slot == "credit" else [name]}
+    folder = tempfile.mkdtemp()
     args = config(
-        tempfile.mkdtemp(), use_cpu=True, bf16=False, report_to=[], per_device_train_batch_size=len(episodes),
+        folder, use_cpu=True, bf16=False, report_to=[], per_device_train_batch_size=len(episodes),
         gradient_checkpointing=False, max_steps=100, prompt_template="compact", disable_tqdm=True, turn_buckets=3,
         max_turns=len(episodes[0].turns), **changes,
     )  # fmt: skip
     tokenizer = build_tokenizer(corpus(ToySuite(), "compact"))
-    trainer: Any = kind(make_model(sizes), ToySuite(), args=args, processing_class=tokenizer)
+    model = saved(make_model(sizes), Path(folder) / "start")
+    trainer: Any = kind(model, ToySuite(), args=args, processing_class=tokenizer)
     trainer.play = lambda tasks, **kwargs: list(episodes)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
@@ -83,7 +86,7 @@ def make(name: str, episodes: list[Episode], sizes: dict[str, int]) -> Any:
         trainer.compute_loss(trainer.model, batch).backward()
         trainer.methods.end_rl_step(trainer.ranks, trainer.rl_step, trainer.total_rl_steps)
 
-    return work, Need.SCORES in trainer.methods[name].needs
+    return work, bool(trainer.methods[name].needs & {Need.SCORES, Need.NUCLEUS})
 
 
 def main() -> None:
@@ -116,7 +119,7 @@ def main() -> None:
         middle = f"{ratios[quarter]:.2f} to {ratios[-1 - quarter]:.2f}"
         scored = "a pass" if works[name][1] else ""
         rows.append([f"`{name}`", f"{statistics.median(ratios):.2f}x", middle, scored])
-    print(table(["method", "RL step without rollout / GRPO's", "middle half", "scores at collection"], rows))
+    print(table(["method", "RL step without rollout / GRPO's", "middle half", "forward at collection"], rows))
     write(given.json, options=vars(given), seconds=seconds)
 
 

@@ -9,6 +9,8 @@ end after one turn, rank 1's after three, so rank 0 has to go on generating whil
 `guards-{sigterm,nonfinite}`: rank 1's loss is NaN in the second update; then rank 0 gets SIGTERM in the third, or rank
 1's loss is NaN from the fourth on.
 
+`nucleus-{tied,untied}`: two steps on episodes made by hand, with an entropy inside a reference's nucleus.
+
 `ppo-CRITIC`: steps 1 to 3 train on episodes made by hand, 4 and 5 play; `resume-CRITIC`: those alone,
 from its checkpoint. `end-CRITIC`: the whole run, when only the final save is left to do.
 
@@ -35,7 +37,7 @@ from accelerate.state import AcceleratorState, GradientState
 from method_table import CASES
 from test_method_table import PPO as WITH_CRITIC
 from test_method_table import config_of
-from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer, settle_by_task
+from trainer_kit import ROWS, make_episodes, make_model, make_ppo, make_trainer, saved, settle_by_task
 from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
@@ -64,6 +66,13 @@ PPO: dict[str, Any] = {
     "gamma": 0.9,
     "gae_lambda": 0.8,
     "max_steps": 5,
+}
+NUCLEUS: dict[str, Any] = {
+    **SETTINGS,
+    "learning_rate": 0.3,
+    "max_steps": 2,
+    "entropy_method": ["ref-nucleus"],
+    "method_kwargs": {"ref-nucleus": {"weight": 1.0}},
 }
 # Without a critic, and without groups that are played again.
 TABLE = [name for name in CASES if name not in (*WITH_CRITIC, "dapo")]
@@ -154,6 +163,8 @@ def start(with_deepspeed: bool, timeout_seconds: float = 60) -> int:
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it is compiled for 38 s
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
+    if with_deepspeed:
+        deepspeed.init_distributed("gloo")  # joins that group: a reference is loaded in parts before the engine starts
     return dist.get_rank()
 
 
@@ -240,6 +251,34 @@ def train_grpo(rank: int, mode: str, folder: Path) -> None:
             }
         )
     )
+
+
+def nucleus_model(head: str, folder: Path) -> Any:
+    """Returns a model that a reference can be loaded beside, whose head is the embedding or its own."""
+    model = make_model()
+    if head == "untied":
+        model.config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(0.9 * model.lm_head.weight.detach())
+    return saved(model, folder)
+
+
+def train_nucleus(rank: int, mode: str, folder: Path, head: str) -> None:
+    keep = KeepWeights(2)
+    trainer = make_trainer(
+        folder / "run",
+        model=nucleus_model(head, folder / "start"),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        deepspeed=DEEPSPEED[mode],
+        callbacks=[keep],
+        **NUCLEUS,
+    )
+    share = ROWS // WORLD
+    trainer.play = lambda tasks, **kwargs: make_episodes()[rank * share : (rank + 1) * share]
+    trainer.train()
+    torch.save(keep.weights, folder / f"weights{rank}.pt")
+    result = {"kind": str(trainer.accelerator.distributed_type), "log": trainer.state.log_history}
+    (folder / f"rank{rank}.json").write_text(json.dumps(result))
 
 
 class KeepAll(KeepWeights):
@@ -340,6 +379,7 @@ METHODS: dict[str, Any] = {
     "table": train_table,
     "grpo": train_grpo,
     "guards": train_guarded,
+    "nucleus": train_nucleus,
     "ppo": train_ppo,
     "resume": resume_ppo,
     "end": end_ppo,

@@ -7,7 +7,18 @@ import shutil
 import pytest
 import safetensors.torch
 import torch
-from distributed_worker import PPO, SETTINGS, TABLE, WORLD, KeepWeights, inject_first, inject_ppo, weights_with
+from distributed_worker import (
+    NUCLEUS,
+    PPO,
+    SETTINGS,
+    TABLE,
+    WORLD,
+    KeepWeights,
+    inject_first,
+    inject_ppo,
+    nucleus_model,
+    weights_with,
+)
 from launcher import launch, launched_once
 from test_epo_trainer import StopAt
 from trainer_kit import GROUP, ROWS, difference, make_episodes, make_model, make_ppo, make_trainer
@@ -26,6 +37,7 @@ MODES = ["ddp", pytest.param("zero3", marks=needs_deepspeed)]
 RUNS = ["ddp-grpo", "ddp-guards-nonfinite", "ddp-ppo-separate", "ddp-ppo-value_head"]
 RUNS += ["ddp-dapo-30", "ddp-again-30", "ddp-dapo-1", "ddp-table"]
 RUNS_OF_DEEPSPEED = ["zero3-grpo", "zero3-guards-sigterm", "zero3-ppo-separate", "zero3-ppo-value_head"]
+RUNS_OF_DEEPSPEED += ["zero3-nucleus-tied", "zero3-nucleus-untied"]
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +122,24 @@ def test_loss_gradient_and_history_are_those_of_one_process(ranks, tmp_path):
         assert together[name] == pytest.approx(alone[name], rel=2e-5, abs=1e-5), name
     entries = [state["entries"][0]["0"] for state in (trainer.methods["epo"].history.state_dict(), result["history"])]
     assert entries[0] == pytest.approx(entries[1], rel=1e-6)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("run", ["zero3-nucleus-tied", "zero3-nucleus-untied"])
+def test_the_bonus_inside_a_references_nucleus_is_that_of_one_process(launched, tmp_path, run):
+    """In the second step the policy is not the reference any more; a head of its own is split by ZeRO-3."""
+    _, results, (weights, other) = launched(run)
+    keep = KeepWeights(2)
+    model = nucleus_model(run.split("-")[-1], tmp_path / "start")
+    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    trainer = make_trainer(tmp_path, model=model, callbacks=[keep], **NUCLEUS)
+    trainer.play = lambda tasks, **kwargs: make_episodes()
+    trainer.train()
+    assert difference(weights, other) == 0.0
+    assert difference(keep.weights, weights) < 2e-5 < 0.05 < difference(start, weights)
+    for alone, together in zip(trainer.state.log_history[:2], results[0]["log"][:2], strict=True):
+        for name in ("loss", "grad_norm", "ref-nucleus/entropy", "ref-nucleus/choice_share"):
+            assert together[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-5), name
 
 
 # ------------------------------------------------------------------------------------------------------------- guards

@@ -4,7 +4,18 @@ import pytest
 import torch
 from method_table import CASES
 from test_epo_trainer import logged
-from trainer_kit import GROUP, ROWS, catch_step, difference, largest, make_config, make_episodes, make_ppo, make_trainer
+from trainer_kit import (
+    GROUP,
+    ROWS,
+    catch_step,
+    difference,
+    largest,
+    make_config,
+    make_episodes,
+    make_ppo,
+    make_trainer,
+    saved,
+)
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.scienceworld import ScienceWorldSuite
@@ -128,7 +139,8 @@ def test_it_trains_in_both_worlds(tmp_path, world, name):
         tmp_path, kind=config, per_device_train_batch_size=GROUP, max_steps=steps, max_turns=2, max_prompt_length=1200,
         max_completion_length=4, eval_episodes=1, **rollout, **config_of(name, case.settings, case.fields),
     )  # fmt: skip
-    trainer = kind(build_model(tokenizer, hidden_size=32, heads=2), suite, args=args, processing_class=tokenizer)
+    model = saved(build_model(tokenizer, hidden_size=32, heads=2), tmp_path / "start")
+    trainer = kind(model, suite, args=args, processing_class=tokenizer)
     trainer.train()
     trainer.close_envs()
     assert trainer.rl_step == 2 and len(logged(trainer, "loss")) == steps

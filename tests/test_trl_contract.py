@@ -377,9 +377,13 @@ def test_fused_head_scores_only_labelled_positions(tokenizer, monkeypatch, famil
     got = signature_of(trl_utils.add_fused_lm_head)
     assert got.startswith("model, temperature=1.0"), advice("add_fused_lm_head", "model, temperature=1.0", got, used)
     source = inspect.getsource(trl_utils.add_fused_lm_head)
+    head = list(inspect.signature(trl_utils._ChunkedLogProbFunction.forward).parameters)
+    wanted = "ctx hidden weight bias targets temperature chunk_size final_logit_softcapping logit_scale outputs".split()
+    assert head == wanted, advice("_ChunkedLogProbFunction", wanted, head)
     for name, line in (
         ("add_fused_lm_head", "shift_labels=None"),
         ("_use_triton", "compact = _use_triton(hidden_states.device)"),
+        ("_ChunkedLogProbFunction", "per_token = _ChunkedLogProbFunction.apply("),
         (
             "load_balancing_loss_func",
             "from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func",

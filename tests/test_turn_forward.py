@@ -23,9 +23,10 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl.trainer.utils import add_fused_lm_head
 
+from epo_trl.models.fused_head import compact_scoring
 from epo_trl.trainers import epo_trainer
 from epo_trl.trainers.checks import check_packing
-from epo_trl.trainers.turn_forward import TurnLayout, compact_scoring, cut_turns, score_turns
+from epo_trl.trainers.turn_forward import TurnLayout, cut_turns, score_turns
 
 CONTEXTS = ("windowed", "concatenated")
 _ = 0

@@ -67,6 +67,14 @@ def make_model(family: str = "llama", *, seed: int = 0, sharpness: float = 12.0,
     return model
 
 
+def saved(model: Any, folder: Path | str) -> Any:
+    """Returns the model as loaded from a folder, where a reference model can be loaded from too."""
+    model.save_pretrained(folder)  # by rank 0
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    return type(model).from_pretrained(folder)
+
+
 def make_trainer(folder: Path | str, *, model: Any = None, suite: Any = None, **changes: Any) -> EPOTrainer:
     return _trainer(EPOTrainer, EPOConfig, folder, model, suite, changes)
 
@@ -84,8 +92,12 @@ def _trainer(trainer: type, config: type, folder: Path | str, model: Any, suite:
     names = ("callbacks", "reward_funcs", "train_dataset", "peft_config", "optimizers", "tools", "eval_dataset")
     names += ("rollout_func", "environment_factory")
     kwargs = {name: changes.pop(name) for name in names if name in changes}
+    if model is None:
+        model = make_model()
+        if "ref-nucleus" in (changes.get("entropy_method") or ()):
+            model = saved(model, Path(folder) / "start")
     return trainer(
-        model if model is not None else make_model(),
+        model,
         suite if suite is not None else ToySuite(),
         args=make_config(folder, kind=config, **changes),
         processing_class=toy_tokenizer(),

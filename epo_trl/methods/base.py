@@ -27,6 +27,7 @@ class Need(StrEnum):
     GROUPS = "groups"  # several episodes of each task
     SCORES = "scores"  # log-probs and entropies of the policy that played: a pass without gradient, unless TRL makes it
     VALUES = "values"  # a critic
+    NUCLEUS = "nucleus"  # tokens to which the policy at the start of RL gives more than the method's `cut`
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,10 @@ class MicroBatch:
             `loss` made of it counts like the policy loss, `policy_mean(x)` as much as advantages of `-x`.
         rl_step: From 0.
         total_rl_steps: Of the run.
+        nucleus_entropy: (b, T) in nats, with gradient: entropy of the policy restricted to, and renormalised over, the
+            tokens to which the policy at the start of RL gives more than `cut`. 0 where those are less than two. With
+            `Need.NUCLEUS`.
+        choice: (b, T) boolean, where they are two or more, with `Need.NUCLEUS`.
         marks: What the method's `shape` has attached to these rows.
     """
 
@@ -155,6 +160,8 @@ class MicroBatch:
     policy_mean: Callable[[Tensor], Tensor]
     rl_step: int = 0
     total_rl_steps: int = 1
+    nucleus_entropy: Tensor | None = None
+    choice: Tensor | None = None
     marks: Mapping[str, Tensor] = field(default_factory=dict)
 
     @cached_property
@@ -201,10 +208,12 @@ class Method:
     Attributes:
         needs: What has to be there.
         config_fields: Settings that are fields of the trainer's configuration, with the same names.
+        cut: With `Need.NUCLEUS`: the probability above which a token belongs to it. One for all methods of a run.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset()
     config_fields: ClassVar[tuple[str, ...]] = ()
+    cut: float
 
     def described(self) -> str:
         """Returns what a model card says was used, in Markdown; `""` to leave it out."""

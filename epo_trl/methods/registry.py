@@ -36,6 +36,7 @@ METHODS: dict[str, dict[str, str]] = {
         "decision-bonus": "epo_trl.methods.decision_bonus:DecisionBonus",
         "ea": "epo_trl.methods.ea:EntropyAdvantage",
         "adaptive": "epo_trl.methods.adaptive:AdaptiveEntropy",
+        "ref-nucleus": "epo_trl.methods.ref_nucleus:ReferenceNucleus",
         "aem": "epo_trl.methods.aem:AEM",
         "empg": "epo_trl.methods.empg:EMPG",
         "clip-cov": "epo_trl.methods.covariance:ClipCov",
@@ -74,6 +75,7 @@ def methods_of(args: Any, *, critic: bool) -> Methods:
         if name not in made:
             raise ValueError(f"method_kwargs: got settings of {name!r}, takes those of methods in use: {list(made)}")
     _check_kinds(made, args, critic)
+    _check_nucleus(made, args)
     for method in made.values():
         method.check(args)
     return Methods(made, args.max_turns)
@@ -182,6 +184,18 @@ def _check_kinds(made: Mapping[str, Method], args: Any, critic: bool) -> None:
         for field, (value, neutral, reason) in clashes.items():
             if value != neutral:
                 raise ValueError(f"{field}: got {value!r} together with the ratio of {name!r}: {reason}")
+
+
+def _check_nucleus(made: Mapping[str, Method], args: Any) -> None:
+    """Refuses a nucleus that is not one for all methods, or not one for the whole run."""
+    cuts = {name: method.cut for name, method in made.items() if Need.NUCLEUS in method.needs}
+    if len(set(cuts.values())) > 1:
+        raise ValueError(f"method_kwargs: got different cuts {cuts}, takes one for all: the nucleus is found once")
+    if cuts and args.sync_ref_model:
+        raise ValueError(
+            f"sync_ref_model: got True together with {next(iter(cuts))!r}, takes False: the reference is the policy at "
+            "the start of RL, for the whole run"
+        )
 
 
 def _overrides(method: Method, hook: str) -> bool:

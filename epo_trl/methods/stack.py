@@ -42,6 +42,11 @@ class Methods(Mapping[str, Method]):
         """Returns whether a method needs that."""
         return any(what in method.needs for method in self.values())
 
+    @property
+    def cut(self) -> float | None:
+        """The probability that makes a token one of the nucleus, or `None` if no method needs one."""
+        return next((method.cut for method in self.values() if Need.NUCLEUS in method.needs), None)
+
     def described(self) -> str:
         """Returns what a model card says was used, in Markdown."""
         return " and ".join(filter(None, (method.described() for method in self.values())))

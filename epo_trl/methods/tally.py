@@ -20,9 +20,10 @@ class Tally:
     def __init__(self, size: int):
         self._sums = torch.zeros(size, dtype=torch.float64)
 
-    def add(self, *values: float) -> None:
-        """Adds to each sum."""
-        self._sums += torch.tensor(values, dtype=torch.float64)
+    def add(self, *values: float | Tensor) -> None:
+        """Adds to each sum a number, or a tensor with one."""
+        added = torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in values])
+        self._sums = self._sums.to(added.device) + added.detach()
 
     def take(self, ranks: Ranks) -> list[float]:
         """Returns the sums of all ranks, and begins anew. Collective."""

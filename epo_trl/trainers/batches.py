@@ -45,6 +45,16 @@ def layout_in(inputs: Mapping[str, Any], context: ContextBuilder) -> TurnLayout:
     return TurnLayout(inputs["turn_ids"], inputs["tool_mask"] * (inputs["turn_ids"] >= 0), context.is_windowed)
 
 
+def asked_in(inputs: Mapping[str, Any], context: ContextBuilder, methods: Methods) -> dict[str, Any]:
+    """Returns what the loss of a part of TRL's batch asks `RowScorer.over` for."""
+    return {
+        "layout": layout_in(inputs, context),
+        "ratio": ratio_in(inputs, methods),
+        "with_values": "old_values" in inputs,
+        "candidates": inputs.get("candidates"),
+    }
+
+
 def ratio_in(inputs: Mapping[str, Any], methods: Methods) -> Callable[[Tensor], Tensor]:
     """Returns what makes of (b, T) log-probabilities those that TRL compares with the old ones."""
     old, mask = inputs.get("old_per_token_logps"), response_mask(inputs)
@@ -116,6 +126,8 @@ def micro_batch(trainer: Any, inputs: Inputs, scores: RowScores) -> MicroBatch:
         policy_mean=lambda values: policy_mean(trainer, inputs)(values) / update_scale(trainer),
         rl_step=trainer.rl_step,
         total_rl_steps=trainer.total_rl_steps,
+        nucleus_entropy=scores.nucleus_entropy,
+        choice=(inputs["candidates"] >= 0).any(-1) if "candidates" in inputs else None,
     )
 
 

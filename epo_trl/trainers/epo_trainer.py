@@ -42,6 +42,7 @@ from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import CardFacts, card_facts
 from epo_trl.trainers.nothing_to_learn import SilentSteps
 from epo_trl.trainers.player import Player
+from epo_trl.trainers.reference import candidates_of, keeping_reference
 from epo_trl.trainers.row_scorer import RowScorer, RowScores
 from epo_trl.trainers.setup import ranks_of, set_up
 from epo_trl.trainers.task_checks import check_arguments
@@ -84,7 +85,7 @@ class EPOTrainer(LongRunTrainer):
         quiet = args.disable_tqdm or args.process_index != 0
         self.player = Player(self.suite, TurnGenerator(self), waves=args.rollout_waves, quiet=quiet)
         self.player.check_first_task(setup.train_dataset[0]["prompt"], args.seed, self.rules)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), keeping_reference(self, args):
             # Our seam; its name and behaviour are checked by tests/test_trl_contract.py.
             warnings.filterwarnings("ignore", message=".*'rollout_func', which is an experimental feature")
             super().__init__(
@@ -164,6 +165,7 @@ class EPOTrainer(LongRunTrainer):
             played = batches.played_scores(output, scores)
             if self.methods.need(Need.SCORES) and played is None:
                 played = self.scorer.score_batch(self.model, *batches.rows_of(output), train_size)
+        output |= candidates_of(self, output, layout)
         self._silent.add_batch(output["num_episodes"], self.rl_step)
         batch = self._method_batch(output, collected.episodes, layout, played)
         output |= self.methods.shape(self._advantages(batch, output), batch)
@@ -212,9 +214,7 @@ class EPOTrainer(LongRunTrainer):
         Scaled so that the sum over the micro-batches of an optimizer step, averaged over ranks, is the loss of the
         whole batch, however it is cut.
         """
-        layout = batches.layout_in(inputs, self.rules.context)
-        ratio = batches.ratio_in(inputs, self.methods)
-        with self.scorer.over(layout, ratio=ratio, with_values="old_values" in inputs) as scores:
+        with self.scorer.over(**batches.asked_in(inputs, self.rules.context, self.methods)) as scores:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         micro = batches.micro_batch(self, inputs, scores[-1])
         in_first_pass = self.micro_steps_done < self.args.steps_per_generation

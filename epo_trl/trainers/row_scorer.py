@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from epo_trl.trainers.turn_forward import TurnLayout, cut_turns, score_turns, value_turns
+from epo_trl.trainers.turn_forward import TurnLayout, cut_turns, nucleus_of_turns, score_turns, value_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,13 @@ class RowScores:
         log_probs: (B, T) in nats, 0 where no token was sampled.
         entropy: (B, T) in nats, or `None` if the model was not asked.
         values: (B, T) the critic's, or `None` if it was not asked.
+        nucleus_entropy: (B, T) in nats, over the candidates of each token, or `None` without candidates.
     """
 
     log_probs: Tensor
     entropy: Tensor | None
     values: Tensor | None
+    nucleus_entropy: Tensor | None
 
 
 class RowScorer:
@@ -40,11 +43,16 @@ class RowScorer:
     def __init__(self, autocast: Callable[[], AbstractContextManager[Any]], *, buckets: int, packed: bool):
         self._autocast = autocast
         self._passes: dict[str, Any] = {"buckets": buckets, "packed": packed}
-        self._open: tuple[TurnLayout, Callable[[Tensor], Tensor], bool, list[RowScores]] | None = None
+        self._open: tuple[TurnLayout, Callable[[Tensor], Tensor], bool, Tensor | None, list[RowScores]] | None = None
 
     @contextmanager
     def over(
-        self, layout: TurnLayout, *, ratio: Callable[[Tensor], Tensor] = lambda x: x, with_values: bool = False
+        self,
+        layout: TurnLayout,
+        *,
+        ratio: Callable[[Tensor], Tensor] = lambda x: x,
+        with_values: bool = False,
+        candidates: Tensor | None = None,
     ) -> Iterator[list[RowScores]]:
         """Lets TRL ask for rows; what is found is added to the list.
 
@@ -52,9 +60,10 @@ class RowScorer:
             layout: Of the rows.
             ratio: From log-probabilities to those that TRL is given; see `Method.ratio`.
             with_values: Whether the critic's values come from the same forward pass.
+            candidates: (B, T, K) token ids, -1 where there is none: what to restrict an entropy to.
         """
         found: list[RowScores] = []
-        before, self._open = self._open, (layout, ratio, with_values, found)
+        before, self._open = self._open, (layout, ratio, with_values, candidates, found)
         try:
             yield found
         finally:
@@ -73,7 +82,7 @@ class RowScorer:
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns what TRL's `_get_per_token_logps_and_entropies` returns."""
         assert self._open is not None
-        layout, ratio, with_values, found = self._open
+        layout, ratio, with_values, candidates, found = self._open
         assert layout.turn_ids.shape == (len(input_ids), logits_to_keep)
         asked: dict[str, Any] = {"output_router_logits": True} if compute_aux_loss else {}
         if with_values:
@@ -83,12 +92,13 @@ class RowScorer:
         for start in range(0, len(input_ids), size):
             end = start + size
             turns = cut_turns(input_ids[start:end], attention_mask[start:end], layout.rows(start, end))
+            own = None if candidates is None else candidates[start:end][turns.response_mask]
             with self._autocast():
-                scores = score_turns(model, turns, **self._passes, **asked)
-            rows = (None if x is None else turns.to_rows(x) for x in (scores.log_probs, scores.entropy, scores.values))
-            parts.append((*rows, scores.aux_loss))
-        log_probs, entropy, values, aux_losses = zip(*parts, strict=True)
-        found.append(RowScores(torch.cat(log_probs), _joined(entropy), _joined(values)))
+                scores = score_turns(model, turns, **self._passes, candidates=own, **asked)
+            per_token = (scores.log_probs, scores.entropy, scores.values, scores.nucleus_entropy)
+            parts.append((*(None if x is None else turns.to_rows(x) for x in per_token), scores.aux_loss))
+        log_probs, entropy, values, nucleus_entropy, aux_losses = zip(*parts, strict=True)
+        found.append(RowScores(torch.cat(log_probs), _joined(entropy), _joined(values), _joined(nucleus_entropy)))
         return (
             ratio(found[-1].log_probs),
             found[-1].entropy if compute_entropy else None,
@@ -111,6 +121,31 @@ class RowScorer:
             with self._autocast():
                 rows.append(turns.to_rows(value_turns(model, turns, **self._passes)))
         return torch.cat(rows)
+
+    def nucleus(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, layout: TurnLayout, size: int, cut: float
+    ) -> Tensor:
+        """Returns (B, T, K) candidates, -1 where there is none, K as small as they allow. Collective under ZeRO-3.
+
+        Args:
+            model: Decides what is one.
+            input_ids: (B, P + T).
+            attention_mask: (B, P + T).
+            layout: Of the rows.
+            size: Rows of a pass.
+            cut: Probability above which a token is a candidate.
+        """
+        rows = []
+        for start in range(0, len(input_ids), size):
+            end = start + size
+            turns = cut_turns(input_ids[start:end], attention_mask[start:end], layout.rows(start, end))
+            with self._autocast():
+                ids = nucleus_of_turns(model, turns, cut, **self._passes)
+            ids = ids[:, (ids >= 0).any(0)]  # the most probable come first
+            rows.append(ids.new_full((*turns.response_mask.shape, ids.shape[1]), -1))
+            rows[-1][turns.response_mask] = ids
+        most = max(row.shape[2] for row in rows)
+        return torch.cat([pad(row, (0, most - row.shape[2]), value=-1) for row in rows])
 
 
 def _joined(parts: tuple[Tensor | None, ...]) -> Tensor | None:

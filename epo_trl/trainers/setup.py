@@ -76,7 +76,7 @@ def set_up(
     if tokenizer is None:
         tokenizer = load_tokenizer(model if isinstance(model, str) else model.config.name_or_path)
     check_tokenizer(tokenizer)
-    check_reference(args, model, kwargs.get("peft_config"))
+    check_reference(args, methods, model, kwargs.get("peft_config"))
     rules = rules_of(args, suite.name, tokenizer)
     check_settings(args, rules.context)
     if methods.choose_groups and reward_funcs is not None:

@@ -10,14 +10,14 @@ which transformers keeps them apart.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-import trl.trainer.utils as trl_utils
 from torch import Tensor
 
+from epo_trl.models.fused_head import at_head, compact_scoring, nucleus, nucleus_entropy
 from epo_trl.trainers.router_loss import keeping_router_outputs, router_loss
 
 
@@ -67,6 +67,13 @@ class TurnBatch:
         """
         rows = per_token.new_zeros(self.response_mask.shape)
         return rows.masked_scatter(self.response_mask, per_token[self.sequence, self.position - 1])
+
+    @property
+    def numbers(self) -> Tensor:
+        """(N, L) which of the M sampled tokens a token is, -1 for the others."""
+        numbers = torch.full_like(self.labels, -1)
+        numbers[self.sequence, self.position] = torch.arange(len(self.sequence), device=numbers.device)
+        return numbers
 
 
 def cut_turns(input_ids: Tensor, attention_mask: Tensor, layout: TurnLayout) -> TurnBatch:
@@ -120,16 +127,25 @@ class TurnScores:
         aux_loss: Load-balancing loss of a mixture of experts over the tokens of turns with a sampled token, if
             `output_router_logits` was asked for.
         values: (N, L - 1) value of the state in which each token came, or `None` if the model was not asked.
+        nucleus_entropy: (N, L - 1) entropy over the candidates of each token in nats, 0 where there are none; `None`
+            without candidates.
     """
 
     log_probs: Tensor
     entropy: Tensor | None
     aux_loss: Tensor | None
     values: Tensor | None = None
+    nucleus_entropy: Tensor | None = None
 
 
 def score_turns(
-    model: Any, batch: TurnBatch, *, buckets: int = 1, packed: bool = False, **model_inputs: Any
+    model: Any,
+    batch: TurnBatch,
+    *,
+    buckets: int = 1,
+    packed: bool = False,
+    candidates: Tensor | None = None,
+    **model_inputs: Any,
 ) -> TurnScores:
     """Returns the scores of a batch of turns; only sampled tokens go through the LM head.
 
@@ -139,13 +155,17 @@ def score_turns(
         buckets: Forward passes to spread the turns over, sorted by length, so that less padding is computed. The
             number of passes is the same on every rank, whatever the number of turns.
         packed: Whether all turns run as one row without padding instead.
+        candidates: (M, K) token ids for each sampled token, -1 where there is none.
         **model_inputs: Passed to the model.
     """
-    log_probs, entropy, values = [], [], []
+    log_probs, entropy, values, inside = [], [], [], []
     passes = list(_passes(batch, buckets, packed))
     with compact_scoring(), keeping_router_outputs() as router_outputs:
         for one in passes:
-            output = model(**one.inputs, labels=one.labels, fused_lm_head=True, **model_inputs)
+            restrict = None if candidates is None else partial(nucleus_entropy, candidates=candidates[one.tokens])
+            with at_head(restrict, one.labelled) as found:
+                output = model(**one.inputs, labels=one.labels, fused_lm_head=True, **model_inputs)
+            inside += [one.put_back(x.new_zeros(one.labelled.shape).masked_scatter(one.labelled, x)) for x in found]
             log_probs.append(one.put_back(output.log_probs))
             if output.entropy is not None:
                 entropy.append(one.put_back(output.entropy))
@@ -157,7 +177,29 @@ def score_turns(
         entropy=torch.stack(entropy).sum(0) if entropy else None,
         aux_loss=router_loss(router_outputs, [one.counted for one in passes]) if balanced else None,
         values=torch.stack(values).sum(0) if values else None,
+        nucleus_entropy=torch.stack(inside).sum(0) if inside else None,
     )
+
+
+@torch.no_grad()
+def nucleus_of_turns(model: Any, batch: TurnBatch, cut: float, *, buckets: int = 1, packed: bool = False) -> Tensor:
+    """Returns (M, K) candidates for each sampled token: see [`epo_trl.models.fused_head.nucleus`].
+
+    Args:
+        model: As for `score_turns`.
+        batch: The turns.
+        cut: Probability above which a token is a candidate.
+        buckets: As for `score_turns`.
+        packed: As for `score_turns`.
+    """
+    passes, found = list(_passes(batch, buckets, packed)), []
+    with compact_scoring():
+        for one in passes:
+            with at_head(partial(nucleus, cut=cut), one.labelled) as candidates:
+                model(**one.inputs, labels=one.labels, fused_lm_head=True)
+            found += candidates
+    ids = torch.cat(found)
+    return ids.new_empty(len(batch.sequence), ids.shape[1]).index_copy_(0, torch.cat([p.tokens for p in passes]), ids)
 
 
 def value_turns(model: Any, batch: TurnBatch, *, buckets: int = 1, packed: bool = False) -> Tensor:
@@ -183,6 +225,7 @@ class _Pass:
     Args:
         inputs: (n, l) `input_ids`, and `position_ids` if they are not those of the columns.
         labels: (n, l).
+        numbers: (n, l) of the labels, as in `TurnBatch`.
         counted: (n, l), true on the tokens of turns with a sampled token. Padding and repeated turns are not.
         source: Index of the results that count in the model's (n, l - 1).
         target: Index of their places in (N, L - 1).
@@ -191,6 +234,7 @@ class _Pass:
 
     inputs: dict[str, Tensor]
     labels: Tensor
+    numbers: Tensor
     counted: Tensor
     source: Any
     target: tuple[Tensor, Tensor]
@@ -200,9 +244,19 @@ class _Pass:
         """Returns (N, L - 1) values from the model's, 0 where this pass has none. Differentiable."""
         return values.new_zeros(self.shape).index_put(self.target, values[self.source])
 
+    @property
+    def labelled(self) -> Tensor:
+        """(n, l - 1) boolean, where the next token has a label."""
+        return self.labels[:, 1:] != -100
+
+    @property
+    def tokens(self) -> Tensor:
+        """(m,) numbers of the tokens that the head scores, in its order."""
+        return self.numbers[:, 1:][self.labelled]
+
 
 def _passes(batch: TurnBatch, buckets: int, packed: bool) -> Iterator[_Pass]:
-    ids, labels, lengths = batch.input_ids, batch.labels, batch.lengths
+    ids, labels, numbers, lengths = batch.input_ids, batch.labels, batch.numbers, batch.lengths
     shape, columns = (len(ids), ids.shape[1] - 1), torch.arange(ids.shape[1], device=ids.device)
     real = columns < lengths.unsqueeze(1)
     counted = real & (labels != -100).any(1, keepdim=True)
@@ -212,7 +266,9 @@ def _passes(batch: TurnBatch, buckets: int, packed: bool) -> Iterator[_Pass]:
         (later,) = position.nonzero(as_tuple=True)  # a sequence's first token is predicted by nothing
         target = (sequence[later], position[later] - 1)
         places = (sequence, position)
-        yield _Pass(inputs, labels[places][None], counted[places][None], (0, later - 1), target, shape)
+        yield _Pass(
+            inputs, labels[places][None], numbers[places][None], counted[places][None], (0, later - 1), target, shape
+        )
         return
     order = lengths.argsort()
     for rows in order.tensor_split(buckets):
@@ -223,19 +279,5 @@ def _passes(batch: TurnBatch, buckets: int, packed: bool) -> Iterator[_Pass]:
         target = (rows[:used].unsqueeze(1), columns[: longest - 1].unsqueeze(0))
         inputs = {"input_ids": ids[rows, :longest]}
         tokens = counted[rows, :longest] if used else torch.zeros_like(counted[rows, :longest])
-        yield _Pass(inputs, labels[rows, :longest], tokens, slice(0, used), target, shape)
-
-
-@contextmanager
-def compact_scoring() -> Iterator[None]:
-    """TRL's fused LM head skips unlabelled positions only on Triton devices; most of ours are unlabelled.
-
-    Its alternative keeps shapes static for compilers that need it, which a CPU does not. The name is looked up in
-    `trl.trainer.utils` for this choice alone.
-    """
-    original = trl_utils._use_triton
-    trl_utils._use_triton = lambda device: device.type == "cpu" or original(device)
-    try:
-        yield
-    finally:
-        trl_utils._use_triton = original
+        at = (rows, slice(longest))
+        yield _Pass(inputs, labels[at], numbers[at], tokens, slice(0, used), target, shape)

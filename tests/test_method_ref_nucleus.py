@@ -1,0 +1,380 @@
+"""The bonus inside the first policy's nucleus: by hand, against plain softmaxes, and with a reference that stays."""
+
+import math
+
+import pytest
+import torch
+from test_epo_trainer import assert_bit_equal, logged, weights
+from trainer_kit import (
+    catch_step,
+    difference,
+    give_credit,
+    largest,
+    make_config,
+    make_episodes,
+    make_model,
+    make_ppo,
+    make_trainer,
+    saved,
+)
+from transformers import CohereConfig, CohereForCausalLM, GraniteConfig, GraniteForCausalLM, PhiConfig, PhiForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from epo_trl.methods import Method, MicroBatch, Need, StepSummary
+from epo_trl.methods.ref_nucleus import ReferenceNucleus
+from epo_trl.models import fused_head
+from epo_trl.models.fused_head import HeadInput, nucleus, nucleus_entropy
+from epo_trl.trainers.turn_forward import TurnLayout, cut_turns, nucleus_of_turns, score_turns
+
+NO = -1
+
+
+def head_of(probabilities, **settings):
+    """Returns a head whose positions have these distributions, and the logits."""
+    logits = torch.tensor(probabilities, dtype=torch.float64).log().requires_grad_()
+    given = {"bias": None, "temperature": 1.0, "softcap": None, "scale": 1.0, **settings}
+    return HeadInput(logits, torch.eye(logits.shape[1], dtype=torch.float64), **given), logits
+
+
+# --------------------------------------------------------------------------------------------------------- by hand
+
+
+def test_the_nucleus_by_hand(monkeypatch):
+    """More than 5 %, most probable first; a position with one such token, or none, has no choice."""
+    head, _ = head_of([[0.08, 0.6, 0.02, 0.3], [0.04, 0.9, 0.03, 0.03], [0.5, 0.04, 0.4599, 0.0001]])
+    monkeypatch.setattr(fused_head, "CHUNK", 4)  # one position at a time
+    assert nucleus(head, 0.05).tolist() == [[1, 3, 0, NO], [NO] * 4, [0, 2, NO, NO]]
+    assert nucleus(head, 0.31).tolist() == [[NO] * 3, [NO] * 3, [0, 2, NO]]  # there is room for three at most
+
+
+def test_its_entropy_and_gradient_by_hand():
+    """Among 0.6 and 0.3 they are 2/3 and 1/3; what the third token has does not matter. dN/dz = -q (ln q + N)."""
+    head, logits = head_of([[0.6, 0.3, 0.1], [0.9, 0.05, 0.05], [0.2, 0.3, 0.5]])
+    entropy = nucleus_entropy(head, torch.tensor([[0, 1], [NO, NO], [2, 0]]))
+    first, third = math.log(3) - 2 / 3 * math.log(2), -(5 / 7 * math.log(5 / 7) + 2 / 7 * math.log(2 / 7))
+    assert entropy.tolist() == pytest.approx([first, 0.0, third])
+    entropy.sum().backward()
+    push = [-q * (math.log(q) + first) for q in (2 / 3, 1 / 3)]
+    assert logits.grad[0].tolist() == pytest.approx([*push, 0.0])
+    assert sum(push) == pytest.approx(0.0)
+    assert logits.grad[1].tolist() == [0.0] * 3, "a forced token has no gradient"
+
+
+def test_temperature_scale_and_cap_come_in_the_heads_order():
+    z = torch.tensor([0.6, 0.3]).log().tolist()
+    q = [math.exp(1.5 * math.tanh(2 * x / 1.5) / 0.5) for x in z]
+    wanted = -sum(x / sum(q) * math.log(x / sum(q)) for x in q)
+    head, _ = head_of([[0.6, 0.3, 0.1]], temperature=0.5, softcap=1.5, scale=2.0)
+    assert nucleus_entropy(head, torch.tensor([[0, 1]])).tolist() == pytest.approx([wanted])
+
+
+def micro_of(entropy, inside, choice, **changes):
+    """Returns one episode with one turn of sampled tokens and a last token that does not count."""
+    entropy, inside = (torch.tensor([[*x, 9.0]], requires_grad=True) for x in (entropy, inside))
+    mask = torch.ones_like(entropy)
+    mask[0, -1] = 0
+    return MicroBatch(
+        logps=entropy, entropy=entropy, old_logps=entropy, advantages=entropy, turn_ids=torch.zeros_like(mask).long(),
+        mask=mask, num_episodes=torch.tensor(1.0), policy_mean=torch.sum, nucleus_entropy=inside,
+        choice=torch.tensor([[*choice, True]]), **changes,
+    )  # fmt: skip
+
+
+def test_the_term_and_its_metrics_by_hand():
+    """Four tokens, two of them with a choice: 0.5 * (0.6 + 0.2) / 4."""
+    method = ReferenceNucleus(weight=0.5)
+    term = method.loss(micro_of([1.0, 2.0, 0.1, 0.5], [0.6, 0.2, 0.0, 0.0], [True, True, False, False]))
+    assert term.item() == pytest.approx(-0.5 * 0.8 / 4)
+    assert method.end_rl_step(StepSummary(1.0, {})) == pytest.approx(
+        {
+            "ref-nucleus/weight": 0.5,
+            "ref-nucleus/choice_share": 0.5,
+            "ref-nucleus/entropy": 0.4,
+            "ref-nucleus/choice_entropy": 1.5,
+            "ref-nucleus/forced_entropy": 0.3,
+        }
+    )
+    assert method.end_rl_step(StepSummary(1.0, {}))["ref-nucleus/entropy"] == 0.0, "the sums begin anew"
+
+
+def test_the_weight_follows_its_schedule_down_to_nothing():
+    method = ReferenceNucleus(weight=0.4, schedule="linear", end_weight=0.0)
+    terms = [
+        method.loss(micro_of([1.0], [0.5], [True], rl_step=step, total_rl_steps=5)) for step in (0, 1, 4)
+    ]  # fmt: skip
+    assert [None if term is None else round(term.item(), 6) for term in terms] == [-0.2, -0.15, None]
+
+
+# ------------------------------------------------------------------------------------------ against a plain softmax
+
+
+def untied():
+    torch.manual_seed(0)
+    model = make_model()
+    model.lm_head.weight = torch.nn.Parameter(0.4 * torch.randn_like(model.lm_head.weight))
+    return model
+
+
+def other(config, model, **sizes):
+    torch.manual_seed(0)
+    made = model(config(vocab_size=80, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+                        num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=False, **sizes))  # fmt: skip
+    for parameter in made.parameters():
+        parameter.data.normal_(0, 0.3)
+    return made.eval()
+
+
+HEADS = {
+    "tied": make_model,
+    "untied": untied,
+    "soft cap": lambda: make_model("gemma2"),
+    "scaled": lambda: other(CohereConfig, CohereForCausalLM, logit_scale=0.7),
+    "divided": lambda: other(GraniteConfig, GraniteForCausalLM, logits_scaling=0.7),
+    "bias": lambda: other(PhiConfig, PhiForCausalLM),
+}
+# Two episodes of two turns; response tokens are those with a 1.
+IDS = torch.tensor([[10, 11, 12, 13, 14, 20, 21, 22], [0, 15, 16, 25, 26, 27, 28, 0]])
+ATTENTION = (IDS != 0).long()
+TURNS = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, -1]])
+RESPONSE = torch.tensor([[1, 1, 0, 0, 1], [0, 0, 1, 1, 0]])
+
+
+def plain(model, reference, sequence, temperature, cut):
+    """Returns (l - 1,) entropies of a sequence inside the reference's nucleus, from whole distributions."""
+    with torch.no_grad():
+        inside = (reference(sequence[None]).logits[0, :-1].double() / temperature).softmax(-1) > cut
+    logits = model(sequence[None]).logits[0, :-1].double() / temperature
+    log_q = logits.masked_fill(~inside, -1e9).log_softmax(-1)
+    entropy = -(log_q.exp() * log_q).sum(-1)
+    return torch.where(inside.sum(-1) > 1, entropy, 0.0 * entropy)
+
+
+def disturbed(model, size=0.05):
+    """Returns a copy of a model that has moved."""
+    moved = type(model)(model.config)
+    moved.load_state_dict(model.state_dict())
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(5)
+        for parameter in moved.parameters():
+            parameter += size * parameter.abs().mean() * torch.randn_like(parameter)
+    return moved.eval()
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_it_is_what_the_whole_distribution_gives(head):
+    temperature, cut = 0.7, 0.03
+    reference = HEADS[head]()
+    model = disturbed(reference)
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=False))
+    wanted = torch.zeros(batch.labels[:, 1:].shape, dtype=torch.float64)
+    for i, length in enumerate(batch.lengths.tolist()):
+        wanted[i, : length - 1] = plain(model, reference, batch.input_ids[i, :length], temperature, cut)
+    wanted = wanted * (batch.labels[:, 1:] != -100)
+    assert ((wanted > 0.1).sum() > 2) and wanted.max() > 0.5
+
+    for one in (model, reference):
+        add_fused_lm_head(one, temperature=temperature, outputs=("log_probs", "entropy"))
+    candidates = nucleus_of_turns(reference, batch, cut)
+    got = score_turns(model, batch, candidates=candidates).nucleus_entropy
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    slope = torch.arange(1.0, got.numel() + 1).view_as(got)
+    mine, theirs = (
+        torch.autograd.grad((x * slope).sum(), parameters, allow_unused=True, materialize_grads=True)
+        for x in (got, wanted)
+    )
+    scale = max(float(x.abs().max()) for x in theirs)
+    for name, x, y in zip(names, mine, theirs, strict=True):
+        assert (x - y).abs().max() < 1e-4 * scale, name
+
+
+@pytest.mark.parametrize("windowed", [True, False])
+@pytest.mark.parametrize("way", [{"buckets": 2}, {"buckets": 9}, {"packed": True}], ids=str)
+def test_it_does_not_depend_on_the_forward_passes(windowed, way):
+    reference = make_model()
+    model = disturbed(reference)
+    for one in (model, reference):
+        add_fused_lm_head(one, outputs=("log_probs", "entropy"))
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=windowed))
+    candidates, again = nucleus_of_turns(reference, batch, 0.03), nucleus_of_turns(reference, batch, 0.03, **way)
+    assert torch.equal(candidates, again) and (candidates >= 0).any()
+    one = score_turns(model, batch, candidates=candidates)
+    other = score_turns(model, batch, candidates=candidates, **way)
+    torch.testing.assert_close(one.nucleus_entropy, other.nucleus_entropy)
+    torch.testing.assert_close(one.log_probs, other.log_probs)
+
+
+def test_a_head_that_takes_all_positions_is_read_at_the_labelled_ones(monkeypatch):
+    """As on devices that want static shapes."""
+    model = make_model()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
+    candidates = nucleus_of_turns(model, batch, 0.03)
+    compact = score_turns(model, batch, candidates=candidates).nucleus_entropy
+    monkeypatch.setattr("epo_trl.trainers.turn_forward.compact_scoring", lambda: torch.no_grad())
+    torch.testing.assert_close(score_turns(model, batch, candidates=candidates).nucleus_entropy, compact)
+
+
+def test_a_batch_without_a_choice_has_no_entropy_and_a_gradient_of_zero():
+    model = make_model()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
+    for width in (0, 3):
+        none = torch.full((len(batch.sequence), width), NO)
+        entropy = score_turns(model, batch, candidates=none).nucleus_entropy
+        assert entropy.shape == batch.labels[:, 1:].shape and not entropy.any()
+        gradients = torch.autograd.grad(entropy.sum(), list(model.parameters()), materialize_grads=True)
+        assert not any(gradient.any() for gradient in gradients)
+
+
+def test_it_takes_half_precision_and_gives_single():
+    model = make_model().bfloat16()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
+    candidates = nucleus_of_turns(model, batch, 0.03)
+    entropy = score_turns(model, batch, candidates=candidates).nucleus_entropy
+    assert entropy.dtype == torch.float32 and entropy.max() > 0.1
+    entropy.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+# -------------------------------------------------------------------------------------------------- in the trainers
+
+
+def settings(weight=0.5, **more):
+    return {"epo_lambda": 0.0, "entropy_method": ["ref-nucleus"],
+            "method_kwargs": {"ref-nucleus": {"weight": weight, **more}}}  # fmt: skip
+
+
+def trainer_of(folder, make=make_trainer, **changes):
+    trainer = make(folder, **{**settings(), **changes})
+    trainer.play = lambda tasks, **kwargs: make_episodes()
+    return trainer
+
+
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+@pytest.mark.parametrize("passes", [{}, {"turn_buckets": 2}, {"pack_turns": True}], ids=["padded", "buckets", "packed"])
+def test_the_gradient_of_a_step_is_that_of_the_mean_of_means(tmp_path, context, passes):
+    """No advantage, a policy that has moved away from the reference, micro-batches of two."""
+    trainer = trainer_of(
+        tmp_path, context=context, temperature=0.8, per_device_train_batch_size=2, gradient_accumulation_steps=4,
+        **settings(cut=0.05), **passes,
+    )  # fmt: skip
+    give_credit(trainer, lambda batch: torch.zeros_like(batch.turn_ids, dtype=torch.float32))
+    trainer.model.load_state_dict(disturbed(trainer.model).state_dict())
+    model, reference = (saved(x, tmp_path / str(i)) for i, x in enumerate((trainer.model, trainer.ref_model)))
+    loss, got = catch_step(trainer)
+
+    term = torch.zeros((), dtype=torch.float64)
+    usable = [episode for episode in make_episodes() if episode.is_usable]
+    for episode in usable:
+        past: list[int] = []
+        for turn in episode.turns:
+            ids = torch.tensor([*(past if context == "concatenated" else []), *turn.prompt_ids, *turn.response_ids])
+            past = ids.tolist()
+            entropies = plain(model, reference, ids, 0.8, 0.05)[-len(turn.response_ids) :]
+            term = term + entropies.mean() / len(episode.turns) / len(usable)
+    (-0.5 * term).backward()
+    assert loss.item() == pytest.approx(-0.5 * term.item(), rel=1e-4) and term > 0.05
+    wanted = {name: p.grad for name, p in model.named_parameters()}
+    assert difference(wanted, got) < 1e-4 * largest(wanted)
+
+
+def lora(**settings):
+    from peft import LoraConfig
+
+    return LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **settings)
+
+
+def loaded_adapter(folder):
+    from peft import get_peft_model
+
+    torch.manual_seed(0)
+    return get_peft_model(saved(make_model(), folder / "start"), lora(init_lora_weights=False))
+
+
+PLAIN = {"bootstrap_truncated": False}  # the episodes have no text
+KINDS = {
+    "all weights": (make_trainer, lambda folder: {}),
+    "new adapter": (make_trainer, lambda folder: {"peft_config": lora()}),
+    "loaded adapter": (make_trainer, lambda folder: {"model": loaded_adapter(folder)}),
+    "separate critic": (make_ppo, lambda folder: PLAIN),
+    "value head": (make_ppo, lambda folder: {**PLAIN, "critic": "value_head"}),
+    "value head, adapter": (make_ppo, lambda folder: {**PLAIN, "critic": "value_head", "peft_config": lora()}),
+    "kl too": (make_trainer, lambda folder: {"beta": 0.1}),
+    "two updates": (make_trainer, lambda folder: {"num_iterations": 2}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reference_stays_where_the_policy_began(tmp_path, kind):
+    make, changes = KINDS[kind]
+    trainer = trainer_of(tmp_path, make, max_steps=4, **changes(tmp_path))
+    beta = 0.1 if kind == "kl too" else 0.0
+    assert trainer.beta == trainer.args.beta == beta
+    collect, batches = trainer._generate_and_score_completions, []
+    trainer._generate_and_score_completions = lambda inputs: batches.append(collect(inputs)) or batches[-1]
+    before = weights(trainer)
+    trainer.train()
+    first, last = batches[0]["candidates"], batches[-1]["candidates"]
+    assert torch.equal(first, last) and (first >= 0).any(-1).sum() > 5
+    assert difference(before, weights(trainer)) > 1e-3
+    assert (len(logged(trainer, "kl")) > 0) == bool(beta)
+    entropies = logged(trainer, "ref-nucleus/entropy")
+    assert entropies[0] > 0.1 and len({*entropies}) > 1
+
+    now = trainer.model
+    if kind in ("all weights", "new adapter"):  # the moved policy would choose from other tokens
+        layout = TurnLayout(batches[0]["turn_ids"], batches[0]["tool_mask"], windowed=True)
+        rows = torch.cat([batches[0]["prompt_ids"], batches[0]["completion_ids"]], 1)
+        found = trainer.scorer.nucleus(now, rows, torch.ones_like(rows), layout, 8, 0.02)
+        assert found.shape != first.shape or not torch.equal(found, first)
+
+
+@pytest.mark.parametrize("changes", [{}, {"gradient_accumulation_steps": 4, "steps_per_generation": 8}])
+def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, changes):
+    """In the middle of a collected batch too. The checkpoint's policy is not the reference, the first one is."""
+    given = {**changes, "max_steps": 4, "save_strategy": "steps", "save_steps": 3, "learning_rate": 0.05,
+             "per_device_train_batch_size": 1 if changes else 8}  # fmt: skip
+    straight = trainer_of(tmp_path / "run", **given)
+    straight.train()
+    resumed = trainer_of(tmp_path / "run", **given)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    assert_bit_equal(weights(straight), weights(resumed))
+    for name in ("ref-nucleus/entropy", "ref-nucleus/choice_share"):
+        assert logged(straight, name)[-1] == logged(resumed, name)[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cut": 0.5}, "cut: got 0.5, takes a number from 0.001 to below 0.5"),
+        ({"cut": 0.0}, "cut: got 0.0, takes"),
+        ({"weight": -1.0}, "weight: got -1.0, takes a number >= 0"),
+        ({"schedule": "linear"}, "end_weight: got None, takes a number >= 0 with schedule 'linear'"),
+        ({"schedule": "step"}, "schedule: got 'step', takes one of"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=f"method_kwargs, 'ref-nucleus': {message}"):
+        make_config(tmp_path, entropy_method="ref-nucleus", method_kwargs={"ref-nucleus": changes})
+
+
+class OtherCut(ReferenceNucleus):
+    pass
+
+
+def test_what_makes_no_sense_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="sync_ref_model: got True together with 'ref-nucleus', takes False"):
+        make_config(tmp_path, **settings(), sync_ref_model=True, beta=0.1)
+    name = "test_method_ref_nucleus:OtherCut"
+    with pytest.raises(ValueError, match="method_kwargs: got different cuts .*0.02.*0.1.*, takes one for all"):
+        make_config(tmp_path, entropy_method=["ref-nucleus", name], method_kwargs={name: {"cut": 0.1}})
+    with pytest.raises(ValueError, match="entropy_method: got 'ref-nucleus', .*save the model and pass its path"):
+        trainer_of(tmp_path, model=make_model())
+
+
+def test_without_such_a_method_there_is_no_reference(tmp_path):
+    trainer = make_trainer(tmp_path)
+    assert trainer.ref_model is None and trainer.methods.cut is None
+    assert Need.NUCLEUS in ReferenceNucleus.needs and not hasattr(Method, "cut")
