@@ -340,14 +340,15 @@ def test_the_reference_stays_where_the_policy_began(tmp_path, kind):
     assert entropies[0] > 0.1 and len({*entropies}) > 1
 
 
+@pytest.mark.parametrize("kind", ["all weights", "new adapter", "loaded adapter"])
 @pytest.mark.parametrize("changes", [{}, {"gradient_accumulation_steps": 4, "steps_per_generation": 8}])
-def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, changes):
+def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, changes, kind):
     """In the middle of a collected batch too. The checkpoint's policy is not the reference, the first one is."""
     given = {**changes, "max_steps": 4, "save_strategy": "steps", "save_steps": 3, "learning_rate": 0.05,
              "per_device_train_batch_size": 1 if changes else 8}  # fmt: skip
-    straight = trainer_of(tmp_path / "run", **given)
+    straight = trainer_of(tmp_path / "run", **given, **KINDS[kind][1](tmp_path))
     straight.train()
-    resumed = trainer_of(tmp_path / "run", **given)
+    resumed = trainer_of(tmp_path / "run", **given, **KINDS[kind][1](tmp_path))
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
     assert_bit_equal(weights(straight), weights(resumed))
     for name in ("ref-nucleus/entropy", "ref-nucleus/choice_share"):
