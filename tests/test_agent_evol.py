@@ -44,6 +44,7 @@ def test_a_policy_learns_from_what_it_has_won_and_a_finished_run_is_left_as_it_i
     assert other.returncode == 1 and "samples: " in other.stderr and "played with other settings" in other.stderr
 
 
+@pytest.mark.slow
 def test_it_does_not_begin_with_a_policy_that_has_learned_nothing(tmp_path):
     done = recipe("agent_evol.py", "--output_dir", str(tmp_path))
     assert done.returncode == 1

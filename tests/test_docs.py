@@ -58,12 +58,14 @@ def logged(tmp_path_factory):
     return {re.sub(r"^eval_[a-z]+/", "", name) for name in names}
 
 
+@pytest.mark.slow
 def test_every_logged_metric_is_documented(logged):
     assert {"epo/beta", "success_rate_low", "env/turns", "critic/value_loss"} <= logged
     names = documented_metrics()
     assert {name for name in logged if not any(matches(name, known) for known in names)} == set()
 
 
+@pytest.mark.slow
 def test_every_metric_of_ours_that_is_documented_is_logged(logged):
     prefixes = ("env/", "stop/", "rollout/", "entropy/", "critic/", "gae/", "guard/", "time/")
     prefixes += tuple(f"{name}/" for name in CASES)
