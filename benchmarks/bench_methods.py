@@ -77,7 +77,7 @@ def make(name: str, episodes: list[Episode], sizes: dict[str, int]) -> Any:
     trainer.play = lambda tasks, **kwargs: list(episodes)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    if "epo" in name:
+    if hasattr(trainer.methods[name], "history"):
         trainer.methods[name].history.append(1.0)
 
     def work() -> None:
