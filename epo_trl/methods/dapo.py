@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from epo_trl.methods.base import Group, Method, Need, StepSummary
-from epo_trl.methods.tally import Tally
+from epo_trl.methods.base import Group, Need, StepSummary
+from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.types import Episode
 
 # The rest of DAPO is in fields of TRL: Clip-Higher, a loss averaged over tokens, no KL term.
@@ -20,7 +18,7 @@ OUTCOMES = ("won", "return")
 
 
 @dataclass
-class DAPO(Method):
+class DAPO(Tallied):
     """Dynamic sampling and overlong shaping; `FIELDS` has what else DAPO is.
 
     Dynamic sampling refuses groups whose members all have the same outcome. Overlong shaping takes
@@ -51,7 +49,7 @@ class DAPO(Method):
             raise ValueError(f"overlong_share: got {self.overlong_share}, takes a number > 0 and <= 1")
         if not 0 <= self.overlong_penalty < math.inf:
             raise ValueError(f"overlong_penalty: got {self.overlong_penalty}, takes a number >= 0")
-        self._overlong = Tally(2)
+        self.tally = Tally(2)
 
     def described(self) -> str:
         """Returns name and paper."""
@@ -68,7 +66,7 @@ class DAPO(Method):
         """Returns the rewards, less what too long responses cost."""
         shares = [self._too_long(len(turn.response_ids)) for turn in episode.turns]
         if episode.is_usable:
-            self._overlong.add(sum(share > 0 for share in shares), len(shares))
+            self.tally.add(sum(share > 0 for share in shares), len(shares))
         if not self.overlong_penalty:
             return None
         return [turn.reward - self.overlong_penalty * x for turn, x in zip(episode.turns, shares, strict=True)]
@@ -81,16 +79,8 @@ class DAPO(Method):
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Returns the share of turns that were too long."""
-        overlong, turns = self._overlong.take(step.ranks)
+        overlong, turns = self.tally.take(step.ranks)
         return {"dapo/overlong": overlong / max(turns, 1)}
-
-    def batch_state(self) -> dict[str, Tensor]:
-        """Returns what was counted so far."""
-        return self._overlong.state_dict()
-
-    def load_batch_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes it up."""
-        self._overlong.load_state_dict(state)
 
     def _too_long(self, tokens: int) -> float:
         """Returns how far a response is into the last part of the allowed length, from 0 to 1."""

@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from epo_trl.methods.base import Method, MicroBatch, StepSummary
+from epo_trl.methods.base import MicroBatch, StepSummary
+from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.objectives import EntropyHistory, band_shares, beta_schedule, smoothing
 
 
 @dataclass
-class EPO(Method):
+class EPO(Tallied):
     """Adds `-lambda * (L_H - beta_k * L_smooth)` to the policy loss (Eq. 4 to 7, Algorithm 1).
 
     The settings are the fields of `EPOConfig` with the same names. With `epo_lambda` 0 it measures and changes nothing.
@@ -41,7 +42,7 @@ class EPO(Method):
     def __post_init__(self) -> None:
         self.history = EntropyHistory(per=self.entropy_history, window=self.entropy_history_window)
         # Tokens below, inside and above the band, then L_H and L_smooth of the batch.
-        self._sums = torch.zeros(5, dtype=torch.float64)
+        self.tally = Tally(5)
 
     def described(self) -> str:
         """Returns name, paper and weight."""
@@ -91,13 +92,12 @@ class EPO(Method):
         reference = self.history.reference(micro.turn_ids)
         band = {"kappa_low": self.kappa_low, "kappa_high": self.kappa_high}
         shares = band_shares(self._banded(micro), reference, micro.mask, **band)
-        self._sums = self._sums.to(shares.device) + torch.cat([shares, torch.stack(self._terms(micro))])
+        self.tally.add(*shares, *self._terms(micro))
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Appends the step's entropy to the history."""
-        sums, self._sums = step.ranks.sum(self._sums), torch.zeros_like(self._sums)
-        below, inside, above = (sums[:3] / sums[:3].sum().clamp(min=1)).tolist()
-        bonus, penalty = sums[3:].tolist()
+        *tokens, bonus, penalty = self.tally.take(step.ranks)
+        below, inside, above = (count / max(sum(tokens), 1) for count in tokens)
         weight, beta = (at(step.rl_step, step.total_rl_steps) for at in (self.weight, self.beta))
         metrics = {
             "epo/lambda": weight,
@@ -125,11 +125,3 @@ class EPO(Method):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces the history."""
         self.history.load_state_dict(state["history"])
-
-    def batch_state(self) -> dict[str, Tensor]:
-        """Returns the sums so far."""
-        return {"sums": self._sums}
-
-    def load_batch_state(self, state: Mapping[str, Tensor]) -> None:
-        """Replaces the sums."""
-        self._sums = state["sums"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from epo_trl.methods.base import Batch, Credit, Method, Need
+from epo_trl.methods.token_statistics import on_tokens
 from epo_trl.objectives.gae import generalized_advantages, turn_edges
 
 
@@ -30,7 +31,7 @@ class _GAE(Method):
         """Returns advantages over one chain per episode, each turn paid at its last decision point."""
         assert batch.values is not None and batch.final_values is not None
         _, last_of_turn = turn_edges(batch.turn_ids, points)
-        paid = batch.turn_rewards.gather(1, batch.turn_ids.clamp(min=0))
+        paid = on_tokens(batch.turn_rewards, batch)
         ends = points & (points.flip(1).cumsum(1).flip(1) == 1)
         return generalized_advantages(
             torch.where(last_of_turn, paid, 0.0),
@@ -61,9 +62,8 @@ class TurnGAE(_GAE):
         first, _ = turn_edges(batch.turn_ids, batch.mask)
         advantages = self._over_episodes(batch, first)
         per_turn = torch.zeros_like(batch.turn_rewards, dtype=advantages.dtype)
-        turns = batch.turn_ids.clamp(min=0)
-        per_turn.scatter_add_(1, turns, advantages)  # one token of each turn is not 0
-        return _credit(advantages, batch, first, shared=per_turn.gather(1, turns) * batch.mask)
+        per_turn.scatter_add_(1, batch.turn_ids.clamp(min=0), advantages)  # one token of each turn is not 0
+        return _credit(advantages, batch, first, shared=on_tokens(per_turn, batch) * batch.mask)
 
 
 @dataclass

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from epo_trl.methods.base import StepSummary
 from epo_trl.methods.grpo import GRPO
-from epo_trl.methods.tally import Tally
+from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.types import Episode
 
 
 @dataclass
-class Gated(GRPO):
+class Gated(Tallied, GRPO):
     """`R = R_out + 1[R_out > threshold] * weight * sum of R_step`, with GRPO's advantage of R.
 
     `R_out` is what the rollout pays: `success_reward` for a solved task, less the penalties of invalid actions.
@@ -36,7 +34,7 @@ class Gated(GRPO):
             raise ValueError(f"threshold: got {self.threshold}, takes a finite number")
         if not 0 <= self.weight < math.inf:
             raise ValueError(f"weight: got {self.weight}, takes a number >= 0")
-        self._opened = Tally(2)
+        self.tally = Tally(2)
 
     def described(self) -> str:
         """Returns name and paper."""
@@ -54,18 +52,10 @@ class Gated(GRPO):
         """Returns the rollout's rewards, with the environment's added if the gate is open."""
         is_open = episode.total_reward > self.threshold
         if episode.is_usable:
-            self._opened.add(is_open, 1)
+            self.tally.add(is_open, 1)
         return [turn.reward + self.weight * turn.env_reward for turn in episode.turns] if is_open else None
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Returns the share of episodes whose gate was open."""
-        opened, episodes = self._opened.take(step.ranks)
+        opened, episodes = self.tally.take(step.ranks)
         return {"gated/open": opened / max(episodes, 1)}
-
-    def batch_state(self) -> dict[str, Tensor]:
-        """Returns what was counted so far."""
-        return self._opened.state_dict()
-
-    def load_batch_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes it up."""
-        self._opened.load_state_dict(state)

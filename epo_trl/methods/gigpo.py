@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 
 from epo_trl.methods.base import Batch, Credit, Method, Need
+from epo_trl.methods.token_statistics import on_tokens
 
 
 @dataclass
@@ -59,7 +60,7 @@ class GiGPO(Method):
             for k, turn in enumerate(episode.turns * episode.is_usable):
                 steps[i, k] = self._against(returns[i][k], anchors[group, turn.observation])
         per_turn = batch.group_advantages.unsqueeze(1) + self.step_weight * steps
-        return Credit(per_turn.gather(1, batch.turn_ids.clamp(min=0)) * batch.mask)
+        return Credit(on_tokens(per_turn, batch) * batch.mask)
 
     def _returns(self, batch: Batch) -> list[list[float]]:
         """Returns the discounted return from each turn on, for each episode."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from epo_trl.methods.base import Method, MicroBatch, Need, StepSummary
-from epo_trl.methods.tally import Tally
+from epo_trl.methods.base import MicroBatch, Need, StepSummary
+from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.objectives import check_schedule, scheduled_weight
 
 
 @dataclass
-class ReferenceNucleus(Method):
+class ReferenceNucleus(Tallied):
     """Adds `-weight * L_N`, with EPO's mean (Eq. 4) of the nucleus entropy N of each token in place of its entropy H.
 
     With S the tokens to which the frozen policy at the start of RL gives more than `cut`, and `q(v) = pi(v) / pi(S)`,
@@ -43,7 +42,7 @@ class ReferenceNucleus(Method):
             raise ValueError(f"weight: got {self.weight}, takes a number >= 0")
         check_schedule(self.schedule, self.end_weight)
         # Tokens with a choice and without, nucleus entropy of the former, entropy of the former and of the latter.
-        self._sums = Tally(5)
+        self.tally = Tally(5)
 
     def described(self) -> str:
         """Returns what it is, and its settings."""
@@ -61,7 +60,7 @@ class ReferenceNucleus(Method):
         assert micro.nucleus_entropy is not None and micro.choice is not None
         choice, forced = micro.choice * micro.mask, ~micro.choice * micro.mask
         nucleus, entropy = micro.nucleus_entropy.detach(), micro.entropy.detach()
-        self._sums.add(
+        self.tally.add(
             choice.sum(), forced.sum(), (nucleus * choice).sum(), (entropy * choice).sum(), (entropy * forced).sum()
         )
         weight = self.weight_at(micro.rl_step, micro.total_rl_steps)
@@ -69,7 +68,7 @@ class ReferenceNucleus(Method):
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Returns what the updates on the batch saw."""
-        choice, forced, nucleus, chosen_entropy, forced_entropy = self._sums.take(step.ranks)
+        choice, forced, nucleus, chosen_entropy, forced_entropy = self.tally.take(step.ranks)
         return {
             "ref-nucleus/weight": self.weight_at(step.rl_step, step.total_rl_steps),
             "ref-nucleus/choice_share": choice / max(choice + forced, 1),
@@ -77,11 +76,3 @@ class ReferenceNucleus(Method):
             "ref-nucleus/choice_entropy": chosen_entropy / max(choice, 1),
             "ref-nucleus/forced_entropy": forced_entropy / max(forced, 1),
         }
-
-    def batch_state(self) -> dict[str, Tensor]:
-        """Returns the sums so far."""
-        return self._sums.state_dict()
-
-    def load_batch_state(self, state: Mapping[str, Any]) -> None:
-        """Takes them up."""
-        self._sums.load_state_dict(state)

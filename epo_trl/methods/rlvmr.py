@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from epo_trl.methods.base import Batch, Credit, StepSummary
 from epo_trl.methods.grpo import GRPO
-from epo_trl.methods.tally import Tally
+from epo_trl.methods.tally import Tallied, Tally
+from epo_trl.methods.token_statistics import on_tokens
 from epo_trl.types import Episode
 
 TAGS = ("planning", "explore", "reflection", "monitor")
@@ -23,7 +23,7 @@ _OPENING = re.compile(f"<({'|'.join(TAGS)})>")
 
 
 @dataclass
-class RLVMR(GRPO):
+class RLVMR(Tallied, GRPO):
     """`A = alpha * A_traj + (1 - alpha) * A_tag`, equal for all tokens of a turn.
 
     `A_traj` is GRPO's advantage. `A_tag` is a turn's reward for its kind of reasoning, minus the mean over all turns
@@ -48,7 +48,7 @@ class RLVMR(GRPO):
             raise ValueError(f"alpha: got {self.alpha}, takes a number from 0 to 1")
         if not 0 <= self.format_penalty < math.inf:
             raise ValueError(f"format_penalty: got {self.format_penalty}, takes a number >= 0")
-        self._turns = Tally(2 + len(TAGS))
+        self.tally = Tally(2 + len(TAGS))
 
     def described(self) -> str:
         """Returns name and paper."""
@@ -80,23 +80,15 @@ class RLVMR(GRPO):
             for k, (tag, reward) in enumerate(turns):
                 mean, deviation = spread[tag]
                 tag_advantages[i, k] = (reward - mean) / (deviation + 1e-6)
-                self._turns.add(1, reward, *(tag == name for name in TAGS))
-        per_token = tag_advantages.gather(1, batch.turn_ids.clamp(min=0)) * batch.mask
+                self.tally.add(1, reward, *(tag == name for name in TAGS))
+        per_token = on_tokens(tag_advantages, batch) * batch.mask
         return Credit(self.alpha * super().credit(batch).advantages + (1 - self.alpha) * per_token)
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Returns how often each tag was used, and the mean reward."""
-        turns, reward, *counts = self._turns.take(step.ranks)
+        turns, reward, *counts = self.tally.take(step.ranks)
         shares = {f"rlvmr/{tag}": count / max(turns, 1) for tag, count in zip(TAGS, counts, strict=True)}
         return {**shares, "rlvmr/reward": reward / max(turns, 1)}
-
-    def batch_state(self) -> dict[str, Tensor]:
-        """Returns what was counted so far."""
-        return self._turns.state_dict()
-
-    def load_batch_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes it up."""
-        self._turns.load_state_dict(state)
 
 
 def tag_of(response: str) -> str:

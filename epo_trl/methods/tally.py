@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from epo_trl.methods.base import Ranks
+from epo_trl.methods.base import Method, Ranks
 
 
 class Tally:
-    """Sums over an RL step. A method hands its state to `batch_state`, so that they go through a checkpoint.
+    """Sums over an RL step. Those of a `Tallied` method go through a checkpoint.
 
     Args:
         size: How many.
@@ -38,3 +38,21 @@ class Tally:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replaces them by saved ones."""
         self._sums = state["sums"].cpu()
+
+
+class Tallied(Method):
+    """A method with a tally, which goes through a checkpoint inside of a batch. It comes before other bases.
+
+    Attributes:
+        tally: Made in `__post_init__`.
+    """
+
+    tally: Tally
+
+    def batch_state(self) -> dict[str, Tensor]:
+        """Returns the sums so far."""
+        return self.tally.state_dict()
+
+    def load_batch_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes them up."""
+        self.tally.load_state_dict(state)

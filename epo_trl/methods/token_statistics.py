@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,11 +17,19 @@ def token_moments(values: Tensor, batch: Batch) -> tuple[float, float]:
 
     Collective.
     """
-    chosen = values[batch.mask.bool()].double()
+    return masked_moments(values, batch.mask, batch.ranks.sum)
+
+
+def masked_moments(values: Tensor, mask: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+    """Returns mean and deviation of (B, T) values where the (B, T) mask is 1, on all ranks; 0 and 0 without any.
+
+    Collective.
+    """
+    chosen = values[mask.bool()].double()
     sums = torch.stack([chosen.new_tensor(chosen.numel()), chosen.sum(), chosen.square().sum()])
-    count, total, squared = batch.ranks.sum(sums).tolist()
+    count, total, squared = sum_over_ranks(sums).tolist()
     mean = total / max(count, 1)
-    return mean, max(squared / max(count, 1) - mean**2, 0.0) ** 0.5
+    return mean, math.sqrt(max(squared / max(count, 1) - mean**2, 0.0))
 
 
 def token_share(chosen: Tensor, batch: Batch) -> float:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from epo_trl.trainers.turn_forward import TurnLayout, cut_turns, nucleus_of_turns, score_turns, value_turns
+from epo_trl.trainers.turn_forward import TurnBatch, TurnLayout, cut_turns, nucleus_of_turns, score_turns, value_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,17 @@ class RowScores:
     nucleus_entropy: Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What `over` was given, and the list that it yielded."""
+
+    layout: TurnLayout
+    ratio: Callable[[Tensor], Tensor]
+    with_values: bool
+    candidates: Tensor | None
+    found: list[RowScores]
+
+
 class RowScorer:
     """Scores rows of episodes as turns. It has no rows of its own: `over` says which ones TRL is about to ask for.
 
@@ -43,7 +54,7 @@ class RowScorer:
     def __init__(self, autocast: Callable[[], AbstractContextManager[Any]], *, buckets: int, packed: bool):
         self._autocast = autocast
         self._passes: dict[str, Any] = {"buckets": buckets, "packed": packed}
-        self._open: tuple[TurnLayout, Callable[[Tensor], Tensor], bool, Tensor | None, list[RowScores]] | None = None
+        self._open: _Asked | None = None
 
     @contextmanager
     def over(
@@ -62,10 +73,10 @@ class RowScorer:
             with_values: Whether the critic's values come from the same forward pass.
             candidates: (B, T, K) token ids, -1 where there is none: what to restrict an entropy to.
         """
-        found: list[RowScores] = []
-        before, self._open = self._open, (layout, ratio, with_values, candidates, found)
+        asked = _Asked(layout, ratio, with_values, candidates, [])
+        before, self._open = self._open, asked
         try:
-            yield found
+            yield asked.found
         finally:
             self._open = before
 
@@ -81,27 +92,24 @@ class RowScorer:
         **multimodal: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns what TRL's `_get_per_token_logps_and_entropies` returns."""
-        assert self._open is not None
-        layout, ratio, with_values, candidates, found = self._open
-        assert layout.turn_ids.shape == (len(input_ids), logits_to_keep)
-        asked: dict[str, Any] = {"output_router_logits": True} if compute_aux_loss else {}
-        if with_values:
-            asked["with_values"] = True
+        asked = self._open
+        assert asked is not None and asked.layout.turn_ids.shape == (len(input_ids), logits_to_keep)
+        model_inputs: dict[str, Any] = {"output_router_logits": True} if compute_aux_loss else {}
+        if asked.with_values:
+            model_inputs["with_values"] = True
         parts: list[tuple[Tensor | None, ...]] = []
-        size = batch_size or len(input_ids)
-        for start in range(0, len(input_ids), size):
-            end = start + size
-            turns = cut_turns(input_ids[start:end], attention_mask[start:end], layout.rows(start, end))
-            own = None if candidates is None else candidates[start:end][turns.response_mask]
+        for rows, turns in _cut(input_ids, attention_mask, asked.layout, batch_size or len(input_ids)):
+            own = None if asked.candidates is None else asked.candidates[rows][turns.response_mask]
             with self._autocast():
-                scores = score_turns(model, turns, **self._passes, candidates=own, **asked)
+                scores = score_turns(model, turns, **self._passes, candidates=own, **model_inputs)
             per_token = (scores.log_probs, scores.entropy, scores.values, scores.nucleus_entropy)
             parts.append((*(None if x is None else turns.to_rows(x) for x in per_token), scores.aux_loss))
         log_probs, entropy, values, nucleus_entropy, aux_losses = zip(*parts, strict=True)
-        found.append(RowScores(torch.cat(log_probs), _joined(entropy), _joined(values), _joined(nucleus_entropy)))
+        found = RowScores(torch.cat(log_probs), _joined(entropy), _joined(values), _joined(nucleus_entropy))
+        asked.found.append(found)
         return (
-            ratio(found[-1].log_probs),
-            found[-1].entropy if compute_entropy else None,
+            asked.ratio(found.log_probs),
+            found.entropy if compute_entropy else None,
             torch.stack(aux_losses).mean() if compute_aux_loss else None,
         )
 
@@ -110,14 +118,12 @@ class RowScorer:
         """Returns the scores of rows that TRL has not asked for, in passes over `size` rows. Collective."""
         self(model, input_ids, attention_mask, width, size)
         assert self._open is not None
-        return self._open[-1][-1]
+        return self._open.found[-1]
 
     def values(self, model: Any, input_ids: Tensor, attention_mask: Tensor, layout: TurnLayout, size: int) -> Tensor:
         """Returns (B, T) values by the critic, in passes over `size` rows. Collective under ZeRO-3."""
         rows = []
-        for start in range(0, len(input_ids), size):
-            end = start + size
-            turns = cut_turns(input_ids[start:end], attention_mask[start:end], layout.rows(start, end))
+        for _, turns in _cut(input_ids, attention_mask, layout, size):
             with self._autocast():
                 rows.append(turns.to_rows(value_turns(model, turns, **self._passes)))
         return torch.cat(rows)
@@ -136,9 +142,7 @@ class RowScorer:
             cut: Probability above which a token is a candidate.
         """
         rows = []
-        for start in range(0, len(input_ids), size):
-            end = start + size
-            turns = cut_turns(input_ids[start:end], attention_mask[start:end], layout.rows(start, end))
+        for _, turns in _cut(input_ids, attention_mask, layout, size):
             with self._autocast():
                 ids = nucleus_of_turns(model, turns, cut, **self._passes)
             ids = ids[:, (ids >= 0).any(0)]  # the most probable come first
@@ -146,6 +150,13 @@ class RowScorer:
             rows[-1][turns.response_mask] = ids
         most = max(row.shape[2] for row in rows)
         return torch.cat([pad(row, (0, most - row.shape[2]), value=-1) for row in rows])
+
+
+def _cut(input_ids: Tensor, attention_mask: Tensor, layout: TurnLayout, size: int) -> Iterator[tuple[slice, TurnBatch]]:
+    """Yields the turns of `size` rows at a time, and which rows those are."""
+    for start in range(0, len(input_ids), size):
+        rows = slice(start, start + size)
+        yield rows, cut_turns(input_ids[rows], attention_mask[rows], layout.rows(start, start + size))
 
 
 def _joined(parts: tuple[Tensor | None, ...]) -> Tensor | None:

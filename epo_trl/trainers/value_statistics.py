@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from epo_trl.methods import Credit
+from epo_trl.methods.token_statistics import masked_moments
 
 
 def turn_bins(max_turns: int) -> list[str]:
@@ -69,10 +70,5 @@ def whitened(advantages: Tensor, mask: Tensor, sum_over_ranks: Callable[[Tensor]
         mask: (B, T), 1 on the tokens of the loss; the others become 0.
         sum_over_ranks: Sums a tensor over all processes.
     """
-    chosen = advantages[mask.bool()].double()
-    count, total, squared = sum_over_ranks(
-        torch.stack([torch.full_like(chosen.sum(), chosen.numel()), chosen.sum(), chosen.square().sum()])
-    ).tolist()
-    mean = total / max(count, 1)
-    deviation = math.sqrt(max(squared / max(count, 1) - mean**2, 0.0))
+    mean, deviation = masked_moments(advantages, mask, sum_over_ranks)
     return (advantages - mean) / (deviation + 1e-8) * mask
