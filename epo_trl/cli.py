@@ -99,6 +99,20 @@ def _merge(args: argparse.Namespace) -> int:
     return 0
 
 
+def _study(args: argparse.Namespace) -> int:
+    from epo_trl.long_runs.folder_lock import RunningError
+    from epo_trl.study.command import study
+    from epo_trl.study.config import StudyError
+
+    options = {name: value for name, value in vars(args).items() if name not in ("run", "config")}
+    try:
+        return study(args.config, **options)
+    except (OSError, StudyError, RunningError) as error:
+        return _fail(error)
+    except KeyboardInterrupt:
+        return _fail(RuntimeError("interrupted; the same command goes on from the last checkpoints"))
+
+
 def _at_least(minimum: int) -> Any:
     def integer(text: str) -> int:
         value = int(text)
@@ -114,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"epo-trl {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_plot(commands)
+    _add_study(commands)
     _add_memory(commands)
     _add_merge(commands)
 
@@ -155,6 +170,23 @@ def _add_plot(commands: Any) -> None:
     )
     plot.add_argument("--window", type=_at_least(1), default=10, help="points of the running mean (default: 10)")
     plot.set_defaults(run=_plot)
+
+
+def _add_study(commands: Any) -> None:
+    study = commands.add_parser(
+        "study",
+        help="run methods x seeds from one YAML file, and report",
+        description="Runs what is missing of a study and writes its report. The same command goes on after a kill.",
+    )
+    study.add_argument("config", metavar="CONFIG", help="YAML file, see docs/study.md")
+    study.add_argument("--arms", nargs="+", metavar="NAME", help="only these methods")
+    study.add_argument("--seeds", nargs="+", type=_at_least(0), metavar="S", help="these seeds instead of the file's")
+    study.add_argument("--jobs", type=_at_least(1), metavar="N", help="runs side by side (default: cores / threads)")
+    study.add_argument("--threads", type=_at_least(1), default=1, metavar="N", help="threads of a run (default: 1)")
+    study.add_argument("--runs-dir", metavar="DIR", help="where runs are kept (default: runs/NAME)")
+    study.add_argument("--results-dir", metavar="DIR", help="where results are kept (default: results/NAME)")
+    study.add_argument("--report-only", action="store_true", help="run nothing: a report of the results that are there")
+    study.set_defaults(run=_study)
 
 
 def _add_memory(commands: Any) -> None:

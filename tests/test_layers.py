@@ -22,6 +22,7 @@ LAYERS = {
     "trainers": {"types", "objectives", "envs", "evaluation", "rollout", "models", "methods", "long_runs"},
     "launch": {"envs", "models", "long_runs", "trainers"},
     "plots": {"types", "evaluation"},
+    "study": {"envs", "evaluation", "long_runs", "plots"},
     "memory": set(),
     "threads": set(),
 }
@@ -35,6 +36,7 @@ FORBIDDEN = {
     "methods": (HEAVY - {"torch"}) | GAMES,
     "envs": HEAVY,
     "evaluation": HEAVY | GAMES,
+    "study": HEAVY | GAMES,
     "memory": HEAVY | GAMES,
     "threads": HEAVY | GAMES,
 }

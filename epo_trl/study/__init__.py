@@ -1,0 +1,1 @@
+"""A study: several methods, several seeds, one environment, from one YAML file to a report. Loads no torch."""

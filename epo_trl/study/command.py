@@ -1,0 +1,40 @@
+"""`epo-trl study`: runs what is missing, then writes what is known."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from epo_trl.study.config import load_study
+from epo_trl.study.runner import Places, cores, run_missing
+
+
+def study(
+    config: str,
+    *,
+    arms: list[str] | None = None,
+    seeds: list[int] | None = None,
+    jobs: int | None = None,
+    threads: int = 1,
+    runs_dir: str | None = None,
+    results_dir: str | None = None,
+    report_only: bool = False,
+) -> int:
+    """Returns the exit code: 0, or 1 if a run has failed.
+
+    Args:
+        config: The YAML file.
+        arms: Only these methods.
+        seeds: These seeds for each of them, instead of the file's.
+        jobs: Runs side by side; as many as there are cores for, if not given.
+        threads: Threads of a run.
+        runs_dir: Where runs are kept, `runs/<name>` if not given.
+        results_dir: Where results are kept, `results/<name>` if not given.
+        report_only: Whether nothing is run.
+    """
+    plan = load_study(config).chosen(arms, seeds)
+    places = Places(Path(runs_dir or f"runs/{plan.name}"), Path(results_dir or f"results/{plan.name}"))
+    failed = {} if report_only else run_missing(plan, places, jobs or max(1, cores() // threads), threads)
+    for name, why in failed.items():
+        sys.stderr.write(f"failed: {name}: {why}\n")
+    return 1 if failed else 0

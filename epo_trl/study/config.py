@@ -1,0 +1,240 @@
+"""The YAML file of a study."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class StudyError(ValueError):
+    """A study cannot be run as it is. The message is for whoever wrote the file or typed the command."""
+
+
+# What the study decides for each run.
+OWN_FIELDS = ("seed", "output_dir", "resume_from_checkpoint", "overwrite_output_dir")
+_ARM_KEYS = ("recipe", "config", "seeds")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a run is made of.
+
+    Args:
+        recipe: The program.
+        config: Its YAML file.
+        changes: Fields that are other than in the file; one that holds a mapping is replaced as a whole.
+    """
+
+    recipe: Path
+    config: Path
+    changes: Mapping[str, Any]
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the fields of the file with the changes in it."""
+        return {**read_yaml(self.config), **self.changes}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One method of the study, and the seeds that it is run with."""
+
+    name: str
+    part: Part
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What is compared, and how it is judged.
+
+    Args:
+        name: Of its folders.
+        path: The YAML file.
+        question: Shown on top of the report.
+        protocol: Words about what is measured.
+        warm_start: Where all runs of one seed begin; `None` if each begins with its own `model_name_or_path`.
+        arms: The methods.
+        baseline: The arm that the others are compared with.
+        window: RL steps at the end of training that are averaged.
+        eval_window: Evaluations at the end that are averaged.
+        smooth: RL steps of the running mean by which the first time above `solved` is found.
+        solved: A run has solved its task if the mean success of its window is above this.
+        trapped: It is trapped if that is below this.
+    """
+
+    name: str
+    path: Path
+    question: str = ""
+    protocol: str = ""
+    warm_start: Part | None
+    arms: tuple[Arm, ...]
+    baseline: str
+    window: int = 20
+    eval_window: int = 1
+    smooth: int = 10
+    solved: float = 0.8
+    trapped: float = 0.5
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of all arms, in the order in which they are run."""
+        return tuple(dict.fromkeys(seed for arm in self.arms for seed in arm.seeds))
+
+    def chosen(self, arms: list[str] | None = None, seeds: list[int] | None = None) -> Study:
+        """Returns the study with these arms only, and these seeds for each of them.
+
+        Raises:
+            StudyError: If there is no such arm.
+        """
+        names = [arm.name for arm in self.arms]
+        for name in arms or ():
+            if name not in names:
+                raise StudyError(f"--arms: got {name!r}, takes some of {_listed(names)}")
+        kept = tuple(arm for arm in self.arms if arms is None or arm.name in arms)
+        if seeds is not None:
+            _need_distinct("--seeds", seeds)
+            kept = tuple(replace(arm, seeds=tuple(seeds)) for arm in kept)
+        baseline = self.baseline if arms is None or self.baseline in arms else kept[0].name
+        return replace(self, arms=kept, baseline=baseline)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice; YAML's own would keep the last one and say nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        for key, count in Counter(map(repr, keys)).items():
+            if count > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key} is there {count} times", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Returns the content of a YAML file of `name: value`.
+
+    Raises:
+        StudyError: If there is none.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe loader
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise StudyError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise StudyError(f"{path} holds no list of 'name: value'")
+    return content
+
+
+def load_study(path: str | Path) -> Study:
+    """Returns the study of a YAML file; docs/study.md explains its keys. Paths in it start in the current folder.
+
+    Raises:
+        StudyError: If something is missing, unknown or of the wrong kind. The message names it.
+    """
+    path = Path(path)
+    given = read_yaml(path)
+    numbers = {"window": _integer, "eval_window": _integer, "smooth": _integer, "solved": _share, "trapped": _share}
+    known = ["name", "question", "protocol", "warm_start", "train", "seeds", "baseline", "arms", *numbers]
+    _need_known(f"{path}:", given, known)
+    for key in ("train", "seeds", "arms"):
+        if key not in given:
+            raise StudyError(f"{path}: {key} is missing")
+    name = _text(given, "name", path.stem)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise StudyError(f"name: got {name!r}, takes letters, digits, '.', '_' and '-': it names folders")
+    train = _part("train", given["train"], None)
+    warm_start = _part("warm_start", given["warm_start"], None) if given.get("warm_start") is not None else None
+    seeds = _seeds("seeds", given["seeds"])
+    arms = _arms(given["arms"], train, seeds)
+    baseline = _text(given, "baseline", arms[0].name)
+    if baseline not in (names := [arm.name for arm in arms]):
+        raise StudyError(f"baseline: got {baseline!r}, takes one of the arms: {_listed(names)}")
+    judged: dict[str, Any] = {key: check(key, given[key]) for key, check in numbers.items() if key in given}
+    return Study(
+        name=name, path=path, question=_text(given, "question"), protocol=_text(given, "protocol"),
+        warm_start=warm_start, arms=arms, baseline=baseline, **judged,
+    )  # fmt: skip
+
+
+def _arms(given: Any, train: Part, seeds: tuple[int, ...]) -> tuple[Arm, ...]:
+    if not isinstance(given, dict) or not given:
+        raise StudyError(f"arms: got {given!r}, takes 'name: {{field: value}}', one for each method")
+    arms = []
+    for name, content in given.items():
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise StudyError(f"arms: got the name {name!r}, takes a text of one line; put it into quotes")
+        where, content = f"arms: {name!r}", content or {}
+        own = _seeds(f"{where}: seeds", content["seeds"]) if isinstance(content, dict) and "seeds" in content else seeds
+        arms.append(Arm(name, _part(where, content, train), own))
+    return tuple(arms)
+
+
+def _part(where: str, given: Any, base: Part | None) -> Part:
+    """Returns a recipe, a config and changes. With a base, what is missing is its own.
+
+    The base's changes are to its own config; with another config they do not count.
+    """
+    if not isinstance(given, dict):
+        raise StudyError(f"{where}: got {given!r}, takes 'field: value' pairs")
+    paths = {}
+    for key in ("recipe", "config"):
+        if key not in given and base is None:
+            raise StudyError(f"{where}: {key} is missing")
+        paths[key] = Path(_text(given, key)) if key in given else getattr(base, key)
+        if not paths[key].is_file():
+            raise StudyError(f"{where}: {key}: got {paths[key]}, which is no file; paths start in the current folder")
+    kept = base.changes if base is not None and "config" not in given else {}
+    changes = {key: value for key, value in given.items() if key not in _ARM_KEYS}
+    for key in changes:
+        if not isinstance(key, str):
+            raise StudyError(f"{where}: got the field {key!r}, takes names")
+        if key in OWN_FIELDS:
+            raise StudyError(f"{where}: {key}: the study decides it for each run; leave it out")
+    return Part(**paths, changes={**kept, **changes})
+
+
+def _seeds(where: str, given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list) or not given or not all(type(seed) is int and seed >= 0 for seed in given):
+        raise StudyError(f"{where}: got {given!r}, takes a list of integers >= 0, for example [0, 1, 2]")
+    _need_distinct(where, given)
+    return tuple(given)
+
+
+def _need_distinct(where: str, seeds: list[int]) -> None:
+    twice = [seed for seed, count in Counter(seeds).items() if count > 1]
+    if twice:
+        raise StudyError(f"{where}: got {twice[0]} more than once, takes each seed once")
+
+
+def _integer(key: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise StudyError(f"{key}: got {value!r}, takes an integer >= 1")
+    return value
+
+
+def _share(key: str, value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= 1:
+        raise StudyError(f"{key}: got {value!r}, takes a share, 0 to 1")
+    return float(value)
+
+
+def _text(given: Mapping[str, Any], key: str, default: str = "") -> str:
+    value = given.get(key, default)
+    if not isinstance(value, str):
+        raise StudyError(f"{key}: got {value!r}, takes a text")
+    return value
+
+
+def _need_known(where: str, given: Mapping[str, Any], known: list[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise StudyError(f"{where} {key}: unknown; takes {', '.join(known)}")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names))

@@ -1,0 +1,106 @@
+"""From a study to its runs: folders, settings, and what makes two runs the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from epo_trl.study.config import Part, Study, StudyError
+
+WARM_START = "warm-start"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a recipe.
+
+    Args:
+        arm: Name of the method; `None` for a warm start.
+        seed: Its seed.
+        folder: Where it writes.
+        recipe: The program.
+        config: The file that it was made from; modules beside it can be imported.
+        settings: All fields that the program gets.
+        identity: What decides its result: the recipe and the fields, of its warm start too, without paths of output.
+        needs: The run in whose folder it begins; `None` if it needs none.
+    """
+
+    arm: str | None
+    seed: int
+    folder: Path
+    recipe: Path
+    config: Path
+    settings: Mapping[str, Any]
+    identity: Mapping[str, Any]
+    needs: Run | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its folder and its files."""
+        return self.folder.name
+
+    @property
+    def digest(self) -> str:
+        """Checksum of its identity."""
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    @property
+    def optimizer_steps(self) -> int:
+        """How many it makes, or 0 if that is not said."""
+        steps = self.settings.get("max_steps", 0)
+        return steps if isinstance(steps, int) and steps > 0 else 0
+
+
+def plan(study: Study, folder: Path) -> list[Run]:
+    """Returns the runs of the arms, seed by seed, so that whole pairs come first.
+
+    Args:
+        study: The study.
+        folder: Where runs get their folders.
+    """
+    names = folder_names([arm.name for arm in study.arms])
+    warm_starts = {seed: _warm_start(study.warm_start, seed, folder) for seed in study.seeds if study.warm_start}
+    return [
+        _run(arm.name, arm.part, seed, folder / f"{names[arm.name]}-seed{seed}", warm_starts.get(seed))
+        for seed in study.seeds
+        for arm in study.arms
+        if seed in arm.seeds
+    ]
+
+
+def folder_names(names: Iterable[str]) -> dict[str, str]:
+    """Returns a name for files for each name: letters, digits, '.', '_', '-', and no two alike on any file system."""
+    plain = {name: re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.").lower() for name in names}
+    count = Counter([*plain.values(), WARM_START, ""])
+    return {
+        name: short if count[short] == 1 else f"{short}-{hashlib.sha256(name.encode()).hexdigest()[:6]}".lstrip("-")
+        for name, short in plain.items()
+    }
+
+
+def _warm_start(part: Part, seed: int, folder: Path) -> Run:
+    return _run(None, part, seed, folder / f"{WARM_START}-seed{seed}", None)
+
+
+def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: Run | None) -> Run:
+    fields = part.settings()
+    if warm_start is not None and "model_name_or_path" in part.changes:
+        raise StudyError(
+            f"arms: {arm!r}: model_name_or_path: runs begin with the warm start of the study; leave it out"
+        )
+    fields = {name: value for name, value in fields.items() if name not in ("output_dir", "seed")}
+    begin = {} if warm_start is None else {"model_name_or_path": str(warm_start.folder)}
+    identity = {
+        "recipe": part.recipe.as_posix(),
+        "seed": seed,
+        "fields": {name: value for name, value in fields.items() if name not in begin},
+        "warm_start": None if warm_start is None else warm_start.identity,
+    }
+    settings = {**fields, **begin, "seed": seed, "output_dir": str(folder)}
+    return Run(arm, seed, folder, part.recipe, part.config, settings, identity, warm_start)

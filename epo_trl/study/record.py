@@ -1,0 +1,240 @@
+"""What is kept of a run: one small JSON file, from which everything else of a study is made."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from epo_trl import __version__
+from epo_trl.long_runs.state_file import read_state
+from epo_trl.study.config import StudyError
+from epo_trl.study.plan import Run
+
+# Kept for every RL step, since results are computed from them; of the others about so many points.
+WHOLE = (
+    "env/success_rate", "env/invalid_actions", "entropy", "entropy/decision_tokens", "entropy/forced_tokens",
+    "entropy/first_third", "entropy/middle_third", "entropy/last_third",
+)  # fmt: skip
+POINTS = 40
+DIGITS = 4  # that are kept of a number
+LEFT_OUT = ("time/", "eval_", "epoch", "step", "num_tokens", "total_flos", "train_", "learning_rate", "clip_ratio/",
+            "completions/", "frac_reward_zero_std", "sampling/", "num_input_tokens_seen")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One list, played at one time.
+
+    Args:
+        rl_step: How much had been trained.
+        split: Name of the list.
+        protocol: Name of the protocol.
+        wins: Episodes that were won.
+        episodes: Episodes that were played.
+        types: `[wins, episodes]` of each kind of task.
+        counts: Other counts: turns, `invalid_turns`, `wait_turns`, `score_sum`, `stop_reasons`.
+    """
+
+    rl_step: float
+    split: str
+    protocol: str
+    wins: int
+    episodes: int
+    types: Mapping[str, Sequence[int]]
+    counts: Mapping[str, Any]
+
+    @property
+    def rate(self) -> float:
+        """Wins over episodes."""
+        return self.wins / self.episodes
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A run that has ended.
+
+    Args:
+        arm: Its method.
+        seed: Its seed.
+        digest: Checksum of `identity`.
+        identity: What decided its result.
+        version: Of this package.
+        seconds: Wall time of all attempts.
+        curves: `{metric: values}`, one for each entry of `curves["rl_step"]`; `None` where it was not logged.
+        thinned: The same of other metrics, each value the mean of several RL steps of which the last is named.
+        evaluations: In the order in which they were made.
+    """
+
+    arm: str
+    seed: int
+    digest: str
+    identity: Mapping[str, Any]
+    version: str
+    seconds: float
+    curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    thinned: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    evaluations: Sequence[Evaluation] = ()
+
+
+def collect(run: Run, seconds: float) -> Record:
+    """Returns the record of a run that has ended.
+
+    Raises:
+        StudyError: If it has left no log behind.
+        ValueError: If a file of it is damaged.
+    """
+    updates = updates_per_rl_step(run.folder)
+    points = rl_points(log_history(run.folder), updates)
+    names = dict.fromkeys(name for point in points.values() for name in point)
+    curves: dict[str, list[float | None]] = {"rl_step": list(points)}
+    rest: dict[str, list[float | None]] = {"rl_step": list(points)}
+    for name in sorted(names):
+        if name not in WHOLE and not any(point.get(name) for point in points.values()):
+            continue  # nothing of that kind has happened
+        (curves if name in WHOLE else rest)[name] = [point.get(name) for point in points.values()]
+    assert run.arm is not None
+    return Record(
+        run.arm, run.seed, run.digest, run.identity, __version__, round(seconds, 1),
+        {name: [_short(value) for value in values] for name, values in curves.items()} if points else {},
+        {name: [_short(value) for value in values] for name, values in thin(rest, POINTS).items()} if points else {},
+        _evaluations(run.folder, updates),
+    )  # fmt: skip
+
+
+def log_history(folder: Path) -> list[dict[str, Any]]:
+    """Returns what a trainer has logged, over all its attempts; of several trainers, those of the last one."""
+    states = sorted(folder.glob("**/checkpoint-*/trainer_state.json"), key=lambda path: (_round(path), _step(path)))
+    if not states:
+        raise StudyError(f"{folder} has no checkpoint, and so no log; take a save_strategy other than 'no'")
+    return list(read_state(states[-1], "log_history")["log_history"])
+
+
+def _step(state: Path) -> int:
+    return int(state.parent.name.rpartition("-")[2])
+
+
+def _round(state: Path) -> int:
+    number = state.parent.parent.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else 0
+
+
+def updates_per_rl_step(folder: Path) -> float:
+    """Returns the optimizer steps of one RL step; 1 for a trainer that collects no batches."""
+    end = folder / "_finished.json"
+    settings = read_state(end, "settings")["settings"] if end.is_file() else {}
+    steps = settings.get("steps_per_generation")
+    if not steps:
+        return 1.0
+    return float(steps * settings.get("num_iterations", 1) / settings.get("gradient_accumulation_steps", 1))
+
+
+def rl_points(history: Iterable[Mapping[str, Any]], updates: float) -> dict[int, dict[str, float]]:
+    """Returns `{RL step: {metric: value}}` from 1 on: the means of what the optimizer steps of an RL step have logged.
+
+    Args:
+        history: One entry for each time that something was logged, with its optimizer step as `step`.
+        updates: Optimizer steps of one RL step.
+    """
+    sums: dict[int, dict[str, list[float]]] = {}
+    for entry in history:
+        for name, value in entry.items():
+            if name.startswith(LEFT_OUT) or isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if math.isfinite(value):
+                step = math.ceil(entry["step"] / updates - 1e-9)
+                sums.setdefault(step, {}).setdefault(name, []).append(value)
+    return {
+        step: {name: math.fsum(values) / len(values) for name, values in sums[step].items()} for step in sorted(sums)
+    }
+
+
+def thin(curves: Mapping[str, Sequence[float | None]], points: int) -> dict[str, list[float | None]]:
+    """Returns means of as many neighbours as it takes to have so many points; of `rl_step` the last of them."""
+    count = len(curves["rl_step"])
+    size = -(-count // points) or 1
+    ends = range(0, count, size)
+    return {
+        name: [values[min(i + size, count) - 1] if name == "rl_step" else _mean(values[i : i + size]) for i in ends]
+        for name, values in curves.items()
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return math.fsum(there) / len(there) if there else None
+
+
+def _short(value: float | None) -> float | None:
+    if value is None:
+        return None
+    short = float(f"{value:.{DIGITS}g}")
+    return int(short) if short == int(short) else short
+
+
+def _evaluations(folder: Path, updates: float) -> list[Evaluation]:
+    found = []
+    for file in sorted((folder / "evaluations").glob("step_*.json")):
+        content = read_state(file, "step", "reports")
+        for report in content["reports"]:
+            counts = {name: report.get(name) for name in ("turns", "invalid_turns", "wait_turns", "score_sum")}
+            found.append(
+                Evaluation(
+                    _short(content["step"] / updates) or 0, report["split"], report["protocol"]["name"], report["wins"],
+                    report["episodes"], {name: [n["wins"], n["episodes"]] for name, n in report["types"].items()},
+                    {**counts, "stop_reasons": report["stop_reasons"]},
+                )
+            )  # fmt: skip
+    return found
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Writes the file, whole or not at all: one line for each curve and each evaluation."""
+    content = asdict(record)
+    parts = []
+    for name, value in content.items():
+        if name in ("curves", "thinned"):
+            text = _lines("{", [f"{json.dumps(key)}: {_compact(values)}" for key, values in value.items()], "}")
+        elif name == "evaluations":
+            text = _lines("[", [_compact(evaluation) for evaluation in value], "]")
+        else:
+            text = _compact(value)
+        parts.append(f"{json.dumps(name)}: {text}")
+    write_text(path, "{\n" + ",\n".join(parts) + "\n}\n")
+
+
+def _lines(begin: str, items: list[str], end: str) -> str:
+    return begin + ",".join(f"\n  {item}" for item in items) + end
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), default=str)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file that is whole or not there, whenever the process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def read_record(path: Path) -> Record:
+    """Returns what `write_record` wrote.
+
+    Raises:
+        StudyError: If the file is damaged.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        evaluations = [Evaluation(**evaluation) for evaluation in content.pop("evaluations")]
+        return Record(**content, evaluations=evaluations)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StudyError(f"{path} is no record of a run ({error}); delete it to have the run made again") from error

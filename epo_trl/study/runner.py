@@ -1,0 +1,171 @@
+"""Runs what is missing of a study."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from epo_trl.long_runs.folder_lock import folder_lock
+from epo_trl.long_runs.state_file import read_state, write_state
+from epo_trl.study.config import Study, StudyError
+from epo_trl.study.plan import Run, plan
+from epo_trl.study.record import Record, collect, read_record, write_record, write_text
+from epo_trl.study.side_by_side import Job, run_side_by_side
+from epo_trl.study.watch import LOG, Watch, clock
+
+CONFIG = "config.yaml"  # in the folder of a run
+STATE = "_study.json"  # there too: seconds of earlier attempts, and what was seen to end
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a study writes.
+
+    Args:
+        runs: Whole runs, each in a folder of its own.
+        results: What is made of them.
+    """
+
+    runs: Path
+    results: Path
+
+    def record_of(self, run: Run) -> Path:
+        """Returns the file that is kept of a run."""
+        return self.results / "runs" / f"{run.name}.json"
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_missing(study: Study, places: Places, jobs: int, threads: int) -> dict[str, str]:
+    """Returns why runs have failed, by name, after all that were missing have been run; `{}` if none has.
+
+    Args:
+        study: The study.
+        places: Where it writes.
+        jobs: Runs side by side.
+        threads: Threads of each.
+
+    Raises:
+        StudyError: If a run was made with other settings.
+        RunningError: If the study is running already.
+    """
+    runs = plan(study, places.runs)
+    with folder_lock(places.runs, "--runs-dir"):
+        missing = [run for run in runs if known_record(run, places) is None]
+        starts = {run.needs.name: run.needs for run in missing if run.needs is not None}
+        begin = [run for run in starts.values() if not _has_ended(run)]
+        first = {run.name for run in begin}
+        todo = [*_in_order(begin, missing)]
+        watch = Watch(todo, len(runs) - len(missing), jobs)
+        by_name = {run.name: run for run in todo}
+
+        def started(job: Job) -> None:
+            prepare(by_name[job.name])
+            watch.say(f"{job.name}: starts, log in {job.log}")
+
+        def ended(job: Job) -> str:
+            run = by_name[job.name]
+            try:
+                seconds = finish(run, places)
+            except ValueError as error:
+                return str(error)
+            watch.say(f"{job.name}: finished after {clock(seconds)}")
+            return ""
+
+        listed = [_job(run, threads, run.needs.name if run.needs and run.needs.name in first else None) for run in todo]
+        with watch:
+            done = run_side_by_side(listed, jobs, started, ended, watch.show)
+        return done.failed
+
+
+def known_record(run: Run, places: Places) -> Record | None:
+    """Returns what is kept of a run, `None` if it has not ended.
+
+    Raises:
+        StudyError: If it is that of a run with other settings.
+    """
+    path = places.record_of(run)
+    if not path.is_file():
+        return None
+    record = read_record(path)
+    if record.digest != run.digest:
+        raise StudyError(
+            f"{path} is of a run with other settings ({_differences(record.identity, run.identity)}); to make it anew, "
+            f"delete it and the folder {run.folder}, or give the study another name"
+        )
+    return record
+
+
+def _differences(then: object, now: object, name: str = "") -> str:
+    if isinstance(then, dict) and isinstance(now, dict):
+        keys = dict.fromkeys([*then, *now])
+        changed = [key for key in keys if then.get(key) != now.get(key)]
+        return "; ".join(_differences(then.get(key), now.get(key), f"{name}.{key}".lstrip(".")) for key in changed)
+    return f"{name.removeprefix('fields.')}: {then!r} there, {now!r} now"
+
+
+def _in_order(begin: Sequence[Run], missing: Sequence[Run]) -> list[Run]:
+    """Returns each warm start right before the first run that needs it."""
+    order: dict[str, Run] = {}
+    names = {run.name for run in begin}
+    for run in missing:
+        if run.needs is not None and run.needs.name in names:
+            order.setdefault(run.needs.name, run.needs)
+        order[run.name] = run
+    return list(order.values())
+
+
+def _job(run: Run, threads: int, after: str | None) -> Job:
+    command = [sys.executable, str(run.recipe), "--config", str(run.folder / CONFIG)]
+    return Job(run.name, command, run.folder / LOG, environment_of(run, threads), after)
+
+
+def environment_of(run: Run, threads: int) -> dict[str, str]:
+    """Returns the environment of a run's process: modules beside the original config can be imported."""
+    path = [str(run.config.parent.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def prepare(run: Run) -> None:
+    """Writes a run's config, and adds up the time of an attempt that was killed."""
+    before = _seconds(run)
+    config = run.folder / CONFIG
+    write_text(config, yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True))
+    write_state(run.folder / STATE, {"seconds": before, "begun": config.stat().st_mtime})
+
+
+def finish(run: Run, places: Places) -> float:
+    """Returns the seconds of a run that has just ended, after what is kept of it was written.
+
+    Raises:
+        ValueError: If something in its folder is missing or damaged.
+    """
+    seconds = _seconds(run)
+    if run.arm is not None:
+        write_record(places.record_of(run), collect(run, seconds))
+    write_state(run.folder / STATE, {"seconds": seconds, "begun": None, "digest": run.digest})
+    return seconds
+
+
+def _has_ended(run: Run) -> bool:
+    state = run.folder / STATE
+    return state.is_file() and read_state(state).get("digest") == run.digest
+
+
+def _seconds(run: Run) -> float:
+    """Returns the time of all attempts. One that was killed has ended when its log has."""
+    file, log = run.folder / STATE, run.folder / LOG
+    if not file.is_file():
+        return 0.0
+    state = read_state(file, "seconds", "begun")
+    if state["begun"] is None or not log.is_file():
+        return float(state["seconds"])
+    return float(state["seconds"] + max(0.0, log.stat().st_mtime - state["begun"]))

@@ -1,0 +1,152 @@
+"""Several programs side by side, none of which outlives us."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from epo_trl.envs.supervisor import ChildProcess
+
+KEEPER = Path(__file__).with_name("keeper.py")
+
+
+@dataclass(slots=True)
+class Job:
+    """A program to run.
+
+    Args:
+        name: Of its own, for `after` and messages.
+        command: The program and its arguments.
+        log: File to which all that it says is appended.
+        environment: Of the process.
+        after: Name of the job that has to have succeeded; one that is not in the list has.
+    """
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    environment: Mapping[str, str]
+    after: str | None = None
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where the jobs stand, by name. A job that waits is in none of these.
+
+    Args:
+        running: When each was started, by `time.monotonic()`.
+        succeeded: How long each took, in seconds.
+        failed: Why.
+    """
+
+    running: dict[str, float] = field(default_factory=dict)
+    succeeded: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def run_side_by_side(
+    jobs: Sequence[Job],
+    at_a_time: int,
+    on_start: Callable[[Job], None],
+    on_end: Callable[[Job], str],
+    watch: Callable[[Progress], None],
+    poll_seconds: float = 0.2,
+) -> Progress:
+    """Returns how the jobs went. A job that fails stops those that come after it, and no others.
+
+    Ctrl-C or SIGTERM hands a SIGTERM to those that run and waits for them, at a second one they are killed.
+
+    Args:
+        jobs: In the order in which they are started as soon as they can be.
+        at_a_time: How many run side by side.
+        on_start: Called right before a job is started.
+        on_end: Called when one has ended with 0; returns what is wrong all the same, or `""`.
+        watch: Called now and then.
+        poll_seconds: How often the jobs are looked at.
+
+    Raises:
+        KeyboardInterrupt: After the jobs have ended, if that was asked for.
+    """
+    progress, children = Progress(), dict[str, ChildProcess]()
+    waiting = list(jobs)
+    by_name = {job.name: job for job in jobs}
+    try:
+        with _sigterm_as_interrupt():
+            while waiting or children:
+                for name, child in list(children.items()):
+                    status = child.exit_status()
+                    if status is not None:
+                        del children[name]
+                        child.close()
+                        _settle(by_name[name], status, progress, on_end)
+                for job in _ready(waiting, by_name, progress)[: at_a_time - len(children)]:
+                    waiting.remove(job)
+                    on_start(job)
+                    progress.running[job.name] = time.monotonic()
+                    children[job.name] = _start(job)
+                watch(progress)
+                if children:
+                    time.sleep(poll_seconds)
+    except KeyboardInterrupt:
+        _end(list(children.values()))
+        raise
+    finally:
+        for child in children.values():
+            child.close()
+    return progress
+
+
+def _ready(waiting: list[Job], by_name: Mapping[str, Job], progress: Progress) -> list[Job]:
+    """Returns the jobs that can be started; those that never can be are taken out as failed."""
+    for job in list(waiting):
+        if job.after in progress.failed:
+            waiting.remove(job)
+            progress.failed[job.name] = f"{job.after} has failed"
+    return [job for job in waiting if job.after not in by_name or job.after in progress.succeeded]
+
+
+def _start(job: Job) -> ChildProcess:
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    with open(job.log, "ab") as log:
+        return ChildProcess(
+            job.name, [sys.executable, str(KEEPER), *job.command], lambda: None, lambda: None,
+            stdin=subprocess.PIPE, stdout=log, stderr=log, env=dict(job.environment),
+        )  # fmt: skip
+
+
+def _settle(job: Job, status: int, progress: Progress, on_end: Callable[[Job], str]) -> None:
+    seconds = time.monotonic() - progress.running.pop(job.name)
+    wrong = f"exit code {status}" if status else on_end(job)
+    if wrong:
+        progress.failed[job.name] = f"{wrong}, see {job.log}"
+    else:
+        progress.succeeded[job.name] = seconds
+
+
+def _end(children: Sequence[ChildProcess]) -> None:
+    """Lets the programs save what they have done. Another Ctrl-C in the meantime leaves them to be killed."""
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGTERM)
+    with contextlib.suppress(KeyboardInterrupt):
+        while any(child.exit_status() is None for child in children):
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt():  # type: ignore[no-untyped-def]
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
