@@ -244,6 +244,7 @@ def train_grpo(rank: int, mode: str, folder: Path) -> None:
             {
                 "kind": str(trainer.accelerator.distributed_type),
                 "history": trainer.methods["epo"].history.state_dict(),
+                "health": trainer.health.state_dict(),
                 "rl_step": trainer.rl_step,
                 "log": trainer.state.log_history,
                 "played": played,

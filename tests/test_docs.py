@@ -67,7 +67,7 @@ def test_every_logged_metric_is_documented(logged):
 
 @pytest.mark.slow
 def test_every_metric_of_ours_that_is_documented_is_logged(logged):
-    prefixes = ("env/", "stop/", "rollout/", "entropy/", "critic/", "gae/", "guard/", "time/")
+    prefixes = ("env/", "stop/", "rollout/", "entropy/", "critic/", "gae/", "guard/", "run/", "time/")
     prefixes += tuple(f"{name}/" for name in CASES)
     ours = [name for name in documented_metrics() if name.startswith(prefixes)]
     assert len(ours) > 30

@@ -19,7 +19,7 @@ MASK = [[1, 1, 0, 1, 0, 1, 1, 0]]
 
 def test_the_first_half_of_the_turns_is_early_and_the_middle_one_belongs_to_it():
     means = feed(EntropyMeter(max_turns=3), ENTROPY, TURNS, MASK).means()
-    assert means["all"] == (1 + 2 + 4 + 8 + 16) / 5
+    assert means["all_tokens"] == (1 + 2 + 4 + 8 + 16) / 5
     assert means["early_turns"] == (1 + 2 + 4) / 3
     assert means["late_turns"] == (8 + 16) / 2
 
@@ -39,6 +39,33 @@ def test_early_and_late_turns_for_any_number_of_turns(turns, early, late):
     means = feed(EntropyMeter(max_turns=5), [entropy], [turns], [[1] * len(turns)]).means()
     assert means["early_turns"] == pytest.approx(early)
     assert means.get("late_turns") == late
+
+
+@pytest.mark.parametrize(
+    ("turns", "thirds"),
+    [
+        ([0], [1.0, None, None]),
+        ([0, 1], [1.0, 2.0, None]),
+        ([0, 1, 2], [1.0, 2.0, 4.0]),
+        ([0, 1, 2, 3], [1.5, 4.0, 8.0]),  # 2 + 1 + 1 turns
+        ([0, 1, 2, 3, 4], [1.5, 6.0, 16.0]),  # 2 + 2 + 1
+        ([0, 1, 2, 3, 4, 5], [1.5, 6.0, 24.0]),
+    ],
+)
+def test_thirds_for_any_number_of_turns(turns, thirds):
+    entropy = [2.0**turn for turn in turns]
+    means = feed(EntropyMeter(max_turns=6), [entropy], [turns], [[1] * len(turns)]).means()
+    assert [means.get(f"{name}_third") for name in ("first", "middle", "last")] == thirds
+
+
+def test_thirds_are_means_over_the_tokens_of_each_episodes_own_thirds():
+    """Row 0 has three turns, with two tokens in the last; row 1 one turn of two tokens. Environment tokens are 1000."""
+    entropy = [[1.0, 1000.0, 2.0, 1000.0, 4.0, 8.0], [16.0, 32.0, 5000.0, 5000.0, 5000.0, 5000.0]]
+    turns = [[0, 1, 1, 2, 2, 2], [0, 0, -1, -1, -1, -1]]
+    mask = [[1, 0, 1, 0, 1, 1], [1, 1, 0, 0, 0, 0]]
+    means = feed(EntropyMeter(max_turns=3), entropy, turns, mask).means()
+    assert means["first_third"] == pytest.approx((1 + 16 + 32) / 3)
+    assert (means["middle_third"], means["last_third"]) == (2.0, 6.0)
 
 
 def test_each_episode_has_its_own_half():
@@ -76,7 +103,7 @@ def test_the_mean_is_over_tokens_not_over_micro_batches():
     meter = EntropyMeter(max_turns=1)
     feed(meter, [[1.0, 0.0]], [[0, -1]], [[1, 0]])
     feed(meter, [[5.0, 5.0, 5.0]], [[0, 0, 0]], [[1, 1, 1]])
-    assert meter.means()["all"] == 4.0
+    assert meter.means()["all_tokens"] == 4.0
     assert meter.turn_means() == {0: 4.0}
 
 
@@ -85,7 +112,7 @@ def test_sums_add_up_over_micro_batches_and_ranks_and_can_be_forgotten():
     for _ in range(2):
         feed(meter, ENTROPY, TURNS, MASK)
     meter.reduce(lambda sums: 2 * sums)  # two ranks that saw the same
-    assert meter.means()["all"] == 31 / 5
+    assert meter.means()["all_tokens"] == 31 / 5
     assert meter.turn_means() == {0: 1.5, 1: 4.0, 2: 12.0}
     meter.clear()
     assert meter.means() == {}
@@ -98,7 +125,7 @@ def test_ranks_are_weighted_by_their_tokens():
     sums = []
     there.reduce(lambda flat: sums.append(flat) or flat)
     here.reduce(lambda flat: flat + sums[0])
-    assert here.means()["all"] == 4.0
+    assert here.means()["all_tokens"] == 4.0
 
 
 def test_nothing_sampled_gives_no_means():
@@ -110,5 +137,5 @@ def test_the_meter_holds_no_graph():
     meter = EntropyMeter(max_turns=1)
     entropy = torch.ones(1, 2, requires_grad=True)
     meter.add(entropy, torch.zeros(1, 2).long(), torch.ones(1, 2))
-    assert meter.means()["all"] == 1.0
+    assert meter.means()["all_tokens"] == 1.0
     assert not any(value.requires_grad for value in vars(meter).values() if isinstance(value, torch.Tensor))

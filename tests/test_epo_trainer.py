@@ -229,12 +229,12 @@ def test_a_checkpoint_without_its_state_is_refused(tmp_path, content, message):
         resumable(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
-def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path):
-    """Its state held an entropy history where that of the methods is now."""
+@pytest.mark.parametrize("missing", ["methods", "health"])
+def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path, missing):
     resumable(tmp_path, callbacks=[StopAt(3)]).train()
     checkpoint = tmp_path / "checkpoint-3"
     state = read_state(checkpoint / STATE_FILE)
-    state["entropy_history"] = state.pop("methods")["epo"]["history"]
+    del state[missing]
     write_state(checkpoint / STATE_FILE, state)
     seal(str(checkpoint))
     with pytest.raises(ValueError, match="resume_from_checkpoint: the checkpoint is of an earlier version"):
@@ -496,7 +496,7 @@ def test_lora_trains_the_adapter_alone_with_the_base_as_reference(tmp_path, cont
 
 METRICS = (
     """
-entropy/early_turns entropy/late_turns entropy/first10_tokens entropy/last10_tokens
+entropy/all_tokens entropy/early_turns entropy/late_turns entropy/first10_tokens entropy/last10_tokens
 epo/reference epo/beta epo/smoothing_loss epo/net_coef_above_band
 epo/share_below_band epo/share_inside_band epo/share_above_band
 env/success_rate env/return env/turns env/invalid_actions time/generate time/env time/update

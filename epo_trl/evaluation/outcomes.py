@@ -98,7 +98,7 @@ class Collapse:
 
     entropy: Course = field(default_factory=Course)
     success: Course = field(default_factory=Course)
-    best: float = -math.inf
+    best: float = 0.0
 
     def add(self, entropy: float, success: float) -> bool:
         """Adds an RL step; returns whether the run has collapsed by now.
@@ -119,7 +119,7 @@ def exploded(entropy: Iterable[float], invalid: Iterable[float]) -> list[bool]:
     return [watch.add(*values) for values in zip(entropy, invalid, strict=True)]
 
 
-def collapsed(entropy: Iterable[float], success: Iterable[float], best: float = -math.inf) -> list[bool]:
+def collapsed(entropy: Iterable[float], success: Iterable[float], best: float = 0.0) -> list[bool]:
     """Returns for each RL step whether the run has collapsed by then, see `Collapse`; both have the same length."""
     watch = Collapse(best=best)
     return [watch.add(*values) for values in zip(entropy, success, strict=True)]

@@ -8,13 +8,17 @@ import torch
 from torch import Tensor
 
 EDGE_TOKENS = 10  # of `entropy/first10_tokens` and `entropy/last10_tokens`
-_PARTS = ("all", "early_turns", "late_turns", f"first{EDGE_TOKENS}_tokens", f"last{EDGE_TOKENS}_tokens")
+_THIRDS = ("first_third", "middle_third", "last_third")
+_EDGES = (f"first{EDGE_TOKENS}_tokens", f"last{EDGE_TOKENS}_tokens")
+_PARTS = ("all_tokens", "early_turns", "late_turns", *_THIRDS, *_EDGES)
 
 
 class EntropyMeter:
     """Sums entropies of the parts of an episode; a mean is only taken over the whole RL step.
 
     Early turns are the first half of each episode (the middle turn of an odd number included), late turns the rest.
+    Turn t, from 0, of n belongs to third floor(3 t / n): turns that are left over go to the earlier thirds, an episode
+    of one turn is a first third, one of two turns a first and a middle third.
     First and last tokens are counted within each turn's response.
 
     Args:
@@ -38,9 +42,11 @@ class EntropyMeter:
         self._sums = self._sums.to(entropy.device)
         mask = response_mask.bool()
         turns = torch.where(mask, turn_ids, -1)
-        early = mask & (2 * turns < turns.amax(1, keepdim=True) + 1)
-        first, last = _edge_masks(turns, mask)
-        for column, part in enumerate((mask, early, mask & ~early, first, last)):
+        number = turns.amax(1, keepdim=True) + 1
+        early = mask & (2 * turns < number)
+        third = 3 * turns // number.clamp(min=1)
+        thirds = (mask & (third == i) for i in range(3))
+        for column, part in enumerate((mask, early, mask & ~early, *thirds, *_edge_masks(turns, mask))):
             self._sums[0, column] += entropy[part].sum()
             self._sums[1, column] += part.sum()
         index = turns[mask].clamp(max=self.max_turns - 1).long() + len(_PARTS)
@@ -64,7 +70,7 @@ class EntropyMeter:
         self._sums = torch.zeros_like(self._sums)
 
     def means(self) -> dict[str, float]:
-        """Returns the mean entropy of each part that has tokens, in nats; `"all"` is the token-level mean."""
+        """Returns the mean entropy of each part that has tokens, in nats; `"all_tokens"` is the token-level mean."""
         return {p: v for p, v in zip(_PARTS, self._ratio(0, len(_PARTS)), strict=True) if v is not None}
 
     def turn_means(self) -> dict[int, float]:

@@ -131,8 +131,8 @@ class Methods(Mapping[str, Method]):
         self.meter.reduce(ranks.sum)
         means, turn_means = self.meter.means(), self.meter.turn_means()
         self.meter.clear()
-        step = StepSummary(means.get("all", float("nan")), turn_means, ranks, rl_step, total_rl_steps)
-        metrics = {f"entropy/{part}": value for part, value in means.items() if part != "all"} | self._shape_metrics
+        step = StepSummary(means.get("all_tokens", float("nan")), turn_means, ranks, rl_step, total_rl_steps)
+        metrics = {f"entropy/{part}": value for part, value in means.items()} | self._shape_metrics
         for method in self.values():
             metrics |= method.end_rl_step(step)
         return metrics

@@ -15,7 +15,7 @@ done by parts that are given what they need, and by the methods that the configu
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ from epo_trl.trainers.nothing_to_learn import SilentSteps
 from epo_trl.trainers.player import Player
 from epo_trl.trainers.reference import candidates_of, keeping_reference
 from epo_trl.trainers.row_scorer import RowScorer, RowScores
+from epo_trl.trainers.run_health import RunHealth
 from epo_trl.trainers.setup import ranks_of, set_up
 from epo_trl.trainers.task_checks import check_arguments
 from epo_trl.trainers.turn_forward import TurnLayout
@@ -112,6 +113,7 @@ class EPOTrainer(LongRunTrainer):
         self.rl_step = 0
         self._packing_unchecked = args.pack_turns
         self._silent = SilentSteps(*self._compared, warns=self.ranks.index == 0)
+        self.health = RunHealth(warns=self.ranks.index == 0)
         self._to_print: list[Episode] = []
 
     # --- Rollout -----------------------------------------------------------------------------------------------
@@ -142,6 +144,7 @@ class EPOTrainer(LongRunTrainer):
         """Plays a batch, logs how it went, and stops if too much of it was aborted."""
         batch, metrics = self.collector.collect(tasks, self.play, self.rl_step)
         self._keep_metrics(metrics)
+        self.health.add_rollout(metrics)
         share, limit, ranks = metrics["env/aborted"], self.args.max_aborted_share, self.ranks
         check_aborts(share, limit, batch.played, ranks.index, ranks.gather, self.save_between_updates)
         self.last_episodes, self._to_print = batch.episodes, batch.played[: self.args.print_episodes]
@@ -249,7 +252,8 @@ class EPOTrainer(LongRunTrainer):
         return output
 
     def _close_rl_step(self) -> None:
-        self._keep_metrics(self.methods.end_rl_step(self.ranks, self.rl_step, self.total_rl_steps))
+        metrics = self.methods.end_rl_step(self.ranks, self.rl_step, self.total_rl_steps)
+        self._keep_metrics(metrics | self.health.end_rl_step(metrics, self.rl_step))
         self.rl_step += 1
 
     # --- Evaluation and logs -----------------------------------------------------------------------------------
@@ -273,11 +277,6 @@ class EPOTrainer(LongRunTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.model.train(training)
         return metrics
-
-    def _keep_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Hands metrics to TRL, which logs their means at the next logging step."""
-        for name, value in metrics.items():
-            self.pending_metrics[name].append(value)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs as TRL does; with `print_episodes`, also shows sample episodes, those of a batch once."""

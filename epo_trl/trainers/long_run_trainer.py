@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from epo_trl.long_runs.update_guard import UpdateGuard, check_skipped
 from epo_trl.methods import Methods
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.model_card import OwnModelCard
+from epo_trl.trainers.run_health import RunHealth
 
 
 class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
@@ -32,6 +34,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     args: EPOConfig
     suite: TaskSuite
     methods: Methods
+    health: RunHealth
     rl_step: int  # batches that were used up
 
     def __init__(self, *, args: EPOConfig, **kwargs: Any) -> None:
@@ -49,6 +52,11 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         """What TRL logs the means of at the next logging step, in the mode that the model is in."""
         return self._metrics["train" if self.model.training else "eval"]
 
+    def _keep_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Hands metrics to TRL, which logs their means at the next logging step."""
+        for name, value in metrics.items():
+            self.pending_metrics[name].append(value)
+
     # --- What belongs to a checkpoint ---------------------------------------------------------------------------
 
     def settings_of_data(self) -> dict[str, Any]:
@@ -62,18 +70,20 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
 
     def _run_state(self) -> dict[str, Any]:
         own = {"micro_step": self._step, "rl_step": self.rl_step, "skipped_updates": self._guard.skipped}
-        return {**super()._run_state(), **own, "methods": self.methods.state_dict()}
+        parts = {"methods": self.methods.state_dict(), "health": self.health.state_dict()}
+        return {**super()._run_state(), **own, **parts}
 
     def _load_run_state(self, state: dict[str, Any]) -> None:
         super()._load_run_state(state)
         self._guard.skipped = state["skipped_updates"]
-        if "methods" not in state:
+        if not state.keys() >= {"methods", "health"}:
             raise ValueError(
                 "resume_from_checkpoint: the checkpoint is of an earlier version of epo_trl, whose state this one does "
                 "not read; start anew, with its weights as the model if you like"
             )
         self._step, self.rl_step = state["micro_step"], state["rl_step"]
         self.methods.load_state_dict(state["methods"])
+        self.health.load_state_dict(state["health"])
 
     def _batch_state(self) -> dict[str, Any]:
         """Returns what is needed to go on with the collected batch: TRL's buffer, and sums over what was used of it."""

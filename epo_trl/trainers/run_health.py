@@ -1,0 +1,127 @@
+"""Says in words and in metrics when a run explodes or collapses, as `epo_trl.evaluation.outcomes` defines it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from epo_trl.evaluation.outcomes import COLLAPSED_RATIO, EXPLODED_RATIO, WINDOW, Collapse, Course, Explosion
+
+
+def watched_entropy(metrics: Mapping[str, float]) -> float:
+    """Returns the entropy that tells of a collapse, in nats; NaN if no token has one.
+
+    That of the tokens where the first policy had a choice, if `ref-nucleus` measures it, otherwise that of all tokens:
+    `entropy/decision_tokens` is of tokens above a threshold, or of a fixed share of them, so its tokens move with it.
+    """
+    share = metrics.get("ref-nucleus/choice_share")
+    if share is None:
+        return metrics.get("entropy/all_tokens", math.nan)
+    return metrics["ref-nucleus/choice_entropy"] if share else math.nan
+
+
+def explosion_warning(rl_step: int, watch: Explosion) -> str:
+    """Returns what was seen of an explosion, and what to do.
+
+    Args:
+        rl_step: The last one that was seen, from 0.
+        watch: What it knows.
+    """
+    entropy, invalid = watch.entropy, watch.invalid
+    seen = []
+    if watch.by_entropy:
+        seen.append(
+            f"in each of the last {WINDOW} RL steps the mean entropy was above {EXPLODED_RATIO:g} times its start "
+            f"({entropy.start:.3g} nats), {entropy.latest[-1]:.3g} nats in the last one"
+        )
+    if watch.by_invalid_turns:
+        seen.append(
+            f"{invalid.recent:.0%} of the turns in the last {WINDOW} RL steps were invalid, {invalid.start:.0%} at the "
+            "start"
+        )
+    return (
+        f"The run has exploded (RL step {rl_step}): {', and '.join(seen)}. The policy acts more and more at random. "
+        "Look at entropy/first_third, entropy/middle_third, entropy/last_third and env/invalid_actions to see when and "
+        "where it began. What helps: begin again from before, with less weight on entropy (epo_lambda, or the method's "
+        "own weight in method_kwargs), a lower learning_rate, fewer updates on a batch (num_iterations, "
+        "steps_per_generation), a price for invalid turns (invalid_action_penalty), or a small KL term (beta)."
+    )
+
+
+def collapse_warning(rl_step: int, watch: Collapse) -> str:
+    """Returns what was seen of a collapse, and what to do.
+
+    Args:
+        rl_step: The last one that was seen, from 0.
+        watch: What it knows.
+    """
+    entropy, success = watch.entropy, watch.success
+    return (
+        f"The run has collapsed (RL step {rl_step}): over the last {WINDOW} RL steps the mean entropy was "
+        f"{entropy.recent:.3g} nats, below {COLLAPSED_RATIO:g} times its start ({entropy.start:.3g}), and success "
+        f"{success.recent:.0%}, {watch.best:.0%} at best. The policy hardly varies any more, and what it always does "
+        "seldom solves a task, so rewards have little to compare. Look at env/group_equal and env/group_actions. What "
+        "helps: begin again from before, with a lower learning_rate, fewer updates on a batch (num_iterations, "
+        "steps_per_generation), more episodes of each task (num_generations), entropy where there is a choice "
+        "(entropy_method: ref-nucleus), or a small KL term (beta)."
+    )
+
+
+class RunHealth:
+    """Watches the metrics of a run, and warns once when it explodes or collapses.
+
+    It warns again only after `WINDOW` RL steps without. What it has seen goes through a checkpoint.
+
+    Args:
+        warns: Whether this process is the one that warns.
+    """
+
+    def __init__(self, *, warns: bool):
+        self._warns = warns
+        self._explosion, self._collapse = Explosion(), Collapse()
+        self._calm = {"exploded": WINDOW, "collapsed": WINDOW}  # RL steps since it was so
+        self._invalid = self._success = math.nan  # of the batch in use
+
+    def add_rollout(self, metrics: Mapping[str, float]) -> None:
+        """Takes what was seen of a collected batch; equal on all ranks."""
+        self._invalid, self._success = metrics["env/invalid_actions"], metrics["env/success_rate"]
+
+    def end_rl_step(self, metrics: Mapping[str, float], rl_step: int) -> dict[str, float]:
+        """Returns the metrics of the run's health, 0 or 1 each.
+
+        Args:
+            metrics: Those of the methods, equal on all ranks.
+            rl_step: The one that ends, from 0.
+        """
+        exploded = self._explosion.add(metrics.get("entropy/all_tokens", math.nan), self._invalid)
+        collapsed = self._collapse.add(watched_entropy(metrics), self._success)
+        if self._begins("exploded", exploded) and self._warns:
+            warnings.warn(explosion_warning(rl_step, self._explosion), stacklevel=2)
+        if self._begins("collapsed", collapsed) and self._warns:
+            warnings.warn(collapse_warning(rl_step, self._collapse), stacklevel=2)
+        return {"run/exploded": float(exploded), "run/collapsed": float(collapsed)}
+
+    def _begins(self, what: str, holds: bool) -> bool:
+        calm, self._calm[what] = self._calm[what], 0 if holds else self._calm[what] + 1
+        return holds and calm >= WINDOW
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what it has seen, as JSON takes it."""
+        return {
+            "explosion": asdict(self._explosion),
+            "collapse": asdict(self._collapse),
+            "calm": dict(self._calm),
+            "rollout": [self._invalid, self._success],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes it up."""
+        explosion, collapse = state["explosion"], state["collapse"]
+        self._explosion = Explosion(Course(**explosion["entropy"]), Course(**explosion["invalid"]))
+        courses = Course(**collapse["entropy"]), Course(**collapse["success"])
+        self._collapse = Collapse(*courses, best=collapse["best"])
+        self._calm = dict(state["calm"])
+        self._invalid, self._success = state["rollout"]
