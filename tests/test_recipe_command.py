@@ -241,3 +241,21 @@ def test_the_help_of_a_general_recipe_shows_the_environment_that_is_named(capsys
             parse_recipe(SFTConfig, argv=argv)
         text = capsys.readouterr().out
         assert "--environment" in text and ("--room_types" in text) is shown
+
+
+# ------------------------------------------------------------------------------------------------ configs alone
+
+
+def test_configs_are_read_without_running_anything(typed, tmp_path):
+    def main():
+        parse_recipe(EPOConfig, ModelConfig, environment="alfworld")
+        pytest.fail("it was asked to read the config only")
+
+    wrong, worse = tmp_path / "wrong.yaml", tmp_path / "worse.yaml"
+    wrong.write_text(TINY.read_text() + "epo_lamda: 1\n")
+    worse.write_text(TINY.read_text() + "n_iid: -1\n")
+    assert typed(main, "--check", str(TINY)) == (0, "", "")
+    code, out, err = typed(main, "--check", str(wrong), str(TINY), str(worse))
+    lines = err.splitlines()
+    assert (code, out, len(lines)) == (1, "", 2)
+    assert lines[0].startswith(f"{wrong}: epo_lamda: unknown") and lines[1].startswith(f"{worse}: n_iid: got -1")

@@ -21,6 +21,11 @@ from epo_trl.envs.registry import ENVIRONMENTS, check_fields, environment_argume
 from epo_trl.trainers.config import settle_defaults
 
 HELP = {"-h", "--help"}
+CHECK = "--check"
+
+
+class ConfigIsRight(Exception):  # noqa: N818 - no error: it ends a recipe that was asked to read its config only
+    """The config could be read, and that was all that was asked for."""
 
 
 class RecipeError(ValueError):
@@ -47,8 +52,10 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
     Raises:
         EnvError: If the environment, or a setting of it, is wrong.
         RecipeError: If the command line or the config is.
+        ConfigIsRight: If nothing is wrong, and `--check` asks for no more.
     """
     argv = _with_config_apart(sys.argv[1:] if argv is None else argv)
+    check_only, argv = CHECK in argv, [word for word in argv if word != CHECK]
     first: tuple[type, ...] = ()
     if environment is None:
         environment, first = _environment(argv), (EnvironmentArguments,)
@@ -58,7 +65,10 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
         check_fields(settings, (*first, *types))
     parser = RecipeParser((*first, *([settings] if settings else []), *types), config=path)
     parsed = parser.parse_args_and_config(argv)  # ends the program if help is asked for
-    return suite_of(parsed[len(first)]), *parsed[len(first) + 1 :]
+    suite = suite_of(parsed[len(first)])
+    if check_only:
+        raise ConfigIsRight
+    return suite, *parsed[len(first) + 1 :]
 
 
 def _with_config_apart(argv: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from traceback import walk_tb
 import torch
 
 from epo_trl.envs.base import EnvError
+from epo_trl.launch.options import CHECK, ConfigIsRight
 
 PACKAGE = Path(__file__).parents[1]
 SECONDS_BEFORE_OTHER_RANKS = 60.0
@@ -24,6 +25,7 @@ def run_recipe(main: Callable[[], None], configs: Sequence[str]) -> None:
 
     Called with no argument at all it runs nothing: it lists the recipe's configs and the command for this machine. That
     is help that was asked for, and no failure: after one, `accelerate launch` would add a traceback of its own.
+    `--check FILE ...` reads these configs and runs nothing either.
 
     Args:
         main: Reads the command line.
@@ -34,14 +36,43 @@ def run_recipe(main: Callable[[], None], configs: Sequence[str]) -> None:
         if _rank() == 0:
             sys.stdout.write(overview(recipe, configs, torch.accelerator.device_count()))
         return
+    if sys.argv[1] == CHECK:
+        raise SystemExit(check_configs(main, sys.argv[2:]))
+    wrong = _what_is_wrong(main)
+    if wrong:
+        advice = "" if any(word.startswith("--config") for word in sys.argv) else overview(recipe, configs, 0)
+        _say_once(f"{recipe.name}: error: {wrong}\n{advice}")
+        raise SystemExit(1)
+
+
+def check_configs(main: Callable[[], None], configs: Sequence[str]) -> int:
+    """Returns 1 if one of the configs is not what the recipe takes, else 0; says what is wrong with each.
+
+    Args:
+        main: The recipe's; it gets no further than reading the config.
+        configs: YAML files.
+    """
+    code = 0
+    for config in configs:
+        sys.argv[1:] = ["--config", config, CHECK]
+        wrong = _what_is_wrong(main)
+        if wrong:
+            code = 1
+            _say_once(f"{config}: {wrong}\n")
+    return code
+
+
+def _what_is_wrong(main: Callable[[], None]) -> str:
+    """Returns the message of an error of ours, in one line, after `main` has run; `""` if there was none."""
     try:
         main()
+    except ConfigIsRight:
+        pass
     except Exception as error:
         if not is_ours(error):
             raise
-        advice = "" if any(word.startswith("--config") for word in sys.argv) else overview(recipe, configs, 0)
-        _say_once(f"{recipe.name}: error: {' '.join(str(error).split())}\n{advice}")
-        raise SystemExit(1) from None
+        return " ".join(str(error).split())
+    return ""
 
 
 def is_ours(error: Exception) -> bool:

@@ -12,6 +12,7 @@ import yaml
 
 from epo_trl.long_runs.folder_lock import folder_lock
 from epo_trl.long_runs.state_file import read_state, write_state
+from epo_trl.study.check import check_configs
 from epo_trl.study.config import Study, StudyError
 from epo_trl.study.plan import Run, plan
 from epo_trl.study.record import Record, collect, read_record, write_record, write_text
@@ -64,6 +65,7 @@ def run_missing(study: Study, places: Places, jobs: int, threads: int) -> dict[s
         begin = [run for run in starts.values() if not _has_ended(run)]
         first = {run.name for run in begin}
         todo = [*_in_order(begin, missing)]
+        check_configs(todo, places.runs, {**os.environ, "OMP_NUM_THREADS": str(threads)})
         watch = Watch(todo, len(runs) - len(missing), jobs)
         by_name = {run.name: run for run in todo}
 
@@ -109,7 +111,8 @@ def _differences(then: object, now: object, name: str = "") -> str:
         keys = dict.fromkeys([*then, *now])
         changed = [key for key in keys if then.get(key) != now.get(key)]
         return "; ".join(_differences(then.get(key), now.get(key), f"{name}.{key}".lstrip(".")) for key in changed)
-    return f"{name.removeprefix('fields.')}: {then!r} there, {now!r} now"
+    there, here = ("nothing" if value is None else repr(value) for value in (then, now))
+    return f"{name.removeprefix('fields.')}: {there} there, {here} now"
 
 
 def _in_order(begin: Sequence[Run], missing: Sequence[Run]) -> list[Run]:

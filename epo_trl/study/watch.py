@@ -59,7 +59,7 @@ class Watch:
         if self.console.is_terminal:
             self._live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
         else:
-            self.say("; ".join(lines))
+            self.say("; ".join(line.strip() for line in lines))
 
     def lines(self, progress: Progress, now: float) -> list[str]:
         """Returns one line about all runs, and one about each that is running."""

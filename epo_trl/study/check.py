@@ -1,0 +1,54 @@
+"""The recipes read the configs of all runs, before the first is started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from epo_trl.long_runs.state_file import read_state, write_state
+from epo_trl.study.config import StudyError
+from epo_trl.study.plan import Run
+from epo_trl.study.record import write_text
+
+CHECKED = "_checked.json"  # in the folder of the runs: whose configs were right
+
+
+def check_configs(runs: Sequence[Run], folder: Path, environment: dict[str, str]) -> None:
+    """Has each recipe read the configs of its runs; takes as long as it takes to load torch, and once per config.
+
+    Args:
+        runs: What will be run.
+        folder: Of the runs.
+        environment: Of the processes.
+
+    Raises:
+        StudyError: If there is something that a recipe does not take. The message names arm and field.
+    """
+    file = folder / CHECKED
+    right = set(read_state(file, "digests")["digests"]) if file.is_file() else set()
+    by_recipe: dict[Path, dict[str, Run]] = {}
+    for run in runs:
+        if run.digest not in right:
+            by_recipe.setdefault(run.recipe, {}).setdefault(str(run.arm), run)  # seeds differ in nothing to check
+    asked = [_ask(recipe, list(each.values()), folder / "_check", environment) for recipe, each in by_recipe.items()]
+    said = [process.communicate()[1].strip() for process in asked]
+    wrong = [text[-3000:] for text, process in zip(said, asked, strict=True) if process.returncode]
+    if wrong:
+        raise StudyError("; ".join("; ".join(wrong).splitlines()).replace(f"{folder / '_check'}{os.sep}", ""))
+    write_state(file, {"digests": sorted(right | {run.digest for run in runs})})
+
+
+def _ask(recipe: Path, runs: Sequence[Run], folder: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+    files = [folder / f"{run.name}.yaml" for run in runs]
+    for run, file in zip(runs, files, strict=True):
+        write_text(file, yaml.safe_dump(dict(run.settings), allow_unicode=True))
+    beside = dict.fromkeys(str(run.config.parent.resolve()) for run in runs)
+    path = os.pathsep.join([*beside, *filter(None, [environment.get("PYTHONPATH")])])
+    command = [sys.executable, str(recipe), "--check", *map(str, files)]
+    return subprocess.Popen(command, env={**environment, "PYTHONPATH": path}, stdout=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE, text=True)  # fmt: skip

@@ -1,0 +1,152 @@
+"""The YAML of a study: what is wrong with it is said before anything runs, and names are data."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from epo_trl.study.config import StudyError, load_study
+from epo_trl.study.plan import folder_names, plan
+
+ROOT = Path(__file__).parents[1]
+TRAIN = {"recipe": "train.py", "config": "train.yaml"}
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Returns a function that writes a study beside a recipe and its config, and reads it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "sft.py", "other.py"):
+        Path(name).write_text("")
+    Path("train.yaml").write_text(
+        "lr: 1\nsizes: {a: 1, b: 2}\noutput_dir: somewhere\nmodel_name_or_path: tiny\nseed: 9\n"
+    )
+    Path("sft.yaml").write_text("max_steps: 7\n")
+    Path("other.yaml").write_text("rounds: 3\n")
+
+    def write(text=None, **changes):
+        base = {"train": dict(TRAIN), "seeds": [4, 5], "arms": {"a": {}, "b": {"lr": 2}}}
+        Path("my_study.yaml").write_text(text or yaml.safe_dump({**base, **changes}, sort_keys=False))
+        return load_study("my_study.yaml")
+
+    return write
+
+
+def settings(study):
+    return {run.name: dict(run.settings) for run in plan(study, Path("runs"))}
+
+
+def test_a_run_has_the_fields_of_the_config_the_arm_and_the_study(written):
+    study = written(train={**TRAIN, "sizes": {"a": 3}}, warm_start={"recipe": "sft.py", "config": "sft.yaml"})
+    assert settings(study) == {
+        f"{arm}-seed{seed}": {
+            "lr": lr, "sizes": {"a": 3}, "seed": seed, "output_dir": f"runs/{arm}-seed{seed}",
+            "model_name_or_path": f"runs/warm-start-seed{seed}",
+        }
+        for seed in (4, 5) for arm, lr in (("a", 1), ("b", 2))
+    }  # fmt: skip
+    run, other, *_ = plan(study, Path("runs"))
+    assert run.needs == other.needs and run.needs.recipe == Path("sft.py")
+    assert run.needs.settings == {"max_steps": 7, "seed": 4, "output_dir": "runs/warm-start-seed4"}
+    assert (study.name, study.baseline, study.seeds) == ("my_study", "a", (4, 5))
+
+
+def test_without_a_warm_start_the_config_says_where_a_run_begins(written):
+    assert {run["model_name_or_path"] for run in settings(written()).values()} == {"tiny"}
+
+
+def test_an_arm_may_have_its_own_recipe_config_and_seeds(written):
+    arms = {"a": {}, "evolved": {"recipe": "other.py", "config": "other.yaml", "seeds": [5], "rounds": 1}}
+    study = written(train={**TRAIN, "lr": 5}, arms=arms)
+    runs = {run.name: run for run in plan(study, Path("runs"))}
+    assert list(runs) == ["a-seed4", "a-seed5", "evolved-seed5"]
+    assert runs["a-seed4"].settings["lr"] == 5
+    own = runs["evolved-seed5"]
+    assert own.settings == {"rounds": 1, "seed": 5, "output_dir": "runs/evolved-seed5"}  # not train's changes
+    assert own.recipe == Path("other.py")
+
+
+def test_all_that_decides_the_result_is_in_the_digest_and_no_path_of_output_is(written):
+    warm = {"recipe": "sft.py", "config": "sft.yaml"}
+
+    def digest(folder="runs", **changes):
+        return plan(written(**{"warm_start": warm, **changes}), Path(folder))[0].digest
+
+    one = digest()
+    assert digest("elsewhere") == one == digest(window=3, arms={"a": {}})
+    others = [digest(warm_start={**warm, "max_steps": 8}), digest(seeds=[5]), digest(arms={"a": {"lr": 3}}),
+              digest(train={**TRAIN, "recipe": "other.py"}), digest(warm_start=None)]  # fmt: skip
+    assert len({one, *others}) == 6
+    Path("train.yaml").write_text("# the same, in words\n" + Path("train.yaml").read_text())
+    assert digest() == one
+
+
+def test_arms_and_seeds_are_chosen_on_the_command_line(written):
+    study = written(arms={"a": {}, "b": {}, "c": {}}).chosen(["b", "c"], [7])
+    assert [run.name for run in plan(study, Path("runs"))] == ["b-seed7", "c-seed7"]
+    assert study.baseline == "b"
+    assert study.chosen(None, None) == study
+    with pytest.raises(StudyError, match=r"--arms: got 'x', takes some of 'b', 'c'"):
+        study.chosen(["x"])
+    with pytest.raises(StudyError, match="--seeds: got 7 more than once"):
+        study.chosen(None, [7, 7])
+
+
+def test_names_of_arms_become_distinct_folders_that_stay_when_others_come():
+    names = ["grpo", "GRPO", "ref-nucleus .1", "a/../b", "a b", "a_b", "a|b", "..", "warm start", "λ", "β", "x\u200by"]
+    found = folder_names(names)
+    assert len({short.lower() for short in found.values()}) == len(names)
+    assert all(Path(short).name == short and short.isascii() and short[0] not in ".-" for short in found.values())
+    assert found["ref-nucleus .1"] == "ref-nucleus-.1" and "warm-start" not in found.values()
+    assert folder_names(reversed(names)) == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"seed": 1}, "seed: unknown; takes name, question"),
+        ({"seeds": [1, 1]}, "seeds: got 1 more than once"),
+        ({"seeds": 3}, "seeds: got 3, takes a list of integers"),
+        ({"seeds": [True]}, "seeds: got"),
+        ({"arms": {}}, "arms: got {}"),
+        ({"arms": {0.1: {}}}, "arms: got the name 0.1"),
+        ({"arms": {"a\nb": {}}}, "arms: got the name"),
+        ({"arms": {"a": 3}}, "arms: 'a': got 3"),
+        ({"arms": {"a": {"seed": 3}}}, "'a': seed: the study decides it"),
+        ({"arms": {"a": {"config": "no.yaml"}}}, "'a': config: got no.yaml, which is no file"),
+        ({"arms": {"a": {"seeds": []}}}, "'a': seeds: got"),
+        ({"baseline": "x"}, "baseline: got 'x', takes one of the arms: 'a', 'b'"),
+        ({"train": {"recipe": "train.py"}}, "train: config is missing"),
+        ({"train": {**TRAIN, "output_dir": "x"}}, "train: output_dir: the study decides it"),
+        ({"window": 0}, "window: got 0"),
+        ({"solved": 80}, "solved: got 80, takes a share"),
+        ({"name": "../x"}, "name: got '../x'"),
+    ],
+)
+def test_what_is_wrong_is_named(written, changes, says):
+    with pytest.raises(StudyError) as error:
+        written(**changes)
+    assert says in str(error.value)
+
+
+def test_a_name_that_is_there_twice_is_refused(written):
+    text = "train: {recipe: train.py, config: train.yaml}\nseeds: [1]\narms:\n  a: {lr: 1}\n  a: {lr: 2}\n"
+    with pytest.raises(StudyError, match="'a' is there 2 times.*line 4"):
+        written(text)
+
+
+def test_a_model_beside_a_warm_start_is_refused(written):
+    study = written(warm_start={"recipe": "sft.py", "config": "sft.yaml"}, arms={"a": {"model_name_or_path": "x"}})
+    with pytest.raises(StudyError, match="'a': model_name_or_path: runs begin with the warm start"):
+        plan(study, Path("runs"))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_shipped_studies_can_be_read(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    study = load_study(path)
+    assert study.question and plan(study, Path("runs"))
+
+
+def test_shipped_studies_were_found():
+    assert (ROOT / "studies" / "smoke.yaml").is_file()
