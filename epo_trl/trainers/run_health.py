@@ -45,10 +45,10 @@ def explosion_warning(rl_step: int, watch: Explosion) -> str:
     return (
         f"The run has exploded (RL step {rl_step}): {', and '.join(seen)}. The policy acts more and more at random. "
         "Look at entropy/first_third, entropy/middle_third, entropy/last_third and env/invalid_actions to see when and "
-        "where it began. A run can come back by itself. If this one does not, begin again from before, with less weight "
-        "on entropy (epo_lambda, or the method's own weight in method_kwargs), a lower learning_rate, fewer updates on a "
-        "batch (num_iterations, steps_per_generation), a price for invalid turns (invalid_action_penalty), or a small KL "
-        "term (beta)."
+        "where it began. A run can come back by itself. If this one does not, begin again from before, with less "
+        "weight on entropy (epo_lambda, or the method's own weight in method_kwargs), a lower learning_rate, fewer "
+        "updates on a batch (num_iterations, steps_per_generation), a price for invalid turns "
+        "(invalid_action_penalty), or a small KL term (beta)."
     )
 
 
