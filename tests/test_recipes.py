@@ -43,8 +43,9 @@ def types_of(path):
 
 
 def parse(path, *arguments):
-    """Returns the suite and the config objects; an RL recipe's environment is the name of its folder."""
-    environment = path.parent.name if path in RL or path not in CONFIGS else None
+    """Returns the suite and the config objects; a recipe of one environment has the name of the config's folder."""
+    of_one = (RECIPES / f"{path.parent.name}_grpo_epo.py").is_file()
+    environment = path.parent.name if (path in RL and of_one) or path not in CONFIGS else None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return parse_recipe(*types_of(path), environment=environment, argv=["--config", str(path), *arguments])

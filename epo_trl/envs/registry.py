@@ -15,6 +15,7 @@ from epo_trl.envs.base import EnvError, TaskSuite
 ENVIRONMENTS = {
     "alfworld": "epo_trl.envs.alfworld.arguments:AlfworldArguments",
     "scienceworld": "epo_trl.envs.scienceworld.arguments:ScienceWorldArguments",
+    "trap": "epo_trl.envs.trap:TrapArguments",
 }
 
 

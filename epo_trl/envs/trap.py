@@ -1,0 +1,219 @@
+"""Trap: a text game with a shortcut that is good and a way that is better, to test exploration. Standard library only.
+
+A row of rooms, each with the same coloured doors. One of them leads on, which one differs from room to room, and the
+others lead back to the first room. Behind the last room is the way out. The first room also has a low door, a hatch: it
+ends the game, which is won sometimes, by luck. A policy that likes the hatch wins that often at once, and every success
+teaches it the hatch; to learn the way it has to try door after door, with nothing to gain until the last.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
+
+COLOURS = ("red", "blue", "green", "yellow", "white", "black")
+HATCH = "low"
+_ORDER = (1, 3, 0, 2)  # of the door that leads on, room by room
+_GAMES = {"train": 400, "iid": 100, "ood": 100, "practice": 600}
+_PICTURES = (
+    "a heron", "an anchor", "two lemons", "the sea", "a lighthouse", "a fox", "an old bridge",
+    "three sisters", "a violin", "a snowy hill", "a market", "a sleeping cat", "a harbour", "a windmill",
+    "some tulips", "an owl", "a steam engine", "a kite", "a queen", "a beehive", "a ladder", "a comet",
+    "a teapot", "an orchard", "a glacier", "a juggler",
+)  # fmt: skip
+
+
+def colours(doors: int) -> tuple[str, ...]:
+    """Returns the colours of the doors of every room."""
+    return COLOURS[:doors]
+
+
+def door_on(room: int, doors: int) -> str:
+    """Returns the colour of the door that leads on from a room, counted from 1."""
+    return COLOURS[_ORDER[(room - 1) % len(_ORDER)] % doors]
+
+
+def go_through(colour: str) -> str:
+    """Returns the action."""
+    return f"go through the {colour} door"
+
+
+def optimal_value(room: int, rooms: int, *, gamma: float, hatch: float) -> float:
+    """Returns the value of a room under the best policy, for a reward of 1.
+
+    It takes the way, `gamma^(rooms - room)`, unless the hatch of the first room is worth more.
+
+    Args:
+        room: From 1 to `rooms`.
+        rooms: Number of rooms.
+        gamma: Discount from turn to turn.
+        hatch: Probability that the hatch wins.
+    """
+    way = gamma ** (rooms - room)
+    return max(way, hatch) if room == 1 else max(way, gamma * max(gamma ** (rooms - 1), hatch))
+
+
+class Trap(TextEnv):
+    """Plays a trap. Beside the fields of the contract, `info` has `place` (`"room 3"`, `"outside"` or `"the hatch"`).
+
+    Args:
+        rooms: Number of rooms.
+        doors: Coloured doors of each room.
+        hatch: Probability that the hatch wins.
+        move_limit: The game truncates the episode after so many steps.
+        number: Of the environment in its suite. The luck of the hatch is a stream of its own for each, so that the
+            episodes of a group, which start from the identical state, have luck of their own.
+    """
+
+    def __init__(self, rooms: int, doors: int, hatch: float, move_limit: int, number: int = 0) -> None:
+        self.rooms, self.doors, self.hatch, self.move_limit = rooms, doors, hatch, move_limit
+        self.luck = random.Random(f"hatch {number}")
+        self.actions = {go_through(colour): colour for colour in (*colours(doors), HATCH)}
+        self.place: int | str | None = None
+        self.moves = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Returns the first room of the game `"<split>/<number>"`; games of `practice` begin in every room in turn."""
+        task_id = (options or {}).get("task_id")
+        split, _, number = str(task_id).partition("/")
+        if split not in _GAMES or not number.isdecimal() or int(number) >= _GAMES[split]:
+            raise EnvError(f'options["task_id"]: got {task_id!r}, takes an id of TrapSuite, for example "train/0"')
+        self.picture = random.Random(f"trap {task_id}").choice(_PICTURES)
+        self.place, self.moves = (int(number) % self.rooms + 1 if split == "practice" else 1), 0
+        return self._see(), self._info(won=False)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Goes through a door; any other text changes nothing."""
+        if not isinstance(self.place, int):
+            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
+        self.moves += 1
+        colour = self.actions.get(action)
+        won = False
+        if colour == HATCH and self.place == 1:
+            self.place, won = "the hatch", self.luck.random() < self.hatch
+        elif colour is not None:
+            self.place = self.place + 1 if colour == door_on(self.place, self.doors) else 1
+            if self.place > self.rooms:
+                self.place, won = "outside", True
+        over = isinstance(self.place, str)
+        truncated = not over and self.moves >= self.move_limit
+        result = self._see(), float(won), over, truncated, self._info(won)
+        if truncated:
+            self.place = None
+        return result
+
+    def _see(self) -> str:
+        if self.place == "the hatch":
+            return "You fall through the low door, and the game is over."
+        if self.place == "outside":
+            return "You are out."
+        return f"You are in room {self.place}. On the wall is a picture of {self.picture}."
+
+    def _info(self, won: bool) -> Info:
+        place = f"room {self.place}" if isinstance(self.place, int) else str(self.place)
+        return {
+            "admissible_actions": tuple(self.actions), "won": won, "task": "leave", "task_type": "trap", "place": place,
+        }  # fmt: skip
+
+
+class Habit:
+    """Plays as the warm start is to play: it likes the hatch, and otherwise takes any door.
+
+    Args:
+        doors: Coloured doors of each room.
+        liking: Logit of the hatch in the first room, where every other door has 0.
+        seed: Makes its choices.
+    """
+
+    def __init__(self, doors: int, liking: float, seed: int) -> None:
+        self.doors, self.liking, self.random = doors, liking, random.Random(f"habit {seed}")
+
+    def reset(self, observation: str, info: Info) -> None:
+        """Nothing to remember."""
+
+    def act(self, observation: str, info: Info) -> tuple[str, str]:
+        """Returns `(thought, action)`, without a thought."""
+        weights = [1.0] * self.doors + [math.exp(self.liking) if info["place"] == "room 1" else 1.0]
+        return "", go_through(self.random.choices((*colours(self.doors), HATCH), weights)[0])
+
+
+class Guide:
+    """Takes the way."""
+
+    def __init__(self, doors: int) -> None:
+        self.doors = doors
+
+    def reset(self, observation: str, info: Info) -> None:
+        """Nothing to remember."""
+
+    def act(self, observation: str, info: Info) -> tuple[str, str]:
+        """Returns `(thought, action)`, without a thought."""
+        return "", go_through(door_on(int(info["place"].removeprefix("room ")), self.doors))
+
+
+class TrapSuite(TaskSuite):
+    """Games of one trap that differ in a picture only. All lists are alike.
+
+    Args:
+        rooms: Number of rooms.
+        doors: Coloured doors of each room.
+        hatch: Probability that the hatch wins.
+        liking: How much the warm start likes the hatch, a logit. `None`: the expert takes the way.
+        move_limit: The game truncates the episode after so many steps.
+    """
+
+    name = "trap"
+
+    def __init__(
+        self, rooms: int = 3, *, doors: int = 4, hatch: float = 0.35, liking: float | None = None, move_limit: int = 12
+    ) -> None:
+        for name, value, least in (("rooms", rooms, 1), ("doors", doors, 2), ("move_limit", move_limit, rooms)):
+            if value < least:
+                raise EnvError(f"{name}: got {value}, takes an integer >= {least}")
+        if doors > len(COLOURS):
+            raise EnvError(f"doors: got {doors}, takes at most {len(COLOURS)}")
+        if not 0 <= hatch <= 1:
+            raise EnvError(f"hatch: got {hatch}, takes a number in [0, 1]")
+        self.rooms, self.doors, self.hatch, self.liking, self.move_limit = rooms, doors, hatch, liking, move_limit
+        self._made = 0
+
+    def task_ids(self, split: str) -> Sequence[str]:
+        """Returns the task ids of a split."""
+        self.check_split(split)
+        return tuple(f"{split}/{number}" for number in range(_GAMES[split]))
+
+    def demonstration_tasks(self, split: str, max_turns: int, count: int | None = None) -> Sequence[str]:
+        """Returns games for practice, which begin in all rooms: who likes the hatch sees no other otherwise."""
+        return tuple(f"practice/{number}" for number in range(min(count or math.inf, _GAMES["practice"])))
+
+    def make_env(self) -> Trap:
+        """Returns a fresh game."""
+        self._made += 1
+        return Trap(self.rooms, self.doors, self.hatch, self.move_limit, self._made)
+
+    def make_expert(self, seed: int = 0) -> Habit | Guide:
+        """Returns the player to be imitated."""
+        return Guide(self.doors) if self.liking is None else Habit(self.doors, self.liking, seed)
+
+
+@dataclass
+class TrapArguments:
+    """The settings of a trap."""
+
+    rooms: int = field(default=3, metadata={"help": "Number of rooms."})
+    doors: int = field(default=4, metadata={"help": "Coloured doors of each room."})
+    hatch: float = field(default=0.35, metadata={"help": "Probability that the hatch wins."})
+    liking: float | None = field(
+        default=None,
+        metadata={"help": "Warm start: logit of the hatch in the first room; null imitates the best player instead."},
+    )
+    move_limit: int = field(default=12, metadata={"help": "The game ends after so many steps."})
+
+    def make_suite(self) -> TrapSuite:
+        """Returns the games."""
+        return TrapSuite(self.rooms, doors=self.doors, hatch=self.hatch, liking=self.liking, move_limit=self.move_limit)

@@ -1,0 +1,100 @@
+"""The trap keeps the contract, its luck is as it says, and its optimal values are those of value iteration."""
+
+import itertools
+
+import pytest
+
+from epo_trl.envs import EnvError
+from epo_trl.envs.testing import EnvContract
+from epo_trl.envs.trap import COLOURS, HATCH, TrapArguments, TrapSuite, door_on, go_through, optimal_value
+
+
+class TestTrap(EnvContract):
+    deterministic = False  # the luck of the hatch
+
+    def make_suite(self):
+        return TrapSuite()
+
+
+def play(env, task_id, *doors):
+    env.reset(options={"task_id": task_id})
+    return [env.step(go_through(door)) for door in doors][-1]
+
+
+def test_the_way_out_is_one_door_in_each_room_and_every_other_leads_to_the_first():
+    way = [door_on(room, 4) for room in (1, 2, 3)]
+    assert len(set(way)) == 3
+    for doors in itertools.product(COLOURS[:4], repeat=3):
+        observation, reward, over, truncated, info = play(TrapSuite().make_env(), "train/0", *doors)
+        assert (info["won"], over, reward) == ((True, True, 1.0) if list(doors) == way else (False, False, 0.0))
+        assert not truncated
+    env = TrapSuite().make_env()
+    assert play(env, "train/0", way[0], way[1])[0].startswith("You are in room 3.")
+    assert env.step(go_through(HATCH))[0].startswith("You are in room 1.")  # it is a hatch in the first room only
+    assert env.step("go through the low wall")[0].startswith("You are in room 1.")
+    assert env.step(go_through(HATCH))[2]
+
+
+def test_the_hatch_ends_the_game_and_wins_it_by_luck():
+    suite = TrapSuite(hatch=0.35)
+    env = suite.make_env()
+    ends = [play(env, f"train/{i % 400}", HATCH) for i in range(4000)]
+    assert all(over and not truncated for _, _, over, truncated, _ in ends)
+    assert all(reward == float(info["won"]) for _, reward, _, _, info in ends)
+    # standard error 0.75 points
+    assert sum(info["won"] for *_, info in ends) / 4000 == pytest.approx(0.35, abs=0.03)
+    # The episodes of a group start from the identical state, in environments of their own.
+    group = [
+        tuple(play(env, "train/0", HATCH)[4]["won"] for _ in range(20)) for env in (suite.make_env(), suite.make_env())
+    ]
+    assert group[0] != group[1]
+
+
+def test_the_move_limit_truncates():
+    env = TrapSuite(move_limit=3).make_env()
+    wrong = next(colour for colour in COLOURS if colour != door_on(1, 4))
+    assert [env.reset(options={"task_id": "iid/0"})] and [env.step(go_through(wrong))[2:4] for _ in range(3)] == [
+        (False, False),
+        (False, False),
+        (False, True),
+    ]
+
+
+@pytest.mark.parametrize(("gamma", "hatch"), [(1.0, 0.35), (0.9, 0.35), (0.5, 0.35), (0.5, 0.1)])
+def test_the_optimal_values_are_those_of_value_iteration(gamma, hatch):
+    rooms = 4
+    values = [0.0] * (rooms + 1)  # 0 is unused
+    for _ in range(200):
+        for room in range(1, rooms + 1):
+            on = 1.0 if room == rooms else gamma * values[room + 1]
+            values[room] = max(on, gamma * values[1], hatch if room == 1 else 0.0)
+    expected = [optimal_value(room, rooms, gamma=gamma, hatch=hatch) for room in range(1, rooms + 1)]
+    assert values[1:] == pytest.approx(expected)
+
+
+def test_the_habit_plays_what_the_warm_start_is_to_learn():
+    suite = TrapSuite(liking=1.5)
+    env = suite.make_env()
+    taken = {room: [] for room in (1, 2, 3)}
+    for seed, task_id in enumerate(suite.demonstration_tasks("train", 12, 600) * 5):
+        observation, info = env.reset(options={"task_id": task_id})
+        taken[seed % 3 + 1].append(suite.make_expert(seed).act(observation, info)[1])
+    liked = 2.718281828**1.5
+    for room, actions in taken.items():
+        share = actions.count(go_through(HATCH)) / len(actions)
+        assert share == pytest.approx(liked / (liked + 4) if room == 1 else 0.2, abs=0.06)  # standard error 1.6 points
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rooms": 0}, "rooms: got 0, takes an integer >= 1"),
+        ({"doors": 1}, "doors: got 1, takes an integer >= 2"),
+        ({"doors": 7}, "doors: got 7, takes at most 6"),
+        ({"hatch": 1.5}, r"hatch: got 1.5, takes a number in \[0, 1\]"),
+        ({"rooms": 5, "move_limit": 4}, "move_limit: got 4, takes an integer >= 5"),
+    ],
+)
+def test_settings_that_make_no_game_are_refused(settings, message):
+    with pytest.raises(EnvError, match=message):
+        TrapArguments(**settings).make_suite()
