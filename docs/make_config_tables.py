@@ -22,6 +22,7 @@ from sft import DemonstrationArguments  # noqa: E402
 from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E402
 from epo_trl.long_runs.long_run import LongRunArguments  # noqa: E402
+from epo_trl.rollout.few_shot import FewShotArguments  # noqa: E402
 from epo_trl.trainers import EPOConfig, EPOPPOConfig  # noqa: E402
 from epo_trl.trainers.rollout_config import RolloutArguments  # noqa: E402
 
@@ -35,6 +36,7 @@ TABLES = {
     "`DemonstrationArguments`: what `recipes/sft.py` shows": DemonstrationArguments,
     "`EvolutionArguments`: `recipes/agent_evol.py`": EvolutionArguments,
     "`EvaluationArguments`: `recipes/evaluate.py`": EvaluationArguments,
+    "`FewShotArguments`: examples in the prompt of `recipes/evaluate.py`": FewShotArguments,
 }
 
 

@@ -36,6 +36,7 @@ class Turn:
         dropped_turns: History turns that were left out of the prompt because it was too long.
         error: Why the action is not valid (`""` if it is).
         env_reward: What the environment itself paid for the turn, before any weight; 0.0 if it was not asked.
+        thought: The reasoning in the response, `""` if there was none.
     """
 
     prompt_ids: tuple[int, ...] = field(repr=False)
@@ -49,6 +50,7 @@ class Turn:
     dropped_turns: int = 0
     error: str = ""
     env_reward: float = 0.0
+    thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import hashlib
 import json
 import random
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,14 @@ from epo_trl.launch import parse_recipe, run_recipe
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.vllm_policy import load_vllm_policy
+from epo_trl.rollout.few_shot import FewShot, FewShotArguments
 from epo_trl.types import Episode
 
 BACKENDS = ("transformers", "vllm")
 
 
 @dataclass
-class EvaluationArguments:
+class EvaluationArguments(FewShotArguments):
     """How to evaluate."""
 
     protocol: str = field(
@@ -50,6 +51,10 @@ class EvaluationArguments:
     )
     temperature: float | None = field(
         default=None, metadata={"help": "Another temperature than the protocol's; the report's protocol says so."}
+    )
+    context: str | None = field(
+        default=None,
+        metadata={"help": "Another context than the protocol's, 'windowed' or 'concatenated'; the report's says so."},
     )
     splits: list[str] = field(default_factory=lambda: ["iid", "ood"], metadata={"help": "Lists to play."})
     prompt_template: str = field(default="alfworld", metadata={"help": "As in training."})
@@ -69,14 +74,16 @@ class EvaluationArguments:
     show_episodes: int = field(default=0, metadata={"help": "Episodes of each list to print."})
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.backend not in BACKENDS:
             raise ValueError(f"backend: got {self.backend!r}, takes one of {', '.join(map(repr, BACKENDS))}")
         if self.parallel < 1:
             raise ValueError(f"parallel: got {self.parallel}, takes an integer >= 1")
 
 
-# What changes nothing that is reported.
-NOT_SETTINGS = ("output", "show_episodes", "protocol", "max_turns", "temperature", "vllm_gpu_memory_utilization")
+# What changes nothing that is reported, or is part of the protocol.
+NOT_SETTINGS = {"output", "show_episodes", "protocol", "max_turns", "temperature", "context"}
+NOT_SETTINGS |= {"vllm_gpu_memory_utilization", *(field.name for field in fields(FewShotArguments))}
 
 
 def protocol_of(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
@@ -87,7 +94,7 @@ def protocol_of(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
             f"protocol: got nothing, and the environment {suite.name!r} has none of its own; takes one of "
             f"{', '.join(map(repr, protocol_names()))}, or one that its module registers (docs/environments.md)"
         )
-    return get_protocol(name).varied(max_turns=args.max_turns, temperature=args.temperature)
+    return get_protocol(name).varied(max_turns=args.max_turns, temperature=args.temperature, context=args.context)
 
 
 def lists_of(args: EvaluationArguments, suite: TaskSuite) -> dict[str, list[str]]:
@@ -154,10 +161,17 @@ class Evaluation:
         protocol: The rules.
         kept: Where the parts are kept, if anywhere.
         loaded: What `load` returned.
+        shots: What stands in front of the first prompt.
     """
 
     def __init__(
-        self, suite: TaskSuite, args: EvaluationArguments, protocol: Protocol, kept: KeptEpisodes | None, loaded: Any
+        self,
+        suite: TaskSuite,
+        args: EvaluationArguments,
+        protocol: Protocol,
+        kept: KeptEpisodes | None,
+        loaded: Any,
+        shots: FewShot,
     ):
         self.suite, self.args, self.protocol, self.kept, self.state = suite, args, protocol, kept, PartialState()
         self.policy, tokenizer, longest = loaded
@@ -168,6 +182,7 @@ class Evaluation:
             max_prompt_tokens=args.max_prompt_length,
             max_response_tokens=args.max_completion_length,
             max_context_tokens=longest,
+            examples=shots.examples,
         )
         self.context.end_ids = self.policy.eos_ids
 
@@ -233,20 +248,23 @@ def kept_for(output: str, settings: dict[str, Any]) -> KeptEpisodes:
 def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig) -> None:
     """Plays what is not played yet, prints the table and writes the reports."""
     protocol, lists, is_main = protocol_of(args, suite), lists_of(args, suite), PartialState().is_main_process
+    shots = args.few_shot_of(suite, protocol.env_options)
+    protocol = protocol.varied(few_shot=shots.label)
     kept = kept_for(args.output, settings_of(suite, args, model_args, protocol, lists)) if args.output else None
     if kept is not None and (finished := kept.finished()) is not None:
         if is_main:
             print(format_table([EvalReport.from_dict(report) for report in finished["reports"]]))
             print(f"{args.output} is finished; nothing was played")
         return
-    evaluation = Evaluation(suite, args, protocol, kept, load(suite, args, model_args, protocol))
+    evaluation = Evaluation(suite, args, protocol, kept, load(suite, args, model_args, protocol), shots)
     with contextlib.closing(suite.make_env()) as env:
         check_first_task(env, next(iter(lists.values()))[0], args.seed, evaluation.context, protocol)
     reports = [evaluation.report(split, task_ids) for split, task_ids in lists.items()]
     if is_main:
         print(format_table(reports))
         if kept is not None:
-            kept.finish({"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]})
+            found = {"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]}
+            kept.finish(found | {"examples": evaluation.context.template.shown(shots.examples)})
 
 
 def main() -> None:

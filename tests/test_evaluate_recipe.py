@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -124,6 +125,91 @@ def test_each_environment_has_its_own_protocol(environment, name, recipe, tmp_pa
     ],
 )
 def test_what_cannot_be_played_is_refused_before_anything_is_played(play, argv, error, says):
+    with pytest.raises(error, match=says):
+        play(None, *argv, on_call=lambda: pytest.fail("something was played"))
+
+
+# ------------------------------------------------------------------------------------------------- examples in front
+
+
+REACT = ("--prompt_template", "react", "--max_prompt_length", "4096")
+
+
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+def test_a_number_says_that_it_was_few_shot_and_its_file_what_was_shown(play, tmp_path, context):
+    reports = play(tmp_path / "r.json", *REACT, "--few_shot", "2", "--context", context)
+    [name] = {report["protocol"]["name"] for report in reports}
+    plain = "alfworld-tiny20+max_turns=2" + ("+context=concatenated" if context == "concatenated" else "")
+    assert re.fullmatch(re.escape(plain) + r"\+few_shot=2-[0-9a-f]{8}", name)
+    assert reports[0]["protocol"]["context"] == context and name.endswith(reports[0]["protocol"]["few_shot"])
+    shown = json.loads((tmp_path / "r.json").read_text())["examples"]
+    assert shown.count("which was solved") == 2 and "<think> The " in shown
+
+
+def test_without_examples_nothing_is_said_of_them(play, tmp_path):
+    [name] = {report["protocol"]["name"] for report in play(tmp_path / "r.json", *REACT)}
+    assert name == "alfworld-tiny20+max_turns=2"
+    assert json.loads((tmp_path / "r.json").read_text())["examples"] == ""
+
+
+def test_every_prompt_of_an_evaluation_shows_the_examples(recipe, play, monkeypatch):
+    prompts = []
+    call = RandomPolicy.__call__
+    monkeypatch.setattr(RandomPolicy, "__call__", lambda self, ids: prompts.extend(ids) or call(self, ids))
+    play(None, *REACT, "--few_shot", "1")
+    assert len(prompts) == 2 * 8 * 2
+    assert all(TOKENIZER.decode(ids).count("Example 1, which was solved.") == 1 for ids in prompts)
+
+
+@pytest.mark.parametrize("unfinished", [False, True], ids=["finished", "killed"])
+def test_an_evaluation_does_not_go_on_with_other_examples(play, tmp_path, unfinished):
+    output, own = tmp_path / "r.json", tmp_path / "own.txt"
+    own.write_text("Think before you act.")
+    given = (*REACT, "--few_shot_file", str(own))
+    if unfinished:
+        killed(lambda: play(output, *given, on_call=die_at(5)))
+    else:
+        play(output, *given)
+    refused = "output: got .* is of another evaluation .*protocol {.*few_shot"
+    for other in ((), ("--few_shot", "1"), ("--few_shot", "1", "--few_shot_seed", "1")):
+        with pytest.raises(ValueError, match=refused):
+            play(output, *REACT, *other)
+    own.write_text("Think twice before you act.")
+    with pytest.raises(ValueError, match=refused):
+        play(output, *given)
+    own.write_text("Think before you act.")
+    assert play(output, *given)[0]["protocol"]["few_shot"].startswith("own.txt-")
+
+
+def test_examples_that_do_not_fit_are_refused_with_their_number_of_tokens(play, tmp_path):
+    own = tmp_path / "own.txt"
+    given = ("--prompt_template", "react", "--few_shot_file", str(own))
+    needed = []
+    for text in ("x", "x" + 100 * "!?"):
+        own.write_text(text)
+        with pytest.raises(ValueError, match="max_prompt_length: got 9, takes at least") as caught:
+            play(None, *given, "--max_prompt_length", "9")
+        said = re.search(r"at least (\d+):.* (\d+) of them are the examples \(few_shot\)", str(caught.value))
+        needed.append(tuple(map(int, said.groups())))
+    assert needed[0][1] == 3 and needed[1][1] == 203, "the letters, of which each is a token, and two line breaks"
+    assert needed[1][0] - needed[0][0] == 200
+
+
+@pytest.mark.parametrize(
+    ("argv", "error", "says"),
+    [
+        (
+            ["--few_shot", "1"],
+            TemplateError,
+            "prompt_template: got 'alfworld' with 1 examples .few_shot.*takes 'react'",
+        ),
+        (["--few_shot", "1", "--few_shot_turns", "1", *REACT], ValueError, "few_shot: got 1, but of 20 training tasks"),
+        (["--few_shot_file", "none.txt", *REACT], ValueError, "few_shot_file: got 'none.txt', which cannot be read"),
+        (["--few_shot", "-1"], ValueError, "few_shot: got -1, takes an integer >= 0"),
+        (["--context", "sliding"], ValueError, "context: got 'sliding', takes one of 'windowed', 'concatenated'"),
+    ],
+)
+def test_a_wrong_option_of_a_prompt_is_refused_before_anything_is_played(play, argv, error, says):
     with pytest.raises(error, match=says):
         play(None, *argv, on_call=lambda: pytest.fail("something was played"))
 

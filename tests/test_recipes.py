@@ -85,7 +85,7 @@ def test_the_recipes_are_all_here(environment, largest):
     if (RECIPES / f"{environment}_ppo_epo.py").is_file() or ppo:
         assert ppo - real == {f"ppo_{size}" for size in sizes}
     others = {path.stem for path in CONFIGS if path.parent == folder and path not in RL}
-    assert others - real == {"sft_tiny_cpu", "eval_tiny_cpu"}
+    assert others - real == {"sft_tiny_cpu", "eval_tiny_cpu", "eval_react_qwen2.5-1.5b"}
     assert (RECIPES / f"{environment}_grpo_epo.py").is_file()
 
 

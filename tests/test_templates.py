@@ -26,6 +26,7 @@ PLAYED_WITH = {
     "general": ("alfworld", "toy"),
     "general_compact": ("alfworld", "toy"),
     "general_tags": ("alfworld", "toy"),
+    "react": ("alfworld", "toy"),
 }
 SCIENCEWORLD = [name for name in SHIPPED if name.startswith("scienceworld")]
 
@@ -49,11 +50,12 @@ def folder(tmp_path):
 
 
 def fields(observation, info):
-    return {**info, "observation": observation, "turn": 2, "turns_taken": 1, "history": "PAST", "history_length": 1}
+    return {**info, "observation": observation, "turn": 2, "turns_taken": 1, "history": "PAST", "history_length": 1,
+            "examples": "SHOWN "}  # fmt: skip
 
 
 def test_there_are_templates():
-    assert PLAYED_WITH.keys() | set(SCIENCEWORLD) == set(SHIPPED) - {"corridor"} and len(SCIENCEWORLD) == 3
+    assert PLAYED_WITH.keys() | set(SCIENCEWORLD) == set(SHIPPED) - {"corridor"} and len(SCIENCEWORLD) == 4
 
 
 @pytest.mark.parametrize(("name", "game"), [(name, game) for name, games in PLAYED_WITH.items() for game in games])
@@ -75,8 +77,8 @@ def test_the_scienceworld_templates_render_on_what_it_really_says():
     for name in SCIENCEWORLD:
         assert_renders(PromptTemplate.load(name), seen)
     unlisted = views_of(plain, ["look around"])
-    assert_renders(PromptTemplate.load("scienceworld"), unlisted)
-    assert_renders(PromptTemplate.load("scienceworld_compact"), unlisted)
+    for name in set(SCIENCEWORLD) - {"scienceworld_actions"}:
+        assert_renders(PromptTemplate.load(name), unlisted)
     with pytest.raises(TemplateError, match="first.txt: shows {admissible_actions}, which the environment"):
         PromptTemplate.load("scienceworld_actions").check(unlisted[0][1])
 
@@ -91,7 +93,7 @@ def assert_renders(template, seen):
         assert observation in later and observation in followup
         assert "PAST" in later
         assert not any(mark in text for mark in ("{", "}", "('", "None") for text in (first, later, followup))
-        past = render(template.history, {"turn": 1, "observation": observation, "action": "go north"})
+        past = template.past([(observation, "go north")])
         assert "go north" in past
 
 

@@ -13,6 +13,7 @@ from epo_trl.envs.checker import check_first_turn
 from epo_trl.evaluation.protocol import Protocol
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
 from epo_trl.rollout.context import TurnView
+from epo_trl.rollout.examples import Example
 from epo_trl.rollout.loop import Generate
 from epo_trl.types import Episode
 
@@ -26,6 +27,7 @@ def protocol_context(
     max_response_tokens: int,
     max_context_tokens: int | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
+    examples: Sequence[Example | str] = (),
 ) -> ContextBuilder:
     """Returns what builds the protocol's prompts."""
     return ContextBuilder(
@@ -37,6 +39,7 @@ def protocol_context(
         max_context_tokens=max_context_tokens,
         max_response_tokens=max_response_tokens,
         chat_template_kwargs=chat_template_kwargs or {},
+        examples=examples,
     )
 
 
@@ -83,9 +86,16 @@ def _check_first_prompt(context: ContextBuilder, view: TurnView, task_id: str) -
     assert prompt is not None
     needed, room = len(prompt.ids), context.max_prompt_tokens
     if needed > room:
+        shown = ""
+        if context.examples:
+            (bare,) = replace(context, max_prompt_tokens=sys.maxsize, max_context_tokens=None, examples=()).build(
+                [view]
+            )
+            assert bare is not None
+            shown = f" {needed - len(bare.ids)} of them are the examples (few_shot); fewer or shorter ones help too."
         raise ValueError(
             f"max_prompt_length: got {room}, takes at least {needed}: so many tokens has the first prompt of the task "
-            f"{task_id!r}, and without it an episode has no turn. Later prompts are longer"
+            f"{task_id!r}, and without it an episode has no turn.{shown} Later prompts are longer"
         )
     raise ValueError(
         f"max_completion_length: got {context.max_response_tokens}, with which the {needed} tokens of the first prompt "

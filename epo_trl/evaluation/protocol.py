@@ -22,6 +22,7 @@ class Protocol:
         invalid_action: `"pass"` hands an action that is not valid to the engine, `"skip"` does not.
         context: `"windowed"` or `"concatenated"`.
         env_options: What every `reset` is given beside the task: settings of the engine that change the numbers.
+        few_shot: Which example episodes stand in front of the first prompt, see `FewShot.label`; `""` for none.
         description: What it is for and what it can be compared with. Not part of the settings.
     """
 
@@ -33,6 +34,7 @@ class Protocol:
     invalid_action: str = "pass"
     context: str = "windowed"
     env_options: dict[str, Any] = field(default_factory=dict)
+    few_shot: str = ""
     description: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -57,20 +59,30 @@ class Protocol:
         """Whether every turn is a prompt of its own; else the episode is one growing sequence."""
         return self.context == "windowed"
 
-    def varied(self, *, max_turns: int | None = None, temperature: float | None = None) -> Protocol:
-        """Returns the protocol with another turn limit or temperature, and a name that says so.
+    def varied(
+        self,
+        *,
+        max_turns: int | None = None,
+        temperature: float | None = None,
+        context: str | None = None,
+        few_shot: str | None = None,
+    ) -> Protocol:
+        """Returns the protocol with another turn limit, temperature, context or examples, and a name that says so.
 
         `alfworld50` with 30 turns is `alfworld50+max_turns=30`. What is `None`, or as it is already, changes nothing:
         the plain name stands for the plain setting only.
         """
-        given = {"max_turns": max_turns, "temperature": temperature}
+        given = {"max_turns": max_turns, "temperature": temperature, "context": context, "few_shot": few_shot}
         changed: dict[str, Any] = {
             key: value for key, value in given.items() if value not in (None, getattr(self, key))
         }
         if not changed:
             return self
-        marks = "".join(f"+{key}={value:g}" for key, value in changed.items())
-        return replace(self, **changed, name=self.name + marks, description=f"{self.name} but for what the name says.")
+        marks = "".join(
+            f"+{key}={value if isinstance(value, str) else format(value, 'g')}" for key, value in changed.items()
+        )
+        plain = self.name.partition("+")[0]
+        return replace(self, **changed, name=self.name + marks, description=f"{plain} but for what the name says.")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields, ready for JSON."""

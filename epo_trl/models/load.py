@@ -19,7 +19,7 @@ from epo_trl.envs.base import EnvError, Expert, TaskSuite
 from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weights
 from epo_trl.models.tiny import build_model, build_tokenizer
 from epo_trl.rollout.demonstrations import ANSWER
-from epo_trl.rollout.templates import PARTS, PromptTemplate
+from epo_trl.rollout.templates import OPTIONAL_PARTS, PARTS, PromptTemplate
 
 TINY = "tiny"
 CORPUS_TASKS = 300
@@ -244,7 +244,8 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
     The environment's answer to an action that is not admissible is among them.
     """
     words = PromptTemplate.load(template)
-    texts = {getattr(words, part) for part in PARTS} | {ANSWER}
+    parts = (getattr(words, part) for part in (*PARTS, *OPTIONAL_PARTS))
+    texts = {text for text in parts if text} | {ANSWER}
     shown = {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
     env = suite.make_env()
     for seed, task_id in enumerate(suite.demonstration_tasks("train", CORPUS_TURNS, CORPUS_TASKS)):

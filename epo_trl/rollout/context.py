@@ -17,7 +17,8 @@ from jinja2 import TemplateError as JinjaError
 
 from epo_trl.envs.base import Info
 from epo_trl.rollout.encoding import control_tokens, prompt_encoder
-from epo_trl.rollout.templates import PARTS, PromptTemplate, render, rewrite
+from epo_trl.rollout.examples import Example
+from epo_trl.rollout.templates import PromptTemplate, render, rewrite
 
 CONTEXTS = ("windowed", "concatenated")
 TAGS = ("<think>", "</think>", "<action>", "</action>")
@@ -101,14 +102,14 @@ class TurnView:
     Args:
         observation: The current observation.
         info: The environment's info.
-        history: The past turns as `(observation, action)`, oldest first.
+        history: The past turns as `PastTurn` has them, oldest first; the thought may be left out.
         last_response_ids: The previous response, for the concatenated context.
         context_tokens: Length of the concatenated sequence so far.
     """
 
     observation: str
     info: Info
-    history: Sequence[tuple[str, str]]
+    history: Sequence[tuple[str, ...]]
     last_response_ids: Sequence[int] = ()
     context_tokens: int = 0
 
@@ -135,6 +136,7 @@ class ContextBuilder:
         max_response_tokens: Room kept for the next response in that sequence.
         chat_template_kwargs: Passed to the chat template.
         end_ids: Tokens that end a response; by default the tokenizer's end of sequence.
+        examples: Episodes in front of the first prompt, and so of every windowed one. A text is shown as it is.
     """
 
     tokenizer: Any
@@ -146,6 +148,7 @@ class ContextBuilder:
     max_response_tokens: int = 0
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     end_ids: Sequence[int] = ()
+    examples: Sequence[Example | str] = ()
 
     def __post_init__(self) -> None:
         if self.mode not in CONTEXTS:
@@ -156,9 +159,9 @@ class ContextBuilder:
         self._encoder = prompt_encoder(self.tokenizer)
         write = self._encoder.write
         self._frame = ChatFrame(write(self.frame.opening), write(self.frame.closing), write(self.frame.between))
-        self._words = PromptTemplate(
-            self.template.name, **{part: rewrite(getattr(self.template, part), write) for part in PARTS}
-        )
+        self.template.check_examples(self.examples, ("first", "next") if self.is_windowed else ("first",))
+        self._words = self.template.written(write)
+        self._examples = self._words.shown(self.examples)
         self._check_encoder()
         self.end_ids = self.end_ids or [self.tokenizer.eos_token_id]
         self._closing_marks = self._marks(self._encode([self._frame.between])[0])
@@ -246,15 +249,13 @@ class ContextBuilder:
     def _text(self, view: TurnView, kept: int) -> str:
         taken = len(view.history)
         fields = {**view.info, "observation": view.observation, "turn": taken + 1, "turns_taken": taken}
+        fields["examples"] = self._examples
         if not taken:
             return self._framed(self._frame.opening, self._words.first, fields)
         if not self.is_windowed:
             return self._framed(self._frame.between, self._words.followup, fields)
-        past = [
-            render(self._words.history, {"turn": taken - kept + i + 1, "observation": observation, "action": action})
-            for i, (observation, action) in enumerate(view.history[taken - kept :])
-        ]
-        fields |= {"history": "\n".join(past), "history_length": kept}
+        past = self._words.past(view.history[taken - kept :], first=taken - kept + 1)
+        fields |= {"history": past, "history_length": kept}
         return self._framed(self._frame.opening, self._words.next, fields)
 
     def _framed(self, before: str, message: str, fields: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from epo_trl.envs.base import Info, TaskSuite, TextEnv
 from epo_trl.rollout.context import ContextBuilder, TurnView
+from epo_trl.rollout.examples import PastTurn
 
 ANSWER = "<think> {thought} </think> <action> {action} </action>"
 
@@ -68,7 +69,7 @@ def expert_episodes(
             if task_types is not None and info["task_type"] not in task_types:
                 on_episode(False)
                 continue
-            turns, won, ended = _play(suite, env, (observation, info), seed, max_turns, mistake_rate)
+            turns, won, ended = play_expert(suite, env, (observation, info), seed, max_turns, mistake_rate)
             on_episode(won)
             if won or (keep_lost and ended):
                 yield _encode(turns, context)
@@ -76,15 +77,24 @@ def expert_episodes(
         env.close()
 
 
-def _play(
-    suite: TaskSuite, env: TextEnv, start: tuple[str, Info], seed: int, max_turns: int, mistake_rate: float
+def play_expert(
+    suite: TaskSuite, env: TextEnv, start: tuple[str, Info], seed: int, max_turns: int, mistake_rate: float = 0.0
 ) -> tuple[list[tuple[TurnView, dict[str, str]]], bool, bool]:
-    """Returns what the expert saw, thought and did at each turn, whether it won, and whether the game ended."""
+    """Returns what the expert saw, thought and did at each turn, whether it won, and whether the game ended.
+
+    Args:
+        suite: Has the expert.
+        env: Has been reset.
+        start: What the reset returned.
+        seed: Of the expert's choices and mistakes.
+        max_turns: Turn limit.
+        mistake_rate: See `expert_episodes`.
+    """
     observation, info = start
     expert = suite.make_expert(seed)
     expert.reset(observation, info)
     turns: list[tuple[TurnView, dict[str, str]]] = []
-    history: list[tuple[str, str]] = []
+    history: list[PastTurn] = []
     chance = random.Random(seed)
     known: set[str] = set()
     for _ in range(max_turns):
@@ -93,7 +103,7 @@ def _play(
         turns.append((view, {"thought": thought, "action": action}))
         if mistake_rate:
             action = _with_mistake(action, known, info, mistake_rate, chance)
-        history.append((observation, action))
+        history.append(PastTurn(observation, action, thought))
         observation, _, terminated, truncated, info = env.step(action)
         if terminated or truncated:
             break

@@ -10,6 +10,7 @@ from typing import Any
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
+from epo_trl.rollout.examples import PastTurn
 from epo_trl.rollout.parsing import ParsedResponse, parse_response
 from epo_trl.rollout.rules import RolloutSettings
 from epo_trl.types import Episode, StopReason, Turn
@@ -44,7 +45,7 @@ class RunningEpisode:
     observation: str = ""
     info: Info = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
-    history: list[tuple[str, str]] = field(default_factory=list)
+    history: list[PastTurn] = field(default_factory=list)
     carried_ids: list[int] = field(default_factory=list)  # what the policy reads before the next prompt
     prompt: Prompt | None = None  # of the turn that is being taken, like the next three
     sampled: Sampled | None = None
@@ -122,9 +123,10 @@ class RunningEpisode:
                 dropped_turns=prompt.dropped_turns,
                 error=parsed.error,
                 env_reward=float(env_reward),
+                thought=parsed.thought,
             )
         )
-        self.history.append((self.observation, parsed.action))
+        self.history.append(PastTurn(self.observation, parsed.action, parsed.thought))
         self.observation, self.info = observation, info
         if won:
             self.stop = StopReason.WON

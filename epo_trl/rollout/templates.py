@@ -1,19 +1,24 @@
-"""Prompt templates: four plain text files with `{field}` placeholders, which a user can replace."""
+"""Prompt templates: plain text files with `{field}` placeholders, which a user can replace."""
 
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from epo_trl.rollout.examples import Example, PastTurn
+
 TEMPLATES = Path(__file__).parent.parent / "templates"
 PARTS = ("first", "next", "history", "followup")
+OPTIONAL_PARTS = ("example",)
 # Fields that the rollout fills; every key of the environment's `info` is a field as well, except in `history`.
 FIELDS = frozenset({"task", "observation", "turn", "turns_taken", "admissible_actions"})
-NEXT_FIELDS = FIELDS | {"history", "history_length"}
-HISTORY_FIELDS = frozenset({"turn", "observation", "action"})
+FIRST_FIELDS = FIELDS | {"examples"}
+NEXT_FIELDS = FIRST_FIELDS | {"history", "history_length"}
+HISTORY_FIELDS = frozenset({"turn", "observation", "action", "thought"})
+EXAMPLE_FIELDS = frozenset({"number", "task", "history"})
 
 
 class TemplateError(ValueError):
@@ -28,8 +33,9 @@ class PromptTemplate:
         name: Where it came from, for messages.
         first: The prompt of the first turn.
         next: Windowed context: the prompt of every later turn.
-        history: Windowed context: how one past turn is shown inside `{history}`.
+        history: How one past turn is shown inside `{history}`.
         followup: Concatenated context: the message of every later turn; the history is in the context already.
+        example: How an example episode is shown inside `{examples}`, for a template that takes some.
     """
 
     name: str
@@ -37,6 +43,7 @@ class PromptTemplate:
     next: str
     history: str
     followup: str
+    example: str = ""
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> PromptTemplate:
@@ -55,8 +62,10 @@ class PromptTemplate:
                 + ", ".join(f"{part}.txt" for part in PARTS)
             )
         texts = {}
-        for part in PARTS:
+        for part in (*PARTS, *OPTIONAL_PARTS):
             path = folder / f"{part}.txt"
+            if not path.is_file() and part in OPTIONAL_PARTS:
+                continue
             if not path.is_file():
                 raise TemplateError(f"prompt_template: {path} is missing")
             try:
@@ -68,11 +77,63 @@ class PromptTemplate:
                 raise TemplateError(f"prompt_template: {path} never shows {{task}}")
         return cls(str(name_or_path), **texts)
 
+    def written(self, write: Callable[[str], str]) -> PromptTemplate:
+        """Returns the template with its own text, all but its placeholders, gone through `write`."""
+        return replace(self, **{part: rewrite(getattr(self, part), write) for part in (*PARTS, *OPTIONAL_PARTS)})
+
+    def past(self, turns: Sequence[tuple[str, ...]], first: int = 1) -> str:
+        """Returns turns that have been played, as `history` words them.
+
+        Args:
+            turns: Each as `PastTurn` has it.
+            first: Number of the first of them in its episode.
+        """
+        numbered = enumerate((PastTurn(*turn) for turn in turns), start=first)
+        shown = [
+            {"turn": n, "observation": t.observation, "action": t.action, "thought": t.thought} for n, t in numbered
+        ]
+        return "\n".join(render(self.history, fields) for fields in shown)
+
+    def shown(self, examples: Sequence[Example | str]) -> str:
+        """Returns what stands for `{examples}`: each one, and an empty line after it; a text is shown as it is."""
+        texts = [
+            example
+            if isinstance(example, str)
+            else render(self.example, {"number": number, "task": example.task, "history": self.past(example.turns)})
+            for number, example in enumerate(examples, start=1)
+        ]
+        return "".join(f"{text}\n\n" for text in texts)
+
+    def check_examples(self, examples: Sequence[Example | str], parts: Sequence[str]) -> None:
+        """Raises `TemplateError` if one of the parts has no place for the examples, or nothing says how to word them.
+
+        Args:
+            examples: What would be shown.
+            parts: The prompts that would show it.
+        """
+        lacks = [part for part in parts if "examples" not in _fields(getattr(self, part), f"{part}.txt")]
+        if examples and lacks:
+            lack = f"{lacks[0]}.txt shows no {{examples}}"
+        elif not self.example and not all(isinstance(example, str) for example in examples):
+            lack = "it has no example.txt, which words them"
+        else:
+            return
+        raise TemplateError(
+            f"prompt_template: got {self.name!r} with {len(examples)} examples (few_shot), but {lack}; takes 'react', "
+            "'scienceworld_react', or a folder of your own made like these"
+        )
+
     def check(self, info: Mapping[str, Any]) -> None:
         """Raises `TemplateError` if a file names a field that neither the rollout nor the environment provides."""
         provided = set(info)
-        for part in PARTS:
-            allowed = {"history": HISTORY_FIELDS, "next": NEXT_FIELDS | provided}.get(part, FIELDS | provided)
+        takes = {
+            "first": FIRST_FIELDS | provided,
+            "next": NEXT_FIELDS | provided,
+            "history": HISTORY_FIELDS,
+            "followup": FIELDS | provided,
+            "example": EXAMPLE_FIELDS,
+        }
+        for part, allowed in takes.items():
             shown = _fields(getattr(self, part), f"{part}.txt")
             empty = sorted(name for name in shown if info.get(name, "") is None)
             if empty:

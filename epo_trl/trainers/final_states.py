@@ -13,6 +13,7 @@ from torch import Tensor
 
 from epo_trl.rollout import ContextBuilder
 from epo_trl.rollout.context import TurnView
+from epo_trl.rollout.examples import PastTurn
 from epo_trl.types import Episode, StopReason
 
 CUT_OFF = frozenset({StopReason.TRUNCATED, StopReason.TURN_LIMIT, StopReason.CONTEXT_FULL})
@@ -86,7 +87,7 @@ def _view(episode: Episode) -> TurnView:
     return TurnView(
         observation=episode.final_observation,
         info=episode.final_info,
-        history=[(turn.observation, turn.action) for turn in episode.turns],
+        history=[PastTurn(turn.observation, turn.action, turn.thought) for turn in episode.turns],
         last_response_ids=episode.turns[-1].response_ids,
         context_tokens=len(_sequence(episode)),
     )

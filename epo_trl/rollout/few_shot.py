@@ -1,0 +1,147 @@
+"""Few-shot prompts: which example episodes stand in front of the first prompt, and where they come from.
+
+Examples come from training tasks that the environment's expert plays, or from a text file; never from test tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.rollout.demonstrations import play_expert
+from epo_trl.rollout.examples import Example, PastTurn
+
+SPLIT = "train"
+TRIES = 20  # training tasks that the expert may play for one example
+
+
+@dataclass(frozen=True, slots=True)
+class FewShot:
+    """Examples, and a name that tells them from all others.
+
+    Args:
+        examples: What is shown.
+        source: Their number, or the name of their file.
+    """
+
+    examples: tuple[Example | str, ...] = ()
+    source: str = ""
+
+    @property
+    def label(self) -> str:
+        """`source` and the first digits of a checksum over the examples, such as `"2-9f86d081"`; `""` for none."""
+        if not self.examples:
+            return ""
+        content = [one if isinstance(one, str) else astuple(one) for one in self.examples]
+        return f"{self.source}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]}"
+
+
+@dataclass
+class FewShotArguments:
+    """What is shown in front of the first prompt."""
+
+    few_shot: int = field(
+        default=0,
+        metadata={"help": "Example episodes in the prompt, played by the environment's expert on training tasks."},
+    )
+    few_shot_turns: int = field(
+        default=12, metadata={"help": "Longest example in turns; training tasks that take longer are passed over."}
+    )
+    few_shot_seed: int = field(
+        default=0, metadata={"help": "Chooses the training tasks of the examples, and makes the expert's choices."}
+    )
+    few_shot_file: str | None = field(
+        default=None, metadata={"help": "Text file that is shown, as it is, in place of the expert's episodes."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.few_shot < 0:
+            raise ValueError(f"few_shot: got {self.few_shot}, takes an integer >= 0")
+        if self.few_shot_turns < 1:
+            raise ValueError(f"few_shot_turns: got {self.few_shot_turns}, takes an integer >= 1")
+        if self.few_shot and self.few_shot_file:
+            raise ValueError(
+                f"few_shot_file: got {self.few_shot_file!r} with few_shot={self.few_shot}, takes few_shot=0: the file "
+                "is shown in place of the expert's episodes"
+            )
+
+    def few_shot_of(self, suite: TaskSuite, env_options: Mapping[str, Any]) -> FewShot:
+        """Returns the examples that are asked for; the same ones in every process.
+
+        Args:
+            suite: Whose training tasks are played.
+            env_options: Handed to every `reset`, beside the task.
+
+        Raises:
+            ValueError: If the file cannot be shown, or there are not enough training tasks that fit.
+        """
+        if self.few_shot_file:
+            return FewShot((read_example(self.few_shot_file),), Path(self.few_shot_file).name)
+        if not self.few_shot:
+            return FewShot()
+        found = expert_examples(
+            suite, self.few_shot, max_turns=self.few_shot_turns, seed=self.few_shot_seed, env_options=env_options
+        )
+        return FewShot(found, str(self.few_shot))
+
+
+def expert_examples(
+    suite: TaskSuite, count: int, *, max_turns: int, seed: int = 0, env_options: Mapping[str, Any] | None = None
+) -> tuple[Example, ...]:
+    """Returns episodes that the suite's expert wins, on some of the training tasks in an order that the seed draws.
+
+    Args:
+        suite: Has an expert.
+        count: How many.
+        max_turns: Tasks that take longer are passed over.
+        seed: Of the tasks, and of the expert's choices.
+        env_options: Handed to every `reset`, beside the task.
+
+    Raises:
+        EnvError: If the suite has no expert or no training tasks.
+        ValueError: If too few of the tasks that were tried are won in so many turns.
+    """
+    takes = "takes 0, or few_shot_file in its place"
+    if SPLIT not in suite.splits:
+        raise EnvError(f"few_shot: got {count}, but the task suite {suite.name!r} has no training tasks; {takes}")
+    try:
+        suite.make_expert()
+    except EnvError as error:
+        raise EnvError(f"few_shot: got {count}, but {error}; {takes}") from error
+    ids = list(suite.demonstration_tasks(SPLIT, max_turns, TRIES * count))
+    chance = random.Random(seed)
+    chance.shuffle(ids)
+    found: list[Example] = []
+    with contextlib.closing(suite.make_env()) as env:
+        for task_id in ids:
+            own = chance.randrange(2**31)
+            start = env.reset(seed=own, options={**(env_options or {}), "task_id": task_id})
+            turns, won, _ = play_expert(suite, env, start, own, max_turns)
+            if won:
+                past = (PastTurn(view.observation, said["action"], said["thought"]) for view, said in turns)
+                found.append(Example(str(start[1]["task"]), tuple(past)))
+            if len(found) == count:
+                return tuple(found)
+    raise ValueError(
+        f"few_shot: got {count}, but of {len(ids)} training tasks the expert solved {len(found)} within "
+        f"few_shot_turns={max_turns}; takes fewer examples, or more turns"
+    )
+
+
+def read_example(path: str) -> str:
+    """Returns the text of a file, without white space around it."""
+    takes = "takes a text file in UTF-8 that is not empty"
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"few_shot_file: got {path!r}, which cannot be read ({error}); {takes}") from error
+    if not text:
+        raise ValueError(f"few_shot_file: got {path!r}, which is empty; {takes}")
+    return text

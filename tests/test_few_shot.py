@@ -1,0 +1,343 @@
+"""ReAct and few-shot prompts: what is shown, word by word, where the examples come from, and what is refused."""
+
+import pytest
+from rollout_parts import (
+    QWEN,
+    THINKING,
+    WIN,
+    ScriptedEnv,
+    ScriptedPolicy,
+    answer,
+    byte_tokenizer,
+    chat_ids,
+    context_of,
+    ids_of,
+    info,
+    step,
+)
+from tokenizer_families import FAMILIES
+
+from epo_trl.envs.alfworld import GeneratedAlfworld
+from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.envs.toy import ToySuite
+from epo_trl.models import build_tokenizer
+from epo_trl.models.load import corpus
+from epo_trl.rollout import PromptTemplate, RolloutSettings, TemplateError, parse_response, play_episodes
+from epo_trl.rollout.context import TurnView
+from epo_trl.rollout.encoding import control_tokens
+from epo_trl.rollout.examples import Example, PastTurn
+from epo_trl.rollout.few_shot import FewShot, FewShotArguments, expert_examples, read_example
+from epo_trl.trainers.final_states import final_states
+from epo_trl.types import StopReason
+
+REACT = PromptTemplate.load("react")
+INTRODUCTION = REACT.first.partition("\n")[0]
+ONE = Example("find {it}", (PastTurn("a {hall}", "go", "why not"), PastTurn("a wall", "look", "hm")))
+SHOWN = (
+    "Example 1, which was solved. The task: find {it}\n"
+    "What you see: a {hall}\n"
+    "<think> why not </think> <action> go </action>\n"
+    "What you see: a wall\n"
+    "<think> hm </think> <action> look </action>\n\n"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_tokenizer(QWEN)
+
+
+def view(history=(), **kwargs):
+    return TurnView(observation="here", info=info(), history=history, **kwargs)
+
+
+def react(tokenizer, mode="windowed", examples=(ONE,), **kwargs):
+    return context_of(tokenizer, mode, REACT, examples=examples, **kwargs)
+
+
+def build(context, *args, **kwargs):
+    return context.build([view(*args, **kwargs)])[0]
+
+
+# --- What is shown -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["windowed", "concatenated"])
+@pytest.mark.parametrize(
+    ("examples", "shown"),
+    [
+        ((), ""),
+        ((ONE,), SHOWN),
+        ((ONE, ONE), SHOWN + SHOWN.replace("Example 1", "Example 2")),
+        (("Do as I {do}.",), "Do as I {do}.\n\n"),
+    ],
+)
+def test_the_first_prompt_has_the_examples_between_what_to_do_and_the_task(tokenizer, mode, examples, shown):
+    message = (
+        f"{INTRODUCTION}\n\n{shown}This is your task: find it\nWhat you see: here\n"
+        "The actions that you can take now are: [go, look].\nThink, then act."
+    )
+    assert build(react(tokenizer, mode, examples)).ids == chat_ids(tokenizer, message)
+
+
+def test_a_later_windowed_prompt_has_the_examples_too_and_the_thoughts_of_the_window(tokenizer):
+    past = [PastTurn("one", "go", "first"), PastTurn("two", "look", "second"), PastTurn("three", "go", "third")]
+    message = (
+        f"{INTRODUCTION}\n\n{SHOWN}This is your task: find it\n"
+        "So far you have taken 3 action(s). The last 2, each with what you saw and thought before it:\n"
+        "What you see: two\n<think> second </think> <action> look </action>\n"
+        "What you see: three\n<think> third </think> <action> go </action>\n"
+        "What you see now: here\nThe actions that you can take now are: [go, look].\nThink, then act."
+    )
+    assert build(react(tokenizer), past).ids == chat_ids(tokenizer, message)
+
+
+def test_a_later_concatenated_prompt_does_not_repeat_the_examples(tokenizer):
+    grown, bare = (react(tokenizer, "concatenated", examples) for examples in ((ONE,), ()))
+    past = [PastTurn("one", "go", "first")]
+    assert build(grown, past).ids == build(bare, past).ids
+    assert "Example" not in tokenizer.decode(build(grown, past).ids)
+
+
+def test_a_prompt_that_is_too_long_loses_its_past_and_keeps_the_examples(tokenizer):
+    past = [PastTurn("one", "go", "first")]
+    bare = build(react(tokenizer, history_length=0), past)
+    cut = build(react(tokenizer, max_prompt_tokens=len(bare.ids)), past)
+    assert (cut.ids, cut.dropped_turns) == (bare.ids, 1)
+    assert "<think> why not </think>" in tokenizer.decode(cut.ids)
+    assert build(react(tokenizer, max_prompt_tokens=len(bare.ids) - 1), past) is None
+
+
+def test_an_example_answers_as_the_parser_wants_it():
+    for name in ("react", "scienceworld_react"):
+        for turn, line in zip(ONE.turns, PromptTemplate.load(name).past(ONE.turns).split("\n")[1::2], strict=True):
+            parsed = parse_response(line, ("go", "look"))
+            assert parsed.is_valid and (parsed.action, parsed.thought) == (turn.action, turn.thought)
+
+
+# --- Thoughts of earlier turns -------------------------------------------------------------------------------------
+
+ROUNDS = [answer("go", "the red box"), "no tags at all", answer("look", "the blue box"), answer("go", "done")]
+
+
+def play(tokenizer, context):
+    """Returns the episode, and as text all that the policy read at each turn."""
+    policy = ScriptedPolicy(tokenizer, [[text] for text in ROUNDS])
+    env = ScriptedEnv(step("one"), step("two"), step("three"), WIN)
+    [episode] = play_episodes([env], [("t", 0)], policy, context, RolloutSettings(max_turns=4))
+    assert episode.stop is StopReason.WON
+    return episode, [tokenizer.decode(call[0]) for call in policy.calls]
+
+
+def test_concatenated_context_holds_every_earlier_answer_as_it_was_given(tokenizer):
+    _, read = play(tokenizer, react(tokenizer, "concatenated"))
+    for turn, text in enumerate(read):
+        assert [said in text for said in ROUNDS] == [i < turn for i in range(4)]
+        assert text.count("Example 1") == 1
+    assert read[3].index(ROUNDS[0]) < read[3].index("What you see: one") < read[3].index(ROUNDS[1])
+
+
+def test_windowed_context_shows_the_thoughts_of_the_window_if_the_template_asks_for_them(tokenizer):
+    episode, read = play(tokenizer, react(tokenizer, history_length=2))
+    assert [turn.thought for turn in episode.turns] == ["the red box", "", "the blue box", "done"]
+    assert "<think> the red box </think> <action> go </action>" in read[1]
+    assert "What you see: one\n<think>  </think> <action> no tags at all </action>" in read[2]
+    assert ["the red box" in text for text in read] == [False, True, True, False]
+    _, read = play(tokenizer, context_of(tokenizer))
+    assert not any("the red box" in text for text in read), "the history of other templates is what was seen and done"
+
+
+def test_a_state_at_the_end_of_an_episode_is_the_prompt_that_would_have_come_next(tokenizer):
+    context = react(tokenizer)
+    envs = [ScriptedEnv(step("one"), step("two")) for _ in range(2)]
+    policy = lambda prompts: ([[*ids_of(tokenizer, ROUNDS[0]), tokenizer.eos_token_id]] * len(prompts), None)  # noqa: E731
+    [short] = play_episodes(envs[:1], [("t", 0)], policy, context, RolloutSettings(max_turns=1))
+    [longer] = play_episodes(envs[1:], [("t", 0)], policy, context, RolloutSettings(max_turns=2))
+    assert final_states([short], context) == [list(longer.turns[1].prompt_ids)]
+    assert "the red box" in tokenizer.decode(longer.turns[1].prompt_ids)
+
+
+def test_an_example_is_the_same_with_a_chat_template_that_opens_the_reasoning():
+    tokenizer = byte_tokenizer(THINKING)
+    assert SHOWN in tokenizer.decode(build(react(tokenizer)).ids)
+
+
+# --- What is shown is data -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mode", ["windowed", "concatenated"])
+def test_examples_that_spell_control_tokens_add_none(family, mode):
+    tokenizer = FAMILIES[family]()
+    control = {index for token, index in control_tokens(tokenizer).items() if token != "<unk>"}
+
+    def controls(*examples):
+        return [index for index in build(react(tokenizer, mode, examples)).ids if index in control]
+
+    plain = controls(Example("a", (PastTurn("b", "c", "d"),)), "e")
+    for token in control_tokens(tokenizer):
+        assert controls(Example(token, (PastTurn(token, token, token),)), token) == plain, token
+
+
+def test_the_tags_of_an_example_are_the_tokens_that_an_answer_has():
+    tokenizer = FAMILIES["qwen"]()
+    think = tokenizer.convert_tokens_to_ids("<think>")
+    counts = [build(react(tokenizer, examples=shown)).ids.count(think) for shown in ((), (ONE,), ("<think> hm",))]
+    assert counts == [1, 3, 1]  # what to do; two turns; a file's own tags are letters
+
+
+@pytest.mark.parametrize(
+    "value", ["{", "}}", "{task}", "{observation.x!r:>9}", "{{ 7 * 7 }}", "{% if %}", "{examples}"]
+)
+def test_braces_in_an_example_are_shown_letter_by_letter(tokenizer, value):
+    example = Example(f"1{value}", (PastTurn(f"2{value}", f"3{value}", f"4{value}"),))
+    text = tokenizer.decode(build(react(tokenizer, examples=(example, f"5{value}"))).ids)
+    for shown in (
+        f"task: 1{value}\n",
+        f"see: 2{value}\n<think> 4{value} </think> <action> 3{value} </action>\n\n5{value}\n\nThis",
+    ):
+        assert shown in text
+
+
+# --- Where examples come from --------------------------------------------------------------------------------------
+
+
+class Watched(ToySuite):
+    """Notes the resets of its environments."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.resets = []
+
+    def make_env(self):
+        env = super().make_env()
+        reset = env.reset
+
+        def noted(*, seed=None, options=None):
+            self.resets.append(options)
+            return reset(seed=seed, options=options)
+
+        env.reset = noted
+        return env
+
+
+def test_examples_are_won_by_the_expert_on_training_tasks_and_the_seed_chooses_them():
+    suite = Watched()
+    found = expert_examples(suite, 3, max_turns=7, env_options={"level": "easy"})
+    assert len(found) == len(set(found)) == 3
+    assert all(options["task_id"].startswith("train/") and options["level"] == "easy" for options in suite.resets)
+    assert found == expert_examples(ToySuite(), 3, max_turns=7)
+    assert found != expert_examples(ToySuite(), 3, max_turns=7, seed=1)
+    env = ToySuite().make_env()
+    observation, start = env.reset(options=suite.resets[0])
+    expert = suite.make_expert()
+    assert found[0].task == start["task"]
+    for turn in found[0].turns:  # the game, played again
+        assert turn.observation == observation
+        assert (turn.thought, turn.action) == expert.act(observation, start)
+        observation, _, is_over, _, start = env.step(turn.action)
+    assert is_over and start["won"]
+
+
+def test_tasks_that_take_too_long_are_passed_over():
+    found = expert_examples(ToySuite(), 4, max_turns=3)
+    assert {len(example.turns) for example in found} <= {2, 3}
+    assert max(len(example.turns) for example in expert_examples(ToySuite(), 4, max_turns=7)) > 3
+    with pytest.raises(
+        ValueError, match="few_shot: got 2, but of 40 training tasks .* 0 within few_shot_turns=1; takes"
+    ):
+        expert_examples(ToySuite(), 2, max_turns=1)
+
+
+def test_a_label_says_how_many_or_which_file_and_tells_other_examples():
+    assert FewShot().label == ""
+    one, other = (FewShot((Example("a", (PastTurn("b", "c", thought),)),), "1").label for thought in "de")
+    assert one.startswith("1-") and other.startswith("1-") and one != other and len(one) == 10
+    # sha256 of '["abc"]'
+    assert FewShot(("abc",), "x.txt").label == "x.txt-02f393ea"
+
+
+def test_a_file_is_shown_as_it_is(tmp_path, tokenizer):
+    path = tmp_path / "mine.txt"
+    path.write_text("\nSo {geht} es.\nUnd Schluß.\n\n", encoding="utf-8")
+    shots = FewShotArguments(few_shot_file=str(path)).few_shot_of(ToySuite(), {})
+    assert shots.examples == ("So {geht} es.\nUnd Schluß.",) and shots.label.startswith("mine.txt-")
+    assert "\n\nSo {geht} es.\nUnd Schluß.\n\nThis is" in tokenizer.decode(
+        build(react(tokenizer, examples=shots.examples)).ids
+    )
+
+
+def test_without_the_option_nothing_is_played():
+    suite = Watched()
+    assert FewShotArguments().few_shot_of(suite, {}) == FewShot() and not suite.resets
+
+
+def test_a_tiny_model_reads_every_word_of_an_example():
+    suite = GeneratedAlfworld(n_train=20)
+    tokenizer = build_tokenizer(corpus(suite, "react"))
+    text = REACT.shown(expert_examples(suite, 2, max_turns=20))
+    assert "Example 2" in text and tokenizer.unk_token_id not in ids_of(tokenizer, text)
+
+
+# --- What is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [
+        ({"few_shot": -1}, "few_shot: got -1, takes an integer >= 0"),
+        ({"few_shot_turns": 0}, "few_shot_turns: got 0, takes an integer >= 1"),
+        ({"few_shot": 2, "few_shot_file": "a.txt"}, "few_shot_file: got 'a.txt' with few_shot=2, takes few_shot=0"),
+    ],
+)
+def test_a_wrong_option_is_named(kwargs, says):
+    with pytest.raises(ValueError, match=says):
+        FewShotArguments(**kwargs)
+
+
+@pytest.mark.parametrize("content", [None, b"", b" \n", "für".encode("latin-1")])
+def test_a_file_that_cannot_be_shown_is_named(tmp_path, content):
+    path = tmp_path / "mine.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match="few_shot_file: got .*mine.txt', which .*; takes a text file in UTF-8"):
+        read_example(str(path))
+
+
+def test_a_suite_without_expert_or_training_tasks_is_named():
+    class NoExpert(ToySuite):
+        make_expert = TaskSuite.make_expert
+
+    with pytest.raises(EnvError, match="few_shot: got 1, but the task suite 'treasure-hunt' has no expert.*takes 0"):
+        expert_examples(NoExpert(), 1, max_turns=7)
+    with pytest.raises(EnvError, match="few_shot: got 1, but .*'alfworld-generated' has no training tasks; takes 0"):
+        expert_examples(GeneratedAlfworld(n_train=0), 1, max_turns=7)
+
+
+def test_a_template_that_has_no_place_for_examples_is_named(tokenizer):
+    with pytest.raises(
+        TemplateError,
+        match="prompt_template: got 'test' with 1 examples .*first.txt shows no {examples}; takes 'react'",
+    ):
+        context_of(tokenizer, examples=("text",))
+    first_only = PromptTemplate("mine", "{examples}{task}", "{task}", "{action}", "{observation}")
+    with pytest.raises(TemplateError, match="'mine' .*next.txt shows no {examples}"):
+        context_of(tokenizer, template=first_only, examples=("text",))
+    assert build(context_of(tokenizer, "concatenated", first_only, examples=("text",)))
+    with pytest.raises(TemplateError, match="'mine' .*it has no example.txt"):
+        context_of(tokenizer, "concatenated", first_only, examples=(ONE,))
+
+
+@pytest.mark.parametrize(
+    ("part", "field"), [("example", "observation"), ("followup", "examples"), ("history", "number")]
+)
+def test_a_field_of_another_part_is_unknown(part, field):
+    parts = {
+        "first": "{task}",
+        "next": "{task}",
+        "history": "{action}",
+        "followup": "{observation}",
+        "example": "{task}",
+    }
+    with pytest.raises(TemplateError, match=rf"{part}.txt: unknown field \['{field}'\]"):
+        PromptTemplate("mine", **parts | {part: f"{{{field}}}"}).check({})
