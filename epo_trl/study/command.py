@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 from epo_trl.study.config import load_study
-from epo_trl.study.runner import Places, cores, run_missing
+from epo_trl.study.plan import plan
+from epo_trl.study.report import write_report
+from epo_trl.study.runner import Places, cores, known_record, run_missing
 
 
 def study(
@@ -32,9 +34,13 @@ def study(
         results_dir: Where results are kept, `results/<name>` if not given.
         report_only: Whether nothing is run.
     """
-    plan = load_study(config).chosen(arms, seeds)
-    places = Places(Path(runs_dir or f"runs/{plan.name}"), Path(results_dir or f"results/{plan.name}"))
-    failed = {} if report_only else run_missing(plan, places, jobs or max(1, cores() // threads), threads)
+    whole = load_study(config)
+    chosen = whole.chosen(arms, seeds)
+    places = Places(Path(runs_dir or f"runs/{whole.name}"), Path(results_dir or f"results/{whole.name}"))
+    failed = {} if report_only else run_missing(chosen, places, jobs or max(1, cores() // threads), threads)
+    records = [record for run in plan(chosen, places.runs) if (record := known_record(run, places)) is not None]
+    for file in write_report(chosen, records, places.results):
+        sys.stdout.write(f"wrote {file}\n")
     for name, why in failed.items():
         sys.stderr.write(f"failed: {name}: {why}\n")
     return 1 if failed else 0

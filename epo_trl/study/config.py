@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from epo_trl.evaluation.outcomes import LAST_STEPS, SOLVED, TRAPPED, WINDOW
+
 
 class StudyError(ValueError):
     """A study cannot be run as it is. The message is for whoever wrote the file or typed the command."""
@@ -75,11 +77,11 @@ class Study:
     warm_start: Part | None
     arms: tuple[Arm, ...]
     baseline: str
-    window: int = 20
+    window: int = LAST_STEPS
     eval_window: int = 1
-    smooth: int = 10
-    solved: float = 0.8
-    trapped: float = 0.5
+    smooth: int = WINDOW
+    solved: float = SOLVED
+    trapped: float = TRAPPED
 
     @property
     def seeds(self) -> tuple[int, ...]:

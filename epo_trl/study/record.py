@@ -17,8 +17,8 @@ from epo_trl.study.plan import Run
 
 # Kept for every RL step, since results are computed from them; of the others about so many points.
 WHOLE = (
-    "env/success_rate", "env/invalid_actions", "entropy", "entropy/decision_tokens", "entropy/forced_tokens",
-    "entropy/first_third", "entropy/middle_third", "entropy/last_third",
+    "env/success_rate", "env/invalid_actions", "entropy/all_tokens", "ref-nucleus/choice_entropy",
+    "entropy/decision_tokens", "entropy/first_third", "entropy/middle_third", "entropy/last_third",
 )  # fmt: skip
 POINTS = 40
 DIGITS = 4  # that are kept of a number

@@ -1,0 +1,120 @@
+"""One picture of a study: small multiples, an arm to a column, the baseline in grey behind each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from epo_trl.plots import Curve, average_seeds, running_mean
+from epo_trl.study.config import Study
+from epo_trl.study.judge import SUCCESS
+from epo_trl.study.record import Record
+
+COLUMNS = 5
+ENTROPY = ("entropy/all_tokens", "entropy")
+OWN, BEHIND = "C0", "0.6"
+
+
+def draw(study: Study, records: Sequence[Record], out: Path) -> None:
+    """Draws success and entropy in training of each arm, and its success on the test lists if they were played.
+
+    Thin lines are seeds, the thick one is their mean; both are running means over the study's `smooth` RL steps.
+    """
+    by_arm = {arm.name: [one for one in records if one.arm == arm.name] for arm in study.arms}
+    arms = [name for name, each in by_arm.items() if any(record.curves for record in each)]
+    splits = list(dict.fromkeys(one.split for record in records for one in record.evaluations))[:2]
+    panels = ["success", "entropy", *(["evaluations"] if splits else [])]
+    columns = min(COLUMNS, len(arms))
+    bands = -(-len(arms) // columns)
+    figure = Figure(figsize=(2.9 * columns + 0.6, 1.9 * len(panels) * bands + 0.5), layout="constrained")
+    axes = figure.subplots(bands * len(panels), columns, squeeze=False, sharex=False, sharey=False)
+    top = _highest([one for each in by_arm.values() for one in each])
+    for index, name in enumerate(arms):
+        for row, panel in enumerate(panels):
+            axis = axes[index // columns * len(panels) + row, index % columns]
+            if row == 0:
+                axis.set_title(name if len(name) < 40 else f"{name[:38]}…", fontsize=9, parse_math=False)
+            if name != study.baseline:
+                _draw(axis, panel, by_arm[study.baseline], study.smooth, splits, BEHIND, seeds=False)
+            _draw(axis, panel, by_arm[name], study.smooth, splits, OWN, seeds=True)
+            _dress(axis, panel, top, splits, first=index % columns == 0)
+    for axis in axes.flatten():
+        if not axis.has_data():
+            axis.axis("off")
+    note = f"RL steps; grey: the mean of {study.baseline}"
+    figure.supxlabel(note, fontsize=7, color="0.4", parse_math=False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f"partial-{out.name}")
+    figure.savefig(partial, dpi=90, metadata={"Software": None})
+    partial.replace(out)
+
+
+def _dress(axis: Any, panel: str, top: float, splits: Sequence[str], *, first: bool) -> None:
+    axis.grid(alpha=0.25)
+    axis.tick_params(labelsize=7)
+    if panel == "entropy":
+        axis.set_ylim(-0.03 * top, 1.05 * top)
+    else:
+        axis.set_ylim(-3, 103)
+    if first:
+        lists = " -- ".join(splits)
+        label = {
+            "success": "training success, %",
+            "entropy": "entropy, nats",
+            "evaluations": f"test success, %\n{lists}",
+        }
+        axis.set_ylabel(label[panel], fontsize=7, parse_math=False)
+
+
+def _draw(axis: Any, panel: str, records: Sequence[Record], smooth: int, splits: Sequence[str], color: str,
+          *, seeds: bool) -> None:  # fmt: skip
+    if panel == "evaluations":
+        for split, style in zip(splits, ("-", "--"), strict=False):
+            curves = [curve for record in records if (curve := _evaluations(record, split)) is not None]
+            _lines(axis, curves, color, style, seeds=seeds)
+        return
+    names = (SUCCESS,) if panel == "success" else ENTROPY
+    found = [curve for record in records if (curve := _curve(record, names)) is not None]
+    scale = 100.0 if panel == "success" else 1.0
+    window = smooth if found and min(len(steps) for steps, _ in found) > 2 * smooth else 1
+    smoothed = [(steps[window - 1 :], scale * running_mean(values, window)) for steps, values in found]
+    _lines(axis, smoothed, color, "-", seeds=seeds)
+
+
+def _lines(axis: Any, curves: Sequence[Curve], color: str, style: str, *, seeds: bool) -> None:
+    if not curves:
+        return
+    for steps, values in curves if seeds and len(curves) > 1 else ():
+        axis.plot(steps, values, color=color, linestyle=style, linewidth=0.6, alpha=0.5)
+    steps, mean, _, _ = average_seeds(curves)
+    marker = "o" if len(steps) == 1 else None
+    axis.plot(steps, mean, color=color, linestyle=style, linewidth=1.8, marker=marker, markersize=3)
+
+
+def _curve(record: Record, names: Sequence[str]) -> Curve | None:
+    """Returns the first of the curves that is there, without the RL steps at which it was not logged."""
+    for curves in (record.curves, record.thinned):
+        for name in names:
+            points = [
+                (step, value)
+                for step, value in zip(curves.get("rl_step", ()), curves.get(name, ()), strict=False)
+                if step is not None and value is not None
+            ]
+            if points:
+                return np.array([step for step, _ in points]), np.array([value for _, value in points])
+    return None
+
+
+def _evaluations(record: Record, split: str) -> Curve | None:
+    points = [(one.rl_step, 100 * one.rate) for one in record.evaluations if one.split == split]
+    return (np.array([step for step, _ in points]), np.array([rate for _, rate in points])) if points else None
+
+
+def _highest(records: Sequence[Record]) -> float:
+    """Returns the top of the axes of entropy: the highest of all runs, so that arms can be compared."""
+    curves = [curve for record in records if (curve := _curve(record, ENTROPY)) is not None]
+    return max((float(values.max()) for _, values in curves), default=1.0) or 1.0

@@ -1,0 +1,138 @@
+"""What each run of a study came to, by the study's definitions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from epo_trl.evaluation.outcomes import START_STEPS, collapsed, exploded, left_band
+from epo_trl.study.config import Study
+from epo_trl.study.record import Evaluation, Record
+from epo_trl.study.statistics import first_above
+
+SUCCESS = "env/success_rate"
+INVALID = "env/invalid_actions"
+THIRDS = ("first", "middle", "last")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run. What is `None` was not logged, or did not happen.
+
+    Args:
+        seed: Its seed.
+        success: Mean training success of the last RL steps; `None` if there are fewer than the window has.
+        solved: Whether that is above the study's level.
+        trapped: Whether it is below.
+        solved_at: RL step at which the running mean first reached the level.
+        exploded_at: RL step from which the run counts as exploded.
+        collapsed_at: RL step from which it counts as collapsed.
+        entropy: Mean over all tokens, of the first RL steps and of the last, in nats.
+        invalid: Share of invalid turns in the last RL steps.
+        left_band_at: RL step at which the entropy of each third of the episode left the band.
+        has_thirds: Whether those were logged.
+        evaluations: By split, in their order, from the one before RL on.
+    """
+
+    seed: int
+    success: float | None
+    solved: bool | None
+    trapped: bool | None
+    solved_at: int | None
+    exploded_at: int | None
+    collapsed_at: int | None
+    entropy: tuple[float, float] | None
+    invalid: float | None
+    left_band_at: Mapping[str, int | None]
+    has_thirds: bool
+    evaluations: Mapping[str, Sequence[Evaluation]]
+
+    def best(self, split: str) -> float | None:
+        """Returns the best success of all evaluations after RL began, the paper's `Succ.*`."""
+        rates = self._rates(split)
+        return max(rates) if rates else None
+
+    def converged(self, split: str, window: int) -> float | None:
+        """Returns the mean success of the last evaluations, the paper's `Succ.`; of fewer there is none."""
+        rates = self._rates(split)
+        return fmean(rates[-window:]) if len(rates) >= window else None
+
+    def before(self, split: str) -> float | None:
+        """Returns the success before RL."""
+        rates = [one.rate for one in self.evaluations.get(split, ()) if one.rl_step == 0]
+        return rates[0] if rates else None
+
+    def _rates(self, split: str) -> list[float]:
+        return [one.rate for one in self.evaluations.get(split, ()) if one.rl_step > 0]
+
+
+Outcomes = dict[str, dict[int, Outcome]]  # by arm and seed
+
+
+def judge(study: Study, records: Sequence[Record]) -> Outcomes:
+    """Returns what came out, by arm and seed, in the study's order; an arm without a record has no seeds."""
+    found = {(record.arm, record.seed): record for record in records}
+    arms = {arm.name: [found[arm.name, seed] for seed in arm.seeds if (arm.name, seed) in found] for arm in study.arms}
+    finals = [
+        fmean(values)
+        for each in arms.values()
+        if (values := [value for record in each if (value := final_success(record, study)) is not None])
+    ]
+    best = max(finals, default=-math.inf)
+    return {name: {record.seed: _outcome(study, record, best) for record in each} for name, each in arms.items()}
+
+
+def final_success(record: Record, study: Study) -> float | None:
+    """Returns the mean training success of the last RL steps."""
+    return _last(record.curves.get(SUCCESS, ()), study.window)
+
+
+def _outcome(study: Study, record: Record, best: float) -> Outcome:
+    steps = [int(step) for step in record.curves.get("rl_step", ()) if step is not None]
+    success = final_success(record, study)
+    entropy = record.curves.get("entropy/all_tokens") or record.thinned.get("entropy") or ()
+    choices = record.curves.get("ref-nucleus/choice_entropy") or record.curves.get("entropy/all_tokens") or ()
+    thirds = {third: record.curves.get(f"entropy/{third}_third", ()) for third in THIRDS}
+    ends = _first(entropy), _last(entropy, study.window)
+    splits = dict.fromkeys(one.split for one in record.evaluations)
+
+    def at(index: int | None) -> int | None:
+        return None if index is None else steps[index]
+
+    def flagged(kind: str) -> int | None:
+        series = (entropy, record.curves.get(INVALID)) if kind == "exploded" else (choices, record.curves.get(SUCCESS))
+        if not all(series) or len(series[0]) != len(steps):
+            return None
+        one, other = ([math.nan if value is None else value for value in values or ()] for values in series)
+        flags = exploded(one, other) if kind == "exploded" else collapsed(one, other, best)
+        return at(flags.index(True)) if True in flags else None
+
+    return Outcome(
+        seed=record.seed,
+        success=success,
+        solved=None if success is None else success > study.solved,
+        trapped=None if success is None else success < study.trapped,
+        solved_at=at(first_above(record.curves.get(SUCCESS, ()), study.solved, study.smooth)),
+        exploded_at=flagged("exploded"),
+        collapsed_at=flagged("collapsed"),
+        entropy=None if ends[0] is None or ends[1] is None else (ends[0], ends[1]),
+        invalid=_last(record.curves.get(INVALID, ()), study.window),
+        left_band_at={
+            third: at(left_band([math.nan if value is None else value for value in values]))
+            for third, values in thirds.items()
+        },
+        has_thirds=any(thirds.values()),
+        evaluations={split: [one for one in record.evaluations if one.split == split] for split in splits},
+    )
+
+
+def _first(values: Sequence[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return fmean(there[:START_STEPS]) if there else None
+
+
+def _last(values: Sequence[float | None], count: int) -> float | None:
+    there = [value for value in values if value is not None]
+    return fmean(there[-count:]) if len(there) >= count else None

@@ -1,0 +1,63 @@
+"""Tables and numbers of a report in Markdown. Names are data: nothing in them is markup."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from epo_trl.study.statistics import Estimate
+
+NOTHING = "–"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table; the first column is text, the others are numbers."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def plain(text: str) -> str:
+    """Returns a text such that Markdown shows it as it is."""
+    return re.sub(r"([\\`*_{}\[\]<>()#|~$&])", r"\\\1", text)
+
+
+def code(text: str) -> str:
+    """Returns a text as code, also within a table."""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    space = " " if "`" in text else ""
+    return f"{fence}{space}{text}{space}{fence}".replace("|", "\\|")
+
+
+def percent(share: float | None) -> str:
+    """Returns for example `41.0`."""
+    return NOTHING if share is None or math.isnan(share) else f"{100 * share:.1f}"
+
+
+def spread(found: Estimate | None) -> str:
+    """Returns for example `41.0 ± 3.2 (36.1 to 45.9)`: mean, deviation and the interval, kept within 0 to 100."""
+    if found is None:
+        return NOTHING
+    if found.count == 1:
+        return percent(found.mean)
+    low, high = max(0.0, found.low), min(1.0, found.high)
+    return f"{percent(found.mean)} ± {percent(found.deviation)} ({percent(low)} to {percent(high)})"
+
+
+def points(found: Estimate | None) -> str:
+    """Returns for example `+2.0 (-1.3 to +5.3)`, a difference in percentage points."""
+    if found is None:
+        return NOTHING
+    if found.count == 1:
+        return _signed(found.mean)
+    return f"{_signed(found.mean)} ({_signed(found.low)} to {_signed(found.high)})"
+
+
+def _signed(share: float) -> str:
+    text = f"{100 * share:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Returns a number with so many digits after the point."""
+    return NOTHING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"

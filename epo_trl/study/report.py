@@ -1,0 +1,149 @@
+"""The report of a study, made of the study's file and of what is kept of its runs alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from epo_trl.study import tables
+from epo_trl.study.config import Study
+from epo_trl.study.judge import Outcomes, judge
+from epo_trl.study.markdown import code, percent, plain, table
+from epo_trl.study.record import Record, write_text
+
+REPORT, PICTURE = "report.md", "curves.png"
+
+
+def write_report(study: Study, records: Sequence[Record], folder: Path) -> list[Path]:
+    """Returns the files that were written: the report and, if any run has curves, a picture.
+
+    Args:
+        study: The study.
+        records: Of the runs that have ended.
+        folder: Where to write.
+    """
+    outcomes = judge(study, records)
+    written = [folder / REPORT]
+    has_curves = any(record.curves for record in records)
+    if has_curves:
+        from epo_trl.study.figure import draw
+
+        draw(study, records, folder / PICTURE)
+        written.append(folder / PICTURE)
+    write_text(folder / REPORT, report(study, records, outcomes, picture=has_curves))
+    return written
+
+
+def report(study: Study, records: Sequence[Record], outcomes: Outcomes, *, picture: bool) -> str:
+    """Returns the report in Markdown. It holds no times, so a study that was interrupted has the same.
+
+    Args:
+        study: The study.
+        records: Of the runs that have ended.
+        outcomes: What they came to.
+        picture: Whether there is one beside the report.
+    """
+    parts = [f"# {plain(study.name)}\n", plain(study.question.strip()) + "\n" if study.question else ""]
+    parts += [f"Protocol: {plain(study.protocol.strip())}\n" if study.protocol else "", _origin(study, records)]
+    tested = tables.paper_table(study, outcomes)
+    parts += _section("Success on the test lists, %", tested, _evaluation_note(study, records))
+    parts += _section(f"Difference from {plain(study.baseline)} on the test lists, percentage points",
+                      tables.paper_differences(study, outcomes), "Mean over the shared seeds, 95 % interval.")  # fmt: skip
+    parts += _section("Training", tables.training_table(study, outcomes), _training_note(study))
+    parts += _section(f"Difference from {plain(study.baseline)} in training",
+                      tables.differences_table(study, outcomes), _difference_note(study, outcomes))  # fmt: skip
+    parts += _section("Each run", tables.seeds_table(study, outcomes), "Success in training at the end, %.")
+    parts += _section("Where entropy leaves first", tables.thirds_table(outcomes), THIRDS_NOTE)
+    if picture:
+        parts += ["## Curves\n", f"![curves]({PICTURE})\n"]
+    parts += ["## Settings\n", _settings(study), _missing(study, records), "## Caveats\n", _caveats(study, outcomes)]
+    return "\n".join(part for part in parts if part)
+
+
+def _section(title: str, content: str, note: str) -> list[str]:
+    return [f"## {title}\n", f"{note}\n", content] if content else []
+
+
+def _origin(study: Study, records: Sequence[Record]) -> str:
+    versions = ", ".join(sorted({record.version for record in records})) or "none yet"
+    command = f"epo-trl study {study.path.as_posix()}"
+    return (
+        f"Repeat: {code(command)}; from the kept results alone: {code(command + ' --report-only')}. "
+        f"Made with epo-trl {versions}.\n"
+    )
+
+
+def _evaluation_note(study: Study, records: Sequence[Record]) -> str:
+    lists = {(one.split, one.protocol, one.episodes) for record in records for one in record.evaluations}
+    played = "; ".join(f"{plain(split)}: {count} tasks, protocol {code(name)}" for split, name, count in sorted(lists))
+    last = "the last evaluation" if study.eval_window == 1 else f"the last {study.eval_window} evaluations"
+    return (
+        "`Succ.*` is the best evaluation of a run, `Succ.` the mean of " + last + "; then mean ± standard deviation "
+        f"over seeds (95 % interval of the mean, Student's t). {played}."
+    )
+
+
+def _training_note(study: Study) -> str:
+    return (
+        f"Training episodes, mean of the last {study.window} RL steps of a run, then mean ± standard deviation over "
+        f"seeds (95 % interval, Student's t). Solved: above {percent(study.solved)} %; trapped: below "
+        f"{percent(study.trapped)} %. Steps: until the running mean over {study.smooth} RL steps reaches "
+        f"{percent(study.solved)} %, median of the runs that get there. Entropy: over all tokens, first RL steps → last "
+        "ones. Exploded, collapsed: runs, by the definitions in "
+        "docs/metrics.md (`run/exploded`, `run/collapsed`)."
+    )
+
+
+def _difference_note(study: Study, outcomes: Outcomes) -> str:
+    return (
+        "Over the seeds that both have. Pairs for power 0.8: how many a paired t test needs to find a difference of "
+        "this size with this deviation. Fisher's exact test, two-sided, of the numbers of solved runs, as if they were "
+        f"not paired; not corrected for {max(0, len(outcomes) - 1)} comparisons."
+    )
+
+
+THIRDS_NOTE = (
+    "RL step at which the entropy of a third of the episode's turns first left 0.3 to 1.5 times its start for ten RL "
+    "steps in a row: median of the runs in which it did. In order: runs in which all three left, first third first."
+)
+
+
+def _settings(study: Study) -> str:
+    rows = []
+    for arm in study.arms:
+        changes = ", ".join(f"{name}: {json.dumps(value, default=str)}" for name, value in arm.part.changes.items())
+        own = " ".join(map(str, arm.seeds))
+        rows.append([plain(arm.name), code(arm.part.recipe.as_posix()), code(arm.part.config.as_posix()),
+                     code(changes) if changes else "as in the file", own])  # fmt: skip
+    start = study.warm_start
+    if start is not None:
+        changes = ", ".join(f"{name}: {json.dumps(value, default=str)}" for name, value in start.changes.items())
+        rows.insert(0, ["(warm start)", code(start.recipe.as_posix()), code(start.config.as_posix()),
+                        code(changes) if changes else "as in the file", "of its run"])  # fmt: skip
+    return table(["arm", "recipe", "config", "changes", "seeds"], rows).replace("---:", "---")
+
+
+def _missing(study: Study, records: Sequence[Record]) -> str:
+    there = {(record.arm, record.seed) for record in records}
+    gone = [
+        f"{plain(arm.name)}, seed {seed}" for arm in study.arms for seed in arm.seeds if (arm.name, seed) not in there
+    ]
+    if not gone:
+        return ""
+    return "## Missing\n\nThese runs have not ended, or have failed:\n\n" + "\n".join(f"- {one}" for one in gone) + "\n"
+
+
+def _caveats(study: Study, outcomes: Outcomes) -> str:
+    counts = [len(runs) for runs in outcomes.values() if runs]
+    lines = [
+        f"{min(counts, default=0)} to {max(counts, default=0)} seeds an arm: an interval covers the seeds, for these "
+        "games and this model only.",
+        "Student's intervals assume values that are about normal. Where runs either solve the task or do not, look at "
+        "the counts and at each run.",
+        "The best of several arms looks better than it is, and so does the best of several evaluations (`Succ.*`).",
+    ]
+    few = [plain(name) for name, runs in outcomes.items() if 0 < len(runs) <= 3]
+    if few:
+        lines.append(f"With three seeds or fewer, an arm is an anecdote: {', '.join(few)}.")
+    return "\n".join(f"- {line}" for line in lines) + "\n"

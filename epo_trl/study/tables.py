@@ -1,0 +1,171 @@
+"""The tables of a report, each from what the runs came to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, median
+
+from epo_trl.study.config import Study
+from epo_trl.study.judge import THIRDS, Outcome, Outcomes
+from epo_trl.study.markdown import NOTHING, number, percent, plain, points, spread, table
+from epo_trl.study.statistics import estimate, fisher_exact, paired, pairs_needed
+
+Value = Callable[[Outcome], float | None]
+
+
+def by_seed(outcomes: Mapping[int, Outcome], value: Value) -> dict[int, float]:
+    """Returns the values that are there."""
+    found = {seed: value(outcome) for seed, outcome in outcomes.items()}
+    return {seed: one for seed, one in found.items() if one is not None}
+
+
+def training_table(study: Study, outcomes: Outcomes) -> str:
+    """Returns success in training at the end, and how runs got there; `""` if no run has logged it."""
+    rows = []
+    for name, runs in outcomes.items():
+        final = by_seed(runs, lambda run: run.success)
+        if not final:
+            continue
+        reached = [run.solved_at for run in runs.values() if run.solved_at is not None]
+        ends = [run.entropy for run in runs.values() if run.entropy is not None]
+        invalid = list(by_seed(runs, lambda run: run.invalid).values())
+        rows.append(
+            [
+                plain(name), str(len(final)), spread(estimate(list(final.values()))), _count(runs, "solved"),
+                _count(runs, "trapped"),
+                f"{median(reached):.0f} ({len(reached)})" if reached else NOTHING,
+                f"{fmean(one for one, _ in ends):.2f} → {fmean(two for _, two in ends):.2f}" if ends else NOTHING,
+                percent(fmean(invalid)) if invalid else NOTHING,
+                _count(runs, "exploded_at"), _count(runs, "collapsed_at"),
+            ]
+        )  # fmt: skip
+    head = ["arm", "seeds", "success %: mean ± sd (interval)", "solved", "trapped",
+            f"RL steps to {percent(study.solved)} %: median (runs)", "entropy, nats", "invalid %", "exploded",
+            "collapsed"]  # fmt: skip
+    return table(head, rows) if rows else ""
+
+
+def _count(runs: Mapping[int, Outcome], name: str) -> str:
+    return str(sum(value is not None and value is not False for value in (getattr(run, name) for run in runs.values())))
+
+
+def differences_table(study: Study, outcomes: Outcomes) -> str:
+    """Returns each arm's success in training less the baseline's, over the seeds that both have."""
+    base = by_seed(outcomes[study.baseline], lambda run: run.success)
+    rows = []
+    for name, runs in outcomes.items():
+        own = by_seed(runs, lambda run: run.success)
+        found = paired(own, base)
+        if name == study.baseline or found is None:
+            continue
+        shared = [seed for seed in own if seed in base]
+        pairs = [(bool(runs[seed].solved), bool(outcomes[study.baseline][seed].solved)) for seed in shared]
+        both, only, other = (pairs.count(pair) for pair in ((True, True), (True, False), (False, True)))
+        p = fisher_exact(both + only, len(pairs), both + other, len(pairs))
+        rows.append(
+            [
+                plain(name), str(found.count), points(found), _needed(found.deviation, found.mean),
+                f"{both} / {only} / {other} / {len(pairs) - both - only - other}", number(p, 3),
+            ]
+        )  # fmt: skip
+    head = ["arm", "pairs", f"success − {plain(study.baseline)}, points (interval)", "pairs for power 0.8",
+            "solved: both / this / baseline / neither", "Fisher's p"]  # fmt: skip
+    return table(head, rows) if rows else ""
+
+
+def _needed(deviation: float, mean: float) -> str:
+    count = pairs_needed(deviation, mean)
+    return NOTHING if math.isinf(count) else f"{count:.0f}"
+
+
+def seeds_table(study: Study, outcomes: Outcomes) -> str:
+    """Returns the success of each run in training."""
+    rows = []
+    for name, runs in outcomes.items():
+        if by_seed(runs, lambda run: run.success):
+            rows.append([plain(name), *(_one(runs.get(seed)) for seed in study.seeds)])
+    return table(["arm", *(f"seed {seed}" for seed in study.seeds)], rows) if rows else ""
+
+
+def _one(run: Outcome | None) -> str:
+    if run is None or run.success is None:
+        return NOTHING
+    flags = (("**solved**", run.solved), ("trapped", run.trapped), ("exploded", run.exploded_at),
+             ("collapsed", run.collapsed_at))  # fmt: skip
+    marks = [mark for mark, held in flags if held is not None and held is not False]
+    return " ".join([percent(run.success), *marks])
+
+
+def thirds_table(outcomes: Outcomes) -> str:
+    """Returns when the entropy of each third of the episode left the band; `""` if it was not logged."""
+    rows = []
+    for name, runs in outcomes.items():
+        logged = [run for run in runs.values() if run.has_thirds]
+        if not logged:
+            continue
+        cells = []
+        for third in THIRDS:
+            left = [step for run in logged if (step := run.left_band_at.get(third)) is not None]
+            cells.append(f"{median(left):.0f} ({len(left)} of {len(logged)})" if left else f"(0 of {len(logged)})")
+        known = [[step for step in run.left_band_at.values() if step is not None] for run in logged]
+        whole = [steps for steps in known if len(steps) == len(THIRDS)]
+        early = sum(steps == sorted(steps) and steps[0] < steps[-1] for steps in whole)
+        rows.append([plain(name), *cells, f"{early} of {len(whole)}"])
+    head = ["arm", *(f"{third} third: median RL step (runs)" for third in THIRDS), "first before last, in order"]
+    return table(head, rows) if rows else ""
+
+
+def splits_of(outcomes: Outcomes) -> list[str]:
+    """Returns the names of the test lists."""
+    return list(
+        dict.fromkeys(split for runs in outcomes.values() for run in runs.values() for split in run.evaluations)
+    )
+
+
+def paper_table(study: Study, outcomes: Outcomes) -> str:
+    """Returns success on the test lists in the form of the paper's Table 1; `""` without evaluations."""
+    splits = splits_of(outcomes)
+    measures = [measure for split in splits for measure in _measures(study, split)]
+    rows = []
+    before = {split: _before(outcomes, split) for split in splits}
+    if any(before.values()):
+        cells = [cell for split in splits for cell in (NOTHING, _spread(list(before[split].values())))]
+        rows.append(["before RL", str(max(map(len, before.values()))), *cells])
+    for name, runs in outcomes.items():
+        values = [list(by_seed(runs, value).values()) for _, value in measures]
+        if any(values):
+            rows.append([plain(name), str(max(map(len, values))), *map(_spread, values)])
+    return table(["arm", "seeds", *(title for title, _ in measures)], rows) if splits and rows else ""
+
+
+def _before(outcomes: Outcomes, split: str) -> dict[int, float]:
+    """Returns the success before RL by seed; arms share it."""
+    found: dict[int, float] = {}
+    for runs in outcomes.values():
+        found |= by_seed(runs, lambda run: run.before(split))
+    return found
+
+
+def paper_differences(study: Study, outcomes: Outcomes) -> str:
+    """Returns each arm's success on the test lists less the baseline's, over the seeds that both have."""
+    measures = [measure for split in splits_of(outcomes) for measure in _measures(study, split)]
+    rows = []
+    for name, runs in outcomes.items():
+        found = [paired(by_seed(runs, value), by_seed(outcomes[study.baseline], value)) for _, value in measures]
+        there = [one for one in found if one is not None]
+        if name != study.baseline and there:
+            rows.append([plain(name), str(max(one.count for one in there)), *map(points, found)])
+    return table(["arm", "pairs", *(title for title, _ in measures)], rows) if rows else ""
+
+
+def _measures(study: Study, split: str) -> list[tuple[str, Value]]:
+    title = plain(split.upper())
+    return [
+        (f"{title} Succ.\\*", lambda run: run.best(split)),
+        (f"{title} Succ.", lambda run: run.converged(split, study.eval_window)),
+    ]
+
+
+def _spread(values: Sequence[float]) -> str:
+    return spread(estimate(values)) if values else NOTHING
