@@ -48,11 +48,12 @@ def report(study: Study, records: Sequence[Record], outcomes: Outcomes, *, pictu
     parts += [f"Protocol: {plain(study.protocol.strip())}\n" if study.protocol else "", _origin(study, records)]
     tested = tables.paper_table(study, outcomes)
     parts += _section("Success on the test lists, %", tested, _evaluation_note(study, records))
-    parts += _section(f"Difference from {plain(study.baseline)} on the test lists, percentage points",
-                      tables.paper_differences(study, outcomes), "Mean over the shared seeds, 95 % interval.")  # fmt: skip
+    base, differences = plain(study.baseline), tables.paper_differences(study, outcomes)
+    shared = "Percentage points: mean over the shared seeds, 95 % interval."
+    parts += _section(f"Difference from {base} on the test lists", differences, shared)
     parts += _section("Training", tables.training_table(study, outcomes), _training_note(study))
-    parts += _section(f"Difference from {plain(study.baseline)} in training",
-                      tables.differences_table(study, outcomes), _difference_note(study, outcomes))  # fmt: skip
+    differences = tables.differences_table(study, outcomes)
+    parts += _section(f"Difference from {base} in training", differences, _difference_note(outcomes))
     parts += _section("Each run", tables.seeds_table(study, outcomes), "Success in training at the end, %.")
     parts += _section("Where entropy leaves first", tables.thirds_table(outcomes), THIRDS_NOTE)
     if picture:
@@ -89,13 +90,12 @@ def _training_note(study: Study) -> str:
         f"Training episodes, mean of the last {study.window} RL steps of a run, then mean ± standard deviation over "
         f"seeds (95 % interval, Student's t). Solved: above {percent(study.solved)} %; trapped: below "
         f"{percent(study.trapped)} %. Steps: until the running mean over {study.smooth} RL steps reaches "
-        f"{percent(study.solved)} %, median of the runs that get there. Entropy: over all tokens, first RL steps → last "
-        "ones. Exploded, collapsed: runs, by the definitions in "
-        "docs/metrics.md (`run/exploded`, `run/collapsed`)."
+        f"{percent(study.solved)} %, median of the runs that get there. Entropy: over all tokens, first RL steps → "
+        "last ones. Exploded, collapsed: runs, by the definitions in docs/metrics.md (`run/exploded`, `run/collapsed`)."
     )
 
 
-def _difference_note(study: Study, outcomes: Outcomes) -> str:
+def _difference_note(outcomes: Outcomes) -> str:
     return (
         "Over the seeds that both have. Pairs for power 0.8: how many a paired t test needs to find a difference of "
         "this size with this deviation. Fisher's exact test, two-sided, of the numbers of solved runs, as if they were "
