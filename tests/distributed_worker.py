@@ -9,7 +9,8 @@ end after one turn, rank 1's after three, so rank 0 has to go on generating whil
 `guards-{sigterm,nonfinite}`: rank 1's loss is NaN in the second update; then rank 0 gets SIGTERM in the third, or rank
 1's loss is NaN from the fourth on.
 
-`nucleus-{tied,untied}`: two steps on episodes made by hand, with an entropy inside a reference's nucleus.
+`nucleus-{tied,untied}`: two steps on episodes made by hand, with an entropy inside a reference's nucleus, and one
+inside the policy's own.
 
 `ppo-CRITIC`: steps 1 to 3 train on episodes made by hand, 4 and 5 play; `resume-CRITIC`: those alone,
 from its checkpoint. `end-CRITIC`: the whole run, when only the final save is left to do.
@@ -71,8 +72,8 @@ NUCLEUS: dict[str, Any] = {
     **SETTINGS,
     "learning_rate": 0.3,
     "max_steps": 2,
-    "entropy_method": ["ref-nucleus"],
-    "method_kwargs": {"ref-nucleus": {"weight": 1.0}},
+    "entropy_method": ["ref-nucleus", "siren"],
+    "method_kwargs": {"ref-nucleus": {"weight": 1.0}, "siren": {"weight": 1.0, "anchor": 0.0}},
 }
 # Without a critic, and without groups that are played again.
 TABLE = [name for name in CASES if name not in (*WITH_CRITIC, "dapo")]

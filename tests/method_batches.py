@@ -33,10 +33,12 @@ def random_batch(rows: int = 8, width: int = 12, *, rl_step: int = 0) -> tuple[T
     advantages = torch.randn(rows, width, generator=generator) * mask
     logps = -3 * torch.rand(rows, width, generator=generator) * mask
     entropy = 2 * torch.rand(rows, width, generator=generator) * mask
+    inside = 0.6 * entropy.flip(1) * mask
     groups = torch.arange(rows) // 4
     return advantages, batch_of(
-        turn_ids.tolist(), mask=mask, logps=logps, entropy=entropy, group_ids=groups, rl_step=rl_step, total_rl_steps=9
-    )
+        turn_ids.tolist(), mask=mask, logps=logps, entropy=entropy, top_p_entropy=inside, group_ids=groups,
+        rl_step=rl_step, total_rl_steps=9,
+    )  # fmt: skip
 
 
 def on_two_ranks(method: Method, advantages: Tensor, batch: Batch, cut: int) -> list[Shaped]:
@@ -55,10 +57,8 @@ def on_two_ranks(method: Method, advantages: Tensor, batch: Batch, cut: int) -> 
         ranks = Ranks(
             sum=lambda x: sum(exchange(rank, x)), gather=lambda x: sum(exchange(rank, x), []), index=rank, count=2
         )
-        parts = {
-            name: getattr(batch, name)[rows]
-            for name in ("group_ids", "turn_rewards", "group_advantages", "turn_ids", "mask", "logps", "entropy")
-        }
+        names = ("group_ids", "turn_rewards", "group_advantages", "turn_ids", "mask", "logps", "entropy")
+        parts = {name: getattr(batch, name)[rows] for name in (*names, "top_p_entropy")}
         shaped[rank] = method.shape(advantages[rows], replace(batch, ranks=ranks, **parts))
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]

@@ -49,6 +49,7 @@ CASES = {
     "ea": Case(neutral={"alpha": 0.0}),
     "adaptive": Case({"target": 9.0, "start": 0.5}, neutral={"target": 9.0, "delta": 0.0}),
     "ref-nucleus": Case({"weight": 0.5}, neutral={"weight": 0.0}),
+    "siren": Case({"weight": 5.0, "anchor": 0.0}, neutral={"weight": 0.0}),
     "aem": Case(neutral={"temperature": 0.0}),
     "empg": Case(neutral={"k": 0.0, "zeta": 0.0, "center": False}),
     "clip-cov": Case({"share": 0.2, "low": 0.1}, neutral={"share": 0.0}),

@@ -133,7 +133,7 @@ def test_loss_gradient_and_history_are_those_of_one_process(ranks, tmp_path):
 
 @needs_deepspeed
 @pytest.mark.parametrize("run", ["zero3-nucleus-tied", "zero3-nucleus-untied"])
-def test_the_bonus_inside_a_references_nucleus_is_that_of_one_process(launched, tmp_path, run):
+def test_the_terms_inside_nuclei_are_those_of_one_process(launched, tmp_path, run):
     """In the second step the policy is not the reference any more; a head of its own is split by ZeRO-3."""
     _, results, (weights, other) = launched(run)
     keep = KeepWeights(2)
@@ -145,7 +145,8 @@ def test_the_bonus_inside_a_references_nucleus_is_that_of_one_process(launched, 
     assert difference(weights, other) == 0.0
     assert difference(keep.weights, weights) < 2e-5 < 0.05 < difference(start, weights)
     for alone, together in zip(trainer.state.log_history[:2], results[0]["log"][:2], strict=True):
-        for name in ("loss", "grad_norm", "ref-nucleus/entropy", "ref-nucleus/choice_share"):
+        own = ("siren/entropy", "siren/peak_share")
+        for name in ("loss", "grad_norm", "ref-nucleus/entropy", "ref-nucleus/choice_share", *own):
             assert together[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-5), name
 
 

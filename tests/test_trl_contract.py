@@ -384,12 +384,16 @@ def test_fused_head_scores_only_labelled_positions(tokenizer, monkeypatch, famil
         ("add_fused_lm_head", "shift_labels=None"),
         ("_use_triton", "compact = _use_triton(hidden_states.device)"),
         ("_ChunkedLogProbFunction", "per_token = _ChunkedLogProbFunction.apply("),
+        ("maybe_gather_lm_head_ctx", "with autocast_ctx, maybe_gather_lm_head_ctx(weight, bias):"),
         (
             "load_balancing_loss_func",
             "from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func",
         ),
     ):
         assert line in source, advice(name, line, "no such line", used if name == "add_fused_lm_head" else "")
+    again = inspect.getsource(trl_utils._ChunkedLogProbFunction.backward)
+    line = "with maybe_gather_lm_head_ctx(weight, bias):"
+    assert line in again, advice("maybe_gather_lm_head_ctx", line, "no such line")
 
     monkeypatch.setattr(trl_utils, "_use_triton", lambda device: compact)
     model = build_model(tokenizer, family=family, hidden_size=32, heads=2)

@@ -28,6 +28,7 @@ class Need(StrEnum):
     SCORES = "scores"  # log-probs and entropies of the policy that played: a pass without gradient, unless TRL makes it
     VALUES = "values"  # a critic
     NUCLEUS = "nucleus"  # tokens to which the policy at the start of RL gives more than the method's `cut`
+    TOP_P = "top_p"  # the policy's own nucleus: the fewest tokens that together have the method's `top_p`
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Batch:
         total_rl_steps: Of the run.
         logps: (B, T) log-probability of each token under the policy that played, in nats, with `Need.SCORES`.
         entropy: (B, T) entropy of its distribution, in nats, with `Need.SCORES`.
+        top_p_entropy: (B, T) the same over its own nucleus, with `Need.SCORES` and `Need.TOP_P`.
         values: (B, T) the critic's value before each token, in units of reward, with `Need.VALUES`.
         final_values: (B,) its value of the state after the last turn, 0 where the episode terminated.
     """
@@ -78,6 +80,7 @@ class Batch:
     total_rl_steps: int = 1
     logps: Tensor | None = None
     entropy: Tensor | None = None
+    top_p_entropy: Tensor | None = None
     values: Tensor | None = None
     final_values: Tensor | None = None
 
@@ -147,6 +150,8 @@ class MicroBatch:
             tokens to which the policy at the start of RL gives more than `cut`. 0 where those are less than two. With
             `Need.NUCLEUS`.
         choice: (b, T) boolean, where they are two or more, with `Need.NUCLEUS`.
+        top_p_entropy: (b, T) in nats, with gradient: entropy of the policy restricted to, and renormalised over, the
+            fewest tokens that together have `top_p` of it now. With `Need.TOP_P`.
         marks: What the method's `shape` has attached to these rows.
     """
 
@@ -162,6 +167,7 @@ class MicroBatch:
     total_rl_steps: int = 1
     nucleus_entropy: Tensor | None = None
     choice: Tensor | None = None
+    top_p_entropy: Tensor | None = None
     marks: Mapping[str, Tensor] = field(default_factory=dict)
 
     @cached_property
@@ -209,11 +215,13 @@ class Method:
         needs: What has to be there.
         config_fields: Settings that are fields of the trainer's configuration, with the same names.
         cut: With `Need.NUCLEUS`: the probability above which a token belongs to it. One for all methods of a run.
+        top_p: With `Need.TOP_P`: the probability that the policy's own nucleus holds. One for all methods of a run.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset()
     config_fields: ClassVar[tuple[str, ...]] = ()
     cut: float
+    top_p: float
 
     def described(self) -> str:
         """Returns what a model card says was used, in Markdown; `""` to leave it out."""

@@ -37,6 +37,7 @@ METHODS: dict[str, dict[str, str]] = {
         "ea": "epo_trl.methods.ea:EntropyAdvantage",
         "adaptive": "epo_trl.methods.adaptive:AdaptiveEntropy",
         "ref-nucleus": "epo_trl.methods.ref_nucleus:ReferenceNucleus",
+        "siren": "epo_trl.methods.siren:SIREN",
         "aem": "epo_trl.methods.aem:AEM",
         "empg": "epo_trl.methods.empg:EMPG",
         "clip-cov": "epo_trl.methods.covariance:ClipCov",
@@ -187,10 +188,13 @@ def _check_kinds(made: Mapping[str, Method], args: Any, critic: bool) -> None:
 
 
 def _check_nucleus(made: Mapping[str, Method], args: Any) -> None:
-    """Refuses a nucleus that is not one for all methods, or not one for the whole run."""
+    """Refuses a nucleus that is not one for all methods; the reference's has to be one for the whole run, too."""
     cuts = {name: method.cut for name, method in made.items() if Need.NUCLEUS in method.needs}
     if len(set(cuts.values())) > 1:
         raise ValueError(f"method_kwargs: got different cuts {cuts}, takes one for all: the nucleus is found once")
+    own = {name: method.top_p for name, method in made.items() if Need.TOP_P in method.needs}
+    if len(set(own.values())) > 1:
+        raise ValueError(f"method_kwargs: got different top_p {own}, takes one for all: the nucleus is found once")
     if cuts and args.sync_ref_model:
         raise ValueError(
             f"sync_ref_model: got True together with {next(iter(cuts))!r}, takes False: the reference is the policy at "

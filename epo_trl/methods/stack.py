@@ -47,6 +47,11 @@ class Methods(Mapping[str, Method]):
         """The probability that makes a token one of the nucleus, or `None` if no method needs one."""
         return next((method.cut for method in self.values() if Need.NUCLEUS in method.needs), None)
 
+    @property
+    def top_p(self) -> float | None:
+        """The probability that the policy's own nucleus holds, or `None` if no method needs one."""
+        return next((method.top_p for method in self.values() if Need.TOP_P in method.needs), None)
+
     def described(self) -> str:
         """Returns what a model card says was used, in Markdown."""
         return " and ".join(filter(None, (method.described() for method in self.values())))

@@ -52,6 +52,7 @@ def asked_in(inputs: Mapping[str, Any], context: ContextBuilder, methods: Method
         "ratio": ratio_in(inputs, methods),
         "with_values": "old_values" in inputs,
         "candidates": inputs.get("candidates"),
+        "top_p": methods.top_p,
     }
 
 
@@ -95,6 +96,7 @@ def method_batch(
         total_rl_steps=total_rl_steps,
         logps=scores.log_probs if scores else None,
         entropy=scores.entropy if scores else None,
+        top_p_entropy=scores.top_p_entropy if scores else None,
     )
 
 
@@ -128,6 +130,7 @@ def micro_batch(trainer: Any, inputs: Inputs, scores: RowScores) -> MicroBatch:
         total_rl_steps=trainer.total_rl_steps,
         nucleus_entropy=scores.nucleus_entropy,
         choice=(inputs["candidates"] >= 0).any(-1) if "candidates" in inputs else None,
+        top_p_entropy=scores.top_p_entropy,
     )
 
 

@@ -159,7 +159,7 @@ class EPOTrainer(LongRunTrainer):
         layout = layout_of(rows, self.rules.context, self.accelerator.device, self.pad_to_multiple_of)
         self.rollout_func = lambda prompts, trainer: as_trl_takes_it(collected, rows)  # what TRL asks for next
         inputs = [{**row, "prompt": task} for row, task in zip(inputs, collected.tasks, strict=True)]
-        with self.scorer.over(layout) as scores:
+        with self.scorer.over(layout, top_p=self.methods.top_p) as scores:
             output = super()._generate_and_score_completions(inputs)
             output["turn_ids"] = layout.turn_ids
             # Rows without a token in the loss (aborted, or cleared by `mask_truncated_completions`) do not count.

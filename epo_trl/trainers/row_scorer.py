@@ -23,12 +23,14 @@ class RowScores:
         entropy: (B, T) in nats, or `None` if the model was not asked.
         values: (B, T) the critic's, or `None` if it was not asked.
         nucleus_entropy: (B, T) in nats, over the candidates of each token, or `None` without candidates.
+        top_p_entropy: (B, T) in nats, over the model's own nucleus, or `None` without `top_p`.
     """
 
     log_probs: Tensor
     entropy: Tensor | None
     values: Tensor | None
     nucleus_entropy: Tensor | None
+    top_p_entropy: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class _Asked:
     ratio: Callable[[Tensor], Tensor]
     with_values: bool
     candidates: Tensor | None
+    top_p: float | None
     found: list[RowScores]
 
 
@@ -64,6 +67,7 @@ class RowScorer:
         ratio: Callable[[Tensor], Tensor] = lambda x: x,
         with_values: bool = False,
         candidates: Tensor | None = None,
+        top_p: float | None = None,
     ) -> Iterator[list[RowScores]]:
         """Lets TRL ask for rows; what is found is added to the list.
 
@@ -72,8 +76,9 @@ class RowScorer:
             ratio: From log-probabilities to those that TRL is given; see `Method.ratio`.
             with_values: Whether the critic's values come from the same forward pass.
             candidates: (B, T, K) token ids, -1 where there is none: what to restrict an entropy to.
+            top_p: Of the model's own nucleus, to restrict another entropy to.
         """
-        asked = _Asked(layout, ratio, with_values, candidates, [])
+        asked = _Asked(layout, ratio, with_values, candidates, top_p, [])
         before, self._open = self._open, asked
         try:
             yield asked.found
@@ -101,11 +106,12 @@ class RowScorer:
         for rows, turns in _cut(input_ids, attention_mask, asked.layout, batch_size or len(input_ids)):
             own = None if asked.candidates is None else asked.candidates[rows][turns.response_mask]
             with self._autocast():
-                scores = score_turns(model, turns, **self._passes, candidates=own, **model_inputs)
-            per_token = (scores.log_probs, scores.entropy, scores.values, scores.nucleus_entropy)
+                scores = score_turns(model, turns, **self._passes, candidates=own, top_p=asked.top_p, **model_inputs)
+            restricted = (scores.nucleus_entropy, scores.top_p_entropy)
+            per_token = (scores.log_probs, scores.entropy, scores.values, *restricted)
             parts.append((*(None if x is None else turns.to_rows(x) for x in per_token), scores.aux_loss))
-        log_probs, entropy, values, nucleus_entropy, aux_losses = zip(*parts, strict=True)
-        found = RowScores(torch.cat(log_probs), _joined(entropy), _joined(values), _joined(nucleus_entropy))
+        log_probs, *others, aux_losses = zip(*parts, strict=True)
+        found = RowScores(torch.cat(log_probs), *map(_joined, others))
         asked.found.append(found)
         return (
             asked.ratio(found.log_probs),

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from epo_trl.models.fused_head import at_head, compact_scoring, nucleus, nucleus_entropy
+from epo_trl.models.top_p import own_nucleus_entropy
 from epo_trl.trainers.router_loss import keeping_router_outputs, router_loss
 
 
@@ -129,6 +130,7 @@ class TurnScores:
         values: (N, L - 1) value of the state in which each token came, or `None` if the model was not asked.
         nucleus_entropy: (N, L - 1) entropy over the candidates of each token in nats, 0 where there are none; `None`
             without candidates.
+        top_p_entropy: (N, L - 1) entropy over the model's own nucleus in nats, 0 elsewhere; `None` without `top_p`.
     """
 
     log_probs: Tensor
@@ -136,6 +138,7 @@ class TurnScores:
     aux_loss: Tensor | None
     values: Tensor | None = None
     nucleus_entropy: Tensor | None = None
+    top_p_entropy: Tensor | None = None
 
 
 def score_turns(
@@ -145,6 +148,7 @@ def score_turns(
     buckets: int = 1,
     packed: bool = False,
     candidates: Tensor | None = None,
+    top_p: float | None = None,
     **model_inputs: Any,
 ) -> TurnScores:
     """Returns the scores of a batch of turns; only sampled tokens go through the LM head.
@@ -156,16 +160,19 @@ def score_turns(
             number of passes is the same on every rank, whatever the number of turns.
         packed: Whether all turns run as one row without padding instead.
         candidates: (M, K) token ids for each sampled token, -1 where there is none.
+        top_p: Of the nucleus that `top_p_entropy` is about.
         **model_inputs: Passed to the model.
     """
-    log_probs, entropy, values, inside = [], [], [], []
+    log_probs, entropy, values, inside, own = [], [], [], [], []
+    within = None if top_p is None else partial(own_nucleus_entropy, top_p=top_p)
     passes = list(_passes(batch, buckets, packed))
     with compact_scoring(), keeping_router_outputs() as router_outputs:
         for one in passes:
             restrict = None if candidates is None else partial(nucleus_entropy, candidates=candidates[one.tokens])
-            with at_head(restrict, one.labelled) as found:
+            with at_head(restrict, one.labelled) as found, at_head(within, one.labelled) as found_own:
                 output = model(**one.inputs, labels=one.labels, fused_lm_head=True, **model_inputs)
-            inside += [one.put_back(x.new_zeros(one.labelled.shape).masked_scatter(one.labelled, x)) for x in found]
+            inside += [one.put_back(one.spread(x)) for x in found]
+            own += [one.put_back(one.spread(x)) for x in found_own]
             log_probs.append(one.put_back(output.log_probs))
             if output.entropy is not None:
                 entropy.append(one.put_back(output.entropy))
@@ -178,6 +185,7 @@ def score_turns(
         aux_loss=router_loss(router_outputs, [one.counted for one in passes]) if balanced else None,
         values=torch.stack(values).sum(0) if values else None,
         nucleus_entropy=torch.stack(inside).sum(0) if inside else None,
+        top_p_entropy=torch.stack(own).sum(0) if own else None,
     )
 
 
@@ -243,6 +251,10 @@ class _Pass:
     def put_back(self, values: Tensor) -> Tensor:
         """Returns (N, L - 1) values from the model's, 0 where this pass has none. Differentiable."""
         return values.new_zeros(self.shape).index_put(self.target, values[self.source])
+
+    def spread(self, scored: Tensor) -> Tensor:
+        """Returns (n, l - 1) values from those of the m tokens that the head scores, 0 elsewhere. Differentiable."""
+        return scored.new_zeros(self.labelled.shape).masked_scatter(self.labelled, scored)
 
     @property
     def labelled(self) -> Tensor:

@@ -1,0 +1,134 @@
+"""The entropy of a policy over its own nucleus: the fewest tokens that together hold `top_p` of the probability.
+
+Which tokens those are takes the whole distribution of a position. Distributions are made for some positions at a time,
+once more in the backward pass where there is a gradient, and are never kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import trl.trainer.utils as trl_utils
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from epo_trl.models.fused_head import HeadInput
+
+CHUNK = 2**24  # logits at a time; the backward pass holds several tensors of that size
+FEW = 64  # most nuclei are not larger; to sort a whole vocabulary takes fifteen times as long as to find these
+_ROUNDING = 1e-6  # a sum of probabilities that is this close to `top_p` has reached it
+
+
+def top_p_entropy(logits: Tensor, top_p: float) -> Tensor:
+    """Returns (n,) entropies in nats of distributions restricted to, and renormalised over, their nuclei.
+
+    Of equal probabilities at the edge of a nucleus all are inside. Differentiable; which tokens are inside is constant.
+
+    Args:
+        logits: (n, V).
+        top_p: Above 0, at most 1, where the nucleus is the whole vocabulary.
+    """
+    with torch.no_grad():
+        p = logits.softmax(-1)
+        outside = p < _least_inside(p, top_p)
+    log_q = logits.masked_fill(outside, -torch.inf).log_softmax(-1)
+    return -(log_q.exp() * log_q.masked_fill(outside, 0.0)).sum(-1)
+
+
+def _least_inside(p: Tensor, top_p: float) -> Tensor:
+    """Returns (n, 1), the least probability inside each nucleus."""
+    least, wider = _last_needed(p.topk(min(FEW, p.shape[-1])).values, top_p)
+    if FEW < p.shape[-1] and wider.any():
+        least[wider], _ = _last_needed(p[wider].sort(-1, descending=True).values, top_p)
+    return least
+
+
+def _last_needed(ordered: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """Returns (n, 1), the last of (n, k) falling probabilities that are needed for `top_p`, and (n,) if all are."""
+    needed = ordered.cumsum(-1) - ordered < top_p - _ROUNDING
+    needed[:, 0] = True
+    return ordered.gather(-1, needed.sum(-1, keepdim=True) - 1), needed.all(-1)
+
+
+def own_nucleus_entropy(head: HeadInput, top_p: float) -> Tensor:
+    """Returns (m,) entropies in nats of the model over its own nucleus at each position; see `top_p_entropy`.
+
+    Differentiable, through the hidden states and the head.
+
+    Args:
+        head: Of the model that is measured.
+        top_p: As for `top_p_entropy`.
+    """
+    result: Tensor = _OwnNucleus.apply(
+        head.hidden, head.weight, head.bias, (head.temperature, head.softcap, head.scale), top_p
+    )
+    return result
+
+
+class _OwnNucleus(torch.autograd.Function):
+    """Makes the logits anew in the backward pass, at the positions whose entropy has a gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: tuple[Any, ...], top_p: float
+    ) -> Tensor:
+        ctx.save_for_backward(hidden, weight, bias)
+        kind = hidden.device.type
+        ctx.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        ctx.settings, ctx.top_p = settings, top_p
+        head = _head(ctx, hidden, weight, bias)
+        parts = (head.logits(_projected(head, part)) for part in _parts(head.hidden, head))
+        return torch.cat([top_p_entropy(logits, top_p) for logits in parts])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        chosen = gradient != 0
+        on_chosen, on_weight, on_bias = [], None, None
+        with trl_utils.maybe_gather_lm_head_ctx(weight, bias):  # ZeRO-3 has split them again since the forward pass
+            head = _head(ctx, hidden[chosen], weight, bias)
+            if needs_weight:
+                on_weight = gradient.new_zeros(weight.shape)
+            if needs_bias:
+                on_bias = gradient.new_zeros(bias.shape)
+            for part, above in zip(_parts(head.hidden, head), _parts(gradient[chosen], head), strict=True):
+                with torch.enable_grad():
+                    projected = _projected(head, part).requires_grad_()
+                    entropy = top_p_entropy(head.logits(projected), ctx.top_p)
+                (slope,) = torch.autograd.grad(entropy, projected, above)
+                narrow = slope.to(ctx.dtype)
+                on_chosen.append(narrow @ head.weight)
+                if on_weight is not None:
+                    on_weight += narrow.T @ part
+                if on_bias is not None:
+                    on_bias += slope.sum(0)
+        on_hidden = torch.zeros_like(hidden)
+        on_hidden[chosen] = torch.cat(on_chosen).to(hidden.dtype)
+        return (
+            on_hidden if needs_hidden else None,
+            None if on_weight is None else on_weight.to(weight.dtype),
+            None if on_bias is None else on_bias.to(bias.dtype),
+            None,
+            None,
+        )
+
+
+def _head(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> HeadInput:
+    """Returns the head in the precision of the forward pass."""
+    narrow = None if bias is None else bias.to(ctx.dtype)
+    return HeadInput(hidden.to(ctx.dtype), weight.to(ctx.dtype), narrow, *ctx.settings)
+
+
+def _parts(per_position: Tensor, head: HeadInput) -> tuple[Tensor, ...]:
+    """Returns parts of a tensor over positions whose logits have room; an empty one if there is no position."""
+    return per_position.split(max(1, CHUNK // len(head.weight)))
+
+
+def _projected(head: HeadInput, part: Tensor) -> Tensor:
+    """Returns (n, V), in single precision at least."""
+    projected = linear(part, head.weight, head.bias)
+    return projected.to(torch.promote_types(projected.dtype, torch.float32))

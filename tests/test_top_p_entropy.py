@@ -1,0 +1,167 @@
+"""The entropy over a policy's own nucleus: by hand, against sorted distributions, and as a gradient."""
+
+import math
+
+import pytest
+import torch
+from test_method_ref_nucleus import ATTENTION, HEADS, IDS, RESPONSE, TURNS, head_of
+from trainer_kit import make_model
+from trl.trainer.utils import add_fused_lm_head
+
+from epo_trl.models import top_p
+from epo_trl.models.fused_head import HeadInput
+from epo_trl.models.top_p import own_nucleus_entropy, top_p_entropy
+from epo_trl.trainers.turn_forward import TurnLayout, cut_turns, nucleus_of_turns, score_turns
+
+F64 = torch.float64
+
+
+def entropy_of(weights):
+    """Returns the entropy of numbers in that proportion."""
+    return -sum(w / sum(weights) * math.log(w / sum(weights)) for w in weights)
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "share", "inside"),
+    [
+        ([0.15, 0.5, 0.05, 0.3], 0.8, [5, 3]),  # the two hold 0.8, no third is needed
+        ([0.4, 0.3, 0.2, 0.1], 0.8, [4, 3, 2]),  # 0.7 is too little
+        ([0.05, 0.9, 0.03, 0.02], 0.8, [9]),
+        ([0.5, 0.25, 0.25], 0.7, [2, 1, 1]),  # of equals at the edge all are inside
+        ([0.2] * 5, 0.8, [1] * 5),
+        ([0.7, 0.2, 0.1], 0.5, [7]),
+        ([0.7, 0.2, 0.1], 1.0, [7, 2, 1]),
+    ],
+)
+def test_it_is_the_entropy_of_the_fewest_tokens_that_hold_the_share(probabilities, share, inside):
+    logits = torch.tensor([probabilities], dtype=F64).log() + 3.0
+    assert top_p_entropy(logits, share).tolist() == pytest.approx([entropy_of(inside)])
+
+
+def test_its_gradient_by_hand():
+    """-q (ln q + N) inside, for any function of logits; nothing outside and nothing where one token is enough."""
+    head, logits = head_of([[0.5, 0.3, 0.15, 0.05], [0.9, 0.05, 0.03, 0.02]])
+    own_nucleus_entropy(head, 0.8).sum().backward()
+    whole = entropy_of([5, 3])
+    push = [-q * (math.log(q) + whole) for q in (5 / 8, 3 / 8)]
+    assert logits.grad.tolist() == [pytest.approx([*push, 0.0, 0.0]), [0.0] * 4]
+    assert sum(push) == pytest.approx(0.0) and push[0] < 0 < push[1], "gradient ascent evens them out"
+
+
+def test_it_is_what_sorting_gives(monkeypatch):
+    """Also where more tokens are inside than are looked at first."""
+    monkeypatch.setattr(top_p, "FEW", 5)
+    torch.manual_seed(0)
+    logits = torch.cat([0.1 * torch.randn(20, 50), 2 * torch.randn(20, 50), 9 * torch.randn(20, 50)]).double()
+    sizes = set()
+    for share in (0.3, 0.8, 0.99):
+        for one, entropy in zip(logits, top_p_entropy(logits, share), strict=True):
+            falling = one.softmax(0).sort(descending=True).values.tolist()
+            inside = [p for i, p in enumerate(falling) if sum(falling[:i]) < share]
+            assert entropy.item() == pytest.approx(entropy_of(inside), abs=1e-9)
+            sizes.add(len(inside))
+    assert 1 in sizes and 5 in sizes and max(sizes) > 40
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_its_gradient_is_that_of_finite_differences(monkeypatch, softcap):
+    """In parts, none of which has more logits than there is room for; a position without gradient is left out."""
+    monkeypatch.setattr(top_p, "CHUNK", 30)
+    seen, original = [], top_p.top_p_entropy
+    monkeypatch.setattr(top_p, "top_p_entropy", lambda z, share: seen.append(z.numel()) or original(z, share))
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape, dtype=F64).requires_grad_() for shape in ((7, 4), (12, 4), (12,))]
+    weights = torch.tensor([0.0, 1.0, 2.0, 0.0, -1.0, 3.0, 0.5], dtype=F64)
+
+    def value(hidden, weight, bias):
+        return (weights * own_nucleus_entropy(HeadInput(hidden, weight, bias, 0.7, softcap, 1.3), 0.8)).sum()
+
+    assert torch.autograd.gradcheck(value, inputs, eps=1e-7, atol=1e-5)
+    assert value(*inputs).abs() > 0.1 and max(seen) <= 30
+    (on_hidden,) = torch.autograd.grad(value(inputs[0], *(x.detach() for x in inputs[1:])), inputs[:1])
+    torch.testing.assert_close(on_hidden, torch.autograd.grad(value(*inputs), inputs[:1])[0])  # a frozen head
+    assert not on_hidden[[0, 3]].any() and on_hidden.any()
+
+
+def scored(model, *, windowed=False, temperature=1.0, **way):
+    add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=windowed))
+    return batch, score_turns(model, batch, **{"top_p": 0.8, **way})
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_it_is_what_the_whole_distribution_gives(head):
+    model, temperature = HEADS[head](), 0.7
+    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=False))
+    wanted = torch.zeros(batch.labels[:, 1:].shape, dtype=F64)
+    for i, length in enumerate(batch.lengths.tolist()):
+        logits = model(batch.input_ids[i, :length][None]).logits[0, :-1].double() / temperature
+        wanted[i, : length - 1] = top_p_entropy(logits, 0.8)
+    wanted = wanted * (batch.labels[:, 1:] != -100)
+    assert (wanted > 0.1).sum() > 2
+
+    _, scores = scored(model, temperature=temperature)
+    got = scores.top_p_entropy
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
+    assert (got <= scores.entropy + 1e-5).all() and (got < scores.entropy - 0.1).any()
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    slope = torch.arange(1.0, got.numel() + 1).view_as(got)
+    mine, theirs = (
+        torch.autograd.grad((x * slope).sum(), parameters, allow_unused=True, materialize_grads=True)
+        for x in (got, wanted)
+    )
+    scale = max(float(x.abs().max()) for x in theirs)
+    for name, x, y in zip(names, mine, theirs, strict=True):
+        assert (x - y).abs().max() < 1e-4 * scale, name
+
+
+@pytest.mark.parametrize("windowed", [True, False])
+@pytest.mark.parametrize("way", [{"buckets": 2}, {"buckets": 9}, {"packed": True}], ids=str)
+def test_it_does_not_depend_on_the_forward_passes(windowed, way):
+    model = make_model()
+    _, one = scored(model, windowed=windowed)
+    _, other = scored(model, windowed=windowed, **way)
+    assert one.top_p_entropy.max() > 0.1
+    torch.testing.assert_close(one.top_p_entropy, other.top_p_entropy)
+
+
+def test_both_nuclei_are_found_in_one_pass():
+    model = make_model()
+    batch, own = scored(model)
+    candidates = nucleus_of_turns(model, batch, 0.03)
+    reference = score_turns(model, batch, candidates=candidates)
+    both = score_turns(model, batch, candidates=candidates, top_p=0.8)
+    assert own.nucleus_entropy is None and reference.top_p_entropy is None
+    assert torch.equal(both.top_p_entropy, own.top_p_entropy)
+    assert torch.equal(both.nucleus_entropy, reference.nucleus_entropy)
+    assert not torch.equal(both.nucleus_entropy, both.top_p_entropy)
+
+
+def test_a_head_that_takes_all_positions_is_read_at_the_labelled_ones(monkeypatch):
+    """As on devices that want static shapes."""
+    model = make_model()
+    _, compact = scored(model)
+    monkeypatch.setattr("epo_trl.trainers.turn_forward.compact_scoring", lambda: torch.no_grad())
+    torch.testing.assert_close(scored(model)[1].top_p_entropy, compact.top_p_entropy)
+
+
+def test_without_a_position_there_is_a_gradient_of_zero():
+    head, logits = head_of([[0.5, 0.3, 0.2]])
+    none = HeadInput(logits[:0], head.weight.requires_grad_(), None, 1.0, None, 1.0)
+    entropy = own_nucleus_entropy(none, 0.8)
+    assert entropy.shape == (0,)
+    entropy.sum().backward()
+    assert not logits.grad.any() and not head.weight.grad.any()
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_it_takes_half_precision_and_gives_single(autocast):
+    model = make_model() if autocast else make_model().bfloat16()
+    whole = scored(make_model())[1].top_p_entropy
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        _, scores = scored(model)
+    entropy = scores.top_p_entropy
+    assert entropy.dtype == torch.float32 and (entropy - whole).abs().median() < 0.05 < entropy.max()
+    entropy.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert all(parameter.grad.dtype == parameter.dtype for parameter in model.parameters())
