@@ -4,8 +4,9 @@
 
 The rollout is left out: it is the same for all, but for methods that replace groups. Methods that need the scores of
 the policy that played pay for one forward pass over the batch; TRL makes it anyway where a batch serves several
-updates, as `kl-cov` asks for. `ref-nucleus` pays for a pass of the frozen policy. One update of a windowed batch is
-measured, all methods in turns in one process: a method's time is compared with GRPO's in its round.
+updates, as `kl-cov` asks for. `ref-nucleus` pays for a pass of the frozen policy, `siren` for the nucleus of every
+token. One update of a windowed batch is measured, all methods in turns in one process: a method's time is compared with
+GRPO's in its round.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """The entropy over a policy's own nucleus: by hand, against sorted distributions, and as a gradient."""
 
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
+import trl.trainer.utils as trl_utils
 from test_method_ref_nucleus import ATTENTION, HEADS, IDS, RESPONSE, TURNS, head_of
 from trainer_kit import make_model
 from trl.trainer.utils import add_fused_lm_head
@@ -81,6 +83,30 @@ def test_its_gradient_is_that_of_finite_differences(monkeypatch, softcap):
     (on_hidden,) = torch.autograd.grad(value(inputs[0], *(x.detach() for x in inputs[1:])), inputs[:1])
     torch.testing.assert_close(on_hidden, torch.autograd.grad(value(*inputs), inputs[:1])[0])  # a frozen head
     assert not on_hidden[[0, 3]].any() and on_hidden.any()
+
+
+def test_a_head_that_was_split_after_the_forward_pass_is_whole_in_the_backward_pass(monkeypatch):
+    """As under ZeRO-3, played here by a weight that is there inside of TRL's context alone."""
+    torch.manual_seed(0)
+    hidden, weight = (torch.randn(shape, dtype=F64).requires_grad_() for shape in ((5, 4), (12, 4)))
+
+    def entropy():
+        return own_nucleus_entropy(HeadInput(hidden, weight, None, 1.0, None, 1.0), 0.8).sum()
+
+    wanted, whole = torch.autograd.grad(entropy(), (hidden, weight)), weight.data
+
+    @contextmanager
+    def gathered(*parameters):
+        assert parameters[0].numel() == 0
+        weight.data = whole
+        yield
+        weight.data = whole[:0]
+
+    monkeypatch.setattr(trl_utils, "maybe_gather_lm_head_ctx", gathered)
+    again = entropy()
+    weight.data = whole[:0]
+    for got, want in zip(torch.autograd.grad(again, (hidden, weight)), wanted, strict=True):
+        assert torch.equal(got, want) and got.any()
 
 
 def scored(model, *, windowed=False, temperature=1.0, **way):
