@@ -24,8 +24,13 @@ $(STAMP): setup.cfg constraints.txt
 train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ENV=alfworld|alfworld-real|scienceworld] [ALGO=grpo_epo|grpo|ppo_epo|ppo] [SEED=0]
 	$(PY) recipes/make_train.py $(if $(ENV),--env $(ENV)) $(if $(ALGO),--algo $(ALGO)) $(if $(SEED),--seed $(SEED))
 
-compare: $(STAMP)  ## three seeds of each algorithm side by side; hours on 2 cores: make compare [ALGOS="ppo ppo_epo"] [SEEDS="0 1 2"]
-	$(PY) recipes/compare.py $(if $(ENV),--env $(ENV)) --algos $(or $(ALGOS),grpo grpo_epo) --seeds $(or $(SEEDS),0 1 2)
+# A study for each ENV.
+study_alfworld = alfworld_generated
+study_alfworld-real = alfworld_real
+study_scienceworld = scienceworld
+
+compare: $(STAMP)  ## three seeds of each algorithm side by side; hours on 2 cores: make compare [ENV=alfworld] [ALGOS="ppo ppo_epo"] [SEEDS="0 1 2"]
+	$(PY) -m epo_trl.cli study studies/$(study_$(or $(ENV),alfworld)).yaml --arms $(or $(ALGOS),grpo grpo_epo) $(if $(SEEDS),--seeds $(SEEDS))
 
 # One thread each: two workers with two threads each on two cores wait for each other most of the time.
 test: $(STAMP)  ## the whole suite
