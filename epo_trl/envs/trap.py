@@ -189,7 +189,7 @@ class TrapSuite(TaskSuite):
 
     def demonstration_tasks(self, split: str, max_turns: int, count: int | None = None) -> Sequence[str]:
         """Returns games for practice, which begin in all rooms: who likes the hatch sees no other otherwise."""
-        return tuple(f"practice/{number}" for number in range(min(count or math.inf, _GAMES["practice"])))
+        return tuple(f"practice/{number}" for number in range(_GAMES["practice"]))[:count]
 
     def make_env(self) -> Trap:
         """Returns a fresh game."""
