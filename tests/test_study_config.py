@@ -84,8 +84,9 @@ def test_all_that_decides_the_result_is_in_the_digest_and_no_path_of_output_is(w
 def test_arms_and_seeds_are_chosen_on_the_command_line(written):
     study = written(arms={"a": {}, "b": {}, "c": {}}).chosen(["b", "c"], [7])
     assert [run.name for run in plan(study, Path("runs"))] == ["b-seed7", "c-seed7"]
-    assert study.baseline == "b"
-    assert study.chosen(None, None) == study
+    whole = written(arms={"a": {}, "b": {}, "c": {}})
+    assert whole.chosen(None, None) == whole == whole.joined(whole)
+    assert [arm.seeds for arm in whole.joined(study).arms] == [(4, 5), (4, 5, 7), (4, 5, 7)]
     with pytest.raises(StudyError, match=r"--arms: got 'x', takes some of 'b', 'c'"):
         study.chosen(["x"])
     with pytest.raises(StudyError, match="--seeds: got 7 more than once"):

@@ -47,7 +47,7 @@ def test_a_failure_stops_only_what_needs_it_and_says_where_its_log_is(job, tmp_p
     done, started, _ = run(jobs, on_end=lambda job: "nothing was written" if job.name == "d" else "")
     assert started == ["a", "c", "d"]
     assert done.failed == {
-        "a": f"exit code 1, see {tmp_path}/a/log.txt", "b": "a has failed",
+        "a": f"exit code 1: it is broken, see {tmp_path}/a/log.txt", "b": "a has failed",
         "c": f"exit code 137, see {tmp_path}/c/log.txt", "d": f"nothing was written, see {tmp_path}/d/log.txt",
     }  # fmt: skip
     assert (tmp_path / "a" / "log.txt").read_text() == "so far\nit is broken\n"

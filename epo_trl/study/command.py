@@ -38,8 +38,9 @@ def study(
     chosen = whole.chosen(arms, seeds)
     places = Places(Path(runs_dir or f"runs/{whole.name}"), Path(results_dir or f"results/{whole.name}"))
     failed = {} if report_only else run_missing(chosen, places, jobs or max(1, cores() // threads), threads)
-    records = [record for run in plan(chosen, places.runs) if (record := known_record(run, places)) is not None]
-    for file in write_report(chosen, records, places.results):
+    shown = whole.joined(chosen)
+    records = [record for run in plan(shown, places.runs) if (record := known_record(run, places)) is not None]
+    for file in write_report(shown, records, places.results):
         sys.stdout.write(f"wrote {file}\n")
     for name, why in failed.items():
         sys.stderr.write(f"failed: {name}: {why}\n")

@@ -102,8 +102,13 @@ class Study:
         if seeds is not None:
             _need_distinct("--seeds", seeds)
             kept = tuple(replace(arm, seeds=tuple(seeds)) for arm in kept)
-        baseline = self.baseline if arms is None or self.baseline in arms else kept[0].name
-        return replace(self, arms=kept, baseline=baseline)
+        return replace(self, arms=kept)
+
+    def joined(self, other: Study) -> Study:
+        """Returns the study with the seeds of another of the same file beside its own."""
+        more = {arm.name: arm.seeds for arm in other.arms}
+        arms = [replace(arm, seeds=tuple(dict.fromkeys([*arm.seeds, *more.get(arm.name, ())]))) for arm in self.arms]
+        return replace(self, arms=tuple(arms))
 
 
 class _Loader(yaml.SafeLoader):

@@ -123,11 +123,20 @@ def _start(job: Job) -> ChildProcess:
 
 def _settle(job: Job, status: int, progress: Progress, on_end: Callable[[Job], str]) -> None:
     seconds = time.monotonic() - progress.running.pop(job.name)
-    wrong = f"exit code {status}" if status else on_end(job)
+    wrong = f"exit code {status}{_last_words(job.log)}" if status else on_end(job)
     if wrong:
         progress.failed[job.name] = f"{wrong}, see {job.log}"
     else:
         progress.succeeded[job.name] = seconds
+
+
+def _last_words(log: Path) -> str:
+    """Returns the last line of a log, after a colon; `""` if it has none."""
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines()]
+    last = next((line for line in reversed(lines) if line), "")
+    return f": {last[:300]}" if last else ""
 
 
 def _end(children: Sequence[ChildProcess]) -> None:

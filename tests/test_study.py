@@ -1,0 +1,173 @@
+"""A study from its file to its report: what has ended stays, what has failed is said, kills change nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from epo_trl.cli import main
+from epo_trl.long_runs.folder_lock import folder_lock
+
+ROOT = Path(__file__).parents[1]
+RECIPE = Path(__file__).with_name("study_recipe.py")
+ARMS = {"good": {"success": [0.3, 0.9, 0.9]}, "bad|one": {"success": [0.3, 0.2, 0.4]}}
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """Returns a function that writes a study and runs the command; its value is the exit code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    Path("base.yaml").write_text("max_steps: 3\n")
+
+    def run(*options, **changes):
+        part = {"recipe": str(RECIPE), "config": "base.yaml"}
+        content = {"warm_start": part, "train": part, "seeds": [1, 2], "window": 2, "smooth": 1, "arms": ARMS}
+        Path("mine.yaml").write_text(yaml.safe_dump({**content, **changes}, sort_keys=False))
+        return main(["study", "mine.yaml", *options])
+
+    return run
+
+
+def starts(folder="runs/mine"):
+    return {path.parent.name: len(path.read_text()) for path in sorted(Path(folder).glob("*/starts.txt"))}
+
+
+def kept(name="good-seed1"):
+    return Path(f"results/mine/runs/{name}.json")
+
+
+ALL = {"good-seed1": 1, "good-seed2": 1, "bad-one-seed1": 1, "bad-one-seed2": 1, "warm-start-seed1": 1,
+       "warm-start-seed2": 1}  # fmt: skip
+
+
+def test_every_run_is_made_once_and_the_report_says_what_came_out(study, capsys):
+    assert study() == 0 and starts() == ALL
+    out, err = capsys.readouterr()
+    assert "wrote results/mine/report.md" in out and "good-seed2: finished after" in err
+    report = Path("results/mine/report.md").read_text()
+    # 0.9 + 0.01 and 0.9 + 0.02; t of 1 degree is 12.7: far beyond 100 on both sides but for the ends of a share
+    assert "| good | 2 | 91.5 ± 0.7 (85.1 to 97.9) | 2 | 0 | 2 (2) |" in report
+    assert "| bad\\|one | 2 | 31.5 ± 0.7 (25.1 to 37.9) | 0 | 2 | – |" in report
+    assert "| bad\\|one | 2 | -60.0 (-60.0 to -60.0) | 2 | 0 / 0 / 2 / 0 | 0.333 |" in report
+    assert "| good | 91.0 **solved** | 92.0 **solved** |" in report and "Missing" not in report
+    assert study() == 0 and starts() == ALL  # nothing is run again
+    assert Path("results/mine/report.md").read_text() == report
+
+
+def test_the_results_alone_give_the_same_report(study, tmp_path):
+    assert study() == 0
+    before = {path.name: path.read_bytes() for path in Path("results/mine").iterdir() if path.is_file()}
+    (tmp_path / "runs").rename(tmp_path / "gone")
+    for name in before:
+        (tmp_path / "results" / "mine" / name).unlink()
+    assert study("--report-only") == 0
+    assert {path.name: path.read_bytes() for path in Path("results/mine").iterdir() if path.is_file()} == before
+    assert not Path("runs").exists()
+    assert study() == 0 and not starts()
+
+
+def test_a_run_that_fails_stops_no_other_and_is_tried_again(study, capsys):
+    broken = {**ARMS, "broken": {"fails": "no luck"}}
+    assert study(arms=broken) == 1
+    err = capsys.readouterr().err
+    assert "failed: broken-seed1: exit code 1: no luck, see runs/mine/broken-seed1/log.txt" in err
+    assert starts() == {**ALL, "broken-seed1": 1, "broken-seed2": 1}
+    report = Path("results/mine/report.md").read_text()
+    assert "- broken, seed 1\n- broken, seed 2\n" in report and "| good | 2 | 91.5" in report
+    assert study(arms={**ARMS, "broken": {"success": [0.5] * 3}}) == 0
+    assert starts() == {**ALL, "broken-seed1": 2, "broken-seed2": 2}
+
+
+def test_a_warm_start_that_fails_takes_its_runs_with_it(study, capsys):
+    part = {"recipe": str(RECIPE), "config": "base.yaml"}
+    assert study(warm_start={**part, "fails": "no luck"}) == 1
+    assert "failed: good-seed1: warm-start-seed1 has failed" in capsys.readouterr().err
+    assert set(starts()) == {"warm-start-seed1", "warm-start-seed2"}
+
+
+def test_other_settings_are_refused_and_new_arms_and_words_are_not(study, capsys):
+    assert study() == 0
+    assert study(arms={**ARMS, "good": {"success": [0.3, 0.9, 0.8]}}) == 1
+    err = capsys.readouterr().err
+    assert (
+        "good-seed1.json is of a run with other settings (success: [0.3, 0.9, 0.9] there, [0.3, 0.9, 0.8] now)" in err
+    )
+    assert "delete it and the folder runs/mine/good-seed1" in err
+    assert study(arms={**ARMS, "new": {"success": [0.5] * 3}}, question="Why?", window=1, baseline="new") == 0
+    assert starts() == {**ALL, "new-seed1": 1, "new-seed2": 1}
+
+
+def test_a_field_that_a_recipe_does_not_take_is_said_before_anything_runs(study, capsys):
+    assert study(arms={**ARMS, "typo": {"sucess": [1]}}) == 1
+    assert capsys.readouterr().err == "epo-trl: error: typo-seed1.yaml: sucess: unknown\n"
+    assert starts() == {}
+
+
+def test_some_arms_and_seeds_only(study):
+    assert study("--arms", "good", "--seeds", "1", "5") == 0
+    assert set(starts()) == {"good-seed1", "good-seed5", "warm-start-seed1", "warm-start-seed5"}
+    report = Path("results/mine/report.md").read_text()
+    assert "| arm | seed 1 | seed 2 | seed 5 |" in report and "- good, seed 2\n- bad\\|one, seed 1\n" in report
+
+
+def test_two_studies_in_one_folder_are_refused(study, capsys):
+    process = os.fork()
+    if not process:
+        with folder_lock(Path("runs/mine"), "test"):
+            time.sleep(60)
+        os._exit(0)
+    try:
+        end = time.monotonic() + 30
+        while not Path("runs/mine/_running.json").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        assert study() == 1
+        assert f"runs/mine is in use by process {process}" in capsys.readouterr().err
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    assert study() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_after_a_kill_the_same_command_ends_with_the_same_report(study, how, tmp_path):
+    assert study("--runs-dir", "straight/runs", "--results-dir", "straight/results") == 0
+    command = [sys.executable, "-m", "epo_trl.cli", "study", "mine.yaml", "--jobs", "1"]
+    kills = 0
+    for _ in range(20):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        begun = len(list(Path("runs").glob("mine/*/config.yaml")))
+        end = time.monotonic() + 60
+        while process.poll() is None and len(list(Path("runs").glob("mine/*/config.yaml"))) < min(begun + 2, 6):
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        if process.poll() is not None:
+            break
+        if kills < 3:
+            process.send_signal(how)
+            kills += 1
+        process.wait()
+    assert kills == 3 and process.returncode == 0
+    for name in ("report.md", "curves.png"):
+        assert Path("results/mine", name).read_bytes() == Path("straight/results", name).read_bytes()
+    assert {json.loads(path.read_text())["digest"] for path in Path("results/mine/runs").iterdir()} == {
+        json.loads(path.read_text())["digest"] for path in Path("straight/results/runs").iterdir()
+    }
+
+
+def test_what_is_kept_is_small_and_has_no_times_but_its_own(study):
+    assert study() == 0
+    content = json.loads(kept().read_text())
+    assert content["curves"] == {"rl_step": [1, 2, 3], "entropy/all_tokens": [1, 1, 1],
+                                 "env/success_rate": [0.31, 0.91, 0.91]}  # fmt: skip
+    assert content["thinned"] == {"rl_step": [1, 2, 3]} and content["seconds"] >= 0
+    assert content["identity"]["fields"] == {"max_steps": 3, "success": [0.3, 0.9, 0.9]}
+    kept().write_text("{}")
+    assert study() == 1  # it is said, not overwritten
