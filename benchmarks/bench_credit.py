@@ -1,13 +1,14 @@
-"""Turn, token and outcome credit on a game whose optimal values are known, and the critic's error there.
+"""Credits with a critic on a game whose optimal values are known, and the critic's error there.
 
 python benchmarks/bench_credit.py --seeds 0 1 2
 
-Each run starts from a tiny model that takes doors at random, learned in seconds, and trains it with PPO. Reported are
+Each run starts from a tiny model that takes doors at random, learned in seconds, and trains it with PPO, or with
+ArCHer's critics. Reported are
 the training episodes that it took, averaged over WINDOW RL steps,
 - "wins": until the share WON of them won,
 - "way": until they took no more than LENGTH times the turns of the best player,
-success and turns over the last WINDOW steps, and, with turn credit, the distance between the critic's value of every
-room and the optimal one at the end.
+success and turns over the last WINDOW steps, and, for `turn` and `archer`, the distance between the critic's value of
+every room and the optimal one at the end; for `archer` also that of Q of the right door and of the other.
 """
 
 import argparse
@@ -22,12 +23,13 @@ import torch
 from harness import write
 from torch.nn.functional import cross_entropy
 
-from epo_trl.envs.corridor import DOORS, CorridorSuite, optimal_value
+from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on, optimal_value
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.load import corpus
 from epo_trl.rollout.context import ContextBuilder, TurnView
 from epo_trl.rollout.templates import PromptTemplate
-from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
+from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
+from epo_trl.trainers.turn_features import last_hidden_states
 
 ROOMS, MOVE_LIMIT = 6, 30
 EPISODES, STEPS, EPOCHS = 32, 60, 4  # episodes of an RL step, RL steps, updates on one batch
@@ -46,7 +48,13 @@ CREDITS = {
     "turn": {"gamma": GAMMA, "gae_lambda": 0.9},
     "token": {"gamma": GAMMA ** (1 / RESPONSE_TOKENS), "gae_lambda": 0.9 ** (1 / RESPONSE_TOKENS)},
     "outcome": {"gamma": 1.0, "gae_lambda": 1.0},
+    # Two episodes per task, since TRL takes no less; a small replay, since this policy changes fast.
+    "archer": {
+        "method_kwargs": {"archer": {"gamma": GAMMA, "cut_ends": False, "replay_size": 2000, "hidden_size": 64}},
+        "num_generations": 2,
+    },
 }
+OF_PPO = ("critic_learning_rate", "critic_warmup_steps", "value_clip")
 
 
 def room_prompts(suite: CorridorSuite, context: ContextBuilder) -> list[list[int]]:
@@ -58,6 +66,13 @@ def room_prompts(suite: CorridorSuite, context: ContextBuilder) -> list[list[int
     return [prompt.ids for prompt in context.build(views)]
 
 
+def door_answers(tokenizer: Any) -> list[list[int]]:
+    """Returns the token ids of the answer that takes a door, for each door."""
+    answers = [tokenizer(f"<action> {door} </action>")["input_ids"] + [tokenizer.eos_token_id] for door in DOORS]
+    assert {len(answer) for answer in answers} == {RESPONSE_TOKENS}
+    return answers
+
+
 def start_model(suite: CorridorSuite, tokenizer: Any, seed: int) -> Any:
     """Returns a model that answers every room with either door, half of the time each."""
     model = build_model(tokenizer, hidden_size=32, heads=2, seed=seed)
@@ -65,8 +80,7 @@ def start_model(suite: CorridorSuite, tokenizer: Any, seed: int) -> Any:
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.mul_(WEIGHT_SCALE)
-    answers = [tokenizer(f"<action> {door} </action>")["input_ids"] + [tokenizer.eos_token_id] for door in DOORS]
-    assert {len(answer) for answer in answers} == {RESPONSE_TOKENS}
+    answers = door_answers(tokenizer)
     context = ContextBuilder(tokenizer, PromptTemplate.load("corridor"), history_length=0)
     rows = torch.tensor([prompt + answer for prompt in room_prompts(suite, context) for answer in answers])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -82,7 +96,7 @@ def start_model(suite: CorridorSuite, tokenizer: Any, seed: int) -> Any:
 def make_trainer(
     credit: str, seed: int, folder: str, *, rooms: int = ROOMS, move_limit: int = MOVE_LIMIT, steps: int = STEPS,
     **changes: Any,
-) -> EPOPPOTrainer:  # fmt: skip
+) -> Any:  # fmt: skip
     """Returns the trainer of a run; `changes` are fields of its config."""
     suite = CorridorSuite(rooms, move_limit=move_limit)
     tokenizer = build_tokenizer(corpus(suite, "corridor"))
@@ -119,16 +133,49 @@ def make_trainer(
     )
     start = f"{folder}/start"  # a file, from which the trainer also loads the reference of the KL term
     start_model(suite, tokenizer, seed).save_pretrained(start)
-    return EPOPPOTrainer(start, suite, args=EPOPPOConfig(folder, **{**settings, **changes}), processing_class=tokenizer)
+    settings |= changes
+    config: Any = EPOPPOConfig
+    trainer: Any = EPOPPOTrainer
+    if credit == "archer":
+        config, trainer = EPOConfig, EPOTrainer
+        warm_up = settings["critic_warmup_steps"] // settings["num_iterations"]
+        settings["method_kwargs"] = {"archer": {**settings["method_kwargs"]["archer"], "warmup_rl_steps": warm_up}}
+        settings = {name: value for name, value in settings.items() if name not in OF_PPO}
+    return trainer(start, suite, args=config(folder, **settings), processing_class=tokenizer)
+
+
+def optimal_values(rooms: int) -> list[float]:
+    """Returns what every room is worth under the best policy."""
+    return [optimal_value(room + 1, rooms, gamma=GAMMA, reward=REWARD) for room in range(rooms)]
 
 
 @torch.no_grad()
-def room_values(trainer: EPOPPOTrainer) -> tuple[list[float], list[float]]:
+def room_values(trainer: Any) -> tuple[list[float], list[float]]:
     """Returns the critic's values of the rooms, and the optimal ones."""
-    rooms = trainer.suite.rooms
     ids = torch.tensor(room_prompts(trainer.suite, trainer.rules.context))
-    values = trainer.model(input_ids=ids, values_only=True).state_values[:, -1]
-    return values.tolist(), [optimal_value(r + 1, rooms, gamma=GAMMA, reward=REWARD) for r in range(rooms)]
+    if trainer.has_critic:
+        values = trainer.model(input_ids=ids, values_only=True).state_values[:, -1]
+    else:
+        values = trainer.methods["archer"].critics.v(_frozen(trainer, ids)[:, -1]).amin(0)
+    return values.tolist(), optimal_values(trainer.suite.rooms)
+
+
+@torch.no_grad()
+def door_values(trainer: Any) -> tuple[list[float], list[float]]:
+    """Returns ArCHer's Q of the door that leads on and of the other, room by room, and the optimal ones."""
+    rooms, found, optimal = trainer.suite.rooms, [], []
+    values = [*optimal_values(rooms), REWARD / GAMMA]  # leaving pays REWARD
+    for room, prompt in enumerate(room_prompts(trainer.suite, trainer.rules.context)):
+        rows = torch.tensor([prompt + answer for answer in door_answers(trainer.processing_class)])
+        hidden = _frozen(trainer, rows)
+        states, actions = hidden[:, len(prompt) - 1], hidden[:, len(prompt) :].mean(1)
+        found += trainer.methods["archer"].critics.q(states, actions).amin(0).tolist()
+        optimal += [GAMMA * (values[room + 1] if door == door_on(room + 1) else values[0]) for door in DOORS]
+    return found, optimal
+
+
+def _frozen(trainer: Any, ids: torch.Tensor) -> torch.Tensor:
+    return last_hidden_states(trainer.ref_model, trainer.ref_model.base_model, ids)
 
 
 def episodes_until(reached: Callable[[float], bool], series: list[float]) -> str:
@@ -171,12 +218,11 @@ def main() -> None:
             results.append({"credit": credit, "seed": seed, "until": until, "won": won, "turns": turns})
             line = f"{credit:8} {seed:4} {until[0]:>6} {until[1]:>6}"
             line += f" {statistics.mean(won[-WINDOW:]):8.0%} {statistics.mean(turns[-WINDOW:]):6.1f}"
-            if credit == "turn":
-                values, optimal = room_values(trainer)
-                errors = [abs(v - o) for v, o in zip(values, optimal, strict=True)]
+            for ask in {"turn": [room_values], "archer": [room_values, door_values]}.get(credit, []):
+                errors = [abs(value - best) for value, best in zip(*ask(trainer), strict=True)]
                 line += f" {statistics.mean(errors):8.2f} {max(errors):6.2f}"
-            lines.append(f"{line:56} {time.perf_counter() - start:8.0f}")
-    print("credit   seed   wins    way  success  turns    error    max  seconds")
+            lines.append(f"{line:72} {time.perf_counter() - start:8.0f}")
+    print("credit   seed   wins    way  success  turns    error    max  Q error    max  seconds")
     print("\n".join(lines))
     write(args.json, options=vars(args), results=results)
 

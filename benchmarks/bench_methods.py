@@ -4,9 +4,9 @@
 
 The rollout is left out: it is the same for all, but for methods that replace groups. Methods that need the scores of
 the policy that played pay for one forward pass over the batch; TRL makes it anyway where a batch serves several
-updates, as `kl-cov` asks for. `ref-nucleus` pays for a pass of the frozen policy, `siren` for the nucleus of every
-token. One update of a windowed batch is measured, all methods in turns in one process: a method's time is compared with
-GRPO's in its round.
+updates, as `kl-cov` asks for. `ref-nucleus` and `archer` pay for a pass of the frozen policy, `siren` for the nucleus
+of every token. One update of a windowed batch is measured, all methods in turns in one process: a method's time is
+compared with GRPO's in its round.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def make(name: str, episodes: list[Episode], sizes: dict[str, int]) -> Any:
         trainer.compute_loss(trainer.model, batch).backward()
         trainer.methods.end_rl_step(trainer.ranks, trainer.rl_step, trainer.total_rl_steps)
 
-    return work, bool(trainer.methods[name].needs & {Need.SCORES, Need.NUCLEUS})
+    return work, bool(trainer.methods[name].needs & {Need.SCORES, Need.NUCLEUS, Need.FEATURES})
 
 
 def main() -> None:

@@ -212,7 +212,9 @@ def _add_memory(commands: Any) -> None:
         help="tokens of one micro-batch on one GPU, padding included (default: 16384)",
     )
     memory.add_argument("--critic", action="store_true", help="PPO with a separate critic")
-    memory.add_argument("--no-reference", action="store_true", help="beta is 0, no ref-nucleus: no reference model")
+    memory.add_argument(
+        "--no-reference", action="store_true", help="no beta, ref-nucleus or archer: no reference model"
+    )
     memory.add_argument("--no-gradient-checkpointing", action="store_true", help="keep all activations")
     memory.set_defaults(run=_memory)
 

@@ -86,7 +86,7 @@ class Run:
     `zero_stage` is 0 (DDP), 2 or 3; `offload` puts weights and optimizer state under ZeRO-3 into the machine's memory.
     `batch_tokens` is the number of tokens of one micro-batch on one GPU, padding included:
     `per_device_train_batch_size` x turns x tokens of a turn. `reference`: whether there is a
-    reference model (`beta` above 0, or `ref-nucleus`).
+    reference model (`beta` above 0, `ref-nucleus` or `archer`).
     """
 
     gpus: int = 8

@@ -94,7 +94,7 @@ def _trainer(trainer: type, config: type, folder: Path | str, model: Any, suite:
     kwargs = {name: changes.pop(name) for name in names if name in changes}
     if model is None:
         model = make_model()
-        if "ref-nucleus" in (changes.get("entropy_method") or ()):
+        if "ref-nucleus" in (changes.get("entropy_method") or ()) or changes.get("credit") == "archer":
             model = saved(model, Path(folder) / "start")
     return trainer(
         model,

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.objectives import turn_mean_weights
 from epo_trl.types import Episode
 
@@ -28,6 +29,7 @@ class Need(StrEnum):
     SCORES = "scores"  # log-probs and entropies of the policy that played: a pass without gradient, unless TRL makes it
     VALUES = "values"  # a critic
     NUCLEUS = "nucleus"  # tokens to which the policy at the start of RL gives more than the method's `cut`
+    FEATURES = "features"  # what the policy at the start of RL makes of each turn, as vectors
     TOP_P = "top_p"  # the policy's own nucleus: the fewest tokens that together have the method's `top_p`
 
 
@@ -67,6 +69,7 @@ class Batch:
         top_p_entropy: (B, T) the same over its own nucleus, with `Need.SCORES` and `Need.TOP_P`.
         values: (B, T) the critic's value before each token, in units of reward, with `Need.VALUES`.
         final_values: (B,) its value of the state after the last turn, 0 where the episode terminated.
+        features: Of the turns, with `Need.FEATURES`.
     """
 
     episodes: Sequence[Episode]
@@ -83,6 +86,7 @@ class Batch:
     top_p_entropy: Tensor | None = None
     values: Tensor | None = None
     final_values: Tensor | None = None
+    features: TurnFeatures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +283,13 @@ class Method:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up what `state_dict` has returned."""
+
+    def learned_state(self) -> dict[str, Any]:
+        """Returns what else a resumed run needs, equal on all ranks: tensors, in dicts and lists of plain types."""
+        return {}
+
+    def load_learned_state(self, state: Mapping[str, Any]) -> None:
+        """Takes up what `learned_state` has returned."""
 
     def batch_state(self) -> dict[str, Tensor]:
         """Returns what this rank needs to go on inside of an RL step."""

@@ -22,6 +22,7 @@ METHODS: dict[str, dict[str, str]] = {
         "gigpo": "epo_trl.methods.gigpo:GiGPO",
         "gated": "epo_trl.methods.gated:Gated",
         "rlvmr": "epo_trl.methods.rlvmr:RLVMR",
+        "archer": "epo_trl.methods.archer:ArCHer",
         "turn": "epo_trl.methods.gae:TurnGAE",
         "token": "epo_trl.methods.gae:TokenGAE",
         "outcome": "epo_trl.methods.gae:OutcomeGAE",
@@ -76,10 +77,11 @@ def methods_of(args: Any, *, critic: bool) -> Methods:
         if name not in made:
             raise ValueError(f"method_kwargs: got settings of {name!r}, takes those of methods in use: {list(made)}")
     _check_kinds(made, args, critic)
-    _check_nucleus(made, args)
+    methods = Methods(made, args.max_turns)
+    _check_nucleus(methods, args)
     for method in made.values():
         method.check(args)
-    return Methods(made, args.max_turns)
+    return methods
 
 
 def _made(slot: str, name: str, found: type[Any], args: Any) -> Method:
@@ -187,18 +189,18 @@ def _check_kinds(made: Mapping[str, Method], args: Any, critic: bool) -> None:
                 raise ValueError(f"{field}: got {value!r} together with the ratio of {name!r}: {reason}")
 
 
-def _check_nucleus(made: Mapping[str, Method], args: Any) -> None:
-    """Refuses a nucleus that is not one for all methods; the reference's has to be one for the whole run, too."""
-    cuts = {name: method.cut for name, method in made.items() if Need.NUCLEUS in method.needs}
+def _check_nucleus(methods: Methods, args: Any) -> None:
+    """Refuses a nucleus that is not one for all methods, and a reference that is not one for the whole run."""
+    cuts = {name: method.cut for name, method in methods.items() if Need.NUCLEUS in method.needs}
     if len(set(cuts.values())) > 1:
         raise ValueError(f"method_kwargs: got different cuts {cuts}, takes one for all: the nucleus is found once")
-    own = {name: method.top_p for name, method in made.items() if Need.TOP_P in method.needs}
+    own = {name: method.top_p for name, method in methods.items() if Need.TOP_P in method.needs}
     if len(set(own.values())) > 1:
         raise ValueError(f"method_kwargs: got different top_p {own}, takes one for all: the nucleus is found once")
-    if cuts and args.sync_ref_model:
+    if methods.readers_of_reference and args.sync_ref_model:
         raise ValueError(
-            f"sync_ref_model: got True together with {next(iter(cuts))!r}, takes False: the reference is the policy at "
-            "the start of RL, for the whole run"
+            f"sync_ref_model: got True together with {methods.readers_of_reference[0]!r}, takes False: the reference "
+            "is the policy at the start of RL, for the whole run"
         )
 
 

@@ -43,6 +43,11 @@ class Methods(Mapping[str, Method]):
         return any(what in method.needs for method in self.values())
 
     @property
+    def readers_of_reference(self) -> list[str]:
+        """The names of the methods that ask the policy at the start of RL."""
+        return [name for name, method in self.items() if method.needs & {Need.NUCLEUS, Need.FEATURES}]
+
+    @property
     def cut(self) -> float | None:
         """The probability that makes a token one of the nucleus, or `None` if no method needs one."""
         return next((method.cut for method in self.values() if Need.NUCLEUS in method.needs), None)
@@ -150,6 +155,16 @@ class Methods(Mapping[str, Method]):
         """Takes it up. A method that the state does not know begins anew: other methods were asked for."""
         for name in state.keys() & self.keys():
             self[name].load_state_dict(state[name])
+
+    def learned_state(self) -> dict[str, Any]:
+        """Returns the tensors that methods keep from RL step to RL step, `{}` if none does."""
+        states = {name: method.learned_state() for name, method in self.items()}
+        return {name: state for name, state in states.items() if state}
+
+    def load_learned_state(self, state: Mapping[str, Any]) -> None:
+        """Takes them up, as `load_state_dict` does."""
+        for name in state.keys() & self.keys():
+            self[name].load_learned_state(state[name])
 
     def batch_state(self) -> dict[str, Any]:
         """Returns what this rank needs to go on inside of an RL step."""

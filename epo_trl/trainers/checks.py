@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 
-from epo_trl.methods import Methods, Need
+from epo_trl.methods import Methods
 from epo_trl.models import load_tokenizer
 from epo_trl.rollout import ContextBuilder
 from epo_trl.trainers.config import EPOConfig
@@ -33,11 +33,12 @@ def check_settings(args: EPOConfig, context: ContextBuilder) -> None:
 
 def check_reference(args: EPOConfig, methods: Methods, model: Any, peft_config: Any) -> None:
     """Raises `ValueError` if TRL is to load a reference model from a path that the model does not have."""
-    readers = [name for name, method in methods.items() if Need.NUCLEUS in method.needs]
+    readers = methods.readers_of_reference
     if not (args.beta or readers) or isinstance(model, str) or peft_config is not None or is_peft_model(model):
         return
     if not model.config.name_or_path:
-        field = f"beta: got {args.beta}" if args.beta else f"entropy_method: got {readers[0]!r}"
+        slot = "credit" if args.credit in readers else "entropy_method"
+        field = f"beta: got {args.beta}" if args.beta else f"{slot}: got {readers[0]!r}"
         raise ValueError(
             f"{field}, for which the reference model is loaded from where the policy came from, but this model was "
             "made in memory; save the model and pass its path, or do without a reference"

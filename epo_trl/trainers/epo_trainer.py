@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ from epo_trl.trainers.row_scorer import RowScorer, RowScores
 from epo_trl.trainers.run_health import RunHealth
 from epo_trl.trainers.setup import ranks_of, set_up
 from epo_trl.trainers.task_checks import check_arguments
+from epo_trl.trainers.turn_features import features_of
 from epo_trl.trainers.turn_forward import TurnLayout
 from epo_trl.types import Episode
 
@@ -171,6 +173,7 @@ class EPOTrainer(LongRunTrainer):
         output |= candidates_of(self, output, layout)
         self._silent.add_batch(output["num_episodes"], self.rl_step)
         batch = self._method_batch(output, collected.episodes, layout, played)
+        batch = replace(batch, features=features_of(self, output, layout))
         output |= self.methods.shape(self._advantages(batch, output), batch)
         if batches.is_scored(output):
             assert played is not None
@@ -202,7 +205,8 @@ class EPOTrainer(LongRunTrainer):
     @property
     def _compared(self) -> tuple[int, str]:
         """Number of episodes whose rewards are compared with each other, and what they are called."""
-        return self.num_generations, "every group"
+        whole = self.methods.need(Need.FEATURES)  # critics compare all turns
+        return (self.args.generation_batch_size, "the whole batch") if whole else (self.num_generations, "every group")
 
     # --- Loss --------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from epo_trl.envs.base import TaskSuite
-from epo_trl.long_runs.collected_batch import load_batch, save_batch
+from epo_trl.long_runs.collected_batch import load_batch, load_learned, save_batch, save_learned
 from epo_trl.long_runs.long_run import LongRun
 from epo_trl.long_runs.resume_check import digest_of
 from epo_trl.long_runs.update_guard import UpdateGuard, check_skipped
@@ -97,10 +97,15 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     def _save_rank_state(self, folder: str) -> None:
         if self.micro_steps_done:
             save_batch(folder, self.accelerator.process_index, self._batch_state())
+        if self.args.should_save:
+            save_learned(folder, self.methods.learned_state())
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and self.micro_steps_done:
+        if checkpoint is None:
+            return
+        self.methods.load_learned_state(load_learned(checkpoint, self.accelerator.device))
+        if self.micro_steps_done:
             self._resume_inside_rl_step(checkpoint)
 
     def _resume_inside_rl_step(self, checkpoint: str) -> None:

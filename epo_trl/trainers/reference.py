@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from trl.trainer.utils import use_adapter
 
-from epo_trl.methods import Need
 from epo_trl.trainers.batches import rows_of
 from epo_trl.trainers.turn_forward import TurnLayout
 
@@ -25,7 +24,7 @@ def keeping_reference(trainer: Any, args: Any) -> Iterator[None]:
         trainer: An `EPOTrainer`, in its `__init__`.
         args: Its configuration.
     """
-    if args.beta or not trainer.methods.need(Need.NUCLEUS):
+    if args.beta or not trainer.methods.readers_of_reference:
         yield
         return
     args.beta = 1.0

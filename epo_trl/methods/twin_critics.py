@@ -1,0 +1,209 @@
+"""ArCHer's critics (arXiv 2402.19446, Sec. 3): two Q and two V of whole turns, learned off-policy from a replay."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+REACH = 5.0  # deviations at which a feature is cut off
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """n turns and what they led to.
+
+    Args:
+        states: (n, D) features of what the agent saw.
+        actions: (n, D) features of its response.
+        rewards: (n,).
+        next_states: (n, D) features of what it saw next, read where `ends` is false.
+        ends: (n,) boolean, whether nothing came next.
+    """
+
+    states: Tensor
+    actions: Tensor
+    rewards: Tensor
+    next_states: Tensor
+    ends: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def fields(self) -> tuple[Tensor, ...]:
+        """The tensors, in order."""
+        return tuple(vars(self).values())
+
+    def rows(self, index: Any) -> Transitions:
+        """Returns some of them."""
+        return Transitions(*(field[index] for field in self.fields))
+
+    def to(self, device: Any) -> Transitions:
+        """Returns them on a device."""
+        return Transitions(*(field.to(device) for field in self.fields))
+
+    @staticmethod
+    def joined(parts: Sequence[Transitions]) -> Transitions:
+        """Returns all of them, one after the other."""
+        return Transitions(*(torch.cat(fields) for fields in zip(*(part.fields for part in parts), strict=True)))
+
+
+@dataclass(frozen=True)
+class CriticSettings:
+    """How critics learn: see `ArCHer`, whose fields these are."""
+
+    gamma: float
+    polyak: float
+    learning_rate: float
+    hidden_size: int
+    critic_epochs: int
+    batch_size: int
+    replay_size: int
+    seed: int
+
+
+class Heads(nn.Module):
+    """Two Q of (state, action) and two V of a state, 0 everywhere at first.
+
+    Args:
+        width: D.
+        hidden_size: Of the two hidden layers of each.
+        seed: Of the weights before the last layer. No other random number is drawn or moved on.
+    """
+
+    def __init__(self, width: int, hidden_size: int, seed: int):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+
+        def head(inputs: int) -> nn.Sequential:
+            sizes = (inputs, hidden_size, hidden_size, 1)
+            layers = [nn.utils.skip_init(nn.Linear, a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+            for layer in layers:
+                nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu", generator=generator)
+                nn.init.zeros_(layer.bias)
+            nn.init.zeros_(layers[-1].weight)
+            return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+
+        self.q_heads = nn.ModuleList([head(2 * width), head(2 * width)])
+        self.v_heads = nn.ModuleList([head(width), head(width)])
+
+    def q(self, states: Tensor, actions: Tensor) -> Tensor:
+        """Returns (2, n)."""
+        both = torch.cat([states, actions], dim=-1)
+        return torch.stack([head(both).squeeze(-1) for head in self.q_heads])
+
+    def v(self, states: Tensor) -> Tensor:
+        """Returns (2, n)."""
+        return torch.stack([head(states).squeeze(-1) for head in self.v_heads])
+
+
+class TwinCritics:
+    """The heads, their targets, their optimizer and the replay. Copies on several ranks stay equal: fed equally, they
+    draw equally.
+
+    Features are centred and scaled by what the first batch had, for good, so that an old transition keeps its place.
+
+    Args:
+        settings: How they learn.
+        first: The first transitions, from which size, place and scale of features are taken.
+    """
+
+    def __init__(self, settings: CriticSettings, first: Transitions):
+        self.settings = settings
+        seen = [first.states, first.actions]
+        self.center = torch.stack([x.mean(0) for x in seen])
+        spread = torch.stack([x.std(0, correction=0) for x in seen])
+        typical = spread.square().mean(1, keepdim=True).sqrt()
+        self.scale = torch.maximum(spread, 0.1 * typical).clamp(min=1e-6)
+        self.heads = Heads(first.states.shape[1], settings.hidden_size, settings.seed).to(first.states.device)
+        self.targets = copy.deepcopy(self.heads).requires_grad_(False)
+        self.optimizer = torch.optim.Adam(self.heads.parameters(), lr=settings.learning_rate)
+        self.replay = first.rows(slice(0))
+
+    # --- Values -------------------------------------------------------------------------------------------------
+
+    def _scaled(self, features: Tensor, which: int) -> Tensor:
+        return ((features - self.center[which]) / self.scale[which]).clamp(-REACH, REACH)
+
+    def q(self, states: Tensor, actions: Tensor, heads: Heads | None = None) -> Tensor:
+        """Returns (2, n) values of turns. Differentiable with respect to the heads."""
+        return (heads or self.heads).q(self._scaled(states, 0), self._scaled(actions, 1))
+
+    def v(self, states: Tensor, heads: Heads | None = None) -> Tensor:
+        """Returns (2, n) values of states. Differentiable with respect to the heads."""
+        return (heads or self.heads).v(self._scaled(states, 0))
+
+    @torch.no_grad()
+    def goals(self, some: Transitions) -> tuple[Tensor, Tensor]:
+        """Returns (2, n) what Q and V are drawn to: `r + gamma V'(next state)`, without V' at an end, and `Q'`.
+
+        Primes are the targets; each twin has its own, as in the paper's code.
+        """
+        later = self.v(some.next_states, self.targets) * ~some.ends
+        return some.rewards + self.settings.gamma * later, self.q(some.states, some.actions, self.targets)
+
+    # --- Learning -----------------------------------------------------------------------------------------------
+
+    def add(self, new: Transitions) -> None:
+        """Puts transitions into the replay; the oldest make room."""
+        self.replay = Transitions.joined([self.replay, new]).rows(slice(-self.settings.replay_size, None))
+
+    def learn(self, rl_step: int) -> tuple[float, float]:
+        """Makes `critic_epochs` passes through the replay; returns the mean losses of Q and V over their updates.
+
+        Args:
+            rl_step: From it and the seed the order of the transitions is drawn.
+        """
+        generator = torch.Generator().manual_seed(1_000_003 * (rl_step + 1) + self.settings.seed)
+        losses: list[Tensor] = []
+        device = self.replay.rewards.device
+        with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+            for _ in range(self.settings.critic_epochs):
+                order = torch.randperm(len(self.replay), generator=generator).to(device)
+                losses += [self.update(self.replay.rows(rows)) for rows in order.split(self.settings.batch_size)]
+        q_loss, v_loss = torch.stack(losses).mean(0).tolist()
+        return q_loss, v_loss
+
+    def update(self, some: Transitions) -> Tensor:
+        """Makes one step of Adam and moves the targets; returns (2,) mean squared errors of Q and V before it."""
+        q_goal, v_goal = self.goals(some)
+        q_loss = (self.q(some.states, some.actions) - q_goal).square().mean()
+        v_loss = (self.v(some.states) - v_goal).square().mean()
+        self.optimizer.zero_grad()
+        (2 * (q_loss + v_loss)).backward()  # the sum over the twins
+        self.optimizer.step()
+        with torch.no_grad():
+            for target, own in zip(self.targets.parameters(), self.heads.parameters(), strict=True):
+                target.lerp_(own, self.settings.polyak)
+        return torch.stack([q_loss, v_loss]).detach()
+
+    # --- Checkpoints --------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything that changes."""
+        parts = {name: getattr(self, name).state_dict() for name in ("heads", "targets", "optimizer")}
+        return {"center": self.center, "scale": self.scale, "replay": list(self.replay.fields), **parts}
+
+    @classmethod
+    def from_state(cls, settings: CriticSettings, state: Mapping[str, Any]) -> TwinCritics:
+        """Returns the critics that `state_dict` was taken from, with these settings from now on.
+
+        Raises:
+            ValueError: If they are of another size.
+        """
+        replay = Transitions(*state["replay"])
+        critics = cls(settings, replay)
+        saved = len(state["heads"]["v_heads.0.0.bias"])
+        if saved != settings.hidden_size:
+            raise ValueError(f"hidden_size: got {settings.hidden_size}, takes {saved}, which the saved critics have")
+        critics.center, critics.scale, critics.replay = state["center"], state["scale"], replay
+        for name in ("heads", "targets", "optimizer"):
+            getattr(critics, name).load_state_dict(state[name])
+        for group in critics.optimizer.param_groups:
+            group["lr"] = settings.learning_rate
+        return critics

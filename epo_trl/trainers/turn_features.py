@@ -1,0 +1,84 @@
+"""Hidden states of each turn, by the policy as it was when RL began, for the methods that learn from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods import Need
+from epo_trl.methods.turn_features import TurnFeatures
+from epo_trl.models.critic import causal_lm
+from epo_trl.models.fused_head import compact_scoring
+from epo_trl.objectives.gae import turn_edges
+from epo_trl.trainers.batches import rows_of
+from epo_trl.trainers.reference import reference_of
+from epo_trl.trainers.turn_forward import TurnBatch, TurnLayout, cut_turns
+
+
+@torch.no_grad()
+def features_of(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> TurnFeatures | None:
+    """Returns the features of the turns of TRL's batch if a method needs them. Collective under ZeRO-3.
+
+    Args:
+        trainer: An `EPOTrainer`.
+        output: TRL's batch.
+        layout: Of its rows.
+    """
+    if not trainer.methods.need(Need.FEATURES):
+        return None
+    ids, mask, _ = rows_of(output)
+    size, turns = trainer.args.per_device_train_batch_size, int(layout.turn_ids.max()) + 1
+    parts = []
+    with reference_of(trainer) as reference:
+        backbone = causal_lm(trainer.accelerator.unwrap_model(reference)).base_model
+        for start in range(0, len(ids), size):
+            rows = layout.rows(start, start + size)
+            cut = cut_turns(ids[start : start + size], mask[start : start + size], rows)
+            with trainer.accelerator.autocast():
+                hidden = last_hidden_states(reference, backbone, cut.input_ids)
+            parts.append(turn_features(hidden, cut, rows.turn_ids, turns))
+    states, actions, there = (torch.cat(part) for part in zip(*parts, strict=True))
+    return TurnFeatures(states, actions, there)
+
+
+def last_hidden_states(model: Any, backbone: torch.nn.Module, input_ids: Tensor) -> Tensor:
+    """Returns (N, L, D) in float32: what the LM head would be given. It is given nothing, so no logit is computed.
+
+    Args:
+        model: With TRL's fused LM head.
+        backbone: The part of it before the head.
+        input_ids: (N, L), right-padded.
+    """
+    seen: list[Tensor] = []
+    hook = backbone.register_forward_hook(lambda module, args, out: seen.append(out.last_hidden_state))
+    try:
+        with compact_scoring():
+            model(input_ids=input_ids, labels=torch.full_like(input_ids, -100), fused_lm_head=True)
+    finally:
+        hook.remove()
+    return seen[0].float()
+
+
+def turn_features(hidden: Tensor, batch: TurnBatch, turn_ids: Tensor, turns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the fields of `TurnFeatures`.
+
+    Args:
+        hidden: (N, L, D) of the sequences of `batch`.
+        batch: With the turns of B rows.
+        turn_ids: (B, T).
+        turns: K.
+    """
+    rows, columns = batch.response_mask.nonzero(as_tuple=True)
+    cells = rows * turns + turn_ids[rows, columns].long()  # of each sampled token
+    first, _ = turn_edges(turn_ids, batch.response_mask)
+    begins = first[batch.response_mask]
+    shape = (len(turn_ids) * turns, hidden.shape[2])
+    before = hidden[batch.sequence[begins], batch.position[begins] - 1]
+    states = hidden.new_zeros(shape).index_copy_(0, cells[begins], before)
+    counts = torch.bincount(cells, minlength=shape[0])
+    actions = hidden.new_zeros(shape).index_add_(0, cells, hidden[batch.sequence, batch.position])
+    actions = actions / counts.clamp(min=1).unsqueeze(1)
+    as_rows = (len(turn_ids), turns, -1)
+    return states.view(as_rows), actions.view(as_rows), (counts > 0).view(as_rows[:2])
