@@ -18,10 +18,10 @@ from epo_trl.study.plan import Run
 # Kept for every RL step, since results are computed from them; of the others about so many points.
 WHOLE = (
     "env/success_rate", "env/invalid_actions", "entropy/all_tokens", "ref-nucleus/choice_entropy",
-    "entropy/decision_tokens", "entropy/first_third", "entropy/middle_third", "entropy/last_third",
+    "entropy/first_third", "entropy/middle_third", "entropy/last_third",
 )  # fmt: skip
-POINTS = 40
-DIGITS = 4  # that are kept of a number
+POINTS = 30
+DIGITS = 3  # that are kept of a number
 LEFT_OUT = ("time/", "eval_", "epoch", "step", "num_tokens", "total_flos", "train_", "learning_rate", "clip_ratio/",
             "completions/", "frac_reward_zero_std", "sampling/", "num_input_tokens_seen")  # fmt: skip
 
@@ -100,8 +100,7 @@ def collect(run: Run, seconds: float) -> Record:
     assert run.arm is not None
     return Record(
         run.arm, run.seed, run.digest, run.identity, __version__, round(seconds, 1),
-        {name: [_short(value) for value in values] for name, values in curves.items()} if points else {},
-        {name: [_short(value) for value in values] for name, values in thin(rest, POINTS).items()} if points else {},
+        _shortened(curves) if points else {}, _shortened(thin(rest, POINTS)) if points else {},
         _evaluations(run.folder, updates),
     )  # fmt: skip
 
@@ -169,6 +168,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return math.fsum(there) / len(there) if there else None
 
 
+def _shortened(curves: Mapping[str, Sequence[float | None]]) -> dict[str, list[float | None]]:
+    return {name: [*values] if name == "rl_step" else [_short(value) for value in values]
+            for name, values in curves.items()}  # fmt: skip
+
+
 def _short(value: float | None) -> float | None:
     if value is None:
         return None
@@ -176,7 +180,7 @@ def _short(value: float | None) -> float | None:
     return int(short) if short == int(short) else short
 
 
-def _evaluations(folder: Path, updates: float) -> list[Evaluation]:
+def _evaluations(folder: Path, updates: float) -> tuple[Evaluation, ...]:
     found = []
     for file in sorted((folder / "evaluations").glob("step_*.json")):
         content = read_state(file, "step", "reports")
@@ -184,12 +188,12 @@ def _evaluations(folder: Path, updates: float) -> list[Evaluation]:
             counts = {name: report.get(name) for name in ("turns", "invalid_turns", "wait_turns", "score_sum")}
             found.append(
                 Evaluation(
-                    _short(content["step"] / updates) or 0, report["split"], report["protocol"]["name"], report["wins"],
+                    round(content["step"] / updates, 2), report["split"], report["protocol"]["name"], report["wins"],
                     report["episodes"], {name: [n["wins"], n["episodes"]] for name, n in report["types"].items()},
                     {**counts, "stop_reasons": report["stop_reasons"]},
                 )
             )  # fmt: skip
-    return found
+    return tuple(found)
 
 
 def write_record(path: Path, record: Record) -> None:
@@ -235,6 +239,6 @@ def read_record(path: Path) -> Record:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         evaluations = [Evaluation(**evaluation) for evaluation in content.pop("evaluations")]
-        return Record(**content, evaluations=evaluations)
+        return Record(**content, evaluations=tuple(evaluations))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StudyError(f"{path} is no record of a run ({error}); delete it to have the run made again") from error

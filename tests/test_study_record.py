@@ -1,0 +1,156 @@
+"""What is kept of a run, and what is said while it goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from epo_trl.study.config import StudyError
+from epo_trl.study.plan import Run
+from epo_trl.study.record import (
+    POINTS,
+    WHOLE,
+    Evaluation,
+    Record,
+    collect,
+    read_record,
+    rl_points,
+    thin,
+    write_record,
+)
+from epo_trl.study.side_by_side import Progress
+from epo_trl.study.watch import clock, share_done, time_left
+
+
+def run_of(folder, arm="a", name="a-seed1", **settings):
+    return Run(arm, 1, folder / name, Path("r.py"), Path("c.yaml"), settings, {"seed": 1})
+
+
+def test_optimizer_steps_become_rl_steps_and_what_one_logs_twice_is_averaged():
+    history = [
+        {"step": 1, "env/success_rate": 0.5, "entropy": 1.0, "time/all": 9, "epoch": 0.1},
+        {"step": 2, "entropy": 2.0},
+        {"step": 3, "env/success_rate": 0.25, "entropy": float("nan"), "eval_iid/success_rate": 1.0},
+        {"step": 4, "entropy": 3.0, "flag": True, "text": "x"},
+    ]
+    assert rl_points(history, 2.0) == {
+        1: {"env/success_rate": 0.5, "entropy": 1.5}, 2: {"env/success_rate": 0.25, "entropy": 3.0},
+    }  # fmt: skip
+    assert list(rl_points(history, 0.5)) == [2, 4, 6, 8]  # an optimizer step that uses up two batches
+
+
+def test_thinning_keeps_means_and_the_last_step_of_each():
+    curves = {"rl_step": [1, 2, 3, 4, 5], "x": [1.0, 3.0, None, 5.0, 9.0], "y": [None, None, 1.0, 2.0, 3.0]}
+    assert thin(curves, 3) == {"rl_step": [2, 4, 5], "x": [2.0, 5.0, 9.0], "y": [None, 1.5, 3.0]}
+    assert thin(curves, 5) == thin(curves, 99) == curves
+    assert thin({"rl_step": []}, 3) == {"rl_step": []}
+
+
+def trained(folder, steps=400, metrics=50, updates=1, evaluations=()):
+    """Leaves what a trainer leaves; the last of two checkpoints has the whole log."""
+    names = [*WHOLE, *(f"other/metric_{i}" for i in range(metrics))]
+    log = [{"step": step, **{name: 0.123456 * step % 1 for name in names}} for step in range(1, steps * updates + 1)]
+    for part in (log[: steps // 2], log):
+        checkpoint = folder / f"checkpoint-{len(part)}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "trainer_state.json").write_text(json.dumps({"log_history": part}))
+    settings = {"steps_per_generation": 8, "num_iterations": updates, "gradient_accumulation_steps": 8}
+    (folder / "_finished.json").write_text(json.dumps({"settings": settings}))
+    (folder / "evaluations").mkdir()
+    for step, report in evaluations:
+        (folder / "evaluations" / f"step_{step:06d}.json").write_text(json.dumps({"step": step, "reports": [report]}))
+
+
+REPORT = {
+    "protocol": {"name": "tiny"}, "suite": "s", "split": "iid", "episodes": 400, "wins": 100, "turns": 4000,
+    "types": {"look": {"episodes": 300, "wins": 90, "success_rate": 0.3}, "cool": {"episodes": 100, "wins": 10}},
+    "invalid_turns": 5, "wait_turns": 0, "score_sum": None, "stop_reasons": {"won": 100, "turn_limit": 300},
+    "seconds": 12.5,
+}  # fmt: skip
+
+
+def test_a_long_run_is_kept_in_less_than_30_kilobytes_and_read_back_as_it_was(tmp_path):
+    run = run_of(tmp_path)
+    trained(run.folder, updates=4, evaluations=[(0, REPORT), (1600, REPORT)])
+    record = collect(run, 61.26)
+    write_record(tmp_path / "a.json", record)
+    assert (tmp_path / "a.json").stat().st_size < 30_000
+    assert read_record(tmp_path / "a.json") == record
+    assert record.seconds == 61.3 and record.curves["rl_step"] == list(range(1, 401))
+    # RL step 1 is optimizer steps 1 to 4: 0.123456 * (1 + 2 + 3 + 4) / 4 = 0.30864
+    assert record.curves["env/success_rate"][0] == 0.309 and len(record.thinned["other/metric_1"]) <= POINTS
+    assert record.thinned["rl_step"][:2] == [14, 28]
+    assert [one.rl_step for one in record.evaluations] == [0, 400]
+    longer = run_of(tmp_path, name="longer-seed1")
+    trained(longer.folder, steps=2345, metrics=0, evaluations=[(2345, REPORT)])
+    found = collect(longer, 1.0)
+    assert (found.curves["rl_step"][-1], found.thinned["rl_step"][-2:], found.evaluations[0].rl_step) == (
+        2345,
+        [2291, 2345],
+        2345,
+    )
+    counts = {
+        "turns": 4000,
+        "invalid_turns": 5,
+        "wait_turns": 0,
+        "score_sum": None,
+        "stop_reasons": REPORT["stop_reasons"],
+    }
+    assert record.evaluations[0] == Evaluation(
+        0, "iid", "tiny", 100, 400, {"look": [90, 300], "cool": [10, 100]}, counts
+    )
+    assert record.evaluations[0].rate == 0.25
+
+
+def test_a_run_without_a_log_is_refused(tmp_path):
+    run = run_of(tmp_path)
+    run.folder.mkdir()
+    with pytest.raises(StudyError, match="has no checkpoint, and so no log; take a save_strategy"):
+        collect(run, 1.0)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"arm": "a", "evaluations": [{}]}', "{'"])
+def test_a_damaged_record_is_named(tmp_path, content):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(StudyError, match=r"a\.json is no record of a run"):
+        read_record(tmp_path / "a.json")
+
+
+def test_a_record_survives_any_name(tmp_path):
+    record = Record('λ "x" \\ | $', 1, "d", {"fields": {"a": None}}, "v", 1.0, {"rl_step": [1], "m": [None]})
+    write_record(tmp_path / "a.json", record)
+    assert read_record(tmp_path / "a.json") == record
+
+
+def test_the_progress_bar_in_the_log_tells_the_share(tmp_path):
+    log = tmp_path / "log.txt"
+    assert share_done(log, 40) == 0.0
+    log.write_text("evaluate: 3/12 [00:01]\r 5%|x| 2/40 [00:01<00:10]\r 10%|x| 4/40 [00:02<00:10]\nevaluate 12/12 [")
+    assert share_done(log, 40) == 0.1 and share_done(log, 50) == share_done(log, 0) == 0.0
+    log.write_text("\n".join(f" {step}/4000 [" for step in range(1, 2001)))
+    assert share_done(log, 4000) == 0.5
+
+
+def test_the_time_left_by_hand(tmp_path):
+    arms = {"w1": None, "a1": "a", "a2": "a", "b1": "b", "b2": "b"}
+    runs = {name: run_of(tmp_path, arm, name) for name, arm in arms.items()}
+    assert time_left(runs, Progress(running={"w1": 0.0}), {}, 2, 10.0) is None
+    # a takes 100 s, b is unknown and so 100 s too: a2 has 70 s to go, b1 90 s, b2 100 s
+    now = Progress(running={"a2": 70.0, "b1": 90.0}, succeeded={"w1": 20.0, "a1": 100.0})
+    assert time_left(runs, now, {"a2": 0.0, "b1": 0.05}, 2, 100.0) == (70 + 90 + 100) / 2
+    # b1 has made a fifth in 10 s: 50 s each, 40 s to go
+    assert time_left(runs, now, {"b1": 0.2}, 2, 100.0) == (70 + 40 + 50) / 2
+    # with ten at a time, the longest one counts
+    assert time_left(runs, now, {"b1": 0.2}, 10, 100.0) == 70
+    done = Progress(succeeded=dict.fromkeys(runs, 1.0))
+    assert time_left(runs, done, {}, 2, 100.0) == 0
+
+
+def test_clocks():
+    assert [clock(seconds) for seconds in (0, 59.6, 61, 3600, 36_061)] == [
+        "0:00",
+        "1:00",
+        "1:01",
+        "1:00:00",
+        "10:01:01",
+    ]

@@ -1,0 +1,143 @@
+"""What the runs of a study came to, and how it is written: numbers by hand, names as data, pictures with many arms."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from epo_trl.study.config import Arm, Part, Study
+from epo_trl.study.judge import judge
+from epo_trl.study.markdown import code, percent, plain, points, spread
+from epo_trl.study.record import Evaluation, Record
+from epo_trl.study.report import report, write_report
+from epo_trl.study.statistics import Estimate
+from epo_trl.study.tables import paper_differences, paper_table, thirds_table, training_table
+
+PART = Part(Path("r.py"), Path("c.yaml"), {})
+
+
+def study_of(*arms, seeds=(1, 2), **changes):
+    listed = tuple(Arm(arm, PART, seeds) for arm in arms)
+    return Study(name="s", path=Path("studies/s.yaml"), warm_start=None, arms=listed, baseline=arms[0], **changes)
+
+
+def record_of(arm, seed, success=(), evaluations=(), **curves):
+    steps = list(range(1, len(success) + 1))
+    named = {f"entropy/{name}": values for name, values in curves.items() if name != "invalid"}
+    named |= {"env/invalid_actions": curves["invalid"]} if "invalid" in curves else {}
+    whole = {"rl_step": steps, "env/success_rate": list(success), **named} if success else {}
+    listed = tuple(Evaluation(step, split, "tiny", wins, 10, {}, {}) for step, split, wins in evaluations)
+    return Record(arm, seed, "d", {}, "0.1", 1.0, whole, {}, listed)
+
+
+def test_a_run_is_judged_by_the_last_steps_of_its_training():
+    up = [0.0] * 20 + [0.9] * 20
+    study = study_of("a", seeds=(1, 2, 3, 4))
+    records = [record_of("a", 1, up), record_of("a", 2, [0.8] * 40), record_of("a", 3, [0.5] * 40),
+               record_of("a", 4, [0.9] * 19)]  # fmt: skip
+    runs = judge(study, records)["a"]
+    assert [run.success for run in runs.values()] == [pytest.approx(0.9), pytest.approx(0.8), 0.5, None]
+    assert [run.solved for run in runs.values()] == [True, False, False, None]  # above, not at
+    assert [run.trapped for run in runs.values()] == [False, False, False, None]
+    # nine values of .9 in ten are .81: nine steps after the 20th
+    assert [run.solved_at for run in runs.values()] == [29, 10, None, 10]
+
+
+def test_explosion_and_collapse_are_found_from_the_curves():
+    calm, invalid, good = [1.0] * 40, [0.1] * 40, [0.9] * 40
+    study = study_of("good", "wild", "dead", seeds=(1,))
+    records = [
+        record_of("good", 1, good, all_tokens=calm, invalid=invalid),
+        record_of("wild", 1, good, all_tokens=[1.0] * 5 + [3.0] * 35, invalid=invalid),
+        record_of("dead", 1, [0.3] * 40, all_tokens=[1.0] * 3 + [0.2] * 37, invalid=invalid),
+    ]
+    found = {name: runs[1] for name, runs in judge(study, records).items()}
+    assert [run.exploded_at for run in found.values()] == [None, 15, None]  # RL steps 6 to 15
+    # the running mean over ten is below .3 when one of them is 1.0: (1 + 9 * .2) / 10; RL steps 3 to 12
+    assert [run.collapsed_at for run in found.values()] == [None, None, 12]
+    text = training_table(study, judge(study, records))
+    assert "| wild | 1 | 90.0 | 1 | 0 | 10 (1) | 1.00 → 3.00 | 10.0 | 1 | 0 |" in text
+
+
+EVALUATED = [(0, "iid", 2), (0, "ood", 1), (5, "iid", 8), (5, "ood", 5), (10, "iid", 4), (10, "ood", 5), (15, "iid", 6),
+             (15, "ood", 6)]  # fmt: skip
+
+
+def test_the_paper_s_table_by_hand():
+    better = [(step, split, wins + (step > 0)) for step, split, wins in EVALUATED]
+    records = [record_of("a", 1, evaluations=EVALUATED), record_of("a", 2, evaluations=EVALUATED),
+               record_of("b", 1, evaluations=better)]  # fmt: skip
+    study = study_of("a", "b", eval_window=2)
+    outcomes = judge(study, records)
+    lines = paper_table(study, outcomes).splitlines()
+    assert lines[0] == "| arm | seeds | IID Succ.\\* | IID Succ. | OOD Succ.\\* | OOD Succ. |"
+    same = "± 0.0 ({0} to {0})"
+    assert lines[2] == f"| before RL | 2 | – | 20.0 {same.format('20.0')} | – | 10.0 {same.format('10.0')} |"
+    cells = [f"{value} {same.format(value)}" for value in ("80.0", "50.0", "60.0", "55.0")]
+    assert lines[3] == f"| a | 2 | {' | '.join(cells)} |"
+    assert lines[4] == "| b | 1 | 90.0 | 60.0 | 70.0 | 65.0 |"
+    assert paper_differences(study, outcomes).splitlines()[2] == "| b | 1 | +10.0 | +10.0 | +10.0 | +10.0 |"
+    assert "| – | – |" in paper_table(replace(study, eval_window=4), outcomes).replace("90.0 |", "– |")
+    assert training_table(study, outcomes) == "" == thirds_table(outcomes)
+
+
+def test_the_order_of_the_thirds():
+    calm, success = [1.0] * 40, [0.9] * 40
+
+    def out(step):
+        return [1.0] * (step - 1) + [2.0] * (41 - step)
+
+    thirds = [(out(5), out(6), out(9)), (out(9), out(8), out(7)), (out(5), calm, out(9))]
+    records = [
+        record_of("a", seed, success, first_third=one, middle_third=two, last_third=three)
+        for seed, (one, two, three) in enumerate(thirds)
+    ]
+    study = study_of("a", seeds=(0, 1, 2))
+    assert (
+        thirds_table(judge(study, records)).splitlines()[2] == "| a | 5 (3 of 3) | 7 (2 of 3) | 9 (3 of 3) | 1 of 2 |"
+    )
+
+
+def test_numbers_as_they_are_shown():
+    assert spread(Estimate(0.95, 0.1, 0.7, 1.2, 3)) == "95.0 ± 10.0 (70.0 to 100.0)"
+    assert points(Estimate(-0.00001, 0.1, -1.2, 0.7, 3)) == "0.0 (-120.0 to +70.0)"
+    assert points(Estimate(0.1, math.nan, math.nan, math.nan, 1)) == "+10.0"
+    assert spread(None) == points(None) == percent(None) == "–"
+
+
+def test_names_are_shown_as_they_are():
+    assert plain("a|b *c* <d> $x$ [e](f) `g`") == "a\\|b \\*c\\* \\<d\\> \\$x\\$ \\[e\\]\\(f\\) \\`g\\`"
+    assert code("a`b|c") == "`` a`b\\|c ``" and code("a") == "`a`"
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(12, marks=pytest.mark.slow)])
+def test_any_number_of_arms_with_any_name_is_drawn(tmp_path, count):
+    names = [f"arm $x^{{{i}}} | <b>" + "long" * 20 for i in range(count)]
+    study = study_of(*names)
+    records = [
+        record_of(name, seed, [0.1 * (i % 7) for i in range(30)], EVALUATED, all_tokens=[None, *[1.0] * 29])
+        for name in names
+        for seed in (1, 2)
+    ]
+    files = write_report(study, records, tmp_path / "out")
+    assert [file.name for file in files] == ["report.md", "curves.png"]
+    first = [file.read_bytes() for file in files]
+    assert first[1].startswith(b"\x89PNG") and len(first[1]) < 1_000_000
+    write_report(study, records, tmp_path / "out")
+    assert [file.read_bytes() for file in files] == first
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["curves.png", "report.md"]
+
+
+def test_a_study_without_a_run_has_a_report_that_says_so(tmp_path):
+    study = study_of("a", "b")
+    assert [file.name for file in write_report(study, [], tmp_path)] == ["report.md"]
+    text = (tmp_path / "report.md").read_text()
+    assert "- a, seed 1\n- a, seed 2\n- b, seed 1\n- b, seed 2\n" in text and "## Training" not in text
+
+
+def test_arms_with_few_seeds_are_called_anecdotes():
+    study = study_of("a", "b", seeds=(1, 2, 3, 4))
+    records = [record_of("a", seed, [0.9] * 20) for seed in (1, 2, 3, 4)] + [record_of("b", 1, [0.9] * 20)]
+    text = report(study, records, judge(study, records), picture=False)
+    assert "an arm is an anecdote: b." in text and "1 to 4 seeds an arm" in text
