@@ -36,6 +36,7 @@ from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.models import load_policy, policy_for_training
 from epo_trl.models.generate import SamplingPolicy
+from epo_trl.models.tiny import tiny_size
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
 from epo_trl.trainers.model_card import CardFacts
 
@@ -142,7 +143,7 @@ def main() -> None:
     suite, shown, evolution, args, model_args = parse_recipe(
         DemonstrationArguments, EvolutionArguments, ImitationConfig, ModelConfig
     )
-    if model_args.model_name_or_path in (None, "tiny"):
+    if model_args.model_name_or_path is None or tiny_size(model_args.model_name_or_path):
         raise ValueError("model_name_or_path: got a policy that has learned nothing, takes one after recipes/sft.py")
     policy_path: Any = model_args.model_name_or_path
     with run_lock(args):

@@ -9,10 +9,12 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from trl import ModelConfig
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import FAMILIES, build_model, build_tokenizer
-from epo_trl.models.load import corpus
+from epo_trl.models.load import corpus, load_policy
+from epo_trl.models.tiny import tiny_size
 from epo_trl.rollout.templates import PromptTemplate, render
 
 TEXTS = [
@@ -242,3 +244,20 @@ def test_the_vocabulary_has_every_word_that_a_prompt_of_the_suite_shows():
         observation, info = env.reset(options={"task_id": task_id})
         prompt = render(template.first, {**info, "observation": observation, "turn": 1, "turns_taken": 0})
         assert tokenizer.unk_token_id not in tokenizer(prompt)["input_ids"], prompt
+
+
+def test_a_name_says_the_size():
+    assert tiny_size("tiny") == (128, 2) and tiny_size("tiny:192x3") == (192, 3)
+    assert [tiny_size(name) for name in ("tiny-stories", "user/tiny", "./tiny", "", None)] == [None] * 5
+    model, _ = load_policy(ModelConfig("tiny:32x1"), ToySuite(), "general_compact")
+    assert (model.config.hidden_size, model.config.num_hidden_layers) == (32, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny:", "tiny:192", "tiny:100x2", "tiny:0x2", "tiny:192x0", "tiny:192x3x1", "tiny:-8x1"]
+)
+def test_a_size_that_no_model_has_is_an_error(name):
+    with pytest.raises(
+        ValueError, match=f"model_name_or_path: got '{name}', takes 'tiny', or a width, a multiple of 8"
+    ):
+        load_policy(ModelConfig(name), ToySuite(), "general_compact")

@@ -17,11 +17,10 @@ from trl.trainer.utils import create_model_from_path
 
 from epo_trl.envs.base import EnvError, Expert, TaskSuite
 from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weights
-from epo_trl.models.tiny import build_model, build_tokenizer
+from epo_trl.models.tiny import DEFAULT_SIZE, build_model, build_tokenizer, tiny_size
 from epo_trl.rollout.demonstrations import ANSWER
 from epo_trl.rollout.templates import OPTIONAL_PARTS, PARTS, PromptTemplate
 
-TINY = "tiny"
 CORPUS_TASKS = 300
 CORPUS_TURNS = 50
 NO_ACTION = "?"  # admissible nowhere
@@ -36,7 +35,8 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
 
     Args:
         model_args: `model_name_or_path` is a Hub id or a local path, of a model or of an adapter, or `"tiny"`: some
-            400,000 weights from scratch, with a vocabulary made from the suite's text.
+            400,000 weights from scratch, with a vocabulary made from the suite's text; `"tiny:192x3"` is 192 wide and
+            has 3 layers.
         args: The trainer's configuration. Its `model_init_kwargs` are filled in if TRL is to load the model.
         suite: The tasks.
         template: Name or folder of the prompt template.
@@ -46,7 +46,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
     if quantization is not None and not model_args.use_peft:
         raise ValueError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
     kwargs = {**_init_kwargs(model_args), **(args.model_init_kwargs or {})}
-    if name == TINY:
+    if tiny_size(name):
         model, tokenizer = _tiny(model_args, suite, template, args.seed)
         if not model_args.use_peft:
             return {"model": model, "processing_class": tokenizer}
@@ -95,7 +95,7 @@ def load_policy(
         trust_remote_code: Whether the Hub's own code may run.
     """
     name, adapter = _find(model_args)
-    if name == TINY:
+    if tiny_size(name):
         model, tokenizer = _tiny(model_args, suite, template, seed)
         return model.to(device), tokenizer
     tokenizer = _tokenizer_of(name, adapter, model_args, trust_remote_code)
@@ -144,7 +144,7 @@ def _find(model_args: ModelConfig) -> tuple[str, Adapter | None]:
     if is_path and not Path(name).is_dir():
         raise ValueError(f"model_name_or_path: got {name!r}, which cannot be read: there is no such folder")
     with _named(name):
-        return name, None if name == TINY else Adapter.find(name, model_args.model_revision)
+        return name, None if tiny_size(name) else Adapter.find(name, model_args.model_revision)
 
 
 def _init_kwargs(model_args: ModelConfig) -> dict[str, Any]:
@@ -158,7 +158,8 @@ def _init_kwargs(model_args: ModelConfig) -> dict[str, Any]:
 
 def _tiny(model_args: ModelConfig, suite: TaskSuite, template: str, seed: int) -> tuple[PreTrainedModel, Any]:
     tokenizer = build_tokenizer(corpus(suite, template))
-    model = build_model(tokenizer, seed=seed)
+    width, layers = tiny_size(model_args.model_name_or_path) or DEFAULT_SIZE
+    model = build_model(tokenizer, hidden_size=width, layers=layers, seed=seed)
     if model_args.attn_implementation is not None:
         model.set_attn_implementation(model_args.attn_implementation)
     return model.to(_init_kwargs(model_args)["dtype"]) if model_args.dtype not in (None, "auto") else model, tokenizer
@@ -273,6 +274,6 @@ def _expert(suite: TaskSuite, seed: int) -> Expert:
         return suite.make_expert(seed)
     except EnvError as error:
         raise EnvError(
-            f"model_name_or_path: got {TINY!r}, whose vocabulary is what an expert of the environment sees and does, "
+            f"model_name_or_path: got 'tiny', whose vocabulary is what an expert of the environment sees and does, "
             f"but {error}; write {type(suite).__name__}.make_expert(), or take a model of the Hub or a local one"
         ) from error

@@ -22,6 +22,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 PAD, UNK, TURN_START, TURN_END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
 TAGS = ("<think>", "</think>", "<action>", "</action>")
+DEFAULT_SIZE = (128, 2)  # width, layers
+HEADS = 4
 ROLES = ("system", "user", "assistant", "tool")
 
 # The generation markers let TRL's SFTTrainer tell the assistant's tokens (`assistant_only_loss=True`).
@@ -148,13 +150,33 @@ FAMILIES: dict[str, _Family] = {
 }
 
 
+def tiny_size(name: str | None) -> tuple[int, int] | None:
+    """Returns width and layers of `"tiny"` and of, for example, `"tiny:192x3"`; `None` for any other model's name.
+
+    Raises:
+        ValueError: If the size is not one that a model can have.
+    """
+    kind, colon, size = str(name).partition(":")
+    if kind != "tiny":
+        return None
+    if not colon:
+        return DEFAULT_SIZE
+    match = re.fullmatch(r"([1-9][0-9]{0,3})x([1-9][0-9]?)", size)
+    if match is None or int(match[1]) % (2 * HEADS):
+        raise ValueError(
+            f"model_name_or_path: got {name!r}, takes 'tiny', or a width, a multiple of {2 * HEADS}, and a number of "
+            "layers, as in 'tiny:192x3'"
+        )
+    return int(match[1]), int(match[2])
+
+
 def build_model(
     tokenizer: PreTrainedTokenizerFast,
     *,
     family: str = "seed_oss",
-    hidden_size: int = 128,
-    layers: int = 2,
-    heads: int = 4,
+    hidden_size: int = DEFAULT_SIZE[0],
+    layers: int = DEFAULT_SIZE[1],
+    heads: int = HEADS,
     max_position_embeddings: int = 8192,
     seed: int = 0,
 ) -> PreTrainedModel:

@@ -10,7 +10,8 @@ from transformers import GenerationConfig
 from trl import ModelConfig
 
 from epo_trl.models.generate import end_ids
-from epo_trl.models.load import TINY, load_tokenizer
+from epo_trl.models.load import load_tokenizer
+from epo_trl.models.tiny import tiny_size
 
 
 class VllmPolicy:
@@ -111,7 +112,7 @@ def load_vllm_policy(
 
 def _check_model(model_args: ModelConfig) -> None:
     name = model_args.model_name_or_path
-    if not name or name == TINY:
+    if not name or tiny_size(name):
         raise ValueError(f"model_name_or_path: got {name!r} with backend='vllm', takes a Hub id or a saved model")
     if (Path(name) / "adapter_config.json").is_file():
         raise ValueError(
