@@ -53,8 +53,8 @@ def test_every_run_is_made_once_and_the_report_says_what_came_out(study, capsys)
     assert "wrote results/mine/report.md" in out and "good-seed2: finished after" in err
     report = Path("results/mine/report.md").read_text()
     # 0.9 + 0.01 and 0.9 + 0.02; t of 1 degree is 12.7: far beyond 100 on both sides but for the ends of a share
-    assert "| good | 2 | 91.5 ± 0.7 (85.1 to 97.9) | 2 | 0 | 2 (2) |" in report
-    assert "| bad\\|one | 2 | 31.5 ± 0.7 (25.1 to 37.9) | 0 | 2 | – |" in report
+    assert "| good | 2 | 91.5 ± 0.7 (85.1 to 97.9) | 2 (34 to 100 %) | 0 | 2 (2) |" in report
+    assert "| bad\\|one | 2 | 31.5 ± 0.7 (25.1 to 37.9) | 0 (0 to 66 %) | 2 | – |" in report
     assert "| bad\\|one | 2 | -60.0 (-60.0 to -60.0) | 2 | 0 / 0 / 2 / 0 | 0.333 |" in report
     assert "| good | 91.0 **solved** | 92.0 **solved** |" in report and "Missing" not in report
     assert study() == 0 and starts() == ALL  # nothing is run again

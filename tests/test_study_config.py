@@ -142,6 +142,11 @@ def test_a_model_beside_a_warm_start_is_refused(written):
         plan(study, Path("runs"))
 
 
+def test_a_run_that_would_leave_no_log_is_refused(written):
+    with pytest.raises(StudyError, match="train.yaml: save_strategy: got 'no'"):
+        plan(written(arms={"a": {"save_strategy": False}}), Path("runs"))  # YAML's own word for no
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.name)
 def test_the_shipped_studies_can_be_read(path, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -57,7 +57,7 @@ def test_explosion_and_collapse_are_found_from_the_curves():
     # the running mean over ten is below .3 when one of them is 1.0: (1 + 9 * .2) / 10; RL steps 3 to 12
     assert [run.collapsed_at for run in found.values()] == [None, None, 12]
     text = training_table(study, judge(study, records))
-    assert "| wild | 1 | 90.0 | 1 | 0 | 10 (1) | 1.00 → 3.00 | 10.0 | 1 | 0 |" in text
+    assert "| wild | 1 | 90.0 | 1 (21 to 100 %) | 0 | 10 (1) | 1.00 → 3.00 | 10.0 | 1 | 0 |" in text
 
 
 EVALUATED = [(0, "iid", 2), (0, "ood", 1), (5, "iid", 8), (5, "ood", 5), (10, "iid", 4), (10, "ood", 5), (15, "iid", 6),

@@ -94,6 +94,8 @@ def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: Run |
         raise StudyError(
             f"arms: {arm!r}: model_name_or_path: runs begin with the warm start of the study; leave it out"
         )
+    if fields.get("save_strategy") in ("no", False):
+        raise StudyError(f"{part.config}: save_strategy: got 'no'; curves are read from a run's last checkpoint")
     fields = {name: value for name, value in fields.items() if name not in ("output_dir", "seed")}
     begin = {} if warm_start is None else {"model_name_or_path": str(warm_start.folder)}
     identity = {

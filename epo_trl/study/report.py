@@ -86,12 +86,13 @@ def _evaluation_note(study: Study, records: Sequence[Record]) -> str:
 
 
 def _training_note(study: Study) -> str:
+    solved, trapped = percent(study.solved), percent(study.trapped)
     return (
         f"Training episodes, mean of the last {study.window} RL steps of a run, then mean ± standard deviation over "
-        f"seeds (95 % interval, Student's t). Solved: above {percent(study.solved)} %; trapped: below "
-        f"{percent(study.trapped)} %. Steps: until the running mean over {study.smooth} RL steps reaches "
-        f"{percent(study.solved)} %, median of the runs that get there. Entropy: over all tokens, first RL steps → "
-        "last ones. Exploded, collapsed: runs, by the definitions in docs/metrics.md (`run/exploded`, `run/collapsed`)."
+        f"seeds (95 % interval, Student's t). Solved: above {solved} % (95 % interval of the share, Wilson); trapped: "
+        f"below {trapped} %. Steps: until the running mean over {study.smooth} RL steps reaches {solved} %, median of "
+        "the runs that get there. Entropy: over all tokens, first RL steps → last ones. Exploded, collapsed: runs, by "
+        "the definitions in docs/metrics.md (`run/exploded`, `run/collapsed`)."
     )
 
 

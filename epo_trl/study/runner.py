@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from epo_trl.study.side_by_side import Job, run_side_by_side
 from epo_trl.study.watch import LOG, Watch, clock
 
 CONFIG = "config.yaml"  # in the folder of a run
+STOPPING = "stopping: the runs save a checkpoint; Ctrl-C ends them at once"
 STATE = "_study.json"  # there too: seconds of earlier attempts, and what was seen to end
 
 
@@ -84,7 +86,7 @@ def run_missing(study: Study, places: Places, jobs: int, threads: int) -> dict[s
 
         listed = [_job(run, threads, run.needs.name if run.needs and run.needs.name in first else None) for run in todo]
         with watch:
-            done = run_side_by_side(listed, jobs, started, ended, watch.show)
+            done = run_side_by_side(listed, jobs, started, ended, watch.show, lambda: watch.say(STOPPING))
         return done.failed
 
 
@@ -151,7 +153,7 @@ def finish(run: Run, places: Places) -> float:
     Raises:
         ValueError: If something in its folder is missing or damaged.
     """
-    seconds = _seconds(run)
+    seconds = _seconds(run, time.time())
     if run.arm is not None:
         write_record(places.record_of(run), collect(run, seconds))
     write_state(run.folder / STATE, {"seconds": seconds, "begun": None, "digest": run.digest})
@@ -163,12 +165,13 @@ def _has_ended(run: Run) -> bool:
     return state.is_file() and read_state(state).get("digest") == run.digest
 
 
-def _seconds(run: Run) -> float:
-    """Returns the time of all attempts. One that was killed has ended when its log has."""
+def _seconds(run: Run, end: float | None = None) -> float:
+    """Returns the time of all attempts; the last one has ended then or, if that is not known, when its log has."""
     file, log = run.folder / STATE, run.folder / LOG
     if not file.is_file():
         return 0.0
     state = read_state(file, "seconds", "begun")
     if state["begun"] is None or not log.is_file():
         return float(state["seconds"])
-    return float(state["seconds"] + max(0.0, log.stat().st_mtime - state["begun"]))
+    end = log.stat().st_mtime if end is None else end
+    return float(state["seconds"] + max(0.0, end - state["begun"]))

@@ -57,6 +57,7 @@ def run_side_by_side(
     on_start: Callable[[Job], None],
     on_end: Callable[[Job], str],
     watch: Callable[[Progress], None],
+    on_interrupt: Callable[[], None] = lambda: None,
     poll_seconds: float = 0.2,
 ) -> Progress:
     """Returns how the jobs went. A job that fails stops those that come after it, and no others.
@@ -69,6 +70,7 @@ def run_side_by_side(
         on_start: Called right before a job is started.
         on_end: Called when one has ended with 0; returns what is wrong all the same, or `""`.
         watch: Called now and then.
+        on_interrupt: Called once, before those that run are waited for.
         poll_seconds: How often the jobs are looked at.
 
     Raises:
@@ -95,6 +97,8 @@ def run_side_by_side(
                 if children:
                     time.sleep(poll_seconds)
     except KeyboardInterrupt:
+        if children:
+            on_interrupt()
         _end(list(children.values()))
         raise
     finally:

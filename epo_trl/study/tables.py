@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 
+from epo_trl.evaluation.wilson import wilson_interval
 from epo_trl.study.config import Study
 from epo_trl.study.judge import THIRDS, Outcome, Outcomes
 from epo_trl.study.markdown import NOTHING, number, percent, plain, points, spread, table
@@ -32,7 +33,7 @@ def training_table(study: Study, outcomes: Outcomes) -> str:
         invalid = list(by_seed(runs, lambda run: run.invalid).values())
         rows.append(
             [
-                plain(name), str(len(final)), spread(estimate(list(final.values()))), _count(runs, "solved"),
+                plain(name), str(len(final)), spread(estimate(list(final.values()))), _solved(runs),
                 _count(runs, "trapped"),
                 f"{median(reached):.0f} ({len(reached)})" if reached else NOTHING,
                 f"{fmean(one for one, _ in ends):.2f} → {fmean(two for _, two in ends):.2f}" if ends else NOTHING,
@@ -44,6 +45,13 @@ def training_table(study: Study, outcomes: Outcomes) -> str:
             f"RL steps to {percent(study.solved)} %: median (runs)", "entropy, nats", "invalid %", "exploded",
             "collapsed"]  # fmt: skip
     return table(head, rows) if rows else ""
+
+
+def _solved(runs: Mapping[int, Outcome]) -> str:
+    """Returns for example `4 (25 to 84 %)`: how many, and Wilson's interval of the share."""
+    judged = [run.solved for run in runs.values() if run.solved is not None]
+    low, high = wilson_interval(sum(judged), len(judged))
+    return f"{sum(judged)} ({100 * low:.0f} to {100 * high:.0f} %)"
 
 
 def _count(runs: Mapping[int, Outcome], name: str) -> str:
