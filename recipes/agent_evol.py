@@ -9,8 +9,9 @@ from:
         --model_name_or_path runs/alfworld-tiny/sft --output_dir runs/alfworld-tiny/agent_evol \\
         --rounds 4 --samples 1000 --max_steps 1000 --max_completion_length 20
 
-The policies are in `output_dir/round-1`, `round-2`, ...; play the last with recipes/evaluate.py. The same command goes
-on where a run was interrupted.
+The policies are in `output_dir/round-1`, `round-2`, ... With a `protocol` the test lists are played before the first
+round and after each; without, play the last policy with recipes/evaluate.py. The same command goes on where a run was
+interrupted.
 """
 
 import epo_trl.threads  # noqa: F401 - before torch
@@ -20,10 +21,12 @@ import random
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
 from datasets import Dataset, concatenate_datasets
+from evaluate import EvaluationArguments, evaluate
 from sft import DemonstrationArguments, ImitationConfig, ImitationTrainer, demonstrations
 from tqdm.auto import tqdm
 from trl import ModelConfig
@@ -38,7 +41,7 @@ from epo_trl.models import load_policy, policy_for_training
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.tiny import tiny_size
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
-from epo_trl.trainers.model_card import CardFacts
+from epo_trl.trainers.model_card import REPORTS, CardFacts
 
 
 @dataclass
@@ -51,6 +54,12 @@ class EvolutionArguments:
     max_completion_length: int = field(default=512, metadata={"help": "Longest response of one turn, in tokens."})
     require_think: bool = field(default=True, metadata={"help": "As in the RL recipe."})
     parallel: int = field(default=64, metadata={"help": "Episodes that a process plays side by side."})
+    protocol: str = field(
+        default="",
+        metadata={
+            "help": "Protocol of the test lists, before the first round and after each; not played if not given."
+        },
+    )
 
     def __post_init__(self) -> None:
         for name in ("rounds", "samples", "max_completion_length", "parallel"):
@@ -107,7 +116,7 @@ def explored(
     """Returns one row per turn of the episodes that a policy won; they are kept in the folder. Collective."""
     state = PartialState()
     settings = {"policy": path, "seed": seed, "processes": state.num_processes, **vars(evolution), **vars(shown)}
-    settings.pop("rounds")
+    del settings["rounds"], settings["protocol"]
     own = os.path.join(folder, f"successes_{state.process_index}.json")
     if os.path.exists(own):
         found = read_state(own, "settings")["settings"]
@@ -138,6 +147,29 @@ def explored(
     )
 
 
+def tested(
+    args: ImitationConfig, number: int, suite: TaskSuite, path: str, shown: DemonstrationArguments,
+    evolution: EvolutionArguments,
+) -> None:  # fmt: skip
+    """Plays the test lists after so many rounds, unless that was done; the reports lie where an RL run has its own."""
+    file = Path(args.output_dir) / REPORTS / f"step_{number:06d}.json"
+    if not evolution.protocol or file.exists():
+        return
+    asked = EvaluationArguments(
+        protocol=evolution.protocol,
+        prompt_template=shown.prompt_template,
+        max_prompt_length=shown.max_prompt_length,
+        max_completion_length=evolution.max_completion_length,
+        require_think=evolution.require_think,
+        parallel=evolution.parallel,
+        seed=args.seed,
+    )
+    reports = evaluate(suite, asked, ModelConfig(path, dtype="auto"))
+    if PartialState().is_main_process:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_state(file, {"step": number, "reports": [report.to_dict() for report in reports]})
+
+
 def main() -> None:
     """Plays and learns in turns."""
     suite, shown, evolution, args, model_args = parse_recipe(
@@ -148,6 +180,7 @@ def main() -> None:
     policy_path: Any = model_args.model_name_or_path
     with run_lock(args):
         expert = None
+        tested(args, 0, suite, policy_path, shown, evolution)
         for number in range(1, evolution.rounds + 1):
             folder = os.path.join(args.output_dir, f"round-{number}")
             own = explored(folder, suite, policy_path, shown, evolution, args.seed + number)
@@ -162,6 +195,7 @@ def main() -> None:
             if trainer.preempted:
                 raise SystemExit(EXIT_CODE)
             policy_path = folder
+            tested(args, number, suite, policy_path, shown, evolution)
 
 
 if __name__ == "__main__":

@@ -245,17 +245,18 @@ def kept_for(output: str, settings: dict[str, Any]) -> KeptEpisodes:
     return kept
 
 
-def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig) -> None:
-    """Plays what is not played yet, prints the table and writes the reports."""
+def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig) -> list[EvalReport]:
+    """Returns the reports, after what was not played yet was played, printed and written. Collective."""
     protocol, lists, is_main = protocol_of(args, suite), lists_of(args, suite), PartialState().is_main_process
     shots = args.few_shot_of(suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)
     kept = kept_for(args.output, settings_of(suite, args, model_args, protocol, lists)) if args.output else None
     if kept is not None and (finished := kept.finished()) is not None:
+        reports = [EvalReport.from_dict(report) for report in finished["reports"]]
         if is_main:
-            print(format_table([EvalReport.from_dict(report) for report in finished["reports"]]))
+            print(format_table(reports))
             print(f"{args.output} is finished; nothing was played")
-        return
+        return reports
     evaluation = Evaluation(suite, args, protocol, kept, load(suite, args, model_args, protocol), shots)
     with contextlib.closing(suite.make_env()) as env:
         check_first_task(env, next(iter(lists.values()))[0], args.seed, evaluation.context, protocol)
@@ -265,6 +266,7 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
         if kept is not None:
             found = {"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]}
             kept.finish(found | {"examples": evaluation.context.template.shown(shots.examples)})
+    return reports
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ def test_a_policy_learns_from_what_it_has_won_and_a_finished_run_is_left_as_it_i
     assert done.returncode == 0, done.stderr[-3000:]
     options = [
         "--model_name_or_path", str(warm), "--output_dir", str(evolved), "--rounds", "2", "--samples", "24",
-        "--max_steps", "4", "--max_completion_length", "20",
+        "--max_steps", "4", "--max_completion_length", "20", "--protocol", "alfworld50",
     ]  # fmt: skip
     done = recipe("agent_evol.py", *options)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -36,6 +36,10 @@ def test_a_policy_learns_from_what_it_has_won_and_a_finished_run_is_left_as_it_i
         )
         assert f"round-{number}: {len(found['won'])} of 24 episodes won" in done.stdout
         assert "AgentEvol" in (folder / "README.md").read_text()
+    for number in (0, 1, 2):
+        tested = json.loads((evolved / "evaluations" / f"step_{number:06d}.json").read_text())
+        assert tested["step"] == number
+        assert [(one["split"], one["episodes"]) for one in tested["reports"]] == [("iid", 20), ("ood", 20)]
     before = {path: path.read_bytes() for path in evolved.rglob("*") if path.is_file()}
     again = recipe("agent_evol.py", *options)
     assert again.returncode == 0, again.stderr[-3000:]

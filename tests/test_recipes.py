@@ -13,10 +13,13 @@ from epo_trl.envs.alfworld.arguments import AlfworldArguments
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
 from epo_trl.envs.toy import ToySuite
-from epo_trl.launch import parse_recipe
+from epo_trl.launch import AlgorithmArguments, parse_recipe
+from epo_trl.study.config import load_study
+from epo_trl.study.plan import plan
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+ROOT = Path(__file__).parents[1]
+RECIPES = ROOT / "recipes"
 CONFIGS = sorted(path for path in RECIPES.glob("*/*.yaml") if path.parent.name != "my_env")  # test_own_environment.py
 NAME = lambda path: f"{path.parent.name}-{path.stem}"  # noqa: E731
 RL = [path for path in CONFIGS if not path.stem.startswith(("sft_", "eval_"))]
@@ -288,3 +291,16 @@ def test_an_environment_that_is_not_there_is_an_error_that_names_it(name, says):
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_every_known_environment_has_settings(name):
     assert hasattr(environment_arguments(name), "make_suite")
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("studies/*.yaml")), ids=lambda path: path.stem)
+def test_the_recipes_take_the_configs_of_a_shipped_study(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    runs = {run.arm: run for run in plan(load_study(path), tmp_path)}.values()  # seeds differ in nothing to check
+    for run in [*runs, *{run.needs.recipe: run.needs for run in runs if run.needs}.values()]:
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(dict(run.settings)))
+        environment, _, of_one = run.recipe.stem.partition("_")
+        asked = () if of_one or run.recipe.stem == "sft" else (AlgorithmArguments,)
+        argv = ["--config", str(tmp_path / "config.yaml"), *CPU]
+        monkeypatch.syspath_prepend(str(run.config.parent))  # as the study does
+        parse_recipe(*asked, *types_of(run.config), environment=environment if of_one else None, argv=argv)

@@ -1,13 +1,10 @@
 """The YAML of a study: what is wrong with it is said before anything runs, and names are data."""
 
-import os
 from pathlib import Path
 
 import pytest
 import yaml
 
-from epo_trl.long_runs.state_file import read_state
-from epo_trl.study.check import CHECKED, check_configs
 from epo_trl.study.config import StudyError, load_study
 from epo_trl.study.plan import folder_names, plan
 
@@ -159,15 +156,3 @@ def test_the_shipped_studies_can_be_read(path, monkeypatch):
 
 def test_shipped_studies_were_found():
     assert (ROOT / "studies" / "smoke.yaml").is_file()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.name)
-def test_the_recipes_take_the_configs_of_a_shipped_study(path, monkeypatch, tmp_path):
-    (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)  # looks like the real games
-    monkeypatch.chdir(ROOT)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ALFWORLD_DATA": str(tmp_path)}
-    runs = plan(load_study(path), tmp_path)
-    starts = {run.needs.name: run.needs for run in runs if run.needs is not None}
-    check_configs([*starts.values(), *runs], tmp_path, environment)
-    assert len(read_state(tmp_path / CHECKED, "digests")["digests"]) == len(starts) + len(runs)

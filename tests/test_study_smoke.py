@@ -1,10 +1,8 @@
-"""The smallest study with the real recipes: killed in the middle, it ends with the report of one that was not."""
+"""The smallest study with the real recipes, and the results in the repository."""
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,32 +16,16 @@ ROOT = Path(__file__).parents[1]
 SMOKE = Path("studies/smoke.yaml")
 
 
-def started(folder):
+@pytest.mark.slow
+def test_a_study_runs_from_its_warm_starts_to_its_report(tmp_path):
+    """That a kill changes nothing: tests/test_study.py for the study, tests/test_resume.py for its runs."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "epo_trl.cli", "study", str(SMOKE), "--seeds", "0"]
-    places = ["--runs-dir", str(folder / "runs"), "--results-dir", str(folder / "results")]
-    return subprocess.Popen([*command, *places], cwd=ROOT, env=environment)
-
-
-def in_the_middle_of_rl(folder):
-    """Whether a run has a checkpoint, or is about to."""
-    return any("12/12" not in log.read_text() and " 8/12 [" in log.read_text() for log in folder.glob("runs/*/log.txt"))
-
-
-@pytest.mark.slow
-def test_a_study_that_was_killed_ends_with_the_same_report(tmp_path):
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert started(straight).wait(600) == 0
-    process, end = started(killed), time.monotonic() + 300
-    while not in_the_middle_of_rl(killed):
-        assert process.poll() is None and time.monotonic() < end
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not list(killed.glob("results/runs/grpo*")) or not list(killed.glob("results/runs/epo*"))
-    assert started(killed).wait(600) == 0
-    for name in ("report.md", "curves.png"):
-        assert (straight / "results" / name).read_bytes() == (killed / "results" / name).read_bytes()
+    places = ["--runs-dir", str(tmp_path / "runs"), "--results-dir", str(tmp_path / "results")]
+    subprocess.run([*command, *places], cwd=ROOT, env=environment, check=True, timeout=600)
+    assert {path.stem for path in (tmp_path / "results" / "runs").iterdir()} == {"grpo-seed0", "epo-seed0"}
+    assert "| grpo | 1 | " in (tmp_path / "results" / "report.md").read_text()
+    assert (tmp_path / "results" / "curves.png").stat().st_size > 10_000
 
 
 def test_the_committed_results_give_the_committed_report(tmp_path, monkeypatch):
