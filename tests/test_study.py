@@ -135,6 +135,11 @@ def test_two_studies_in_one_folder_are_refused(study, capsys):
     assert study() == 0
 
 
+def listen():
+    """Tests that run in the background inherit that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_after_a_kill_the_same_command_ends_with_the_same_report(study, how, tmp_path):
@@ -142,7 +147,7 @@ def test_after_a_kill_the_same_command_ends_with_the_same_report(study, how, tmp
     command = [sys.executable, "-m", "epo_trl.cli", "study", "mine.yaml", "--jobs", "1"]
     kills = 0
     for _ in range(20):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=listen)
         begun = len(list(Path("runs").glob("mine/*/config.yaml")))
         end = time.monotonic() + 60
         while process.poll() is None and len(list(Path("runs").glob("mine/*/config.yaml"))) < min(begun + 2, 6):

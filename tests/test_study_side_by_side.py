@@ -59,9 +59,10 @@ def test_a_failure_stops_only_what_needs_it_and_says_where_its_log_is(job, tmp_p
 
 
 STARTER = """
-import sys
+import signal, sys
 from pathlib import Path
 from epo_trl.study.side_by_side import Job, run_side_by_side
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
 job = Job("a", [sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]), {}, None)
 try:
     run_side_by_side([job], 1, lambda job: None, lambda job: "", lambda now: None)
