@@ -25,10 +25,10 @@ NAME = lambda path: f"{path.parent.name}-{path.stem}"  # noqa: E731
 RL = [path for path in CONFIGS if not path.stem.startswith(("sft_", "eval_"))]
 CPU = ("--bf16", "false", "--use_cpu", "true")
 # A config says these even where they are the defaults: what is played, how a batch is put together, on what machine,
-# and whether EPO is on.
+# whether EPO is on, and beside a success_reward of its own what an invalid action costs.
 READERS_NEED = {
     "games", "max_turns", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "use_cpu",
-    "bf16", "epo_lambda",
+    "bf16", "epo_lambda", "invalid_action_penalty",
 }  # fmt: skip
 
 
