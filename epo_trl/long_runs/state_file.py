@@ -1,4 +1,4 @@
-"""Small JSON files that are either whole or not there."""
+"""Small files that are either whole or not there."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any
 
 def write_state(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
     """Writes a JSON file so that a crash leaves the old content or the new one, never a part."""
+    write_whole(path, json.dumps(state))
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a text in the same way."""
     partial = f"{os.fspath(path)}.partial"
     with open(partial, "w", encoding="utf-8") as file:
-        json.dump(state, file)
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)

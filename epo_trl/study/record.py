@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from epo_trl import __version__
-from epo_trl.long_runs.state_file import read_state
+from epo_trl.long_runs.state_file import read_state, write_whole
 from epo_trl.study.config import StudyError
 from epo_trl.study.plan import Run
 
@@ -220,14 +219,9 @@ def _compact(value: Any) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file that is whole or not there, whenever the process is killed."""
+    """Writes a file that is whole or not there, whenever the process is killed, and makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    write_whole(path, text)
 
 
 def read_record(path: Path) -> Record:

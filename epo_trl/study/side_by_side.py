@@ -15,6 +15,7 @@ from pathlib import Path
 from epo_trl.envs.supervisor import ChildProcess
 
 KEEPER = Path(__file__).with_name("keeper.py")
+TAIL_BYTES = 4096  # of a log that are read
 
 
 @dataclass(slots=True)
@@ -134,11 +135,16 @@ def _settle(job: Job, status: int, progress: Progress, on_end: Callable[[Job], s
         progress.succeeded[job.name] = seconds
 
 
+def tail_of(log: Path) -> str:
+    """Returns the end of a log."""
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        return file.read().decode("utf-8", "replace")
+
+
 def _last_words(log: Path) -> str:
     """Returns the last line of a log, after a colon; `""` if it has none."""
-    with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - 4096))
-        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines()]
+    lines = [line.strip() for line in tail_of(log).splitlines()]
     last = next((line for line in reversed(lines) if line), "")
     return f": {last[:300]}" if last else ""
 

@@ -14,10 +14,9 @@ from rich.live import Live
 from rich.text import Text
 
 from epo_trl.study.plan import Run
-from epo_trl.study.side_by_side import Progress
+from epo_trl.study.side_by_side import Progress, tail_of
 
 SECONDS_BETWEEN = {True: 1.0, False: 60.0}  # on a terminal, in a file
-_TAIL_BYTES = 4096
 
 
 class Watch:
@@ -89,10 +88,7 @@ def share_done(log: Path, steps: int) -> float:
     """Returns which share of its steps a run has made, by the progress bar in its log; 0.0 if that says nothing."""
     if not steps or not log.is_file():
         return 0.0
-    with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-        tail = file.read().decode("utf-8", "replace")
-    found = re.findall(rf"\b(\d+)/{steps} \[", tail)
+    found = re.findall(rf"\b(\d+)/{steps} \[", tail_of(log))
     return int(found[-1]) / steps if found else 0.0
 
 
