@@ -1,13 +1,16 @@
 """The command line passes on what was typed, and answers bad input with one line."""
 
+import pkgutil
 import subprocess
 import sys
 import types
+from importlib import import_module
 
 import pytest
 from test_plots import write_run
 
-from epo_trl.cli import main
+from epo_trl import cli
+from epo_trl.cli import COMMANDS, main
 from epo_trl.envs import EnvError
 
 
@@ -34,6 +37,7 @@ def fake_module(monkeypatch):
 
 GENERATOR = ("epo_trl.envs.alfworld.generator", "write_games")
 VERIFY = ("epo_trl.envs.alfworld.verify", "verify_path")
+NO_COMMANDS = {"base", "__main__"}  # modules of the folder
 COUNTS = ["--train", "3", "--valid-seen", "2", "--valid-unseen", "0"]
 
 
@@ -95,7 +99,20 @@ def test_a_wrong_argument_is_named(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_asking_for_help_loads_no_torch():
+def test_asking_for_help_loads_no_torch_and_lists_each_command_on_one_line():
     script = "import sys, epo_trl.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
+    *shown, torch_was_loaded = done.stdout.splitlines()
+    assert torch_was_loaded == "False"
+    assert len(shown) < 40, "more than a page"
+    for name, text in [line for group in COMMANDS.values() for line in group.items()]:
+        assert [line.split() for line in shown].count([name, *text.split()]) == 1
+
+
+def test_a_command_is_a_line_of_the_help_and_a_module_that_needs_no_torch():
+    names = [name for group in COMMANDS.values() for name in group]
+    assert sorted(names) == sorted({module.name for module in pkgutil.iter_modules(cli.__path__)} - NO_COMMANDS)
+    assert all(callable(import_module(f"epo_trl.cli.{name}").main) for name in names)
+    script = f"import sys\nfor name in {names}: __import__(f'epo_trl.cli.{{name}}')\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from trl import ModelConfig, SFTConfig
 
-from epo_trl.cli import _at_least
+from epo_trl.cli.base import at_least
 from epo_trl.envs.base import EnvError
 from epo_trl.evaluation import get_protocol
 from epo_trl.launch import RecipeError, parse_recipe, program, rl_recipe
@@ -110,7 +110,7 @@ def test_without_a_config_the_error_is_followed_by_the_configs(typed):
     assert "tiny_cpu.yaml" in err
 
 
-@pytest.mark.parametrize("bug", [lambda: {}["x"], lambda: _at_least(1)("x"), lambda: torch.zeros(2) @ torch.zeros(3)])
+@pytest.mark.parametrize("bug", [lambda: {}["x"], lambda: at_least(1)("x"), lambda: torch.zeros(2) @ torch.zeros(3)])
 def test_a_bug_keeps_its_traceback(bug, typed):
     """The second is an error of Python itself inside of our files: nobody wrote it for a user."""
     with pytest.raises((KeyError, ValueError, RuntimeError)):

@@ -1,0 +1,36 @@
+"""What every command uses: how it reads numbers, says what it did, and says what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+
+def parser_of(command: str, description: str) -> argparse.ArgumentParser:
+    """Returns an empty parser for the words after `epo-trl COMMAND`."""
+    return argparse.ArgumentParser(prog=f"epo-trl {command}", description=description)
+
+
+def at_least(minimum: int) -> Any:
+    """Returns an argparse type: an integer from `minimum`."""
+
+    def integer(text: str) -> int:
+        value = int(text)
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"got {value}, takes an integer >= {minimum}")
+        return value
+
+    return integer
+
+
+def say(text: str) -> None:
+    """Writes a line to standard output."""
+    sys.stdout.write(f"{text}\n")
+
+
+def fail(error: Exception) -> int:
+    """Writes an error as one line to standard error; returns exit code 1."""
+    message = " ".join(str(error).split())
+    sys.stderr.write(f"epo-trl: error: {message}\n")
+    return 1

@@ -1,0 +1,46 @@
+"""`epo-trl games WORLD`: make games."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from epo_trl.cli.base import at_least, parser_of, say
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code after the games are written."""
+    args = _parser().parse_args(argv)
+    return int(args.run(args))
+
+
+def _alfworld(args: argparse.Namespace) -> int:
+    from epo_trl.envs.alfworld.generator import write_games
+
+    filters: dict[str, Any] = {
+        name: getattr(args, name)
+        for name in ("task_types", "room_types", "max_receptacles")
+        if getattr(args, name) is not None
+    }
+    write_games(args.out, args.train, args.valid_seen, args.valid_unseen, args.seed, **filters)
+    say(f"wrote {args.train} train, {args.valid_seen} valid_seen, {args.valid_unseen} valid_unseen games to {args.out}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of("games", "Makes games.")
+    alfworld = parser.add_subparsers(required=True, metavar="WORLD").add_parser(
+        "alfworld", help="generate ALFWorld-style games in the layout of the real ones"
+    )
+    alfworld.add_argument("--out", required=True, metavar="DIR", help="folder to write to")
+    for split, what in (("train", ""), ("valid-seen", ", training rooms"), ("valid-unseen", ", held-out rooms")):
+        alfworld.add_argument(
+            f"--{split}", type=at_least(0), required=True, metavar="N", help=f"number of {split} games{what}"
+        )
+    alfworld.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same games (default: 0)")
+    alfworld.add_argument("--task-types", nargs="+", metavar="TYPE", help="only these task types (default: all six)")
+    alfworld.add_argument("--room-types", nargs="+", metavar="ROOM", help="only these kinds of room (default: all)")
+    alfworld.add_argument("--max-receptacles", type=at_least(1), metavar="N", help="only rooms with at most so many")
+    alfworld.set_defaults(run=_alfworld)
+    return parser

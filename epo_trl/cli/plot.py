@@ -1,0 +1,37 @@
+"""`epo-trl plot`: curves of runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from epo_trl.cli.base import at_least, fail, parser_of, say
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code after the image is written."""
+    args = _parser().parse_args(argv)
+    from epo_trl.plots import RunError, plot_runs
+
+    try:
+        path = plot_runs(args.runs, args.out, labels=args.labels, window=args.window)
+    except (RunError, ValueError) as error:
+        return fail(error)
+    say(f"wrote {path}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of(
+        "plot", "Draws training reward, training, IID and OOD success, and the entropy of early and late turns."
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="output directory of a training run")
+    parser.add_argument("--out", required=True, metavar="PNG", help="image file to write")
+    parser.add_argument(
+        "--labels",
+        nargs="+",
+        metavar="LABEL",
+        help="one per run; equal labels are averaged (default: the directory's name without -seedN)",
+    )
+    parser.add_argument("--window", type=at_least(1), default=10, help="points of the running mean (default: 10)")
+    return parser

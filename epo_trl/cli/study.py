@@ -1,0 +1,41 @@
+"""`epo-trl study`: methods x seeds from one file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from epo_trl.cli.base import at_least, fail, parser_of
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code after the runs and the report."""
+    args = _parser().parse_args(argv)
+    from epo_trl.long_runs.folder_lock import RunningError
+    from epo_trl.study.command import study
+    from epo_trl.study.config import StudyError
+
+    options = {name: value for name, value in vars(args).items() if name != "config"}
+    try:
+        return study(args.config, **options)
+    except (OSError, StudyError, RunningError) as error:
+        return fail(error)
+    except KeyboardInterrupt:
+        return fail(RuntimeError("interrupted; the same command goes on from the last checkpoints"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of(
+        "study", "Runs what is missing of a study and writes its report. The same command goes on after a kill."
+    )
+    parser.add_argument("config", metavar="CONFIG", help="YAML file, see docs/study.md")
+    parser.add_argument("--arms", nargs="+", metavar="NAME", help="only these methods")
+    parser.add_argument("--seeds", nargs="+", type=at_least(0), metavar="S", help="these seeds instead of the file's")
+    parser.add_argument("--jobs", type=at_least(1), metavar="N", help="runs side by side (default: cores / threads)")
+    parser.add_argument("--threads", type=at_least(1), default=1, metavar="N", help="threads of a run (default: 1)")
+    parser.add_argument("--runs-dir", metavar="DIR", help="where runs are kept (default: runs/NAME)")
+    parser.add_argument("--results-dir", metavar="DIR", help="where results are kept (default: results/NAME)")
+    parser.add_argument(
+        "--report-only", action="store_true", help="run nothing: a report of the results that are there"
+    )
+    return parser
