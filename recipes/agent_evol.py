@@ -26,14 +26,14 @@ from typing import Any
 
 from accelerate import PartialState
 from datasets import Dataset, concatenate_datasets
-from evaluate import EvaluationArguments, evaluate
-from sft import DemonstrationArguments, ImitationConfig, ImitationTrainer, demonstrations
 from tqdm.auto import tqdm
 from trl import ModelConfig
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.evaluation.play import chunks_of, play_chunks
 from epo_trl.launch import parse_recipe, run_recipe
+from epo_trl.launch.evaluation import EvaluationArguments, evaluate
+from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig, ImitationTrainer, demonstrations
 from epo_trl.long_runs.preemption import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.state_file import read_state, write_state

@@ -17,10 +17,10 @@ from trl import ModelConfig
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import Protocol, get_protocol
+from epo_trl.launch import evaluation
 from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout.templates import TemplateError
 
-RECIPES = Path(__file__).parents[1] / "recipes"
 TOKENIZER = byte_tokenizer()
 
 
@@ -55,24 +55,16 @@ class RandomPolicy:
 
 
 @pytest.fixture
-def recipe(monkeypatch):
-    monkeypatch.syspath_prepend(str(RECIPES))
-    import evaluate
-
-    return evaluate
-
-
-@pytest.fixture
-def play(recipe, monkeypatch):
+def play(monkeypatch):
     """Returns a function that runs the recipe on eight tasks of each list, four at a time."""
 
     def run(output, *argv, on_call=lambda: None, model="tiny"):
-        monkeypatch.setattr(recipe, "load", lambda *_: (RandomPolicy(on_call), TOKENIZER, None))
+        monkeypatch.setattr(evaluation, "load", lambda *_: (RandomPolicy(on_call), TOKENIZER, None))
         given = ["--environment", f"{__name__}:ToyArguments", "--model_name_or_path", str(model), *argv]
         given += [] if output is None else ["--output", str(output)]
         fixed = ["--max_episodes", "8", "--parallel", "4", "--max_turns", "2"]
         monkeypatch.setattr(sys, "argv", ["evaluate.py", *fixed, *given])
-        recipe.main()
+        evaluation.main()
         return None if output is None else reports_of(output)
 
     return run
@@ -106,12 +98,12 @@ def test_the_plain_name_stands_for_the_plain_rules_alone():
 
 
 @pytest.mark.parametrize(("environment", "name"), [("alfworld", "alfworld50"), ("scienceworld", "strict30")])
-def test_each_environment_has_its_own_protocol(environment, name, recipe, tmp_path, monkeypatch):
+def test_each_environment_has_its_own_protocol(environment, name, tmp_path, monkeypatch):
     (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
-    types = (recipe.EvaluationArguments, ModelConfig)
-    suite, args, _ = recipe.parse_recipe(*types, argv=["--environment", environment])
-    assert recipe.protocol_of(args, suite).name == name
+    types = (evaluation.EvaluationArguments, ModelConfig)
+    suite, args, _ = evaluation.parse_recipe(*types, argv=["--environment", environment])
+    assert evaluation.protocol_of(args, suite).name == name
 
 
 @pytest.mark.parametrize(
@@ -152,7 +144,7 @@ def test_without_examples_nothing_is_said_of_them(play, tmp_path):
     assert json.loads((tmp_path / "r.json").read_text())["examples"] == ""
 
 
-def test_every_prompt_of_an_evaluation_shows_the_examples(recipe, play, monkeypatch):
+def test_every_prompt_of_an_evaluation_shows_the_examples(play, monkeypatch):
     prompts = []
     call = RandomPolicy.__call__
     monkeypatch.setattr(RandomPolicy, "__call__", lambda self, ids: prompts.extend(ids) or call(self, ids))
@@ -315,10 +307,10 @@ def test_a_file_that_is_no_report_is_not_overwritten(play, tmp_path):
 class Ranks:
     """Two ranks of one evaluation as threads, which meet where processes would."""
 
-    def __init__(self, recipe, monkeypatch):
+    def __init__(self, monkeypatch):
         self.own, self.barrier, self.sent = threading.local(), threading.Barrier(2), {}
-        monkeypatch.setattr(recipe, "PartialState", lambda: self.own.state)
-        monkeypatch.setattr(recipe, "gather_object", self.gather)
+        monkeypatch.setattr(evaluation, "PartialState", lambda: self.own.state)
+        monkeypatch.setattr(evaluation, "gather_object", self.gather)
 
     def gather(self, values):
         self.sent[self.own.state.process_index] = values
@@ -349,15 +341,15 @@ class Ranks:
         return [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
 
 
-def test_two_processes_share_the_lists_and_go_on_with_what_each_has_played(recipe, play, tmp_path, monkeypatch):
-    ranks = Ranks(recipe, monkeypatch)
+def test_two_processes_share_the_lists_and_go_on_with_what_each_has_played(play, tmp_path, monkeypatch):
+    ranks = Ranks(monkeypatch)
 
-    def evaluation(output, on_call=lambda: None):
+    def evaluated(output, on_call=lambda: None):
         argv = ["evaluate.py", "--environment", f"{__name__}:ToyArguments", "--model_name_or_path", "tiny"]
         argv += ["--max_episodes", "8", "--parallel", "2", "--max_turns", "2", "--output", str(output)]
         monkeypatch.setattr(sys, "argv", argv)
-        monkeypatch.setattr(recipe, "load", lambda *_: (RandomPolicy(on_call), TOKENIZER, None))
-        return ranks.run(lambda index: recipe.main())
+        monkeypatch.setattr(evaluation, "load", lambda *_: (RandomPolicy(on_call), TOKENIZER, None))
+        return ranks.run(lambda index: evaluation.main())
 
     def interrupt():
         index = ranks.own.state.process_index
@@ -365,13 +357,13 @@ def test_two_processes_share_the_lists_and_go_on_with_what_each_has_played(recip
         if index == 1 and calls.count(1) == 4:
             raise RuntimeError("rank 1 is gone")
 
-    assert evaluation(tmp_path / "whole.json") == []
+    assert evaluated(tmp_path / "whole.json") == []
     whole = reports_of(tmp_path / "whole.json")
     assert [report["episodes"] for report in whole] == [8, 8]
     calls = []
-    assert [str(error) for error in evaluation(tmp_path / "r.json", interrupt)] == ["rank 1 is gone"]
+    assert [str(error) for error in evaluated(tmp_path / "r.json", interrupt)] == ["rank 1 is gone"]
     calls.clear()
-    assert evaluation(tmp_path / "r.json", lambda: calls.append(0)) == []
+    assert evaluated(tmp_path / "r.json", lambda: calls.append(0)) == []
     assert reports_of(tmp_path / "r.json") == whole
     assert len(calls) < 16
 

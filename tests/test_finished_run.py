@@ -10,6 +10,7 @@ from test_ppo_trainer import resumable as resumable_ppo
 from trainer_kit import make_model, toy_tokenizer
 
 from epo_trl.envs.toy import ToySuite
+from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig, ImitationTrainer
 from epo_trl.long_runs.checkpoint_files import checkpoints
 from epo_trl.long_runs.long_run import FINISHED
 
@@ -115,7 +116,6 @@ def test_a_warm_start_ends_once_too(tmp_path, monkeypatch):
 
     monkeypatch.syspath_prepend(str(RECIPES))
     import make_train
-    from sft import DemonstrationArguments, ImitationConfig, ImitationTrainer
 
     def warm_start(folder, rows=8, **changes):
         ids = [[5, 6, 7, 8 + i] for i in range(rows)]

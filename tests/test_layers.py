@@ -20,7 +20,7 @@ LAYERS = {
     "methods": {"types", "objectives"},
     "long_runs": {"types"},
     "trainers": {"types", "objectives", "envs", "evaluation", "rollout", "models", "methods", "long_runs"},
-    "launch": {"envs", "models", "long_runs", "trainers"},
+    "launch": {"types", "envs", "rollout", "evaluation", "models", "long_runs", "trainers"},
     "plots": {"types", "evaluation"},
     "study": {"envs", "evaluation", "long_runs", "plots"},
     "memory": set(),

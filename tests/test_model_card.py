@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -13,6 +12,7 @@ from trl import SFTTrainer
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import EvalReport, get_protocol
 from epo_trl.evaluation.report import TypeCount
+from epo_trl.launch.imitation import DemonstrationArguments, ImitationTrainer
 from epo_trl.models import adapters
 from epo_trl.trainers.model_card import CARD, REPORTS, write_card
 
@@ -121,10 +121,7 @@ def test_what_an_environment_says_stays_in_its_cell(tmp_path):
     assert "rooms: `a \\| b ## c` |" in write_text(trainer, tmp_path)
 
 
-def test_the_warm_start_says_that_it_is_imitation(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "recipes"))
-    from sft import DemonstrationArguments, ImitationTrainer
-
+def test_the_warm_start_says_that_it_is_imitation():
     trainer = ImitationTrainer.__new__(ImitationTrainer)
     trainer.suite, trainer.shown = ToySuite(), DemonstrationArguments(episodes=7, demonstrated_types=["find"])
     facts = trainer.card_facts()

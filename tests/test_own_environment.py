@@ -18,6 +18,7 @@ from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task
 from epo_trl.launch import ALGORITHMS, AlgorithmArguments, parse_recipe, rl_recipe
+from epo_trl.launch.imitation import DemonstrationArguments
 from epo_trl.models import load_policy
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
@@ -42,6 +43,9 @@ class TestTheExample(EnvContract):
         return environment_arguments("my_env:GuessArguments")().make_suite()
 
 
+SFT = (DemonstrationArguments, SFTConfig, ModelConfig)
+
+
 def parse(*argv, types=(EPOConfig, ModelConfig)):
     return parse_recipe(*types, argv=[*argv, "--use_cpu", "true"])
 
@@ -57,7 +61,7 @@ def test_an_environment_of_the_current_folder_is_found_and_hides_no_library(tmp_
 
 def test_an_environment_beside_the_config_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    suite, *_ = parse("--config", str(EXAMPLE / "sft_tiny_cpu.yaml"), types=sft_types(monkeypatch))
+    suite, *_ = parse("--config", str(EXAMPLE / "sft_tiny_cpu.yaml"), types=SFT)
     assert suite.name == "guess"
 
 
@@ -79,18 +83,11 @@ def test_the_example_trains_from_any_folder_with_its_critic_in_workers_of_its_ow
     assert (tmp_path / "runs" / "guess" / "grpo" / "model.safetensors").is_file()
 
 
-def sft_types(monkeypatch):
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from sft import DemonstrationArguments
-
-    return DemonstrationArguments, SFTConfig, ModelConfig
-
-
-def test_the_configs_of_the_example_have_only_known_keys(monkeypatch):
+def test_the_configs_of_the_example_have_only_known_keys():
     for config, _ in ALGORITHMS.values():
         _, algorithm, *_ = parse("--config", "tiny_cpu.yaml", types=(AlgorithmArguments, config, ModelConfig))
         assert algorithm.algorithm in ALGORITHMS
-    parse("--config", "sft_tiny_cpu.yaml", types=sft_types(monkeypatch))
+    parse("--config", "sft_tiny_cpu.yaml", types=SFT)
 
 
 def test_an_unknown_algorithm_is_named(monkeypatch, capsys):

@@ -13,7 +13,9 @@ from epo_trl.envs.alfworld.arguments import AlfworldArguments
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
 from epo_trl.envs.toy import ToySuite
-from epo_trl.launch import AlgorithmArguments, parse_recipe
+from epo_trl.launch import AlgorithmArguments, evaluation, parse_recipe
+from epo_trl.launch.evaluation import EvaluationArguments
+from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.study.config import load_study
 from epo_trl.study.plan import plan
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
@@ -35,12 +37,8 @@ READERS_NEED = {
 def types_of(path):
     """Returns the classes that a config is read into, beside the environment's settings."""
     if path.stem.startswith("sft_"):
-        from sft import DemonstrationArguments, ImitationConfig
-
         return DemonstrationArguments, ImitationConfig, ModelConfig
     if path.stem.startswith("eval_"):
-        from evaluate import EvaluationArguments
-
         return EvaluationArguments, ModelConfig
     return EPOPPOConfig if path.stem.startswith("ppo_") else EPOConfig, ModelConfig
 
@@ -210,11 +208,9 @@ def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompt
 
 
 def evaluate(monkeypatch, *arguments):
-    from evaluate import main
-
     config = str(RECIPES / "alfworld" / "eval_tiny_cpu.yaml")
     monkeypatch.setattr("sys.argv", ["evaluate.py", "--config", config, "--model_name_or_path", "tiny", *arguments])
-    main()
+    evaluation.main()
 
 
 def test_the_evaluation_recipe_reports_each_list(monkeypatch, tmp_path, capsys):

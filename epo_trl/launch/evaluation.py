@@ -1,0 +1,275 @@
+"""What `recipes/evaluate.py` and `epo-trl evaluate` do: play whole test lists and report under a named protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import random
+import sys
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from tqdm.auto import tqdm
+from transformers import AutoConfig
+from trl import ModelConfig
+
+from epo_trl.envs import TaskSuite
+from epo_trl.evaluation import EvalReport, Protocol, format_table, get_protocol, protocol_names
+from epo_trl.evaluation.kept import KeptEpisodes
+from epo_trl.evaluation.play import check_first_task, chunks_of, play_chunks, protocol_context, protocol_settings
+from epo_trl.evaluation.samples import print_episodes
+from epo_trl.launch.options import parse_recipe
+from epo_trl.models import load_policy
+from epo_trl.models.generate import SamplingPolicy
+from epo_trl.models.vllm_policy import load_vllm_policy
+from epo_trl.rollout.few_shot import FewShot, FewShotArguments
+from epo_trl.types import Episode
+
+BACKENDS = ("transformers", "vllm")
+
+
+@dataclass
+class EvaluationArguments(FewShotArguments):
+    """How to evaluate."""
+
+    protocol: str = field(
+        default="", metadata={"help": "Name of the protocol; by default the environment's own, if it has one."}
+    )
+    max_turns: int | None = field(
+        default=None, metadata={"help": "Another turn limit than the protocol's; the report's protocol says so."}
+    )
+    temperature: float | None = field(
+        default=None, metadata={"help": "Another temperature than the protocol's; the report's protocol says so."}
+    )
+    context: str | None = field(
+        default=None,
+        metadata={"help": "Another context than the protocol's, 'windowed' or 'concatenated'; the report's says so."},
+    )
+    splits: list[str] = field(default_factory=lambda: ["iid", "ood"], metadata={"help": "Lists to play."})
+    prompt_template: str = field(default="alfworld", metadata={"help": "As in training."})
+    max_prompt_length: int = field(default=2048, metadata={"help": "Longest prompt of a turn, in tokens."})
+    max_completion_length: int = field(default=512, metadata={"help": "Longest response of a turn, in tokens."})
+    require_think: bool = field(default=True, metadata={"help": "As in training."})
+    parallel: int = field(default=64, metadata={"help": "Episodes played side by side."})
+    max_episodes: int | None = field(default=None, metadata={"help": "Play only the first N tasks of each list."})
+    seed: int = field(default=0, metadata={"help": "Seed of the sampling and of the environments."})
+    backend: str = field(default="transformers", metadata={"help": "What generates: 'transformers' or 'vllm'."})
+    vllm_gpu_memory_utilization: float = field(
+        default=0.9, metadata={"help": "Share of each GPU's memory that vLLM takes."}
+    )
+    output: str | None = field(
+        default=None, metadata={"help": "JSON file for the reports; what is played is kept beside it until the end."}
+    )
+    show_episodes: int = field(default=0, metadata={"help": "Episodes of each list to print."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend: got {self.backend!r}, takes one of {', '.join(map(repr, BACKENDS))}")
+        if self.parallel < 1:
+            raise ValueError(f"parallel: got {self.parallel}, takes an integer >= 1")
+
+
+# What changes nothing that is reported, or is part of the protocol.
+NOT_SETTINGS = {"output", "show_episodes", "protocol", "max_turns", "temperature", "context"}
+NOT_SETTINGS |= {"vllm_gpu_memory_utilization", *(field.name for field in fields(FewShotArguments))}
+
+
+def protocol_of(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
+    """Returns the rules, under a name that says where they are not those of a named protocol."""
+    name = args.protocol or suite.protocol
+    if not name:
+        raise ValueError(
+            f"protocol: got nothing, and the environment {suite.name!r} has none of its own; takes one of "
+            f"{', '.join(map(repr, protocol_names()))}, or one that its module registers (docs/environments.md)"
+        )
+    return get_protocol(name).varied(max_turns=args.max_turns, temperature=args.temperature, context=args.context)
+
+
+def lists_of(args: EvaluationArguments, suite: TaskSuite) -> dict[str, list[str]]:
+    """Returns the tasks of each list."""
+    lists = {split: list(suite.task_ids(split))[: args.max_episodes] for split in args.splits}
+    if not lists or not all(lists.values()):
+        lengths = {split: len(suite.task_ids(split)) for split in suite.splits}
+        raise ValueError(
+            f"splits: got {args.splits} (max_episodes={args.max_episodes}), takes names of lists that are not empty; "
+            f"{suite.name} has {lengths}"
+        )
+    return lists
+
+
+def settings_of(
+    suite: TaskSuite,
+    args: EvaluationArguments,
+    model_args: ModelConfig,
+    protocol: Protocol,
+    lists: dict[str, list[str]],
+) -> dict[str, Any]:
+    """Returns all that the result depends on. Of another result nothing is gone on with."""
+    folder = Path(model_args.model_name_or_path or "")
+    weights = sorted(path for path in folder.glob("*") if path.suffix in (".safetensors", ".bin"))
+    chosen = {key: value for key, value in asdict(args).items() if key not in NOT_SETTINGS}
+    return {
+        **chosen,
+        "protocol": protocol.to_dict() | {"description": ""},
+        "tasks": hashlib.sha256(json.dumps([suite.name, lists]).encode()).hexdigest(),
+        "environment": {key: str(value) for key, value in suite.settings.items()},
+        "model": {key: str(value) for key, value in asdict(model_args).items()},
+        "weights": {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in weights},
+        "processes": PartialState().num_processes,
+    }
+
+
+def load(
+    suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig, protocol: Protocol
+) -> tuple[Any, Any, int | None]:
+    """Returns the policy, its tokenizer, and the longest sequence that it takes."""
+    state = PartialState()
+    policy: Any
+    sampling: dict[str, Any] = {"max_new_tokens": args.max_completion_length, "temperature": protocol.temperature}
+    if args.backend == "vllm":
+        policy, tokenizer = load_vllm_policy(
+            model_args,
+            **sampling,
+            max_model_len=args.max_prompt_length + args.max_completion_length if protocol.is_windowed else None,
+            gpu_share=args.vllm_gpu_memory_utilization,
+            several_processes=state.num_processes > 1,
+        )
+        config = AutoConfig.from_pretrained(model_args.model_name_or_path, revision=model_args.model_revision)
+    else:
+        model, tokenizer = load_policy(model_args, suite, args.prompt_template, device=state.device, seed=args.seed)
+        policy, config = SamplingPolicy(model, tokenizer, **sampling), model.config
+    return policy, tokenizer, getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+class Evaluation:
+    """Plays lists in parts, each with a random source of its own, and keeps what is played.
+
+    Args:
+        suite: The tasks.
+        args: How.
+        protocol: The rules.
+        kept: Where the parts are kept, if anywhere.
+        loaded: What `load` returned.
+        shots: What stands in front of the first prompt.
+    """
+
+    def __init__(
+        self,
+        suite: TaskSuite,
+        args: EvaluationArguments,
+        protocol: Protocol,
+        kept: KeptEpisodes | None,
+        loaded: Any,
+        shots: FewShot,
+    ):
+        self.suite, self.args, self.protocol, self.kept, self.state = suite, args, protocol, kept, PartialState()
+        self.policy, tokenizer, longest = loaded
+        self.context = protocol_context(
+            protocol,
+            tokenizer,
+            args.prompt_template,
+            max_prompt_tokens=args.max_prompt_length,
+            max_response_tokens=args.max_completion_length,
+            max_context_tokens=longest,
+            examples=shots.examples,
+        )
+        self.context.end_ids = self.policy.eos_ids
+
+    def report(self, split: str, task_ids: list[str]) -> EvalReport:
+        """Returns the report of a list. Collective: every process calls it."""
+        state = self.state
+        with tqdm(
+            total=len(task_ids), desc=split, unit="episode", disable=not state.is_main_process, file=sys.stderr
+        ) as bar:
+            parts = self._play(split, task_ids, bar)
+        if state.num_processes > 1:
+            bare = [(part, [episode.without_tokens() for episode in played], s) for part, played, s in parts]
+            parts = sorted(gather_object(bare), key=lambda part: part[0])
+        episodes = [episode for _, played, _ in parts for episode in played]
+        if state.is_main_process and self.args.show_episodes:
+            print_episodes(episodes[: self.args.show_episodes])
+        seconds = sum(seconds for _, _, seconds in parts) / state.num_processes
+        return EvalReport.from_episodes(
+            episodes, protocol=self.protocol, suite=self.suite.name, split=split, seconds=seconds
+        )
+
+    def _play(self, split: str, task_ids: list[str], bar: Any) -> list[tuple[int, list[Episode], float]]:
+        """Returns this process's parts: number, episodes, seconds."""
+        # Equal parts for all processes, and no more episodes side by side than wanted.
+        chunks = chunks_of(task_ids, min(self.args.parallel, -(-len(task_ids) // self.state.num_processes)))
+        mine = range(self.state.process_index, len(chunks), self.state.num_processes)
+        done = {number: played for number in mine if (played := self._kept(split, number)) is not None}
+        bar.update(sum(len(episodes) for episodes, _ in done.values()))
+        to_play = [number for number in mine if number not in done]
+        playing = play_chunks(
+            self.suite,
+            [chunks[number] for number in to_play],
+            lambda i: self.policy.seeded(self._seed(split, to_play[i])),
+            self.context,
+            protocol_settings(self.protocol, require_think=self.args.require_think),
+            seed=self.args.seed,
+            on_finished=bar.update,
+        )
+        for number, (episodes, seconds) in zip(to_play, playing, strict=True):
+            done[number] = episodes, seconds
+            if self.kept is not None:
+                self.kept.keep(f"{split}-{number}", episodes, seconds)
+        return [(number, *done[number]) for number in mine]
+
+    def _kept(self, split: str, number: int) -> tuple[list[Episode], float] | None:
+        return None if self.kept is None else self.kept.read(f"{split}-{number}")
+
+    def _seed(self, split: str, number: int) -> int:
+        # Of the part alone: whatever was played before it, and by whom, it is played the same way.
+        return random.Random(f"{self.args.seed} {split} {number}").randrange(2**62)
+
+
+def kept_for(output: str, settings: dict[str, Any]) -> KeptEpisodes:
+    """Returns where the episodes are kept; no process writes there before all have found it fit. Collective."""
+    kept, state = KeptEpisodes(output, settings), PartialState()
+    state.wait_for_everyone()
+    if kept.finished() is None and state.is_main_process:
+        kept.start()
+    state.wait_for_everyone()
+    return kept
+
+
+def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig) -> list[EvalReport]:
+    """Returns the reports, after what was not played yet was played, printed and written. Collective."""
+    protocol, lists, is_main = protocol_of(args, suite), lists_of(args, suite), PartialState().is_main_process
+    shots = args.few_shot_of(suite, protocol.env_options)
+    protocol = protocol.varied(few_shot=shots.label)
+    kept = kept_for(args.output, settings_of(suite, args, model_args, protocol, lists)) if args.output else None
+    if kept is not None and (finished := kept.finished()) is not None:
+        reports = [EvalReport.from_dict(report) for report in finished["reports"]]
+        if is_main:
+            _say(f"{format_table(reports)}\n{args.output} is finished; nothing was played")
+        return reports
+    evaluation = Evaluation(suite, args, protocol, kept, load(suite, args, model_args, protocol), shots)
+    with contextlib.closing(suite.make_env()) as env:
+        check_first_task(env, next(iter(lists.values()))[0], args.seed, evaluation.context, protocol)
+    reports = [evaluation.report(split, task_ids) for split, task_ids in lists.items()]
+    if is_main:
+        _say(format_table(reports))
+        if kept is not None:
+            found = {"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]}
+            kept.finish(found | {"examples": evaluation.context.template.shown(shots.examples)})
+    return reports
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def main() -> None:
+    """Parses the command line and evaluates."""
+    evaluate(*parse_recipe(EvaluationArguments, ModelConfig))
+    PartialState().wait_for_everyone()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

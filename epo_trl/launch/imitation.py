@@ -1,0 +1,129 @@
+"""What `recipes/sft.py` and `epo-trl sft` do: a warm start, supervised fine-tuning on episodes of a scripted expert."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from datasets import Dataset
+from tqdm.auto import tqdm
+from trl import ModelConfig, SFTConfig, SFTTrainer
+
+from epo_trl.envs.base import TaskSuite
+from epo_trl.launch.options import parse_recipe
+from epo_trl.long_runs.long_run import LongRun, LongRunArguments
+from epo_trl.long_runs.preemption import EXIT_CODE
+from epo_trl.long_runs.run_lock import run_lock
+from epo_trl.models import policy_for_training
+from epo_trl.rollout import ContextBuilder, PromptTemplate
+from epo_trl.rollout.demonstrations import expert_episodes
+from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules
+
+
+@dataclass
+class DemonstrationArguments:
+    """What the expert plays and how it is shown."""
+
+    episodes: int = field(
+        default=1000, metadata={"help": "Expert episodes to play; lost ones are left out unless keep_lost is set."}
+    )
+    max_turns: int = field(default=50, metadata={"help": "Longer episodes are left out."})
+    demonstrated_types: list[str] | None = field(
+        default=None,
+        metadata={"help": "Task types that the expert plays; all if not given. The vocabulary covers the others too."},
+    )
+    prompt_template: str = field(default="alfworld", metadata={"help": "As in the RL recipe."})
+    history_length: int = field(default=2, metadata={"help": "As in the RL recipe."})
+    max_prompt_length: int = field(default=2048, metadata={"help": "As in the RL recipe, in tokens."})
+    mistake_rate: float = field(
+        default=0.0, metadata={"help": "Share of turns at which a mistake is played; the expert's answer is the label."}
+    )
+    keep_lost: bool = field(
+        default=False, metadata={"help": "Whether episodes that end in a failure are kept; for an expert that guesses."}
+    )
+    prompt_label_rate: float = field(
+        default=0.0, metadata={"help": "Weight of the prompt's own loss; helps a model from scratch, 0 otherwise."}
+    )
+
+
+def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArguments, seed: int) -> Dataset:
+    """Returns one row per turn of the episodes that the expert won, or ended if `keep_lost` is set."""
+    context = ContextBuilder(
+        tokenizer,
+        PromptTemplate.load(args.prompt_template),
+        history_length=args.history_length,
+        max_prompt_tokens=args.max_prompt_length,
+    )
+    ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
+    if not ids:
+        raise ValueError(f"max_turns: got {args.max_turns}, takes more: no task is solved in that")
+    tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes)]
+    rng = random.Random(seed)
+    rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+    with tqdm(total=len(tasks), desc="expert episodes", unit="episode") as bar:
+        for turns in expert_episodes(
+            suite,
+            tasks,
+            context,
+            max_turns=args.max_turns,
+            task_types=args.demonstrated_types,
+            mistake_rate=args.mistake_rate,
+            keep_lost=args.keep_lost,
+            on_episode=lambda won: bar.update(),
+        ):
+            for turn in turns:
+                rows["input_ids"].append([*turn.prompt_ids, *turn.response_ids])
+                rows["labels"].append(turn.labels(args.prompt_label_rate, rng))
+    if not rows["labels"]:
+        raise ValueError(f"demonstrated_types: got {args.demonstrated_types}, takes types of the environment's tasks")
+    return Dataset.from_dict(rows)
+
+
+@dataclass
+class ImitationConfig(LongRunArguments, SFTConfig):
+    """TRL's configuration, and how an interrupted run is gone on with."""
+
+
+class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
+    """TRL's trainer, interrupted and gone on with like an RL run; its model card says what was imitated."""
+
+    def __init__(self, suite: TaskSuite, shown: DemonstrationArguments, **kwargs: Any) -> None:
+        self.suite, self.shown = suite, shown
+        super().__init__(**kwargs)
+
+    def card_facts(self) -> CardFacts:
+        """Returns what the model card has to say."""
+        shown = self.shown
+        types = ", ".join(shown.demonstrated_types) if shown.demonstrated_types else "all"
+        return CardFacts(
+            method="imitation of a scripted expert (supervised fine-tuning)",
+            suite=self.suite,
+            rows={"demonstrations": f"{shown.episodes} episodes of up to {shown.max_turns} turns; task types: {types}"},
+            rules=PlayRules(
+                template=shown.prompt_template,
+                context="windowed",
+                history_length=shown.history_length,
+                max_turns=shown.max_turns,
+                max_prompt_length=shown.max_prompt_length,
+                max_completion_length=512,
+                temperature=1.0,
+            ),
+        )
+
+
+def main() -> None:
+    """Parses the command line, plays the expert and trains; a run that has ended in `output_dir` is left as it is."""
+    suite, demo_args, args, model_args = parse_recipe(DemonstrationArguments, ImitationConfig, ModelConfig)
+    with run_lock(args):
+        policy = policy_for_training(model_args, args, suite, demo_args.prompt_template)
+        trainer = ImitationTrainer(
+            suite,
+            demo_args,
+            args=args,
+            train_dataset=demonstrations(suite, policy["processing_class"], demo_args, args.seed),
+            **policy,
+        )
+        trainer.train_to_end()
+    if trainer.preempted:
+        raise SystemExit(EXIT_CODE)
