@@ -1,16 +1,17 @@
 # Every target makes its own virtual environment when it is missing or older than setup.cfg and constraints.txt.
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= alfworld,scienceworld,deepspeed,notebooks,dev
+EXTRAS ?= alfworld,scienceworld,deepspeed,notebooks,docs,dev
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 export HF_HUB_DISABLE_TELEMETRY = 1
 export TOKENIZERS_PARALLELISM = false
+export NO_MKDOCS_2_WARNING = 1
 unexport DS_ACCELERATOR
 
-.PHONY: train compare test test-fast test-vllm lint bench notebooks clean
+.PHONY: train compare test test-fast test-vllm lint bench notebooks docs clean
 .DELETE_ON_ERROR:
 
 # The PATH: the build of a dependency calls `python`, which not every machine has under that name.
@@ -62,6 +63,9 @@ bench: $(STAMP)  ## every benchmarks/bench_*.py in turn: tables, and JSON in run
 notebooks: $(STAMP)  ## runs the notebooks and stores their outputs
 	$(VENV)/bin/jupyter-execute --inplace notebooks/*.ipynb
 
+docs: $(STAMP)  ## the documentation as a site: open site/index.html
+	$(PY) -m mkdocs build --strict
+
 clean:  ## removes what can be made again; runs/ stays
-	rm -rf $(VENV) .venv-vllm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-vllm build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
