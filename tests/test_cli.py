@@ -37,7 +37,7 @@ def fake_module(monkeypatch):
 
 GENERATOR = ("epo_trl.envs.alfworld.generator", "write_games")
 VERIFY = ("epo_trl.envs.alfworld.verify", "verify_path")
-NO_COMMANDS = {"base", "__main__"}  # modules of the folder
+NO_COMMANDS = {"base", "recipe", "__main__"}  # modules of the folder
 COUNTS = ["--train", "3", "--valid-seen", "2", "--valid-unseen", "0"]
 
 

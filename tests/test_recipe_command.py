@@ -4,6 +4,7 @@ import ast
 import re
 import runpy
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from epo_trl.cli.base import at_least
 from epo_trl.envs.base import EnvError
 from epo_trl.evaluation import get_protocol
 from epo_trl.launch import RecipeError, parse_recipe, program, rl_recipe
-from epo_trl.launch.program import command, overview, run_recipe
+from epo_trl.launch.program import command, overview, recipe_file, run_recipe
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
 ROOT = Path(__file__).parents[1]
@@ -65,13 +66,15 @@ def test_a_recipe_alone_lists_its_configs_and_the_command_for_this_machine(gpus,
 
 
 def test_other_numbers_of_gpus_say_so_to_the_launcher():
-    configs = [Path("a_1gpu.yaml"), Path("a_8gpu.yaml")]
-    assert "--num_processes 4 r.py --config a_8gpu.yaml" in command(Path("r.py"), configs, 4)
-    assert "--num_processes" not in command(Path("r.py"), configs, 8)
+    configs = {name: Path(name) for name in ("a_1gpu.yaml", "a_8gpu.yaml")}
+    program = replace(recipe_file(Path("r.py"), []), configs=configs)
+    assert "--num_processes 4 r.py --config a_8gpu.yaml" in command(program, 4)
+    assert "--num_processes" not in command(program, 8)
 
 
 def test_a_recipe_without_a_config_for_gpus_names_the_one_it_has():
-    assert command(Path("sft.py"), [Path("sft_tiny_cpu.yaml")], 8) == "python sft.py --config sft_tiny_cpu.yaml"
+    program = replace(recipe_file(Path("sft.py"), []), configs={"sft_tiny_cpu.yaml": Path("sft_tiny_cpu.yaml")})
+    assert command(program, 8) == "python sft.py --config sft_tiny_cpu.yaml"
 
 
 def test_every_shipped_config_belongs_to_a_recipe_that_lists_it():
@@ -82,7 +85,9 @@ def test_every_shipped_config_belongs_to_a_recipe_that_lists_it():
             found = list(recipe.parent.glob(f"{pattern}.yaml"))
             assert found, f"{recipe.name}: {pattern}"
             listed |= set(found)
-        assert not patterns or re.search(r"_cpu\S*\.yaml {2,}\w", overview(recipe, ast.literal_eval(patterns[0]), 0))
+        assert not patterns or re.search(
+            r"_cpu\S*\.yaml {2,}\w", overview(recipe_file(recipe, ast.literal_eval(patterns[0])), 0)
+        )
     assert listed == set((ROOT / "recipes").glob("*/*.yaml"))
 
 

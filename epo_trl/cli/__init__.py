@@ -17,6 +17,11 @@ from epo_trl.envs.base import EnvError
 
 # What the help lists: groups of commands, and what each is for.
 COMMANDS = {
+    "Train and evaluate (without arguments: the configs that are there)": {
+        "sft": "warm start: imitate a scripted expert",
+        "train": "RL by GRPO or PPO, with EPO's terms",
+        "evaluate": "play whole test lists with a checkpoint, and report",
+    },
     "Experiments": {
         "study": "run methods x seeds from one YAML file, and report",
         "plot": "draw reward, success and entropy curves of runs",

@@ -13,23 +13,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import yaml
 from trl import TrlParser
 
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import ENVIRONMENTS, check_fields, environment_arguments, suite_of
+from epo_trl.launch.command_line import (
+    CHECK,
+    HELP,
+    ConfigIsRight,
+    RecipeError,
+    config_path,
+    early_option,
+    read_config,
+    with_config_apart,
+)
+from epo_trl.launch.shipped import shown
 from epo_trl.trainers.config import settle_defaults
-
-HELP = {"-h", "--help"}
-CHECK = "--check"
-
-
-class ConfigIsRight(Exception):  # noqa: N818 - no error: it ends a recipe that was asked to read its config only
-    """The config could be read, and that was all that was asked for."""
-
-
-class RecipeError(ValueError):
-    """The command line or the config of a recipe is wrong. The message is for whoever typed it."""
 
 
 @dataclass
@@ -54,12 +53,12 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
         RecipeError: If the command line or the config is.
         ConfigIsRight: If nothing is wrong, and `--check` asks for no more.
     """
-    argv = _with_config_apart(sys.argv[1:] if argv is None else argv)
+    argv = with_config_apart(sys.argv[1:] if argv is None else argv)
     check_only, argv = CHECK in argv, [word for word in argv if word != CHECK]
     first: tuple[type, ...] = ()
     if environment is None:
         environment, first = _environment(argv), (EnvironmentArguments,)
-    path = _config_path(argv)
+    path = config_path(argv)
     settings = environment_arguments(environment, path.parent if path else None) if environment else None
     if settings is not None:
         check_fields(settings, (*first, *types))
@@ -69,42 +68,6 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
     if check_only:
         raise ConfigIsRight
     return suite, *parsed[len(first) + 1 :]
-
-
-def _with_config_apart(argv: Sequence[str]) -> list[str]:
-    """Returns the command line with `--config=FILE` as the two words that TRL looks for."""
-    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
-    if words.count("--config") > 1:
-        raise RecipeError("--config: got more than one, takes one YAML file")
-    if words[-1:] == ["--config"]:
-        raise RecipeError("--config: got nothing, takes a YAML file")
-    return words
-
-
-def _config_path(argv: Sequence[str]) -> Path | None:
-    return Path(argv[argv.index("--config") + 1]) if "--config" in argv else None
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"--config: got {path}, which cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise RecipeError(f"--config: got {path}, which holds no list of 'name: value'")
-    return config
-
-
-def early_option(name: str, argv: Sequence[str] | None = None) -> str | None:
-    """Returns what the command line or else the config says of an option that decides which others there are."""
-    argv = _with_config_apart(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(f"--{name}", dest="value", nargs="?")  # what lacks a value, the real parser refuses
-    given = parser.parse_known_args(argv)[0].value
-    path = _config_path(argv)
-    if given is None and path is not None:
-        given = _read_config(path).get(name)
-    return None if given is None else str(given)
 
 
 def _environment(argv: Sequence[str]) -> str | None:
@@ -142,7 +105,7 @@ class RecipeParser(TrlParser):
     def parse_args_and_config(self, args: Iterable[str] | None = None, *rest: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Returns one object per type; what their own checks find wrong is a `RecipeError`."""
         if self._config is not None:
-            _read_config(self._config)
+            read_config(self._config)
         try:
             return super().parse_args_and_config(args, *rest, **kwargs)
         except RecipeError:
@@ -152,8 +115,9 @@ class RecipeParser(TrlParser):
 
     def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
         """Makes the config's values the defaults; all names have to be known."""
+        assert self._config is not None
         known = {action.dest for action in self._actions} - {"help", "config"}
-        self._refuse([key for key in kwargs if key not in known], known, f"unknown in {self._config}")
+        self._refuse([key for key in kwargs if key not in known], known, f"unknown in {shown(self._config)}")
         return super().set_defaults_with_config(**kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
@@ -239,7 +203,7 @@ def _check_device(given: argparse.Namespace, config: Path | None) -> None:
     name, advice = wanted[0], "set use_cpu: true and bf16: false"
     if config is not None:
         beside = [path for path in sorted(config.parent.glob("*cpu*.yaml")) if _kind(path) == _kind(config)]
-        advice = f"take --config {beside[0]}, or {advice}" if beside else advice
+        advice = f"take --config {shown(beside[0])}, or {advice}" if beside else advice
     raise RecipeError(f"{name}: got true, but torch sees no GPU here; {advice}")
 
 

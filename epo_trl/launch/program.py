@@ -7,20 +7,73 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
 
 import torch
 
 from epo_trl.envs.base import EnvError
-from epo_trl.launch.options import CHECK, ConfigIsRight
+from epo_trl.launch.command_line import CHECK, ConfigIsRight
+from epo_trl.launch.shipped import FOLDER, configs_of, with_shipped_config
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).resolve().parents[1]
 SECONDS_BEFORE_OTHER_RANKS = 60.0
 
 
+@dataclass(frozen=True)
+class Program:
+    """A recipe as one calls it: a file of the repository, or a command of the package.
+
+    Args:
+        name: In messages.
+        configs: Those that it lists, by what one types for them.
+        one: What one types for one process, before `--config`.
+        several: For several; `{settings}` is the name of a file in `accelerate_configs`, `{processes}` their number.
+        folder: Of the recipes; a `raise` in it is a message for the user.
+        read: Returns the words that the recipe takes, from those that were typed.
+    """
+
+    name: str
+    configs: Mapping[str, Path]
+    one: str
+    several: str
+    folder: Path
+    read: Callable[[Sequence[str]], Sequence[str]] = list
+
+
+def recipe_file(recipe: Path, patterns: Sequence[str]) -> Program:
+    """Returns a file of the repository as a program.
+
+    Args:
+        recipe: The file.
+        patterns: Of its configs, from its own folder.
+    """
+    found = sorted({path for pattern in patterns for path in recipe.parent.glob(f"{pattern}.yaml")})
+    launch = f"accelerate launch --config_file accelerate_configs/{{settings}}.yaml{{processes}} {recipe}"
+    configs = {str(path): path for path in found}
+    return Program(recipe.name, configs, f"python {recipe}", launch, recipe.resolve().parent)
+
+
+def shipped_command(name: str) -> Program:
+    """Returns `epo-trl train`, `sft` or `evaluate`, which know the shipped configs by name."""
+    command = f"epo-trl {name}"
+    several = f"{command} --accelerate_config {{settings}}{{processes}}"
+    return Program(command, configs_of(name), command, several, FOLDER.resolve(), with_shipped_config)
+
+
 def run_recipe(main: Callable[[], None], configs: Sequence[str]) -> None:
+    """Runs the `main` of the file that was called, see `run_program`.
+
+    Args:
+        main: Reads the command line.
+        configs: Patterns of the recipe's YAML files, from its own folder.
+    """
+    run_program(main, recipe_file(Path(sys.argv[0]), configs))
+
+
+def run_program(main: Callable[[], None], program: Program) -> None:
     """Runs a recipe's `main`. Errors of ours are one line and exit code 1, without a traceback.
 
     Called with no argument at all it runs nothing: it lists the recipe's configs and the command for this machine. That
@@ -28,91 +81,96 @@ def run_recipe(main: Callable[[], None], configs: Sequence[str]) -> None:
     `--check FILE ...` reads these configs and runs nothing either.
 
     Args:
-        main: Reads the command line.
-        configs: Patterns of the recipe's YAML files, from its own folder.
+        main: Reads the command line, `sys.argv`.
+        program: How it was called.
     """
-    recipe = Path(sys.argv[0])
-    if not sys.argv[1:]:
+    words = sys.argv[1:]
+    if not words:
         if _rank() == 0:
-            sys.stdout.write(overview(recipe, configs, torch.accelerator.device_count()))
+            sys.stdout.write(overview(program, torch.accelerator.device_count()))
         return
-    if sys.argv[1] == CHECK:
-        raise SystemExit(check_configs(main, sys.argv[2:]))
-    wrong = _what_is_wrong(main)
+    if words[0] == CHECK:
+        raise SystemExit(check_configs(main, words[1:], program))
+    wrong = _what_is_wrong(main, words, program)
     if wrong:
-        advice = "" if any(word.startswith("--config") for word in sys.argv) else overview(recipe, configs, 0)
-        _say_once(f"{recipe.name}: error: {wrong}\n{advice}")
+        advice = "" if any(word.startswith("--config") for word in words) else overview(program, 0)
+        _say_once(f"{program.name}: error: {wrong}\n{advice}")
         raise SystemExit(1)
 
 
-def check_configs(main: Callable[[], None], configs: Sequence[str]) -> int:
+def check_configs(main: Callable[[], None], configs: Sequence[str], program: Program) -> int:
     """Returns 1 if one of the configs is not what the recipe takes, else 0; says what is wrong with each.
 
     Args:
         main: The recipe's; it gets no further than reading the config.
         configs: YAML files.
+        program: How it was called.
     """
     code = 0
     for config in configs:
-        sys.argv[1:] = ["--config", config, CHECK]
-        wrong = _what_is_wrong(main)
+        wrong = _what_is_wrong(main, ["--config", config, CHECK], program)
         if wrong:
             code = 1
             _say_once(f"{config}: {wrong}\n")
     return code
 
 
-def _what_is_wrong(main: Callable[[], None]) -> str:
+def _what_is_wrong(main: Callable[[], None], words: Sequence[str], program: Program) -> str:
     """Returns the message of an error of ours, in one line, after `main` has run; `""` if there was none."""
     try:
+        sys.argv[1:] = program.read(words)
         main()
     except ConfigIsRight:
         pass
     except Exception as error:
-        if not is_ours(error):
+        if not is_ours(error, program.folder):
             raise
         return " ".join(str(error).split())
     return ""
 
 
-def is_ours(error: Exception) -> bool:
-    """Whether the error is a message for the user: a `raise` of this package or of a recipe, not a bug."""
+def is_ours(error: Exception, recipes: Path) -> bool:
+    """Whether the error is a message for the user: a `raise` of this package or of a recipe, not a bug.
+
+    Args:
+        error: What was raised.
+        recipes: Folder of the recipes.
+    """
     if isinstance(error, EnvError):
         return True
     if isinstance(error, AssertionError) or error.__traceback__ is None:
         return False
     frame, _ = list(walk_tb(error.__traceback__))[-1]
-    folders = (PACKAGE, Path(sys.argv[0]).resolve().parent)
-    if not any(Path(frame.f_code.co_filename).resolve().is_relative_to(folder) for folder in folders):
+    if not any(Path(frame.f_code.co_filename).resolve().is_relative_to(folder) for folder in (PACKAGE, recipes)):
         return False
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "RAISE_VARARGS"
 
 
-def overview(recipe: Path, configs: Sequence[str], gpus: int) -> str:
+def overview(program: Program, gpus: int) -> str:
     """Returns the recipe's configs, each with the first sentence of its file, and the command for a machine.
 
     Args:
-        recipe: The recipe's file.
-        configs: Patterns, from its folder.
+        program: How the recipe is called.
         gpus: How many the machine has.
     """
-    found = sorted({path for pattern in configs for path in recipe.parent.glob(f"{pattern}.yaml")})
-    width = max((len(str(path)) for path in found), default=0)
-    lines = [f"{recipe.name} takes a config:"] + [f"  {path!s:{width}}  {_about(path)}" for path in found]
-    lines += [f"Here torch sees {_count(gpus)}:", f"  {command(recipe, found, gpus)}", "Every option: --help"]
+    width = max(map(len, program.configs), default=0)
+    lines = [f"{program.name} takes a config:"]
+    lines += [f"  {typed:{width}}  {_about(path)}" for typed, path in program.configs.items()]
+    lines += [f"Here torch sees {_count(gpus)}:", f"  {command(program, gpus)}", "Every option: --help"]
     return "\n".join(lines) + "\n"
 
 
-def command(recipe: Path, configs: Sequence[Path], gpus: int) -> str:
+def command(program: Program, gpus: int) -> str:
     """Returns what to type on a machine with so many GPUs."""
     size = "cpu" if gpus == 0 else "1gpu" if gpus == 1 else "8gpu"
-    fitting = [path for path in configs if size in path.stem] or [path for path in configs if "cpu" in path.stem]
-    config = min(fitting, key=lambda path: len(path.stem), default="FILE")
-    if not fitting or "cpu" in fitting[0].stem:
-        return f"python {recipe} --config {config}"
-    settings = "single_gpu.yaml" if gpus == 1 else "zero3.yaml"
+    stems = {typed: path.stem for typed, path in program.configs.items()}
+    fitting = [typed for typed in stems if size in stems[typed]] or [typed for typed in stems if "cpu" in stems[typed]]
+    config = min(fitting, key=lambda typed: len(stems[typed]), default="FILE")
+    if not fitting or "cpu" in stems[fitting[0]]:
+        return f"{program.one} --config {config}"
+    settings = "single_gpu" if gpus == 1 else "zero3"
     processes = "" if gpus in (1, 8) else f" --num_processes {gpus}"
-    return f"accelerate launch --config_file accelerate_configs/{settings}{processes} {recipe} --config {config}"
+    return f"{program.several.format(settings=settings, processes=processes)} --config {config}"
 
 
 def _about(path: Path) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from trl import ModelConfig
 
 from epo_trl.envs.base import TaskSuite
-from epo_trl.launch.options import RecipeError, early_option, parse_recipe
+from epo_trl.launch.command_line import RecipeError, early_option
+from epo_trl.launch.options import parse_recipe
 from epo_trl.launch.program import run_recipe
 from epo_trl.long_runs.preemption import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
@@ -38,14 +39,15 @@ def rl_recipe(configs: Sequence[str], environment: str | None = None, algorithm:
         environment: For a recipe of one environment; otherwise an option, `environment`.
         algorithm: A key of `ALGORITHMS`, for a recipe of one algorithm; otherwise an option, `algorithm`.
     """
+    run_recipe(lambda: main(environment, algorithm), configs)
 
-    def main() -> None:
-        config, trainer_class = ALGORITHMS[algorithm or _algorithm()]
-        asked = () if algorithm else (AlgorithmArguments,)
-        suite, *_, args, model_args = parse_recipe(*asked, config, ModelConfig, environment=environment)
-        train(suite, args, model_args, trainer_class)
 
-    run_recipe(main, configs)
+def main(environment: str | None = None, algorithm: str | None = None) -> None:
+    """Parses the command line and trains. The arguments are those of `rl_recipe`."""
+    config, trainer_class = ALGORITHMS[algorithm or _algorithm()]
+    asked = () if algorithm else (AlgorithmArguments,)
+    suite, *_, args, model_args = parse_recipe(*asked, config, ModelConfig, environment=environment)
+    train(suite, args, model_args, trainer_class)
 
 
 def _algorithm() -> str:

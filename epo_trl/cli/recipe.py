@@ -1,0 +1,59 @@
+"""What `epo-trl train`, `sft` and `evaluate` share: they are the recipes, on the configs that come with the package."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from epo_trl.cli.base import fail
+
+MAINS = {"train": "training", "sft": "imitation", "evaluate": "evaluation"}  # modules of epo_trl.launch
+# In the repository a link to the folder of that name.
+ACCELERATE_CONFIGS = Path(__file__).parents[1] / "accelerate_configs"
+
+
+def run(command: str, argv: Sequence[str]) -> int:
+    """Returns the exit code of a recipe; does not return if accelerate is asked to start several processes."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--accelerate_config", "--accelerate-config")
+    parser.add_argument("--num_processes", "--num-processes")
+    asked, words = parser.parse_known_args(argv)
+    if asked.accelerate_config is not None or asked.num_processes is not None:
+        try:
+            launch = launch_command(asked.accelerate_config, asked.num_processes)
+        except ValueError as error:
+            return fail(error)
+        os.execv(sys.executable, [*launch, command, *words])
+    sys.argv = [f"epo-trl {command}", *words]
+    import epo_trl.threads  # noqa: F401 - before torch
+
+    from epo_trl.launch.program import run_program, shipped_command
+
+    run_program(import_module(f"epo_trl.launch.{MAINS[command]}").main, shipped_command(command))
+    return 0
+
+
+def launch_command(config: str | None, processes: str | None) -> list[str]:
+    """Returns the words that start `epo-trl` in several processes, all but its own arguments.
+
+    Args:
+        config: A file for `accelerate launch --config_file`, or the name of a shipped one.
+        processes: How many, if not as many as the config says.
+
+    Raises:
+        ValueError: If there is no such config.
+    """
+    words = [sys.executable, "-m", "accelerate.commands.launch"]
+    if config is not None:
+        shipped = {path.stem: path for path in ACCELERATE_CONFIGS.glob("*.yaml")}
+        file = shipped.get(config, Path(config))
+        if not file.is_file():
+            names = ", ".join(sorted(shipped))
+            raise ValueError(f"--accelerate_config: got {config!r}, takes a YAML file or one of {names}")
+        words += ["--config_file", str(file)]
+    words += [] if processes is None else ["--num_processes", processes]
+    return [*words, "-m", "epo_trl.cli"]

@@ -1,0 +1,152 @@
+"""`epo-trl train`, `sft` and `evaluate`: the configs of `recipes/` by name, from a checkout and from a wheel."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from epo_trl.cli import main, recipe
+from epo_trl.launch import RecipeError
+from epo_trl.launch.shipped import configs_of, find_config, settled, shipped, shown, with_shipped_config
+
+ROOT = Path(__file__).parents[1]
+RECIPES = ROOT / "recipes"
+TYPICAL = ["alfworld/tiny_cpu", "alfworld/ppo_tiny_cpu", "trap/tiny_cpu", "my_env/tiny_cpu"]
+TRAP = RECIPES / "trap" / "tiny_cpu.yaml"
+
+
+def test_every_config_of_the_repository_has_a_name_and_one_command():
+    files = {path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.glob("*/*.yaml")}
+    by_command = [set(configs_of(command)) for command in ("train", "sft", "evaluate")]
+    assert set(shipped()) == files == set.union(*by_command)
+    assert sum(map(len, by_command)) == len(files) > 20
+
+
+def test_a_config_settles_what_its_recipe_settles():
+    """`recipes/alfworld_ppo_epo.py` says in Python what the command takes from the place of the config."""
+    checked = set()
+    for file in RECIPES.glob("*.py"):
+        said = re.search(r'rl_recipe\(configs=\[(.*)\], environment="(\w+)", algorithm="(\w+)"\)', file.read_text())
+        if said is None:
+            continue
+        for pattern in re.findall(r'"(.*?)"', said[1]):
+            for path in RECIPES.glob(f"{pattern}.yaml"):
+                assert {"algorithm": "grpo", **settled(path)} == {"environment": said[2], "algorithm": said[3]}, path
+                checked.add(path)
+    assert len(checked) > 12
+    assert {name: settled(path) for name, path in shipped().items() if path.resolve() not in checked} == {
+        name: {} for name, path in shipped().items() if path.resolve() not in checked
+    }, "the others say all themselves"
+
+
+@pytest.mark.parametrize("name", ["alfworld/ppo_tiny_cpu", "alfworld/ppo_tiny_cpu.yaml"])
+def test_a_name_becomes_a_file_and_what_it_settles_and_what_is_typed_comes_last(name):
+    words = with_shipped_config(["--seed", "1", "--config", name, "--algorithm", "grpo"])
+    file = str(shipped()["alfworld/ppo_tiny_cpu"])
+    settled_here = ["--environment", "alfworld", "--algorithm", "ppo"]
+    assert words == ["--config", file, *settled_here, "--seed", "1", "--algorithm", "grpo"]
+    assert shown(Path(file)) == "alfworld/ppo_tiny_cpu" and shown(TRAP) == str(TRAP)
+
+
+def test_a_path_is_a_path_and_a_file_of_one_s_own_settles_nothing(tmp_path, monkeypatch):
+    own = tmp_path / "alfworld" / "ppo_tiny_cpu.yaml"
+    own.parent.mkdir()
+    shutil.copy(RECIPES / "alfworld" / "ppo_tiny_cpu.yaml", own)
+    monkeypatch.chdir(tmp_path)
+    assert with_shipped_config(["--config=alfworld/ppo_tiny_cpu.yaml"]) == ["--config", "alfworld/ppo_tiny_cpu.yaml"]
+    monkeypatch.chdir(RECIPES / "alfworld")
+    assert settled(Path("ppo_tiny_cpu.yaml")) == {"environment": "alfworld", "algorithm": "ppo"}
+
+
+def test_a_config_that_is_not_there_is_an_error_with_a_suggestion():
+    with pytest.raises(RecipeError, match="got 'alfword/tiny_cpu', takes .* name .*; did you mean alfworld/tiny_cpu"):
+        find_config("alfword/tiny_cpu")
+
+
+@pytest.fixture
+def argv(monkeypatch):
+    """`sys.argv`, which a recipe's command line replaces, is put back."""
+    monkeypatch.setattr(sys, "argv", ["epo-trl"])
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "evaluate"])
+def test_without_arguments_the_configs_are_listed(command, argv, capsys):
+    assert main([command]) == 0
+    out = capsys.readouterr().out
+    listed = re.findall(r"^  (\S+) +[A-Z]", out, re.M)
+    assert listed == list(configs_of(command)) and f"\n  epo-trl {command} " in out
+
+
+@pytest.mark.parametrize(
+    ("command", "names", "wrong"),
+    [
+        ("train", TYPICAL, ""),
+        ("sft", ["trap/sft_tiny_cpu", "no/such"], "no/such: --config: got 'no/such'"),
+        ("evaluate", ["alfworld/eval_tiny_cpu", "trap/tiny_cpu"], "trap/tiny_cpu: .*unknown in trap/tiny_cpu"),
+    ],
+)
+def test_the_recipes_take_their_configs_by_name(command, names, wrong, argv, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main([command, "--check", *names])
+    err = capsys.readouterr().err
+    assert exit.value.code == bool(wrong) and re.match(wrong, err) and err.count("\n") == bool(wrong)
+
+
+def test_an_error_says_which_command_it_is_of(argv, capsys):
+    with pytest.raises(SystemExit, match="1"):
+        main(["train", "--config", "trap/tiny_cpu", "--epo_lamda", "1"])
+    assert capsys.readouterr().err.startswith("epo-trl train: error: --epo_lamda: unknown; options are written out")
+
+
+@pytest.mark.parametrize(
+    ("words", "launch"),
+    [
+        (["--accelerate_config", "zero3"], ["--config_file", str(recipe.ACCELERATE_CONFIGS / "zero3.yaml")]),
+        (["--accelerate-config=zero3"], ["--config_file", str(recipe.ACCELERATE_CONFIGS / "zero3.yaml")]),
+        (["--num_processes", "2"], ["--num_processes", "2"]),
+    ],
+)
+def test_several_processes_are_started_by_accelerate(words, launch, monkeypatch):
+    started = []
+    monkeypatch.setattr(recipe.os, "execv", lambda *call: started.append(call) or (_ for _ in ()).throw(SystemExit))
+    with pytest.raises(SystemExit):
+        main(["train", "--config", "trap/tiny_cpu", *words, "--seed", "3"])
+    ((program, typed),) = started
+    start = [sys.executable, "-m", "accelerate.commands.launch", *launch, "-m", "epo_trl.cli"]
+    assert (program, typed) == (sys.executable, [*start, "train", "--config", "trap/tiny_cpu", "--seed", "3"])
+
+
+def test_settings_of_accelerate_that_are_not_there_are_an_error_that_lists_them(capsys):
+    assert main(["train", "--accelerate_config", "zero9"]) == 1
+    assert "--accelerate_config: got 'zero9', takes a YAML file or one of cpu, fsdp2," in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_wheel_has_the_configs_and_its_commands_find_them(tmp_path):
+    """Built from a copy, installed without anything else into a folder, called from another."""
+    for name in ("epo_trl", "recipes", "accelerate_configs"):
+        hide = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / "source" / name, symlinks=True, ignore=hide)
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / "source")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(tmp_path), str(tmp_path / "source")]
+    subprocess.run([*pip, *build], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)], check=True)
+
+    done = subprocess.run(
+        [sys.executable, str(site / "bin" / "epo-trl"), "train", "--check", *TYPICAL],
+        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(site)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    for folder in ("recipes", "accelerate_configs"):
+        there, here = site / "epo_trl" / folder, ROOT / folder
+        assert {p.relative_to(there) for p in there.rglob("*.yaml")} == {
+            p.relative_to(here) for p in here.rglob("*.yaml")
+        }
