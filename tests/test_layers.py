@@ -24,6 +24,7 @@ LAYERS = {
     "plots": {"types", "evaluation"},
     "study": {"envs", "evaluation", "long_runs", "plots"},
     "memory": set(),
+    "doctor": {"envs"},
     "threads": set(),
 }
 LAYERS["cli"] = set(LAYERS)
@@ -38,6 +39,7 @@ FORBIDDEN = {
     "evaluation": HEAVY | GAMES,
     "study": HEAVY | GAMES,
     "memory": HEAVY | GAMES,
+    "doctor": HEAVY | GAMES,
     "threads": HEAVY | GAMES,
 }
 

@@ -27,6 +27,7 @@ COMMANDS = {
         "plot": "draw reward, success and entropy curves of runs",
     },
     "Models and machines": {
+        "doctor": "what works here, what is missing, and how to mend it",
         "memory": "estimate the memory that training takes on each GPU",
         "merge": "make a plain checkpoint of an adapter and its base",
     },

@@ -1,0 +1,40 @@
+"""`epo-trl doctor`: what works on this machine, what is missing, and how to mend it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from epo_trl.cli.base import fail, parser_of, say
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns 1 if something that every run needs is missing or broken, else 0."""
+    args = _parser().parse_args(argv)
+    try:
+        from epo_trl.doctor import State, examine
+        from epo_trl.doctor.report import as_json, as_text, print_table
+    except ImportError as error:  # packaging, which reads the versions
+        return fail(RuntimeError(f"{error}; pip install --force-reinstall epo-trl"))
+    if sys.stderr.isatty():
+        sys.stderr.write("importing all libraries, which takes some seconds ...\n")
+    findings = examine(online=args.online)
+    if args.json:
+        say(as_json(findings))
+    elif sys.stdout.isatty() and all(f.state is State.OK for f in findings if f.name == "rich"):
+        print_table(findings)
+    else:
+        say(as_text(findings))
+    return int(any(finding.is_fatal for finding in findings))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of(
+        "doctor",
+        "Says what works on this machine, what is missing, and the command that mends it. Exit code 1 only if "
+        "something is wrong without which nothing runs. Nothing leaves the machine, unless --online is given.",
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--online", action="store_true", help="ask the Hub whether it can be reached")
+    return parser

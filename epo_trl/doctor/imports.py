@@ -1,0 +1,68 @@
+"""Imports modules in another process, so that one that does not work harms nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+CHILD = Path(__file__).with_name("child.py")
+SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What came of an import.
+
+    Args:
+        error: What was raised, or how the process ended; `""` if it works.
+        version: What the module says; `""` if it does not.
+        facts: What else was asked of it, see `child.FACTS`.
+    """
+
+    error: str = ""
+    version: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def import_all(names: Sequence[str], *, seconds: float = SECONDS) -> dict[str, Imported]:
+    """Returns what comes of importing each module. One that ends the process is left out, and the others go on.
+
+    Args:
+        names: Of modules.
+        seconds: That a process may take.
+    """
+    found: dict[str, Imported] = {}
+    rest = list(names)
+    while rest:
+        lines, end = _run(rest, seconds)
+        found |= {line["name"]: Imported(line["error"], line["version"], line["facts"]) for line in lines}
+        rest = [name for name in rest if name not in found]
+        if rest:
+            found[rest.pop(0)] = Imported(error=end)
+    return found
+
+
+def _run(names: Sequence[str], seconds: float) -> tuple[list[dict[str, Any]], str]:
+    """Returns the lines of one process, and how it ended."""
+    command = [sys.executable, str(CHILD), json.dumps(sys.path), json.dumps(list(names))]
+    with TemporaryDirectory() as folder:  # alfworld makes the folder of its games when it is imported
+        environ = {**os.environ, "ALFWORLD_DATA": folder}
+        try:
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=seconds, env=environ
+            )
+            output, end = done.stdout, f"the import ended the process ({_exit(done.returncode)})"
+        except subprocess.TimeoutExpired as error:
+            output, end = error.stdout or b"", f"the import did not end in {seconds:g} seconds"
+    return [json.loads(line) for line in output.splitlines() if line.endswith(b"}")], end
+
+
+def _exit(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit code {status}"

