@@ -42,14 +42,15 @@ def on_config(config: MkDocsConfig) -> None:
 
 def as_mathml(source: str, *_: Any, **__: Any) -> str:
     """Returns an equation in LaTeX as HTML."""
-    return f'<div style="margin: 1em 0; overflow-x: auto">{convert(source.strip(), display="block")}</div>'
+    return f'<div class="math">{convert(source.strip(), display="block")}</div>'
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Returns the files of the site, at their places in the repository."""
     root = Path(config.config_file_path).resolve().parent
     pages = {path.relative_to(root).as_posix() for path in (*root.glob("*.md"), *root.glob("docs/*.md"))}
-    found = Files([file for file in files if file.src_dir != config.docs_dir])  # the theme's
+    of_theme = (file for file in files if file.src_dir != config.docs_dir or file.src_uri in config.extra_css)
+    found = Files([*of_theme])
     waiting = sorted(pages)
     for name in waiting:  # which grows
         if name in found.src_uris:

@@ -39,7 +39,8 @@ def small(tmp_path):
     (tmp_path / "mkdocs.yml").write_text(re.sub(r"^nav:\n(?: .*\n)+", "", text, flags=re.MULTILINE))
     for folder in ("docs", "recipes"):
         (tmp_path / folder).mkdir()
-    shutil.copy(ROOT / "docs" / "site_hooks.py", tmp_path / "docs")
+    for name in ("site_hooks.py", "site.css"):
+        shutil.copy(ROOT / "docs" / name, tmp_path / "docs")
     (tmp_path / "README.md").write_text(README)
     (tmp_path / "docs" / "page.md").write_text("# Page\n\n## A heading / here\n\n[up](../README.md)\n")
     (tmp_path / "recipes" / "tiny.yaml").write_text("seed: 3  # <b>\n")
