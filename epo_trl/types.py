@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -102,3 +103,18 @@ class Episode:
         """Returns the episode without token ids and info, small enough to send between ranks."""
         bare = tuple(replace(turn, prompt_ids=(), response_ids=(), logprobs=None) for turn in self.turns)
         return replace(self, turns=bare, final_info={})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Episode:
+        """Returns the episode of which `dataclasses.asdict` has made `data`, without token ids and info.
+
+        Raises:
+            KeyError, TypeError, ValueError: If it is none.
+        """
+        bare: dict[str, Any] = {"prompt_ids": (), "response_ids": (), "logprobs": None}
+        turns = tuple(Turn(**_known(Turn, turn) | bare) for turn in data["turns"])
+        return cls(**_known(cls, data) | {"turns": turns, "stop": StopReason(data["stop"]), "final_info": {}})
+
+
+def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: data[field.name] for field in fields(kind) if field.name in data}

@@ -20,6 +20,8 @@ from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.launch import evaluation
 from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout.templates import TemplateError
+from epo_trl.watch.sample import WatchError
+from epo_trl.watch.source import find_samples
 
 TOKENIZER = byte_tokenizer()
 
@@ -240,10 +242,12 @@ def test_an_evaluation_that_was_killed_in_a_turn_goes_on_to_the_same_report(play
     played = []
     assert play(tmp_path / "r.json", on_call=lambda: played.append(1)) == whole
     assert len(played) == 8 - 2 * ((calls - 1) // 2)  # two turns a part, and four parts
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "whole.json"]
+    kept = [f"{name}.json{end}" for name in ("r", "whole") for end in ("", ".episodes.jsonl")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert (tmp_path / kept[1]).read_bytes() == (tmp_path / kept[3]).read_bytes()
 
 
-@pytest.mark.parametrize("writes", range(1, 7))
+@pytest.mark.parametrize("writes", range(1, 8))
 def test_an_evaluation_that_was_killed_while_it_wrote_goes_on_to_the_same_report(play, tmp_path, monkeypatch, writes):
     whole = play(tmp_path / "whole.json")
     replace, die = os.replace, die_at(writes)
@@ -255,6 +259,22 @@ def test_an_evaluation_that_was_killed_while_it_wrote_goes_on_to_the_same_report
     killed(child)
     assert play(tmp_path / "r.json") == whole
     assert not (tmp_path / "r.json.parts").exists()
+
+
+def test_episodes_can_be_watched_while_the_evaluation_is_under_way_and_when_it_has_ended(play, tmp_path):
+    killed(lambda: play(tmp_path / "r.json", on_call=die_at(7)))
+    under_way = find_samples(tmp_path / "r.json")
+    assert [sample.split for sample in under_way].count("iid") == 8 and len(under_way) == 12
+    play(tmp_path / "r.json", "--keep_episodes", "3")
+    ended = find_samples(tmp_path / "r.json")
+    assert sorted(sample.split for sample in ended) == ["iid"] * 3 + ["ood"] * 3
+    assert all(turn.response and turn.observation for sample in ended for turn in sample.episode.turns)
+    assert any(sample.episode in [other.episode for other in under_way] for sample in ended)
+    play(tmp_path / "none.json", "--keep_episodes", "0")
+    with pytest.raises(
+        WatchError, match="none.json has no episodes: an evaluation keeps them beside its output unless"
+    ):
+        find_samples(tmp_path / "none.json")
 
 
 def test_killed_twice_and_with_a_damaged_part_it_still_ends_in_the_same_report(play, tmp_path):

@@ -352,7 +352,7 @@ def test_replay_grows_over_rl_steps_and_an_unhelpful_batch_is_judged_as_a_whole(
     trainer.train()
     turns = sum(len(e.turns) * e.is_usable for e in make_episodes())
     assert logged(trainer, "archer/replay_turns") == [turns, 2 * turns, 3 * turns]
-    assert trainer._compared == (8, "the whole batch")
+    assert (trainer._silent._compared, trainer._silent._name) == (8, "the whole batch")
 
 
 @pytest.mark.parametrize(

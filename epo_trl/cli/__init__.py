@@ -25,6 +25,7 @@ COMMANDS = {
     "Experiments": {
         "study": "run methods x seeds from one YAML file, and report",
         "plot": "draw reward, success and entropy curves of runs",
+        "watch": "see the episodes of a run, token by token, in a page or the terminal",
     },
     "Models and machines": {
         "doctor": "what works here, what is missing, and how to mend it",

@@ -6,11 +6,11 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from epo_trl.types import Episode, StopReason, Turn
+from epo_trl.types import Episode
 
 SETTINGS = "settings.json"
 
@@ -54,7 +54,7 @@ class KeptEpisodes:
     def read(self, part: str) -> tuple[list[Episode], float] | None:
         """Returns the episodes of a part and the seconds they took, or `None` if it has to be played."""
         found = _read(self.folder / f"{part}.json")
-        return ([_episode(data) for data in found["episodes"]], found["seconds"]) if found else None
+        return ([Episode.from_dict(data) for data in found["episodes"]], found["seconds"]) if found else None
 
     def keep(self, part: str, episodes: list[Episode], seconds: float) -> None:
         """Writes the episodes of a part, without their tokens."""
@@ -102,12 +102,6 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(unfinished, path)
-
-
-def _episode(data: dict[str, Any]) -> Episode:
-    turns = tuple(Turn(**{**turn, "prompt_ids": (), "response_ids": ()}) for turn in data["turns"])
-    known = {field.name for field in fields(Episode)} & data.keys()
-    return Episode(**{**{name: data[name] for name in known}, "turns": turns, "stop": StopReason(data["stop"])})
 
 
 def _short(value: Any) -> str:

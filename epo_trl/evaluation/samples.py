@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -14,18 +15,32 @@ from epo_trl.types import Episode
 
 FILE_COLUMNS = 160  # of output that goes to a file or a pipe, which has no width of its own
 NARROW_COLUMNS = 120
+# What a terminal obeys instead of showing it (control characters but tab and newline, marks that turn the direction of
+# writing), and what cannot be written (halves of surrogate pairs).
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def episode_table(episode: Episode, *, narrow: bool = False) -> Table:
+def spelled(text: str) -> str:
+    """Returns a text in which whatever a terminal would obey is spelled out, like `\\x1b`."""
+    return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Returns such a text for `rich`, which does not look for markup in it."""
+    return Text(spelled(text), style=style)
+
+
+def episode_table(episode: Episode, *, narrow: bool = False, responses: Sequence[Text] | None = None) -> Table:
     """Returns one row per turn: what was seen, what was answered, what was done, what it paid.
 
     Args:
         episode: The episode.
         narrow: Whether the three texts of a turn stand one below the other instead of side by side.
+        responses: What to show of each turn's response; by default the response.
     """
     outcome = "won" if episode.won else f"not won ({episode.stop.value})"
     table = Table(
-        title=Text(f"{episode.task_id}: {episode.task}: {outcome}, reward {episode.total_reward:.2f}"),
+        title=plain(f"{episode.task_id}: {episode.task}: {outcome}, reward {episode.total_reward:.2f}"),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -33,23 +48,29 @@ def episode_table(episode: Episode, *, narrow: bool = False) -> Table:
     texts = ("observation, response, action",) if narrow else ("observation", "response", "action")
     for heading in ("turn", "reward", *texts):
         table.add_column(heading, overflow="fold")
-    for index, turn in enumerate(episode.turns):
-        action = Text(turn.action) if turn.is_valid else Text(f"{turn.action} [{turn.error}]", style="red")
-        shown = (Text(turn.observation), Text(turn.response), action)
+    for index, turn in enumerate(episode.turns):  # counted from 1 where people read it
+        action = plain(turn.action) if turn.is_valid else plain(f"{turn.action} [{turn.error}]", style="red")
+        response = plain(turn.response) if responses is None else responses[index]
+        shown = (plain(turn.observation), response, action)
         paid = f"{turn.reward:.2f}" if turn.reward else ""
-        table.add_row(str(index), paid, *((Text("\n").join(shown),) if narrow else shown), end_section=narrow)
+        table.add_row(str(index + 1), paid, *((Text("\n").join(shown),) if narrow else shown), end_section=narrow)
     if episode.final_observation:
-        table.add_row("", "", Text(episode.final_observation))
+        table.add_row("", "", plain(episode.final_observation))
     if episode.error:
-        table.add_row("", "", Text(episode.error, style="red"))
+        table.add_row("", "", plain(episode.error, style="red"))
     return table
+
+
+def widened(console: Console) -> Console:
+    """Returns the console, as wide as the terminal is or as a file should be."""
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = FILE_COLUMNS
+    return console
 
 
 def print_episodes(episodes: Iterable[Episode], *, step: int | None = None, console: Console | None = None) -> None:
     """Shows the episodes on the console, as wide as the terminal is."""
-    console = console or Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = FILE_COLUMNS
+    console = widened(console or Console())
     if step is not None:
         console.rule(f"episodes at step {step}")
     for episode in episodes:

@@ -29,6 +29,9 @@ from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
 from epo_trl.types import Episode
+from epo_trl.watch.choice import samples_of
+from epo_trl.watch.sample import Sample, write_samples
+from epo_trl.watch.source import evaluation_file
 
 BACKENDS = ("transformers", "vllm")
 
@@ -66,6 +69,9 @@ class EvaluationArguments(FewShotArguments):
         default=None, metadata={"help": "JSON file for the reports; what is played is kept beside it until the end."}
     )
     show_episodes: int = field(default=0, metadata={"help": "Episodes of each list to print."})
+    keep_episodes: int = field(
+        default=20, metadata={"help": "Episodes of each list that are kept beside the output for `epo-trl watch`."}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,10 +79,12 @@ class EvaluationArguments(FewShotArguments):
             raise ValueError(f"backend: got {self.backend!r}, takes one of {', '.join(map(repr, BACKENDS))}")
         if self.parallel < 1:
             raise ValueError(f"parallel: got {self.parallel}, takes an integer >= 1")
+        if self.keep_episodes < 0:
+            raise ValueError(f"keep_episodes: got {self.keep_episodes}, takes an integer >= 0")
 
 
 # What changes nothing that is reported, or is part of the protocol.
-NOT_SETTINGS = {"output", "show_episodes", "protocol", "max_turns", "temperature", "context"}
+NOT_SETTINGS = {"output", "show_episodes", "keep_episodes", "protocol", "max_turns", "temperature", "context"}
 NOT_SETTINGS |= {"vllm_gpu_memory_utilization", *(field.name for field in fields(FewShotArguments))}
 
 
@@ -169,6 +177,7 @@ class Evaluation:
         shots: FewShot,
     ):
         self.suite, self.args, self.protocol, self.kept, self.state = suite, args, protocol, kept, PartialState()
+        self.samples: list[Sample] = []  # of the lists so far
         self.policy, tokenizer, longest = loaded
         self.context = protocol_context(
             protocol,
@@ -194,6 +203,8 @@ class Evaluation:
         episodes = [episode for _, played, _ in parts for episode in played]
         if state.is_main_process and self.args.show_episodes:
             print_episodes(episodes[: self.args.show_episodes])
+        draw = random.Random(f"{self.args.seed} {split}")
+        self.samples += samples_of(episodes, self.args.keep_episodes, draw, split=split)
         seconds = sum(seconds for _, _, seconds in parts) / state.num_processes
         return EvalReport.from_episodes(
             episodes, protocol=self.protocol, suite=self.suite.name, split=split, seconds=seconds
@@ -258,6 +269,8 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
     if is_main:
         _say(format_table(reports))
         if kept is not None:
+            if evaluation.samples:
+                write_samples(evaluation_file(kept.output), [sample.to_dict() for sample in evaluation.samples])
             found = {"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]}
             kept.finish(found | {"examples": evaluation.context.template.shown(shots.examples)})
     return reports

@@ -14,7 +14,8 @@ from typing import Any
 MAY_CHANGE = frozenset(
     """output_dir run_name project trackio_space_id trackio_bucket_id trackio_static_space_id report_to
     logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level
-    log_level_replica disable_tqdm print_episodes log_completions log_multimodal num_completions_to_print
+    log_level_replica disable_tqdm print_episodes keep_episodes keep_episodes_steps
+    log_completions log_multimodal num_completions_to_print
     log_unique_prompts log_completions_hub_repo include_num_input_tokens_seen
     eval_strategy eval_steps eval_delay eval_on_start per_device_eval_batch_size eval_accumulation_steps eval_episodes
     eval_seed eval_temperature protocol num_generations_eval prediction_loss_only eval_do_concat_batches

@@ -211,7 +211,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             "smoothing_beta_start": 0, "smoothing_beta_end": 0, "turn_buckets": 1, "max_skipped_updates": 1,
             "env_workers": 0, "env_reset_retries": 0, "rollout_waves": 1, "num_generations": 1, "num_iterations": 1,
             "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "gradient_accumulation_steps": 1,
-            "max_resamples": 0,
+            "max_resamples": 0, "keep_episodes": 0,
         }  # fmt: skip
         for name, least in at_least.items():
             value = getattr(self, name)
@@ -228,7 +228,13 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             "a number >= 0": (("eval_temperature",), lambda x: 0 <= x < math.inf),
             "a finite number": (("success_reward", "env_reward_weight"), math.isfinite),
             "an integer >= 1 or null": (
-                ("eval_episodes", "entropy_history_window", "generation_batch_size", "steps_per_generation"),
+                (
+                    "eval_episodes",
+                    "entropy_history_window",
+                    "generation_batch_size",
+                    "steps_per_generation",
+                    "keep_episodes_steps",
+                ),
                 lambda x: x is None or x >= 1,
             ),
             "an integer >= 1, or -1 for num_train_epochs": (("max_steps",), lambda x: x != 0),

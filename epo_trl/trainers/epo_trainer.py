@@ -37,6 +37,7 @@ from epo_trl.trainers import batches
 from epo_trl.trainers.checks import check_context_fits, check_packing
 from epo_trl.trainers.collection import Collected, Collector, as_trl_takes_it, episode_return, layout_of
 from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.episode_samples import EpisodeSamples
 from epo_trl.trainers.evaluator import Evaluator, scalars
 from epo_trl.trainers.generation import TurnGenerator
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
@@ -110,11 +111,14 @@ class EPOTrainer(LongRunTrainer):
         )
         self.scorer = RowScorer(self.accelerator.autocast, buckets=args.turn_buckets, packed=args.pack_turns)
         self.evaluator = Evaluator(self.player.generator, self.rules, setup.test_tasks, suite.name, args, self.ranks)
+        self.samples = EpisodeSamples(args, self.processing_class, self.ranks, self.num_generations)
         self.last_episodes: list[Episode] = []
         self.last_reports: list[EvalReport] = []
         self.rl_step = 0
         self._packing_unchecked = args.pack_turns
-        self._silent = SilentSteps(*self._compared, warns=self.ranks.index == 0)
+        whole = self.has_critic or methods.need(Need.FEATURES)  # critics compare all turns
+        compared = (args.generation_batch_size, "the whole batch") if whole else (self.num_generations, "every group")
+        self._silent = SilentSteps(*compared, warns=self.ranks.index == 0)
         self.health = RunHealth(warns=self.ranks.index == 0)
         self._to_print: list[Episode] = []
 
@@ -171,6 +175,7 @@ class EPOTrainer(LongRunTrainer):
             if self.methods.need(Need.SCORES) and played is None:
                 played = self.scorer.score_batch(self.model, *batches.rows_of(output), train_size)
         output |= candidates_of(self, output, layout)
+        output |= self.samples.begin(collected.episodes, self.rl_step, self.total_rl_steps)
         self._silent.add_batch(output["num_episodes"], self.rl_step)
         batch = self._method_batch(output, collected.episodes, layout, played)
         batch = replace(batch, features=features_of(self, output, layout))
@@ -178,6 +183,7 @@ class EPOTrainer(LongRunTrainer):
         if batches.is_scored(output):
             assert played is not None
             self.methods.measure(batches.micro_batch(self, output, played))
+            self.samples.add_entropy(output, played.entropy)
         return output
 
     def _method_batch(
@@ -202,12 +208,6 @@ class EPOTrainer(LongRunTrainer):
         self._silent.add_rewards(weighed, self.rl_step, success=self.pending_metrics["env/success_rate"][-1])
         return rewards
 
-    @property
-    def _compared(self) -> tuple[int, str]:
-        """Number of episodes whose rewards are compared with each other, and what they are called."""
-        whole = self.methods.need(Need.FEATURES)  # critics compare all turns
-        return (self.args.generation_batch_size, "the whole batch") if whole else (self.num_generations, "every group")
-
     # --- Loss --------------------------------------------------------------------------------------------------
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None, Any]:
@@ -227,6 +227,7 @@ class EPOTrainer(LongRunTrainer):
         in_first_pass = self.micro_steps_done < self.args.steps_per_generation
         if in_first_pass and not batches.is_scored(inputs):
             self.methods.measure(micro)
+            self.samples.add_entropy(inputs, micro.entropy)
         for term in self._terms(inputs, micro, scores[-1]):
             loss = loss + term.to(loss.dtype)
         return spread_nonfinite(loss)
@@ -258,6 +259,7 @@ class EPOTrainer(LongRunTrainer):
     def _close_rl_step(self) -> None:
         metrics = self.methods.end_rl_step(self.ranks, self.rl_step, self.total_rl_steps)
         self._keep_metrics(metrics | self.health.end_rl_step(metrics, self.rl_step))
+        self.samples.end()
         self.rl_step += 1
 
     # --- Evaluation and logs -----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from epo_trl.long_runs.resume_check import digest_of
 from epo_trl.long_runs.update_guard import UpdateGuard, check_skipped
 from epo_trl.methods import Methods
 from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.episode_samples import EpisodeSamples
 from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.run_health import RunHealth
 
@@ -35,6 +36,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     suite: TaskSuite
     methods: Methods
     health: RunHealth
+    samples: EpisodeSamples
     rl_step: int  # batches that were used up
 
     def __init__(self, *, args: EPOConfig, **kwargs: Any) -> None:
@@ -87,12 +89,14 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
 
     def _batch_state(self) -> dict[str, Any]:
         """Returns what is needed to go on with the collected batch: TRL's buffer, and sums over what was used of it."""
-        return {"inputs": self._buffered_inputs, "methods": self.methods.batch_state()}
+        parts = {"methods": self.methods.batch_state(), "samples": self.samples.state()}
+        return {"inputs": self._buffered_inputs, **parts}
 
     def _load_batch_state(self, state: dict[str, Any]) -> None:
         """Takes up what `_batch_state` has returned."""
         self._buffered_inputs = state["inputs"]
         self.methods.load_batch_state(state["methods"])
+        self.samples.load_state(state.get("samples"))
 
     def _save_rank_state(self, folder: str) -> None:
         if self.micro_steps_done:

@@ -108,10 +108,6 @@ class EPOPPOTrainer(EPOTrainer):
             return credit.advantages
         return whitened(credit.advantages, batch.mask, self.ranks.sum)
 
-    @property
-    def _compared(self) -> tuple[int, str]:
-        return self.args.generation_batch_size, "the whole batch"
-
     # --- Loss --------------------------------------------------------------------------------------------------
 
     def _terms(self, inputs: dict[str, Any], micro: MicroBatch, scores: RowScores) -> Iterator[Tensor]:

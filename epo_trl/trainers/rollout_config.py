@@ -59,6 +59,17 @@ class RolloutArguments:
             "while the policy answers for the other: for environments that take longer than generation."
         },
     )
+    keep_episodes: int = field(
+        default=4,
+        metadata={
+            "help": "Episodes that are kept in output_dir for `epo-trl watch`, of some RL steps: the worst, the best, "
+            "an aborted one, and random ones. 0 keeps none."
+        },
+    )
+    keep_episodes_steps: int | None = field(
+        default=None,
+        metadata={"help": "RL steps from one of these to the next; by default a fiftieth of the run. The last is one."},
+    )
     max_aborted_share: float = field(
         default=0.5,
         metadata={

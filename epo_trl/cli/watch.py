@@ -1,0 +1,42 @@
+"""`epo-trl watch`: the episodes that a run has kept, as a page or in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from epo_trl.cli.base import at_least, fail, parser_of, say
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code after the page is written, or the episodes are shown."""
+    args = _parser().parse_args(argv)
+    from epo_trl.watch.page import write_page
+    from epo_trl.watch.sample import WatchError
+    from epo_trl.watch.source import find_samples
+    from epo_trl.watch.terminal import print_episode, print_list
+
+    try:
+        samples = find_samples(args.run)
+        if args.episode is not None:
+            print_episode(samples, args.episode)
+        elif args.text:
+            print_list(samples)
+        else:
+            out = Path(args.out or "episodes.html")
+            left_out = write_page(out, samples, Path(args.run).resolve().name, args.max_mb * 2**20)
+            say(f"wrote {out} ({out.stat().st_size / 2**20:.1f} MB). {left_out}".rstrip())
+    except (OSError, WatchError) as error:
+        return fail(error)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of("watch", "Shows the episodes that a run has kept: one HTML page, or text with --text.")
+    parser.add_argument("run", metavar="RUN", help="output directory of a training run, or --output of an evaluation")
+    parser.add_argument("--out", metavar="HTML", help="page to write (default: episodes.html)")
+    parser.add_argument("--max-mb", type=at_least(1), default=20, metavar="MB", help="size of the page (default: 20)")
+    parser.add_argument("--text", action="store_true", help="a list in the terminal instead, the worst episodes first")
+    parser.add_argument("--episode", type=at_least(1), metavar="K", help="episode K of that list, in the terminal")
+    return parser

@@ -1,0 +1,115 @@
+"""Keeps a few episodes of some RL steps in the run's folder, for `epo-trl watch` and the tables of trackers.
+
+One file for each of those RL steps: a resumed run that plays one again writes the same file again. The entropies are
+those that the update computes anyway, of the policy that played.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods import Ranks
+from epo_trl.rollout.pieces import token_pieces
+from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.episode_tables import send_tables
+from epo_trl.types import Episode, Turn
+from epo_trl.watch.choice import Outcome, choose
+from epo_trl.watch.sample import Sample, TurnTexts, sample_of, write_samples
+from epo_trl.watch.source import sample_file
+
+RL_STEPS = 50  # of a run whose episodes are kept, unless the configuration says otherwise
+ROW = "episode_row"  # in TRL's batch: which episode a row is, after TRL has shuffled them
+
+
+class EpisodeSamples:
+    """The episodes of the RL step in progress that will be kept, if any.
+
+    Args:
+        args: The configuration.
+        tokenizer: The policy's.
+        ranks: The other processes.
+        group_size: Episodes of a task; they are neighbours in the list of all ranks' episodes.
+    """
+
+    def __init__(self, args: EPOConfig, tokenizer: Any, ranks: Ranks, group_size: int):
+        self._args, self._tokenizer, self._ranks, self._group_size = args, tokenizer, ranks, group_size
+        self._rl_step: int | None = None  # from 0; equal on all ranks, `None` where nothing is kept
+        self._samples: dict[int, Sample] = {}  # by place among this rank's episodes
+
+    def begin(self, episodes: Sequence[Episode], rl_step: int, total_rl_steps: int) -> dict[str, Tensor]:
+        """Chooses among the episodes of an RL step; returns what has to be in TRL's batch for it. Collective.
+
+        Args:
+            episodes: This rank's.
+            rl_step: From 0.
+            total_rl_steps: Of the run.
+        """
+        self._rl_step, self._samples = None, {}
+        every = self._args.keep_episodes_steps or -(-total_rl_steps // RL_STEPS)
+        if not self._args.keep_episodes or (rl_step % every and rl_step != total_rl_steps - 1):
+            return {}
+        found = self._ranks.gather([(episode.total_reward, episode.is_usable) for episode in episodes])
+        outcomes = [Outcome(reward, usable, i // self._group_size) for i, (reward, usable) in enumerate(found)]
+        draw = random.Random(f"{self._args.seed}/{rl_step}")
+        first = self._ranks.index * len(episodes)
+        for i, why in choose(outcomes, self._args.keep_episodes, draw).items():
+            if 0 <= i - first < len(episodes):
+                about = {"rl_step": rl_step + 1, "why": why, "group": outcomes[i].group}
+                episode = episodes[i - first]
+                texts = [self._texts(turn) for turn in episode.turns]
+                self._samples[i - first] = sample_of(episode, texts, **about)
+        self._rl_step = rl_step
+        return {ROW: torch.arange(len(episodes), device=self._args.device)}
+
+    def _texts(self, turn: Turn) -> TurnTexts:
+        prompt = self._tokenizer.decode(
+            turn.prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )  # fmt: skip
+        return TurnTexts(prompt, tuple(token_pieces(self._tokenizer, turn.response_ids)))
+
+    def add_entropy(self, inputs: Mapping[str, Any], entropy: Tensor | None) -> None:
+        """Adds the entropies of rows that the policy that played has scored.
+
+        Args:
+            inputs: TRL's batch, or a part of it.
+            entropy: (b, T) in nats, or `None` if it is not known.
+        """
+        if entropy is None or not self._samples:
+            return
+        sampled = (inputs["tool_mask"] * (inputs["turn_ids"] >= 0)).bool()
+        for row, i in enumerate(inputs[ROW].tolist()):
+            if i in self._samples:
+                self._samples[i] = self._samples[i].with_entropy(entropy[row][sampled[row]].tolist())
+
+    def end(self) -> None:
+        """Writes what was chosen, and shows it to the trackers. Collective."""
+        if self._rl_step is None:
+            return
+        samples = self._ranks.gather([sample.to_dict() for sample in self._samples.values()])
+        if self._ranks.index == 0:
+            path = sample_file(self._args.output_dir, self._rl_step + 1)
+            try:
+                write_samples(path, samples)
+            except OSError as error:  # a full disk is not worth the run; its checkpoints look after themselves
+                warnings.warn(f"keep_episodes: cannot write {os.fspath(path)} ({error})", stacklevel=2)
+            send_tables(samples, self._args.report_to)
+        self._rl_step, self._samples = None, {}
+
+    def state(self) -> dict[str, Any]:
+        """Returns what this rank needs to go on inside of an RL step, in plain types."""
+        samples = {str(i): json.dumps(sample.to_dict()) for i, sample in self._samples.items()}
+        return {"rl_step": self._rl_step, "samples": samples}
+
+    def load_state(self, state: Mapping[str, Any] | None) -> None:
+        """Takes up what `state` has returned, or nothing of a checkpoint that had none."""
+        state = state or {"rl_step": None, "samples": {}}
+        self._rl_step = state["rl_step"]
+        self._samples = {int(i): Sample.from_dict(json.loads(sample)) for i, sample in state["samples"].items()}

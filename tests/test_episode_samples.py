@@ -1,0 +1,257 @@
+"""What a training run keeps of its episodes: which ones, with tokens and entropies, and each once."""
+
+import copy
+import json
+import random
+import sys
+import types
+
+import pytest
+import torch
+from test_epo_trainer import resumable
+from test_ppo_trainer import resumable as resumable_ppo
+from test_resume import MINI_BATCHES
+from tokenizer_families import FAMILIES
+from trainer_kit import make_config, make_episodes, make_model, make_trainer, settle_by_task, toy_tokenizer
+
+from epo_trl.methods import Ranks
+from epo_trl.rollout.pieces import UNFINISHED, token_pieces
+from epo_trl.trainers import episode_samples
+from epo_trl.trainers.episode_samples import EpisodeSamples
+from epo_trl.watch.choice import Outcome, choose
+from epo_trl.watch.sample import MAX_CHARS, Sample, TurnTexts, WatchError, read_samples, sample_of, write_samples
+from epo_trl.watch.source import find_samples, sample_file
+
+# ------------------------------------------------------------------------------------------------------------- choice
+
+PLAYED = [Outcome(0.0, True, 0), Outcome(10.0, True, 1), Outcome(0.0, True, 1), Outcome(5.0, False, 2),
+          Outcome(10.0, True, 2), Outcome(1.0, True, 2), Outcome(-9.0, False, 2)]  # fmt: skip
+
+
+def test_the_worst_of_the_best_ones_group_the_best_an_aborted_one_and_random_ones_are_kept():
+    chosen = choose(PLAYED, 5, random.Random(0))
+    assert list(chosen.items())[:3] == [(2, "worst"), (1, "best"), (3, "aborted")]
+    assert list(chosen.values())[3:] == ["random", "random"] and len(chosen) == 5
+    assert choose(PLAYED, 5, random.Random(0)) == chosen
+    assert set(choose(PLAYED, 99, random.Random(0))) == set(range(7))
+    assert choose(PLAYED, 1, random.Random(0)) == {2: "worst"} and choose(PLAYED, 0, random.Random(0)) == {}
+
+
+def test_where_all_got_the_same_nothing_is_called_the_worst_and_draws_reach_everything():
+    same = [Outcome(0.0, True)] * 6
+    assert {why for seed in range(9) for why in choose(same, 3, random.Random(seed)).values()} == {"random"}
+    assert {i for seed in range(50) for i in choose(same, 2, random.Random(seed))} == set(range(6))
+
+
+# ------------------------------------------------------------------------------------------------------------- tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_pieces_of_a_response_are_one_for_each_token_and_together_its_text(family):
+    tokenizer = FAMILIES[family]()
+    for text in ("<think> go to drawer 3 </think>", "an ünfinished 🙂 smile, 漢字", "a\n\n b"):
+        ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        for end in (len(ids), len(ids) - 3):  # which may be in the middle of a letter
+            whole = tokenizer.decode(ids[:end], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            pieces = token_pieces(tokenizer, ids[:end])
+            joined = "".join(pieces)
+            assert len(pieces) == end and (joined == whole or whole.endswith(UNFINISHED))
+            assert joined.startswith(whole.rstrip(UNFINISHED))
+    assert token_pieces(tokenizer, []) == []
+
+
+# ------------------------------------------------------------------------------------------------------ a run's files
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"context": "concatenated", "max_prompt_length": 300},
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 4, "max_steps": 2},
+    ],
+    ids=["windowed", "concatenated", "mini-batches"],
+)
+def test_each_token_has_the_entropy_that_a_forward_pass_of_the_policy_that_played_gives(tmp_path, changes):
+    model = make_model()
+    played_by = copy.deepcopy(model).eval()
+    settings = {"max_steps": 1, "keep_episodes": 8, "temperature": 0.7}
+    trainer = make_trainer(tmp_path, model=model, **settings | changes)
+    trainer.train()
+    samples = read_samples(sample_file(tmp_path, 1))
+    assert len(samples) == 8 == len(trainer.last_episodes)
+    tokenizer = trainer.processing_class
+    for episode in trainer.last_episodes:
+        [sample] = [s for s in samples if s.episode.turns == episode.without_tokens().turns]
+        before = []
+        for turn, text in zip(episode.turns, sample.texts, strict=True):
+            prompt = [*(before if trainer.args.context == "concatenated" else []), *turn.prompt_ids]
+            ids = [*prompt, *turn.response_ids]
+            logits = played_by(torch.tensor([ids])).logits[0, len(prompt) - 1 : -1].double() / 0.7
+            log_p = logits.log_softmax(-1)
+            assert text.entropy == pytest.approx((-(log_p.exp() * log_p).sum(-1)).tolist(), abs=2e-3)
+            assert "".join(text.tokens) == tokenizer.decode(turn.response_ids)
+            assert text.prompt == tokenizer.decode(turn.prompt_ids)
+            before = ids
+    values = [value for sample in samples for text in sample.texts for value in text.entropy]
+    assert max(values) - min(values) > 1
+
+
+def lines_of(folder):
+    return {path.name: path.read_text() for path in sorted((folder / "episodes").iterdir())}
+
+
+@pytest.mark.parametrize("make", [resumable, pytest.param(resumable_ppo, marks=pytest.mark.slow)])
+def test_a_run_that_goes_on_inside_an_rl_step_keeps_the_same_episodes_once(tmp_path, make):
+    """An RL step is four optimizer steps here."""
+    make(tmp_path, max_steps=4, **MINI_BATCHES).train()
+    kept = lines_of(tmp_path)
+    assert list(kept) == ["rl_step_000001.jsonl"] and kept["rl_step_000001.jsonl"].count("\n") == 4
+    assert all(text.entropy for sample in find_samples(tmp_path) for text in sample.texts)
+    for step in (1, 3):
+        (tmp_path / "episodes" / "rl_step_000001.jsonl").unlink()
+        make(tmp_path, max_steps=4, **MINI_BATCHES).train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert lines_of(tmp_path) == kept
+
+
+def test_how_many_are_kept_and_when(tmp_path):
+    make_trainer(tmp_path / "some", max_steps=4, keep_episodes=3, keep_episodes_steps=2).train()
+    kept = {name: text.count("\n") for name, text in lines_of(tmp_path / "some").items()}
+    assert kept == {"rl_step_000001.jsonl": 3, "rl_step_000003.jsonl": 3, "rl_step_000004.jsonl": 3}
+    make_trainer(tmp_path / "none", max_steps=1, keep_episodes=0).train()
+    assert not (tmp_path / "none" / "episodes").exists()
+    for field, value in (("keep_episodes", -1), ("keep_episodes_steps", 0)):
+        with pytest.raises(ValueError, match=f"{field}: got {value}"):
+            make_trainer(tmp_path, **{field: value})
+
+
+def begun(folder, ranks=None, episodes=None):
+    """Returns what has chosen among episodes made by hand, and what it wants in the batch."""
+    samples = EpisodeSamples(make_config(folder), toy_tokenizer(), ranks or Ranks(), 4)
+    return samples, samples.begin(episodes or make_episodes(), 0, 1)
+
+
+def test_a_long_run_keeps_episodes_of_a_fiftieth_of_its_rl_steps_and_of_the_last(tmp_path):
+    samples, _ = begun(tmp_path)
+    kept = [step for step in range(1000) if samples.begin(make_episodes()[:1], step, 1000)]
+    assert kept == [*range(0, 1000, 20), 999]
+
+
+def test_two_ranks_keep_what_one_would(tmp_path):
+    episodes = make_episodes()
+    one, _ = begun(tmp_path)
+    one.end()
+    whole = read_samples(sample_file(tmp_path, 1))
+    sent, outcomes = [], [(episode.total_reward, episode.is_usable) for episode in episodes]
+    for rank in (1, 0):
+        gathered = iter(
+            [lambda own: outcomes, lambda own, rank=rank: sent.append(own) or (own + sent[0]) * (rank == 0)]
+        )
+        ranks = Ranks(gather=lambda own, gathered=gathered: next(gathered)(own), index=rank, count=2)
+        half, _ = begun(tmp_path / "two", ranks, episodes=episodes[4 * rank :][:4])
+        half.end()
+    assert read_samples(sample_file(tmp_path / "two", 1)) == sorted(whole, key=lambda s: s.group)
+    assert {sample.group for sample in whole} == {0, 1}
+
+
+def test_an_aborted_episode_is_kept_with_its_error_and_without_entropy(tmp_path):
+    samples, _ = begun(tmp_path)
+    mask = torch.ones(8, 40, dtype=torch.long)
+    samples.add_entropy({"tool_mask": mask, "turn_ids": 0 * mask - 1, "episode_row": torch.arange(8)}, mask.float())
+    samples.end()
+    [aborted] = [sample for sample in find_samples(tmp_path) if sample.why == "aborted"]
+    assert aborted == find_samples(tmp_path)[0] and aborted.episode.stop == "aborted"
+    assert {text.entropy for text in aborted.texts} == {()} and all(text.tokens for text in aborted.texts)
+
+
+def test_a_disk_that_is_full_does_not_end_the_run(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(episode_samples, "write_samples", full)
+    samples, _ = begun(tmp_path)
+    with pytest.warns(UserWarning, match=r"keep_episodes: cannot write .*rl_step_000001\.jsonl .*No space left"):
+        samples.end()
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def test_what_is_written_is_what_is_read_and_long_texts_lose_their_middle(tmp_path):
+    episode = settle_by_task(make_episodes())[2].without_tokens()
+    texts = [TurnTexts("prompt\n\u2028", ("a", "\ud800"), (0.25, 1.0)) for _ in episode.turns]
+    sample = sample_of(episode, texts, rl_step=3, why="worst", group=1)
+    long = sample_of(episode, [TurnTexts("<" + MAX_CHARS * "x" + ">")] * len(texts), split="iid")
+    write_samples(tmp_path / "new" / "file.jsonl", [sample.to_dict(), long.to_dict()])
+    one, other = read_samples(tmp_path / "new" / "file.jsonl")
+    assert one == sample
+    assert other.texts[0].prompt.startswith("<xxx") and other.texts[0].prompt.endswith("xxx>")
+    assert "[... 2 characters left out ...]" in other.texts[0].prompt
+
+
+def test_entropies_that_do_not_fit_or_are_not_finite_are_not_kept():
+    episode = make_episodes()[1].without_tokens()
+    sample = sample_of(episode, [TurnTexts("", ("a", "b"))])
+    assert sample.with_entropy([0.12345, 2]).texts[0].entropy == (0.123, 2)
+    assert sample.with_entropy([0.1]) == sample.with_entropy([0.1, float("nan")]) == sample
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stop": "bored"}, "'bored' is not a valid StopReason"),
+        ({"task": 5}, "task: got 5, takes str"),
+        ({"score": float("nan")}, "score: got nan"),
+        ({"turns": [{}]}, "TypeError"),
+        ({"turns": 5}, "TypeError"),
+        ({"rl_step": "</script>"}, "rl_step: got '</script>', takes int"),
+    ],
+)
+def test_a_line_that_is_no_episode_is_named(tmp_path, changes, message):
+    content = sample_of(make_episodes()[1]).to_dict()
+    path = tmp_path / "file.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in (content, content | changes)))
+    with pytest.raises(WatchError, match=f"file.jsonl, line 2, is no episode .*{message}"):
+        read_samples(path)
+    path.write_text(json.dumps(content) + "\nnot json")
+    with pytest.raises(WatchError, match="line 2, is no episode"):
+        read_samples(path)
+    assert Sample.from_dict(content) == sample_of(make_episodes()[1])
+
+
+# ----------------------------------------------------------------------------------------------------------- trackers
+
+
+@pytest.fixture
+def tracker(monkeypatch):
+    """Puts a module with a tracker's names in place; returns what was logged to it."""
+
+    def put(name, run=None):
+        logged = []
+        fake = types.SimpleNamespace(run=run, log=logged.append, Table=lambda dataframe: dataframe)
+        monkeypatch.setitem(sys.modules, name, fake)
+        return logged
+
+    return put
+
+
+def test_trackers_that_the_run_reports_to_get_a_table_with_a_row_for_each_turn(tmp_path, tracker, monkeypatch):
+    wandb, trackio = tracker("wandb", run="a run"), tracker("trackio")
+    samples, _ = begun(tmp_path)
+    monkeypatch.setattr(samples._args, "report_to", ["wandb", "trackio", "tensorboard"])
+    samples.end()
+    kept = read_samples(sample_file(tmp_path, 1))
+    for [logged] in (wandb, trackio):
+        table = logged["episodes"]
+        assert len(table) == sum(len(sample.episode.turns) for sample in kept)
+        assert list(table.loc[table["why"] == "worst", "turn"]) == [1, 2]
+        assert set(table["outcome"]) >= {"won", "aborted"} and set(table["rl_step"]) == {1}
+
+
+def test_a_tracker_that_is_not_asked_for_or_has_no_run_gets_nothing(tmp_path, tracker, monkeypatch):
+    wandb, trackio = tracker("wandb"), tracker("trackio")
+    for report_to in ([], ["wandb"]):
+        samples, _ = begun(tmp_path)
+        monkeypatch.setattr(samples._args, "report_to", report_to)
+        samples.end()
+    assert wandb == trackio == []

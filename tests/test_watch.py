@@ -1,0 +1,246 @@
+"""`epo-trl watch`: what a run says is shown and never obeyed, by no browser and no terminal; the page has its size."""
+
+import io
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from epo_trl.cli import main
+from epo_trl.evaluation.samples import print_episodes
+from epo_trl.types import Episode, StopReason, Turn
+from epo_trl.watch.page import embedded, fitting, page_of, top_of, write_page
+from epo_trl.watch.sample import Sample, TurnTexts, WatchError, sample_of, write_samples
+from epo_trl.watch.source import evaluation_file, find_samples, sample_file
+from epo_trl.watch.terminal import LEVELS, print_episode, print_list
+
+EVIL = (
+    "</script><img src=x onerror=alert(1)> <!-- <script> ${alert(1)} `x` {{7*7}} **bold** [a](javascript:alert(1)) "
+    "@DATA@ @SCRIPT@ &lt;b&gt; \u2028 \u202e gnp.exe \x1b[31m\x1b]0;title\x07 \r \ud800 \x9b31m"
+)
+
+
+def sample(
+    *, rewards=(0.0,), stop=StopReason.LOST, rl_step=1, prompt="the prompt", said="<think> hm </think>", **about
+):
+    turns = [Turn((1,), (2,), said, f"{said} seen", f"{said} done", True, reward) for reward in rewards]
+    episode = Episode("train/0", f"{said} task", said, tuple(turns), stop, stop is StopReason.WON, said, "", 0, 0.5)
+    texts = [TurnTexts(f"{prompt} {i}", ("a", said), (0.0, 1.5)) for i, _ in enumerate(rewards)]
+    return sample_of(episode, texts, rl_step=rl_step, **{"why": "random", **about})
+
+
+class Page(HTMLParser):
+    """What a browser makes of a page: the elements, their attributes, and what is in the scripts."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.elements, self.scripts, self.attributes, self.title = [], [], [], ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append(tag)
+        self.attributes += attrs
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data):
+        if self.elements[-1:] == ["script"]:
+            self.scripts[-1] += data
+        self.title += data if self.elements[-1:] == ["title"] else ""
+
+
+def data_of(page):
+    return json.loads(Page(page).scripts[0])
+
+
+# --------------------------------------------------------------------------------------------------------------- page
+
+
+def test_what_a_run_says_adds_no_element_no_attribute_and_no_script():
+    harmless, evil = Page(page_of([sample()], "name")), Page(page_of([sample(said=EVIL)], "name"))
+    assert evil.elements == harmless.elements and evil.attributes == harmless.attributes
+    assert len(evil.scripts) == 2 and evil.scripts[1] == harmless.scripts[1]
+    assert "<" not in evil.scripts[0] and ">" not in evil.scripts[0] and evil.scripts[0].isascii()
+    [episode] = json.loads(evil.scripts[0])["episodes"]
+    shown = EVIL.replace("\x1b", "\\x1b").replace("\x07", "\\x07").replace("\r", "\\r").replace("\x9b", "\\x9b")
+    shown = shown.replace("\u202e", "\\u202e").replace("\ud800", "\\ud800")
+    assert episode["turns"][0]["tokens"] == ["a", shown] and episode["turns"][0]["observation"] == f"{shown} seen"
+    assert episode["task"] == f"{shown} task"
+
+
+def test_the_name_of_the_run_is_text_too():
+    page = Page(page_of([sample()], "</title><script>alert(1)</script>"))
+    assert page.title.strip() == "Episodes of </title><script>alert(1)</script>" and len(page.scripts) == 2
+
+
+def test_the_page_asks_for_nothing_from_outside_and_its_policy_allows_only_its_own_script():
+    page = Page(page_of([sample()], "name"))
+    assert not {name for name, _ in page.attributes} & {"src", "href", "onclick", "onload", "onerror"}
+    [policy] = [value for name, value in page.attributes if name == "content" and "default-src" in value]
+    assert policy.startswith("default-src 'none'") and "unsafe-eval" not in policy
+    assert "script-src 'sha256-" in policy
+    assert not any(word in page.scripts[1] for word in ("innerHTML", "insertAdjacentHTML", "document.write", "eval("))
+
+
+def test_json_that_stands_in_a_script_is_the_same_data():
+    values = ["</script>", "<!--", "]]>", "&amp;", "\u2028", "é", {"a<b": [1, None, True, 0.5]}]
+    assert json.loads(embedded(values)) == values and not set(embedded(values)) & set("<>&\u2028é")
+
+
+def test_colours_end_where_one_token_of_a_hundred_is_above():
+    def with_entropies(*values):
+        return [replace(sample(), texts=(TurnTexts("", ("x",) * len(values), values),))]
+
+    assert top_of(with_entropies(*[i / 100 for i in range(1, 201)])) == 2.0
+    assert top_of(with_entropies(*[1.0] * 99, 50.0)) == 1.0
+    assert top_of(with_entropies(0.01)) == top_of([sample_of(sample().episode)]) == 0.5
+
+
+def test_what_does_not_fit_is_left_out_and_named():
+    samples = [sample(rl_step=step, rewards=(0.0,) * 4, prompt=1000 * "p") for step in range(1, 9) for _ in range(2)]
+    size = len(embedded(data_of(page_of(samples, "name"))["episodes"]))
+    assert fitting(samples, size) == (samples, "")
+
+    shown, note = fitting(samples, size // 2)
+    assert len(shown) == 16 and [bool(text.prompt) for text in shown[0].texts] == [True, False, False, False]
+    assert note.endswith("prompts after each first turn; so 16 of 16 episodes are here.")
+
+    shown, note = fitting(samples, size // 8)
+    assert {s.rl_step for s in shown} == {4, 8} and "6 of 8 RL steps; so 4 of 16 episodes are here." in note
+
+    shown, note = fitting(samples, 1)
+    assert len(shown) == 1 and shown[0].rl_step == 8 and "7 of 8 RL steps, 1 other episodes; so 1 of 16" in note
+    assert "so 1 of 16 episodes" in data_of(page_of(shown, "name", note))["about"]
+
+
+def test_a_page_says_that_its_episodes_were_picked(tmp_path):
+    assert "2 episodes: 2 RL steps from 1 to 3. These were picked" in page_of([sample(), sample(rl_step=3)], "name")
+    played = sample(rl_step=0, split="iid", why="")
+    assert data_of(page_of([played], "name"))["about"] == "1 episode: evaluation of iid."
+    assert write_page(tmp_path / "page.html", [played], "name", 2**20) == ""
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page_of([played], "name")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no browser")
+def test_a_browser_shows_what_was_said_as_text(tmp_path):
+    write_page(tmp_path / "page.html", [sample(said=EVIL, rewards=(1.0, -1.0))], EVIL[:60], 2**20)
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    page = Page(dom)
+    assert "img" not in page.elements and page.elements.count("script") == 2
+    assert page.elements.count("article") == 2 and "circle" in page.elements
+    assert "&lt;img src=x onerror=alert(1)&gt;" in dom and "1 episode, 0 of 2 turns invalid" in dom
+
+
+# ----------------------------------------------------------------------------------------------------------- terminal
+
+
+def printed(show, *args, **console):
+    file = io.StringIO()
+    show(*args, Console(file=file, **{"color_system": None, "width": 150} | console))
+    return file.getvalue()
+
+
+def test_a_terminal_is_told_nothing_that_it_would_obey():
+    evil = sample(said=EVIL)
+    shown = printed(print_list, [evil]) + printed(print_episode, [evil], 1)
+    file = io.StringIO()
+    print_episodes([evil.episode], step=3, console=Console(file=file, color_system=None))
+    for text in (shown, file.getvalue()):
+        assert not [c for c in text if c not in "\n\t" and (ord(c) < 32 or 0x7F <= ord(c) < 0xA0)]
+        assert "\u202e" not in text and "\\x1b[31m" in text and "</script><img src=x" in text
+        text.encode()
+
+
+def test_the_list_begins_with_the_worst_and_shows_how_they_ended():
+    lines = printed(print_list, [sample(rewards=(-0.5, 1.0)), sample(stop=StopReason.WON, rl_step=7)] * 20).splitlines()
+    assert [line.split()[:4] for line in lines if line.split()[:1] in (["1"], ["2"])] == [
+        ["1", "failed", "0.50", "2"], ["2", "won", "0.00", "1"],
+    ]  # fmt: skip
+    assert "0.75" in lines[3] and "RL step 7" in lines[4]
+    assert lines[-1] == "20 more. --episode K shows one of them."
+
+
+def test_an_episode_shows_every_turn_and_colours_tokens_by_their_entropy():
+    assert "mean entropy by turn, nats: 0.75 0.75" in printed(print_episode, [sample(rewards=(0.0, 1.0))], 1)
+    coloured = printed(print_episode, [sample(said="hm")], 1, force_terminal=True, color_system="256")
+    assert LEVELS[-1] == "white on color(160)" and "\x1b[37;48;5;160mhm\x1b[0m" in coloured
+    assert "1.5 nats or more" in coloured
+    assert "hm done" in printed(print_episode, [sample_of(sample(said="hm").episode)], 1), "no tokens were kept"
+    for number in (0, 2):
+        with pytest.raises(WatchError, match=f"--episode: got {number}, takes 1 to 1"):
+            print_episode([sample()], number)
+
+
+# ------------------------------------------------------------------------------------------------- files and command
+
+
+def test_the_worst_come_first_and_of_equal_ones_the_latest(tmp_path):
+    order = [
+        sample(stop=StopReason.ABORTED, rewards=(5.0,)),
+        sample(rewards=(-1.0,)),
+        sample(stop=StopReason.TURN_LIMIT, rl_step=2),
+        sample(),
+        sample(stop=StopReason.WON, rewards=(-3.0,)),
+    ]
+    for step in (1, 2):
+        kept = [s.to_dict() for s in reversed(order) if s.rl_step == step]
+        write_samples(sample_file(tmp_path, step), kept)
+    assert find_samples(tmp_path) == order
+    assert find_samples(sample_file(tmp_path, 2)) == [order[2]]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "has no episodes: a training run keeps them there unless keep_episodes is 0"),
+        ("missing", "missing has no episodes: there is no such file or folder"),
+        ("empty.jsonl", "empty.jsonl has no episodes: the file is empty"),
+        ("bad.jsonl", "bad.jsonl, line 1, is no episode"),
+        ("report.json", "report.json.episodes.jsonl, line 1, is no episode"),
+        ("part.json", "iid-0.json is no part of an evaluation"),
+    ],
+)
+def test_a_run_without_episodes_or_with_damaged_ones_is_one_line(tmp_path, capsys, path, message):
+    (tmp_path / "empty.jsonl").touch()
+    for damaged in (tmp_path / "bad.jsonl", evaluation_file(tmp_path / "report.json")):
+        damaged.write_text("[]\n")
+    (tmp_path / "part.json.parts").mkdir()
+    (tmp_path / "part.json.parts" / "iid-0.json").write_text('{"episodes": [{"task')
+    assert main(["watch", str(tmp_path / path)]) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_the_command_writes_a_page_or_prints(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "grpo-seed0"
+    write_samples(sample_file(run, 1), [sample(said="mug").to_dict()])
+    assert main(["watch", "grpo-seed0"]) == 0
+    assert capsys.readouterr().out == "wrote episodes.html (0.0 MB).\n"
+    assert data_of((tmp_path / "episodes.html").read_text())["episodes"][0]["task"] == "mug task"
+    assert Page((tmp_path / "episodes.html").read_text()).title.strip() == "Episodes of grpo-seed0"
+    assert main(["watch", "grpo-seed0", "--out", "other.html"]) == 0 and (tmp_path / "other.html").is_file()
+    capsys.readouterr()
+    assert main(["watch", "grpo-seed0", "--text"]) == 0
+    assert "mug task" in capsys.readouterr().out
+    assert main(["watch", "grpo-seed0", "--episode", "1"]) == 0
+    assert "mug done" in capsys.readouterr().out
+    assert main(["watch", "grpo-seed0", "--episode", "2"]) == 1
+    assert capsys.readouterr().err == "epo-trl: error: --episode: got 2, takes 1 to 1\n"
+
+
+def test_a_sample_without_prompt_and_tokens_is_one_too():
+    bare = sample_of(sample().episode)
+    assert Sample.from_dict(bare.to_dict()) == bare
+    content = bare.to_dict()
+    for name in ("prompt", "tokens", "entropy"):
+        del content["turns"][0][name]
+    assert Sample.from_dict(content) == bare
