@@ -54,6 +54,10 @@ class Page(HTMLParser):
         self.title += data if self.elements[-1:] == ["title"] else ""
 
 
+def page(*samples, name="name"):
+    return page_of(samples, name, 2**20)[0]
+
+
 def data_of(page):
     return json.loads(Page(page).scripts[0])
 
@@ -62,7 +66,7 @@ def data_of(page):
 
 
 def test_what_a_run_says_adds_no_element_no_attribute_and_no_script():
-    harmless, evil = Page(page_of([sample()], "name")), Page(page_of([sample(said=EVIL)], "name"))
+    harmless, evil = Page(page(sample())), Page(page(sample(said=EVIL)))
     assert evil.elements == harmless.elements and evil.attributes == harmless.attributes
     assert len(evil.scripts) == 2 and evil.scripts[1] == harmless.scripts[1]
     assert "<" not in evil.scripts[0] and ">" not in evil.scripts[0] and evil.scripts[0].isascii()
@@ -74,17 +78,17 @@ def test_what_a_run_says_adds_no_element_no_attribute_and_no_script():
 
 
 def test_the_name_of_the_run_is_text_too():
-    page = Page(page_of([sample()], "</title><script>alert(1)</script>"))
-    assert page.title.strip() == "Episodes of </title><script>alert(1)</script>" and len(page.scripts) == 2
+    found = Page(page(sample(), name="</title><script>alert(1)</script>"))
+    assert found.title.strip() == "Episodes of </title><script>alert(1)</script>" and len(found.scripts) == 2
 
 
 def test_the_page_asks_for_nothing_from_outside_and_its_policy_allows_only_its_own_script():
-    page = Page(page_of([sample()], "name"))
-    assert not {name for name, _ in page.attributes} & {"src", "href", "onclick", "onload", "onerror"}
-    [policy] = [value for name, value in page.attributes if name == "content" and "default-src" in value]
+    found = Page(page(sample()))
+    assert not {name for name, _ in found.attributes} & {"src", "href", "onclick", "onload", "onerror"}
+    [policy] = [value for name, value in found.attributes if name == "content" and "default-src" in value]
     assert policy.startswith("default-src 'none'") and "unsafe-eval" not in policy
     assert "script-src 'sha256-" in policy
-    assert not any(word in page.scripts[1] for word in ("innerHTML", "insertAdjacentHTML", "document.write", "eval("))
+    assert not any(word in found.scripts[1] for word in ("innerHTML", "insertAdjacentHTML", "document.write", "eval("))
 
 
 def test_json_that_stands_in_a_script_is_the_same_data():
@@ -103,27 +107,31 @@ def test_colours_end_where_one_token_of_a_hundred_is_above():
 
 def test_what_does_not_fit_is_left_out_and_named():
     samples = [sample(rl_step=step, rewards=(0.0,) * 4, prompt=1000 * "p") for step in range(1, 9) for _ in range(2)]
-    size = len(embedded(data_of(page_of(samples, "name"))["episodes"]))
-    assert fitting(samples, size) == (samples, "")
+    entries = {entry["number"]: entry for entry in data_of(page(*samples))["episodes"]}
+    size = sum(len(embedded(entry)) for entry in entries.values())
+    assert fitting(entries, size) == (entries, "") and list(entries) == [*range(1, 17)]
 
-    shown, note = fitting(samples, size // 2)
-    assert len(shown) == 16 and [bool(text.prompt) for text in shown[0].texts] == [True, False, False, False]
+    shown, note = fitting(entries, size // 2)
+    assert len(shown) == 16 and [bool(turn["prompt"]) for turn in shown[1]["turns"]] == [True, False, False, False]
     assert note.endswith("prompts after each first turn; so 16 of 16 episodes are here.")
 
-    shown, note = fitting(samples, size // 8)
-    assert {s.rl_step for s in shown} == {4, 8} and "6 of 8 RL steps; so 4 of 16 episodes are here." in note
+    shown, note = fitting(entries, size // 8)
+    assert {number: entry["rl_step"] for number, entry in shown.items()} == {7: 4, 8: 4, 15: 8, 16: 8}
+    assert "first turn, 6 of 8 RL steps; so 4 of 16 episodes are here." in note
 
-    shown, note = fitting(samples, 1)
-    assert len(shown) == 1 and shown[0].rl_step == 8 and "7 of 8 RL steps, 1 other episodes; so 1 of 16" in note
-    assert "so 1 of 16 episodes" in data_of(page_of(shown, "name", note))["about"]
+    shown, note = fitting(entries, 1)
+    assert list(shown) == [15] and "7 of 8 RL steps, 1 other episodes; so 1 of 16" in note
+    whole, told = page_of(samples, "name", 1)
+    assert [entry["number"] for entry in data_of(whole)["episodes"]] == [15] and told == note
+    assert note in data_of(whole)["about"]
 
 
 def test_a_page_says_that_its_episodes_were_picked(tmp_path):
-    assert "2 episodes: 2 RL steps from 1 to 3. These were picked" in page_of([sample(), sample(rl_step=3)], "name")
+    assert "2 episodes: 2 RL steps from 1 to 3. These were picked" in page(sample(), sample(rl_step=3))
     played = sample(rl_step=0, split="iid", why="")
-    assert data_of(page_of([played], "name"))["about"] == "1 episode: evaluation of iid."
+    assert data_of(page(played))["about"] == "1 episode: evaluation of iid."
     assert write_page(tmp_path / "page.html", [played], "name", 2**20) == ""
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page_of([played], "name")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(played)
 
 
 @pytest.mark.slow

@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -22,6 +22,8 @@ from epo_trl.evaluation.samples import spelled
 from epo_trl.long_runs.state_file import write_whole
 from epo_trl.types import Episode, StopReason
 from epo_trl.watch.sample import Sample
+
+Entry = dict[str, Any]
 
 ENTROPY_NOTE = (
     "Colour of a token: entropy of the distribution it was sampled from, at the sampling temperature, as the update "
@@ -36,32 +38,27 @@ NO_PROMPTS = "The prompt is not on this page."
 
 
 def write_page(path: str | os.PathLike[str], samples: Sequence[Sample], name: str, max_bytes: int) -> str:
-    """Writes the page, whole or not at all, and returns what it leaves out, in words.
+    """Writes the page, whole or not at all, and returns what it leaves out, in words. The arguments are `page_of`'s."""
+    page, left_out = page_of(samples, name, max_bytes)
+    write_whole(path, page)
+    return left_out
+
+
+def page_of(samples: Sequence[Sample], name: str, max_bytes: int) -> tuple[str, str]:
+    """Returns the page, and what it leaves out, in words.
 
     Args:
-        path: The file.
         samples: The worst first; at least one.
         name: Of the run.
         max_bytes: Of the episodes' data. What does not fit is left out, and the page says what: first prompts after
             those of the first turn, then RL steps in between, then whatever comes last.
     """
-    shown, left_out = fitting(samples, max_bytes)
-    write_whole(path, page_of(shown, name, left_out))
-    return left_out
-
-
-def page_of(shown: Sequence[Sample], name: str, left_out: str = "") -> str:
-    """Returns the page.
-
-    Args:
-        shown: The episodes, the worst first; at least one.
-        name: Of the run.
-        left_out: What is missing, in words.
-    """
-    about = " ".join([_summary(shown), PICKED_NOTE if any(sample.why for sample in shown) else "", left_out])
+    entries, left_out = fitting({n: _shown(sample, n) for n, sample in enumerate(samples, start=1)}, max_bytes)
+    shown = [samples[number - 1] for number in entries]
+    about = [_summary(shown), PICKED_NOTE if any(sample.why for sample in shown) else "", left_out]
     data = {
-        "about": " ".join(about.split()), "top": top_of(shown), "entropy_note": ENTROPY_NOTE, "no_prompts": NO_PROMPTS,
-        "episodes": [_shown(sample, number) for number, sample in enumerate(shown, start=1)],
+        "about": " ".join(filter(None, about)), "top": top_of(shown), "entropy_note": ENTROPY_NOTE,
+        "no_prompts": NO_PROMPTS, "episodes": list(entries.values()),
     }  # fmt: skip
     script = _part("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -69,7 +66,8 @@ def page_of(shown: Sequence[Sample], name: str, left_out: str = "") -> str:
         "@TITLE@": html.escape(name), "@SCRIPT_HASH@": f"sha256-{digest}", "@STYLE@": _part("page.css"),
         "@SCRIPT@": script, "@DATA@": embedded(data),
     }  # fmt: skip
-    return re.sub("@[A-Z_]+@", lambda mark: parts[mark[0]], _part("page.html"))  # not looked through again
+    # What is put in is not looked through again.
+    return re.sub("@[A-Z_]+@", lambda mark: parts[mark[0]], _part("page.html")), left_out
 
 
 def embedded(data: Any) -> str:
@@ -78,29 +76,34 @@ def embedded(data: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def fitting(samples: Sequence[Sample], max_bytes: int) -> tuple[list[Sample], str]:
-    """Returns what fits of the samples, and what was left out in words."""
-    if _size(samples) <= max_bytes:
-        return list(samples), ""
-    short = [_without_prompts(sample) for sample in samples]
-    note = "Left out for the size of the page: prompts after each first turn"
-    steps = sorted({sample.rl_step for sample in samples})
-    every, kept = 1, short
-    while _size(kept) > max_bytes and every < len(steps):
-        every *= 2
-        some = set(steps[::-every])
-        kept = [sample for sample in short if sample.rl_step in some]
-    if every > 1:
-        note += f", {len(steps) - len(steps[::-every])} of {len(steps)} RL steps"
-    total = 0
-    fit: list[Sample] = []
-    for sample in kept:
-        total += _size([sample])
-        if total <= max_bytes or not fit:
-            fit.append(sample)
+def fitting(entries: Mapping[int, Entry], max_bytes: int) -> tuple[dict[int, Entry], str]:
+    """Returns what fits of the entries, and what was left out in words.
+
+    Args:
+        entries: The episodes as the script wants them, by their numbers.
+        max_bytes: Of them as JSON.
+    """
+    sizes = {number: len(embedded(entry)) for number, entry in entries.items()}
+    if sum(sizes.values()) <= max_bytes:
+        return dict(entries), ""
+    kept = {number: _without_prompts(entry) for number, entry in entries.items()}
+    sizes = {number: len(embedded(entry)) for number, entry in kept.items()}
+    missing = []
+    if any(turn["prompt"] for entry in entries.values() for turn in entry["turns"][1:]):
+        missing.append("prompts after each first turn")
+    steps = all_steps = sorted({entry["rl_step"] for entry in entries.values()})
+    while sum(sizes[number] for number in kept) > max_bytes and len(steps) > 1:
+        steps = steps[::-2][::-1]
+        kept = {number: entry for number, entry in kept.items() if entry["rl_step"] in steps}
+    if len(steps) < len(all_steps):
+        missing.append(f"{len(all_steps) - len(steps)} of {len(all_steps)} RL steps")
+    totals = itertools.accumulate(sizes[number] for number in kept)
+    fit = {number: entry for (number, entry), total in zip(kept.items(), totals, strict=True) if total <= max_bytes}
+    fit = fit or dict(list(kept.items())[:1])
     if len(fit) < len(kept):
-        note += f", {len(kept) - len(fit)} other episodes"
-    return fit, f"{note}; so {len(fit)} of {len(samples)} episodes are here."
+        missing.append(f"{len(kept) - len(fit)} other episodes")
+    what = ", ".join(missing)
+    return fit, f"Left out for the size of the page: {what}; so {len(fit)} of {len(entries)} episodes are here."
 
 
 def outcome_of(episode: Episode) -> str:
@@ -116,16 +119,12 @@ def top_of(samples: Sequence[Sample]) -> float:
     return max(0.5, math.ceil(10 * high) / 10)
 
 
-def _size(samples: Sequence[Sample]) -> int:
-    return sum(len(embedded(_shown(sample, 0))) for sample in samples)
+def _without_prompts(entry: Entry) -> Entry:
+    first, *rest = entry["turns"] or [None]
+    return entry | {"turns": [first, *(turn | {"prompt": ""} for turn in rest)] if first else []}
 
 
-def _without_prompts(sample: Sample) -> Sample:
-    rest = (replace(text, prompt="") for text in sample.texts[1:])
-    return replace(sample, texts=(*sample.texts[:1], *rest))
-
-
-def _shown(sample: Sample, number: int) -> dict[str, Any]:
+def _shown(sample: Sample, number: int) -> Entry:
     """Returns the sample as the script wants it."""
     content = sample.to_dict()
     turns = [{name: turn[name] for name in TURN_FIELDS} for turn in content["turns"]]

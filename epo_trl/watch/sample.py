@@ -85,7 +85,7 @@ class Sample:
         for turn, text in zip(content["turns"], self.texts, strict=True):
             for ids in ("prompt_ids", "response_ids", "logprobs"):
                 del turn[ids]
-            turn |= asdict(text)
+            turn |= {"prompt": text.prompt, "tokens": list(text.tokens), "entropy": list(text.entropy)}
         own = {"split": self.split, "rl_step": self.rl_step, "why": self.why, "group": self.group}
         return own | {name: _cut(value) for name, value in content.items()}
 
