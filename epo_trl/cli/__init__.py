@@ -22,6 +22,11 @@ COMMANDS = {
         "train": "RL by GRPO or PPO, with EPO's terms",
         "evaluate": "play whole test lists with a checkpoint, and report",
     },
+    "Games": {
+        "play": "play an episode in the terminal, yourself or with an expert or a model",
+        "games": "make games",
+        "verify": "check an engine on games",
+    },
     "Experiments": {
         "study": "run methods x seeds from one YAML file, and report",
         "plot": "draw reward, success and entropy curves of runs",
@@ -31,10 +36,6 @@ COMMANDS = {
         "doctor": "what works here, what is missing, and how to mend it",
         "memory": "estimate the memory that training takes on each GPU",
         "merge": "make a plain checkpoint of an adapter and its base",
-    },
-    "Games": {
-        "games": "make games",
-        "verify": "check an engine on games",
     },
 }
 

@@ -27,6 +27,7 @@ from epo_trl.launch.options import parse_recipe
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.vllm_policy import load_vllm_policy
+from epo_trl.rollout import ContextBuilder
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
 from epo_trl.types import Episode
 from epo_trl.watch.choice import samples_of
@@ -155,6 +156,29 @@ def load(
     return policy, tokenizer, getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
+def context_of(
+    args: EvaluationArguments, protocol: Protocol, tokenizer: Any, longest: int | None, shots: FewShot
+) -> ContextBuilder:
+    """Returns what builds the prompts.
+
+    Args:
+        args: Their template and lengths.
+        protocol: The rules.
+        tokenizer: The policy's.
+        longest: The longest sequence that it takes, in tokens; `None` for no limit.
+        shots: What stands in front of the first prompt.
+    """
+    return protocol_context(
+        protocol,
+        tokenizer,
+        args.prompt_template,
+        max_prompt_tokens=args.max_prompt_length,
+        max_response_tokens=args.max_completion_length,
+        max_context_tokens=longest,
+        examples=shots.examples,
+    )
+
+
 class Evaluation:
     """Plays lists in parts, each with a random source of its own, and keeps what is played.
 
@@ -179,15 +203,7 @@ class Evaluation:
         self.suite, self.args, self.protocol, self.kept, self.state = suite, args, protocol, kept, PartialState()
         self.samples: list[Sample] = []  # of the lists so far
         self.policy, tokenizer, longest = loaded
-        self.context = protocol_context(
-            protocol,
-            tokenizer,
-            args.prompt_template,
-            max_prompt_tokens=args.max_prompt_length,
-            max_response_tokens=args.max_completion_length,
-            max_context_tokens=longest,
-            examples=shots.examples,
-        )
+        self.context = context_of(args, protocol, tokenizer, longest, shots)
         self.context.end_ids = self.policy.eos_ids
 
     def report(self, split: str, task_ids: list[str]) -> EvalReport:

@@ -57,7 +57,7 @@ def recipe_file(recipe: Path, patterns: Sequence[str]) -> Program:
 
 
 def shipped_command(name: str) -> Program:
-    """Returns `epo-trl train`, `sft` or `evaluate`, which know the shipped configs by name."""
+    """Returns `epo-trl train`, `sft`, `evaluate` or `play`, which know the shipped configs by name."""
     command = f"epo-trl {name}"
     several = f"{command} --accelerate_config {{settings}}{{processes}}"
     return Program(command, configs_of(name), command, several, FOLDER.resolve(), with_shipped_config)
@@ -93,7 +93,8 @@ def run_program(main: Callable[[], None], program: Program) -> None:
         raise SystemExit(check_configs(main, words[1:], program))
     wrong = _what_is_wrong(main, words, program)
     if wrong:
-        advice = "" if any(word.startswith("--config") for word in words) else overview(program, 0)
+        given = any(word.startswith("--config") for word in words)
+        advice = overview(program, 0) if program.configs and not given else ""
         _say_once(f"{program.name}: error: {wrong}\n{advice}")
         raise SystemExit(1)
 

@@ -27,8 +27,10 @@ def shown(path: Path) -> str:
 
 
 def configs_of(command: str) -> dict[str, Path]:
-    """Returns those that `epo-trl train`, `sft` or `evaluate` takes."""
-    begin = {"train": "", "sft": "sft_", "evaluate": "eval_"}[command]
+    """Returns those that `epo-trl train`, `sft` or `evaluate` lists; none for a command that needs no config."""
+    begin = {"train": "", "sft": "sft_", "evaluate": "eval_"}.get(command)
+    if begin is None:
+        return {}
     return {
         name: path
         for name, path in shipped().items()

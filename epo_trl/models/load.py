@@ -225,6 +225,11 @@ def attention_of(model: PreTrainedModel) -> str:
     return model.config._attn_implementation
 
 
+def tokenizer_of(model_args: ModelConfig) -> Any:
+    """Returns the tokenizer of a model or of an adapter, without its weights. The Hub's own code does not run."""
+    return _tokenizer_of(*_find(model_args), model_args, trust_remote_code=False)
+
+
 def load_tokenizer(path: str, **kwargs: Any) -> Any:
     """Returns the tokenizer of a Hub id or a local path, padding on the left.
 

@@ -1,0 +1,33 @@
+"""`epo-trl play ENV`: one episode in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from epo_trl.cli.base import say
+from epo_trl.envs.registry import ENVIRONMENTS
+
+USAGE = f"""usage: epo-trl play ENV [--player human|expert|CHECKPOINT] [--option value ...]
+
+ENV is {", ".join(ENVIRONMENTS)}, or 'module:Class' for one of your own. For example:
+  epo-trl play trap
+  epo-trl play alfworld --games generated --player expert --split iid --index 3
+  epo-trl play --config alfworld/eval_tiny_cpu --player runs/alfworld-tiny/grpo_epo-seed0 --show_prompt
+Every option: epo-trl play ENV --help"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        say(USAGE)
+        return 0
+    named = [] if argv[0].startswith("-") else ["--environment", argv[0]]
+    sys.argv = ["epo-trl play", *named, *argv[len(named) // 2 :]]
+    import epo_trl.threads  # noqa: F401 - before torch
+
+    from epo_trl.launch.play import main as play
+    from epo_trl.launch.program import run_program, shipped_command
+
+    run_program(play, shipped_command("play"))
+    return 0

@@ -1,0 +1,166 @@
+"""Who takes a turn when one episode is played in a terminal: a person, the environment's expert, or a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from epo_trl.envs.base import Info, TextEnv
+from epo_trl.launch.screen import HELP, Screen
+from epo_trl.rollout import ContextBuilder
+from epo_trl.rollout.demonstrations import ANSWER
+from epo_trl.rollout.loop import Generate
+from epo_trl.rollout.parsing import parse_response
+
+END = "<|end|>"
+Act = Callable[[str, Info], tuple[str, str]]  # observation, info -> thought, action
+
+
+class Quit(Exception):  # noqa: N818 - no error: a person has had enough
+    """The person has left."""
+
+
+def bare_tokenizer() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer with a token for each byte, whose chat template adds nothing to a message.
+
+    Through it prompts and actions are the texts that they are, for a player that has no tokens.
+    """
+    vocabulary = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, pad_token=END)
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message['content'] }}"
+        "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    )
+    return tokenizer
+
+
+class Stage(TextEnv):
+    """An environment whose every word is shown.
+
+    Args:
+        env: The environment.
+        screen: Where.
+        max_turns: Turn limit, for the first line.
+        player: Who plays, for that line too.
+
+    Attributes:
+        observation: What it said last.
+        info: Beside that.
+        turns: Actions that it got.
+        reward: What it has paid so far.
+    """
+
+    def __init__(self, env: TextEnv, screen: Screen, max_turns: int, player: str) -> None:
+        self.env, self.screen, self.max_turns, self.player = env, screen, max_turns, player
+        self.observation, self.turns, self.reward = "", 0, 0.0
+        self.info: Info = {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """As the environment's."""
+        self.observation, self.info = self.env.reset(seed=seed, options=options)
+        self.screen.start((options or {})["task_id"], self.info, self.max_turns, self.player)
+        self.screen.say(self.observation)
+        return self.observation, self.info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """As the environment's."""
+        before = self.info
+        self.observation, reward, terminated, truncated, self.info = self.env.step(action)
+        self.turns, self.reward = self.turns + 1, self.reward + float(reward)
+        self.screen.outcome(self.observation, float(reward), self.info, before)
+        return self.observation, reward, terminated, truncated, self.info
+
+
+class Shown:
+    """A policy whose prompts and responses are shown. Fits `epo_trl.rollout.loop.Generate`.
+
+    Args:
+        generate: The policy.
+        stage: What it plays on.
+        context: Builds its prompts.
+        require_think: Whether a response without reasoning is invalid.
+        prompts: Whether prompts are shown.
+        responses: Whether responses are: not those of a person, who has just typed them.
+    """
+
+    def __init__(
+        self, generate: Generate, stage: Stage, context: ContextBuilder, *, require_think: bool, prompts: bool,
+        responses: bool,
+    ) -> None:  # fmt: skip
+        self.generate, self.stage, self.context = generate, stage, context
+        self.require_think, self.prompts, self.responses = require_think, prompts, responses
+        self.turn = 0
+
+    def __call__(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], list[list[float]] | None]:
+        """Returns one response per prompt; there is one prompt."""
+        self.turn += 1
+        tokenizer, screen = self.context.tokenizer, self.stage.screen
+        if self.prompts:
+            screen.prompt(tokenizer.decode(prompt_ids[0]))
+        answers = self.generate(prompt_ids)
+        text = self.context.answer_start + tokenizer.batch_decode(answers[0], skip_special_tokens=True)[0]
+        parsed = parse_response(text, self.stage.info["admissible_actions"], require_think=self.require_think)
+        if self.responses:
+            screen.response(self.turn, parsed, text)
+        elif not parsed.is_valid:
+            screen.invalid(parsed)
+        return answers
+
+
+def in_tokens(act: Act, stage: Stage, context: ContextBuilder) -> Generate:
+    """Returns a player of observations as a policy: it answers every prompt in the form that a model has to keep.
+
+    Args:
+        act: The player.
+        stage: What it plays on.
+        context: Has the tokenizer.
+    """
+
+    def generate(prompt_ids: list[list[int]]) -> tuple[list[list[int]], None]:
+        thought, action = act(stage.observation, stage.info)
+        answer = ANSWER.removeprefix(context.answer_start)
+        (ids,) = context.encode(answer, [{"thought": thought, "action": action}])
+        return [[*ids, context.tokenizer.eos_token_id]], None
+
+    return generate
+
+
+class Person:
+    """Somebody in front of the screen."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self.turn = 0
+
+    def act(self, observation: str, info: Info) -> tuple[str, str]:
+        """Returns no thought and the action that was typed.
+
+        Raises:
+            Quit: If there will be none.
+        """
+        self.turn += 1
+        while True:
+            try:
+                said = self.screen.ask(self.turn)
+            except EOFError:
+                raise Quit from None
+            if said == "/quit":
+                raise Quit
+            if said == "/actions":
+                self.screen.actions(info["admissible_actions"])
+            elif said and (action := self._action(said, info["admissible_actions"])):
+                return "", action
+            else:
+                self.screen.say(HELP, "dim")
+
+    def _action(self, said: str, actions: Any) -> str:
+        if not said.startswith("/"):
+            return said
+        number = int(said[1:]) if said[1:].isdecimal() else 0
+        return actions[number - 1] if 0 < number <= len(actions or ()) else ""

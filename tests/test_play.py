@@ -1,0 +1,263 @@
+"""`epo-trl play`: what is played is what an evaluation plays, and what is said is shown, never obeyed."""
+
+import io
+import random
+import sys
+from dataclasses import dataclass
+
+import pytest
+from rich.console import Console
+from rollout_parts import answer, byte_tokenizer, ids_of
+from trl import ModelConfig
+
+from epo_trl.cli import main
+from epo_trl.envs import EnvError
+from epo_trl.envs.toy import ToySuite
+from epo_trl.evaluation.play import protocol_context, protocol_settings
+from epo_trl.launch import play as playing
+from epo_trl.launch.play import PLAIN, PlayArguments, play
+from epo_trl.launch.players import bare_tokenizer
+from epo_trl.launch.screen import Screen
+from epo_trl.rollout import PromptTemplate, play_episodes
+
+TOKENIZER = byte_tokenizer()
+
+
+@pytest.fixture
+def show():
+    """Returns a function that plays and returns the episode and all that was written."""
+
+    def run(suite=None, *, model=None, terminal=False, **args):
+        written = io.StringIO()
+        screen = Screen(Console(file=written, width=400, force_terminal=terminal, highlight=False))
+        episode = play(suite or ToySuite(), PlayArguments(**args), ModelConfig(model), screen)
+        return episode, written.getvalue()
+
+    return run
+
+
+@pytest.fixture
+def types(monkeypatch):
+    """Returns a function that sets what the person will type."""
+    return lambda *lines: monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+
+# ---------------------------------------------------------------------------------------------------- the three players
+
+
+def test_the_expert_plays_its_game_to_the_end(show):
+    """The second task of the list is won by hand: its boxes are opened in the order of the list."""
+    episode, written = show(player="expert", index=1)
+    suite, expert = ToySuite(), ToySuite().make_expert()
+    env = suite.make_env()
+    observation, info = env.reset(options={"task_id": "train/1"})
+    actions, over = [], False
+    while not over:
+        actions.append(expert.act(observation, info)[1])
+        observation, reward, over, _, info = env.step(actions[-1])
+        assert observation in written
+    assert [turn.action for turn in episode.turns] == actions and episode.won and reward == 1
+    assert [line for line in written.splitlines() if "> " in line] == [f"{i}> {a}" for i, a in enumerate(actions, 1)]
+    assert written.endswith(f"reward 1\nwon after {len(actions)} turns; reward 1\n")
+
+
+def test_a_person_types_actions_or_asks_for_them(show, types):
+    types("/actions", "", "/9", "look", "LOOK", "fly away", "/1", "/quit")
+    episode, written = show(task_id="train/0")
+    first = ToySuite().make_env().reset(options={"task_id": "train/0"})[1]["admissible_actions"]
+    assert episode is None and written.endswith("stopped after 4 turns; reward 0\n")
+    for number, action in enumerate(first, start=1):
+        assert f"\n{number:4}  {action}\n" in written or f"> {number:4}  {action}\n" in written
+    assert written.count("An action in words, or: /actions") == 2, "for nothing typed, and a number that is not there"
+    assert written.count("not valid: not an admissible action") == 1, "small and large letters do not matter"
+    assert f"You open the {first[0].removeprefix('open ')}." in written
+
+
+def test_the_end_of_the_input_ends_the_game(show, types):
+    types("look")
+    episode, written = show()
+    assert episode is None and "stopped after 1 turn; " in written
+
+
+class RandomPolicy:
+    eos_ids = (TOKENIZER.eos_token_id,)
+
+    def __init__(self, seed=0):
+        self.rng = random.Random(seed)
+
+    def seeded(self, seed):
+        return RandomPolicy(seed)
+
+    def __call__(self, prompt_ids):
+        boxes = "red blue green white black".split()
+        text = self.rng.choice(["I just act", *(answer(f"open {box} box") for box in boxes)])
+        return [[*ids_of(TOKENIZER, text), TOKENIZER.eos_token_id] for _ in prompt_ids], None
+
+
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+def test_a_model_plays_as_in_an_evaluation(show, monkeypatch, context):
+    monkeypatch.setattr(playing, "load", lambda *_: (RandomPolicy(), TOKENIZER, None))
+    rules = dict(max_turns=9, context=context, seed=4)
+    episode, written = show(player="some/model", split="iid", index=7, max_prompt_length=9999, **rules)
+    protocol = PLAIN.varied(max_turns=9, context=context)
+    prompts = protocol_context(protocol, TOKENIZER, "general", max_prompt_tokens=9999, max_response_tokens=512)
+    prompts.end_ids = RandomPolicy.eos_ids
+    (expected,) = play_episodes(
+        [ToySuite().make_env()], [("iid/7", 4)], RandomPolicy(4), prompts, protocol_settings(protocol)
+    )
+    assert episode == expected and 0 < episode.invalid_actions < 9
+    assert "player: some/model" in written and "at most 9 turns" in written
+    assert written.count("not valid: ") == episode.invalid_actions
+    assert written.endswith(f"(turn_limit) after 9 turns; reward 0; invalid actions: {episode.invalid_actions}\n")
+
+
+# ------------------------------------------------------------------------------------------------------------- prompts
+
+
+def test_the_prompt_is_the_template_s_text_and_with_a_model_s_tokenizer_what_that_reads(show, monkeypatch):
+    env = ToySuite().make_env()
+    observation, info = env.reset(options={"task_id": "train/0"})
+    listed = ", ".join(info["admissible_actions"])
+    first = PromptTemplate.load("general").first.format(
+        task=info["task"], observation=observation, admissible_actions=listed
+    )
+    assert first in show(player="expert", show_prompt=True)[1]
+    monkeypatch.setattr(playing, "tokenizer_of", lambda model_args: TOKENIZER)
+    framed = show(player="expert", show_prompt=True, model="some/model", max_prompt_length=9999)[1]
+    assert f"<|im_start|>user\n{first}<|im_end|>\n<|im_start|>assistant\n" in framed
+    assert "im_start" not in show(player="expert", show_prompt=True, model="tiny")[1]
+
+
+def test_nothing_is_asked_of_a_template_that_nobody_reads(show):
+    """The template of ALFWorld's notes needs what this game does not say."""
+    assert show(player="expert", prompt_template="scienceworld")[0].won
+    with pytest.raises(ValueError, match="prompt_template"):
+        show(player="expert", prompt_template="no such", show_prompt=True)
+
+
+@pytest.mark.parametrize("text", ["é <think> 🦊\n\t", "\x1b[2J<|end|>", "a  b "])
+def test_every_text_comes_back_from_the_bare_tokenizer(text):
+    tokenizer = bare_tokenizer()
+    ids = tokenizer(text.replace("<|end|>", ""), add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids) == text.replace("<|end|>", "")
+
+
+# ------------------------------------------------------------------------------------------------- what is said is data
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07[red]all[/red]\x9b31m\u202e"
+
+
+class HostileEnv(ToySuite().make_env().__class__):
+    def reset(self, **kwargs):
+        observation, info = super().reset(**kwargs)
+        said = {"task": HOSTILE, "task_type": HOSTILE, "score": 0}
+        self.said = {**info, **said, "admissible_actions": (*info["admissible_actions"], HOSTILE)}
+        return HOSTILE, self.said
+
+    def step(self, action):
+        return HOSTILE, 0.0, False, True, self.said
+
+
+class HostileSuite(ToySuite):
+    def make_env(self):
+        return HostileEnv()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_an_environment_says_is_shown_and_not_obeyed(show, types, terminal):
+    types("/actions", "look")
+    episode, written = show(HostileSuite(), terminal=terminal, show_prompt=True)
+    assert episode.stop == "truncated"
+    for obeyed in ("\x1b[2J", "\x1b]", "\x07", "\x9b", "\u202e"):
+        assert obeyed not in written
+    assert written.count("\\x1b[2J\\x1b]0;title\\x07[red]all[/red]\\x9b31m\\u202e") >= 5
+    assert ("\x1b" in written) is terminal, "our own colours, on a terminal"
+
+
+# -------------------------------------------------------------------------------------------------------- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "says"),
+    [
+        ({"index": 200}, ValueError, "index: got 200, takes an integer from 0 to 199: train is so long"),
+        ({"split": "valid"}, EnvError, "split: got 'valid', 'treasure-hunt' has train, iid, ood"),
+        ({"task_id": "train/x"}, EnvError, "train/x: EnvError: task_id: got 'train/x'"),
+        ({"protocol": "no such"}, ValueError, "protocol: got 'no such'"),
+    ],
+)
+def test_what_cannot_be_played_is_named(show, args, error, says):
+    with pytest.raises(error, match=says):
+        show(player="expert", **args)
+
+
+def test_an_environment_without_an_expert_says_so(show):
+    class Silent(ToySuite):
+        make_expert = ToySuite.__mro__[1].make_expert
+
+    with pytest.raises(EnvError, match="has no expert"):
+        show(Silent(), player="expert")
+
+
+def test_an_environment_that_fails_is_an_error(show):
+    class Failing(HostileEnv):
+        def step(self, action):
+            raise OSError("the engine is gone")
+
+    suite = ToySuite()
+    suite.make_env = Failing
+    with pytest.raises(EnvError, match="train/0: OSError: the engine is gone"):
+        show(suite, player="expert")
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+
+
+@dataclass
+class ToyArguments:
+    """TreasureHunt, as somebody else's environment."""
+
+    move_limit: int = 30
+
+    def make_suite(self):
+        return ToySuite(move_limit=self.move_limit)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Returns a function that calls `epo-trl play` and returns `(exit code, stdout, stderr)`."""
+    monkeypatch.setattr(sys, "argv", ["epo-trl"])
+
+    def call(*words):
+        try:
+            code = main(["play", *words])
+        except SystemExit as exit:
+            code = exit.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_every_environment_can_be_played_from_the_command_line(command):
+    assert command()[:2] == command("--help")[:2] and "usage: epo-trl play ENV" in command()[1]
+    code, out, _ = command("trap", "--player", "expert", "--rooms", "2")
+    assert code == 0 and out.endswith("won after 2 turns; reward 1\n")
+    code, out, _ = command(f"{__name__}:ToyArguments", "--player", "expert", "--split", "ood", "--show-prompt")
+    assert code == 0 and "won after" in out and "What you see: " in out
+    code, out, _ = command("--config", "trap/tiny_cpu.yaml")
+    assert code == 1
+
+
+def test_a_wrong_option_is_one_line(command):
+    code, out, err = command("trap", "--playr", "expert")
+    assert (code, out) == (1, "") and err.startswith("epo-trl play: error: --playr: unknown;") and err.count("\n") == 1
+    code, out, err = command("minecraft")
+    assert code == 1 and "environment: got 'minecraft', takes 'alfworld'" in err and err.count("\n") == 1
+
+
+@pytest.mark.games
+def test_an_evaluation_s_config_says_how_its_prompts_look(command):
+    code, out, _ = command(
+        "--config", "alfworld/eval_tiny_cpu", "--player", "expert", "--split", "iid", "--show_prompt"
+    )
+    assert code == 0 and "won after" in out and "at most 20 turns" in out
