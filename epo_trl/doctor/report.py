@@ -45,14 +45,14 @@ def as_text(findings: Sequence[Finding]) -> str:
 
 
 def print_table(findings: Sequence[Finding]) -> None:
-    """Shows the findings on a terminal."""
+    """Shows the findings on a terminal; the commands stand below, each on a line of its own that can be copied."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
-    for heading in ("", "", "found", "what mends it"):
+    for heading in ("", "", "found"):
         table.add_column(heading, overflow="fold")
     for part, group in groupby(findings, lambda finding: finding.part):
         table.add_row(Text(part, style="bold"))
@@ -61,8 +61,14 @@ def print_table(findings: Sequence[Finding]) -> None:
                 Text(f"  {finding.name}"),
                 Text(finding.state, style=STYLES[finding.state]),
                 Text(one_line(finding.says)),
-                Text(one_line(finding.mend), style="cyan"),
             )
     console = Console()
     console.print(table)
+    width = max(len(finding.name) for finding in findings)
+    mends = [(finding.name, one_line(finding.mend)) for finding in findings if finding.mend]
+    if mends:
+        console.print(Text("what mends it", style="bold"))
+    for name, mend in mends:
+        console.print(Text(f"  {name:{width}}  ").append(mend, style="cyan"), soft_wrap=True)
+    console.print()
     console.print(Text(conclusion(findings), style="bold"))
