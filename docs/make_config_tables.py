@@ -19,7 +19,7 @@ from agent_evol import EvolutionArguments  # noqa: E402
 
 from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E402
-from epo_trl.launch.evaluation import EvaluationArguments  # noqa: E402
+from epo_trl.launch.evaluation_arguments import EvaluationArguments  # noqa: E402
 from epo_trl.launch.imitation import DemonstrationArguments  # noqa: E402
 from epo_trl.long_runs.long_run import LongRunArguments  # noqa: E402
 from epo_trl.rollout.few_shot import FewShotArguments  # noqa: E402

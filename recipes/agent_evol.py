@@ -32,7 +32,8 @@ from trl import ModelConfig
 from epo_trl.envs.base import TaskSuite
 from epo_trl.evaluation.play import chunks_of, play_chunks
 from epo_trl.launch import parse_recipe, run_recipe
-from epo_trl.launch.evaluation import EvaluationArguments, evaluate
+from epo_trl.launch.evaluation import evaluate
+from epo_trl.launch.evaluation_arguments import EvaluationArguments
 from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig, ImitationTrainer, demonstrations
 from epo_trl.long_runs.preemption import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock

@@ -14,7 +14,7 @@ from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
 from epo_trl.envs.toy import ToySuite
 from epo_trl.launch import AlgorithmArguments, evaluation, parse_recipe
-from epo_trl.launch.evaluation import EvaluationArguments
+from epo_trl.launch.evaluation_arguments import EvaluationArguments
 from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.study.config import load_study
 from epo_trl.study.plan import plan

@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 import sys
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,97 +19,24 @@ from transformers import AutoConfig
 from trl import ModelConfig
 
 from epo_trl.envs import TaskSuite
-from epo_trl.evaluation import EvalReport, Protocol, format_table, get_protocol, protocol_names
+from epo_trl.evaluation import EvalReport, Protocol, format_table
 from epo_trl.evaluation.kept import KeptEpisodes
-from epo_trl.evaluation.play import check_first_task, chunks_of, play_chunks, protocol_context, protocol_settings
+from epo_trl.evaluation.play import check_first_task, chunks_of, play_chunks, protocol_settings
 from epo_trl.evaluation.samples import print_episodes
+from epo_trl.launch.evaluation_arguments import EvaluationArguments, context_of, lists_of, protocol_of
 from epo_trl.launch.options import parse_recipe
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.vllm_policy import load_vllm_policy
-from epo_trl.rollout import ContextBuilder
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
 from epo_trl.types import Episode
 from epo_trl.watch.choice import samples_of
 from epo_trl.watch.sample import Sample, write_samples
 from epo_trl.watch.source import evaluation_file
 
-BACKENDS = ("transformers", "vllm")
-
-
-@dataclass
-class EvaluationArguments(FewShotArguments):
-    """How to evaluate."""
-
-    protocol: str = field(
-        default="", metadata={"help": "Name of the protocol; by default the environment's own, if it has one."}
-    )
-    max_turns: int | None = field(
-        default=None, metadata={"help": "Another turn limit than the protocol's; the report's protocol says so."}
-    )
-    temperature: float | None = field(
-        default=None, metadata={"help": "Another temperature than the protocol's; the report's protocol says so."}
-    )
-    context: str | None = field(
-        default=None,
-        metadata={"help": "Another context than the protocol's, 'windowed' or 'concatenated'; the report's says so."},
-    )
-    splits: list[str] = field(default_factory=lambda: ["iid", "ood"], metadata={"help": "Lists to play."})
-    prompt_template: str = field(default="alfworld", metadata={"help": "As in training."})
-    max_prompt_length: int = field(default=2048, metadata={"help": "Longest prompt of a turn, in tokens."})
-    max_completion_length: int = field(default=512, metadata={"help": "Longest response of a turn, in tokens."})
-    require_think: bool = field(default=True, metadata={"help": "As in training."})
-    parallel: int = field(default=64, metadata={"help": "Episodes played side by side."})
-    max_episodes: int | None = field(default=None, metadata={"help": "Play only the first N tasks of each list."})
-    seed: int = field(default=0, metadata={"help": "Seed of the sampling and of the environments."})
-    backend: str = field(default="transformers", metadata={"help": "What generates: 'transformers' or 'vllm'."})
-    vllm_gpu_memory_utilization: float = field(
-        default=0.9, metadata={"help": "Share of each GPU's memory that vLLM takes."}
-    )
-    output: str | None = field(
-        default=None, metadata={"help": "JSON file for the reports; what is played is kept beside it until the end."}
-    )
-    show_episodes: int = field(default=0, metadata={"help": "Episodes of each list to print."})
-    keep_episodes: int = field(
-        default=20, metadata={"help": "Episodes of each list that are kept beside the output for `epo-trl watch`."}
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.backend not in BACKENDS:
-            raise ValueError(f"backend: got {self.backend!r}, takes one of {', '.join(map(repr, BACKENDS))}")
-        if self.parallel < 1:
-            raise ValueError(f"parallel: got {self.parallel}, takes an integer >= 1")
-        if self.keep_episodes < 0:
-            raise ValueError(f"keep_episodes: got {self.keep_episodes}, takes an integer >= 0")
-
-
 # What changes nothing that is reported, or is part of the protocol.
 NOT_SETTINGS = {"output", "show_episodes", "keep_episodes", "protocol", "max_turns", "temperature", "context"}
 NOT_SETTINGS |= {"vllm_gpu_memory_utilization", *(field.name for field in fields(FewShotArguments))}
-
-
-def protocol_of(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
-    """Returns the rules, under a name that says where they are not those of a named protocol."""
-    name = args.protocol or suite.protocol
-    if not name:
-        raise ValueError(
-            f"protocol: got nothing, and the environment {suite.name!r} has none of its own; takes one of "
-            f"{', '.join(map(repr, protocol_names()))}, or one that its module registers (docs/environments.md)"
-        )
-    return get_protocol(name).varied(max_turns=args.max_turns, temperature=args.temperature, context=args.context)
-
-
-def lists_of(args: EvaluationArguments, suite: TaskSuite) -> dict[str, list[str]]:
-    """Returns the tasks of each list."""
-    lists = {split: list(suite.task_ids(split))[: args.max_episodes] for split in args.splits}
-    if not lists or not all(lists.values()):
-        lengths = {split: len(suite.task_ids(split)) for split in suite.splits}
-        raise ValueError(
-            f"splits: got {args.splits} (max_episodes={args.max_episodes}), takes names of lists that are not empty; "
-            f"{suite.name} has {lengths}"
-        )
-    return lists
 
 
 def settings_of(
@@ -154,29 +81,6 @@ def load(
         model, tokenizer = load_policy(model_args, suite, args.prompt_template, device=state.device, seed=args.seed)
         policy, config = SamplingPolicy(model, tokenizer, **sampling), model.config
     return policy, tokenizer, getattr(config.get_text_config(), "max_position_embeddings", None)
-
-
-def context_of(
-    args: EvaluationArguments, protocol: Protocol, tokenizer: Any, longest: int | None, shots: FewShot
-) -> ContextBuilder:
-    """Returns what builds the prompts.
-
-    Args:
-        args: Their template and lengths.
-        protocol: The rules.
-        tokenizer: The policy's.
-        longest: The longest sequence that it takes, in tokens; `None` for no limit.
-        shots: What stands in front of the first prompt.
-    """
-    return protocol_context(
-        protocol,
-        tokenizer,
-        args.prompt_template,
-        max_prompt_tokens=args.max_prompt_length,
-        max_response_tokens=args.max_completion_length,
-        max_context_tokens=longest,
-        examples=shots.examples,
-    )
 
 
 class Evaluation:

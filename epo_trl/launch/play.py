@@ -12,7 +12,8 @@ from trl import ModelConfig
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task, protocol_settings
-from epo_trl.launch.evaluation import EvaluationArguments, context_of, load, protocol_of
+from epo_trl.launch.evaluation import load
+from epo_trl.launch.evaluation_arguments import EvaluationArguments, context_of, protocol_of
 from epo_trl.launch.options import parse_recipe
 from epo_trl.launch.players import Person, Quit, Shown, Stage, bare_tokenizer, in_tokens
 from epo_trl.launch.screen import Screen, turns
