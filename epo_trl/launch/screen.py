@@ -83,7 +83,11 @@ class Screen:
         Raises:
             EOFError: At the end of the input.
         """
-        said = self.console.input(Text(f"{turn}> ", style="bold cyan")).strip()
+        try:
+            said = self.console.input(Text(f"{turn}> ", style="bold cyan")).strip()
+        except (EOFError, KeyboardInterrupt):
+            self.console.print()  # what comes next is not on the line of the prompt
+            raise
         if not sys.stdin.isatty():  # of a file or a pipe the terminal shows nothing
             self.say(said)
         return said
