@@ -42,6 +42,7 @@ from epo_trl.models import load_policy, policy_for_training
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.tiny import tiny_size
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
+from epo_trl.rollout.tool_calls import action_format
 from epo_trl.trainers.model_card import REPORTS, CardFacts
 
 
@@ -99,6 +100,7 @@ def successes(
         history_length=shown.history_length,
         max_prompt_tokens=shown.max_prompt_length,
         end_ids=policy.eos_ids,
+        actions=action_format("tags", tokenizer, suite.tools),
     )
     settings = RolloutSettings(max_turns=shown.max_turns, require_think=evolution.require_think)
     ids = list(suite.task_ids("train"))

@@ -21,7 +21,7 @@ from trainer_kit import ROWS, make_trainer
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.long_runs.aborts import TooManyAborted
-from epo_trl.rollout import running_episode
+from epo_trl.rollout import parsing
 from epo_trl.trainers import EPOTrainer
 
 TURNS = 5
@@ -136,7 +136,7 @@ def parse_or_raise(text: str, admissible: Any, **kwargs: Any) -> Any:
     return parse_response(text, admissible, **kwargs)
 
 
-parse_response, running_episode.parse_response = running_episode.parse_response, parse_or_raise
+parse_response, parsing.parse_response = parsing.parse_response, parse_or_raise
 
 
 # ------------------------------------------------------------------------------------------------------ what is kept

@@ -18,7 +18,7 @@ from rollout_parts import (
     step,
 )
 
-from epo_trl.rollout import RolloutSettings, RolloutTimes, parse_response, play_episodes, running_episode
+from epo_trl.rollout import RolloutSettings, RolloutTimes, parse_response, parsing, play_episodes
 from epo_trl.types import StopReason
 
 
@@ -392,7 +392,7 @@ def test_an_exception_in_the_parser_aborts_that_episode_alone(tokenizer, monkeyp
             raise RecursionError("too deep")
         return parse_response(text, admissible, **kwargs)
 
-    monkeypatch.setattr(running_episode, "parse_response", raise_at_look)
+    monkeypatch.setattr(parsing, "parse_response", raise_at_look)
     envs = [ScriptedEnv(WIN), ScriptedEnv(WIN), ScriptedEnv(WIN)]
     policy = ScriptedPolicy(tokenizer, [[answer("go"), answer("look"), answer("go")]])
     episodes = play(tokenizer, envs, policy=policy)

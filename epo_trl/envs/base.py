@@ -47,6 +47,11 @@ class TextEnv(ABC):
     - `task` (`str`): the task in words,
     - `task_type` (`str`): its kind,
 
+    may hold
+
+    - `score` (number): the environment's own, if it keeps one,
+    - `refusal` (`str`): why the last action was not accepted, for the episode's record,
+
     and whatever else a prompt template may want to show, under the name of the template's field.
     """
 
@@ -111,6 +116,7 @@ class TaskSuite(ABC):
         settings: What it was made from, where known. A run is only resumed with equal ones.
         made_by: The class of these settings as `"module:Class"`, where known.
         protocol: Name of the protocol by which it is evaluated if none is said; `""` if it has to be said.
+        tools: If its actions are tool calls in JSON: the functions that can be called, with types and docstrings.
     """
 
     name: str
@@ -118,6 +124,7 @@ class TaskSuite(ABC):
     settings: Mapping[str, Any] = {}
     made_by: str = ""
     protocol: str = ""
+    tools: Sequence[Callable[..., Any]] = ()
 
     @abstractmethod
     def task_ids(self, split: str) -> Sequence[str]:

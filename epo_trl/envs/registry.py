@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.envs.named import named_object
 
 # A dataclass whose fields are the settings and whose `make_suite()` returns the task suite.
 ENVIRONMENTS = {
     "alfworld": "epo_trl.envs.alfworld.arguments:AlfworldArguments",
+    "gymnasium": "epo_trl.envs.adapters.gymnasium:GymnasiumArguments",
+    "openenv": "epo_trl.envs.adapters.openenv:OpenEnvArguments",
     "scienceworld": "epo_trl.envs.scienceworld.arguments:ScienceWorldArguments",
+    "tools": "epo_trl.envs.adapters.tools:ToolsArguments",
     "trap": "epo_trl.envs.trap:TrapArguments",
 }
 
@@ -40,20 +43,11 @@ def environment_arguments(name: str, folder: Path | None = None) -> type[Any]:
     Raises:
         EnvError: If there is no such environment, or it is no dataclass with `make_suite()`.
     """
-    module, _, attribute = ENVIRONMENTS.get(name, name).partition(":")
-    takes = ", ".join(map(repr, ENVIRONMENTS)) + " or 'module:Class'"
-    if not module or not attribute:
-        raise EnvError(f"environment: got {name!r}, takes {takes}")
     for place in dict.fromkeys([Path.cwd(), *([folder.resolve()] if folder else [])]):
         if str(place) not in sys.path:  # last, so that nothing in it hides a library
             sys.path.append(str(place))
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, SyntaxError) as error:
-        raise EnvError(
-            f"environment: got {name!r}, which cannot be imported ({type(error).__name__}: {error}); takes {takes}, "
-            "from the current folder, the config's, or an installed package"
-        ) from error
+    takes = ", ".join(map(repr, ENVIRONMENTS)) + " or 'module:Class'"
+    found = named_object("environment", ENVIRONMENTS.get(name, name), takes)
     if not isinstance(found, type) or not hasattr(found, "make_suite"):
         mend = "takes a dataclass of settings with `def make_suite(self)`, which returns the TaskSuite"
         raise EnvError(f"environment: got {name!r}, which has no make_suite(); {mend} (docs/environments.md)")

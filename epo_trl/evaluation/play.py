@@ -15,6 +15,7 @@ from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings, pla
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.examples import Example
 from epo_trl.rollout.loop import Generate
+from epo_trl.rollout.parsing import ActionFormat, TaggedActions
 from epo_trl.types import Episode
 
 
@@ -28,6 +29,7 @@ def protocol_context(
     max_context_tokens: int | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
     examples: Sequence[Example | str] = (),
+    actions: ActionFormat | None = None,
 ) -> ContextBuilder:
     """Returns what builds the protocol's prompts."""
     return ContextBuilder(
@@ -40,6 +42,7 @@ def protocol_context(
         max_response_tokens=max_response_tokens,
         chat_template_kwargs=chat_template_kwargs or {},
         examples=examples,
+        actions=actions or TaggedActions(),
     )
 
 

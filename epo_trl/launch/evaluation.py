@@ -107,7 +107,7 @@ class Evaluation:
         self.suite, self.args, self.protocol, self.kept, self.state = suite, args, protocol, kept, PartialState()
         self.samples: list[Sample] = []  # of the lists so far
         self.policy, tokenizer, longest = loaded
-        self.context = context_of(args, protocol, tokenizer, longest, shots)
+        self.context = context_of(args, suite, protocol, tokenizer, longest, shots)
         self.context.end_ids = self.policy.eos_ids
 
     def report(self, split: str, task_ids: list[str]) -> EvalReport:

@@ -10,6 +10,7 @@ from epo_trl.evaluation import Protocol, get_protocol, protocol_names
 from epo_trl.evaluation.play import protocol_context
 from epo_trl.rollout import ContextBuilder
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
+from epo_trl.rollout.tool_calls import action_format
 
 BACKENDS = ("transformers", "vllm")
 
@@ -35,6 +36,7 @@ class EvaluationArguments(FewShotArguments):
     prompt_template: str = field(default="alfworld", metadata={"help": "As in training."})
     max_prompt_length: int = field(default=2048, metadata={"help": "Longest prompt of a turn, in tokens."})
     max_completion_length: int = field(default=512, metadata={"help": "Longest response of a turn, in tokens."})
+    action_format: str = field(default="tags", metadata={"help": "As in training."})
     require_think: bool = field(default=True, metadata={"help": "As in training."})
     parallel: int = field(default=64, metadata={"help": "Episodes played side by side."})
     max_episodes: int | None = field(default=None, metadata={"help": "Play only the first N tasks of each list."})
@@ -85,12 +87,18 @@ def lists_of(args: EvaluationArguments, suite: TaskSuite) -> dict[str, list[str]
 
 
 def context_of(
-    args: EvaluationArguments, protocol: Protocol, tokenizer: Any, longest: int | None, shots: FewShot
+    args: EvaluationArguments,
+    suite: TaskSuite,
+    protocol: Protocol,
+    tokenizer: Any,
+    longest: int | None,
+    shots: FewShot,
 ) -> ContextBuilder:
     """Returns what builds the prompts.
 
     Args:
-        args: Their template and lengths.
+        args: Their template, lengths and form of actions.
+        suite: The tasks.
         protocol: The rules.
         tokenizer: The policy's.
         longest: The longest sequence that it takes, in tokens; `None` for no limit.
@@ -104,4 +112,5 @@ def context_of(
         max_response_tokens=args.max_completion_length,
         max_context_tokens=longest,
         examples=shots.examples,
+        actions=action_format(args.action_format, tokenizer, suite.tools),
     )

@@ -22,6 +22,7 @@ from epo_trl.models.tiny import tiny_size
 from epo_trl.rollout import ContextBuilder, PromptTemplate, play_episodes
 from epo_trl.rollout.loop import Generate
 from epo_trl.rollout.templates import TEMPLATES
+from epo_trl.rollout.tool_calls import action_format
 from epo_trl.types import Episode, StopReason
 
 HUMAN, EXPERT = "human", "expert"
@@ -84,6 +85,8 @@ def task_of(args: PlayArguments, suite: TaskSuite) -> str:
 def template_of(args: PlayArguments, suite: TaskSuite) -> str:
     """Returns the name of the prompt template: what was said, or what goes with the environment."""
     own = suite.name.partition("-")[0]
+    if suite.tools:
+        own = "tools" if args.action_format == "tags" else args.action_format
     return args.prompt_template or (own if own.isidentifier() and (TEMPLATES / own).is_dir() else "general")
 
 
@@ -95,18 +98,21 @@ def load_player(
         model_args.model_name_or_path = args.player
         policy, tokenizer, longest = load(suite, args, model_args, protocol)
         shots = args.few_shot_of(suite, protocol.env_options)
-        context = context_of(args, protocol, tokenizer, longest, shots)
+        context = context_of(args, suite, protocol, tokenizer, longest, shots)
         context.end_ids = policy.eos_ids
         return context, policy.seeded(args.seed)
-    name = model_args.model_name_or_path
+    name, args = model_args.model_name_or_path, replace(args, action_format="tags")  # what a player's answer is made of
     if not args.show_prompt:
         # 0 turns of history and no limits: these prompts are empty
-        return ContextBuilder(bare_tokenizer(), NOTHING, history_length=0, max_prompt_tokens=sys.maxsize), None
+        actions = action_format("tags", None, suite.tools)
+        return ContextBuilder(
+            bare_tokenizer(), NOTHING, history_length=0, max_prompt_tokens=sys.maxsize, actions=actions
+        ), None
     shots = args.few_shot_of(suite, protocol.env_options)
     if name is None or tiny_size(name):
         args = replace(args, max_prompt_length=sys.maxsize)
-        return context_of(args, protocol, bare_tokenizer(), None, shots), None
-    return context_of(args, protocol, tokenizer_of(model_args), None, shots), None
+        return context_of(args, suite, protocol, bare_tokenizer(), None, shots), None
+    return context_of(args, suite, protocol, tokenizer_of(model_args), None, shots), None
 
 
 def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen: Screen) -> Episode | None:

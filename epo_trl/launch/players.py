@@ -13,7 +13,6 @@ from epo_trl.launch.screen import HELP, Screen
 from epo_trl.rollout import ContextBuilder
 from epo_trl.rollout.demonstrations import ANSWER
 from epo_trl.rollout.loop import Generate
-from epo_trl.rollout.parsing import parse_response
 
 END = "<|end|>"
 Act = Callable[[str, Info], tuple[str, str]]  # observation, info -> thought, action
@@ -104,8 +103,10 @@ class Shown:
         if self.prompts:
             screen.prompt(tokenizer.decode(prompt_ids[0]))
         answers = self.generate(prompt_ids)
-        text = self.context.answer_start + tokenizer.batch_decode(answers[0], skip_special_tokens=True)[0]
-        parsed = parse_response(text, self.stage.info["admissible_actions"], require_think=self.require_think)
+        text = tokenizer.batch_decode(answers[0], skip_special_tokens=True)[0]
+        listed = self.stage.info["admissible_actions"]
+        parsed = self.context.read(answers[0][0], text, listed, require_think=self.require_think)
+        text = self.context.answer_start + text
         if self.responses:
             screen.response(self.turn, parsed, text)
         elif not parsed.is_valid:

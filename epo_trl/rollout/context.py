@@ -9,90 +9,18 @@ chat template and the prompt template write control tokens, see `epo_trl.rollout
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from jinja2 import TemplateError as JinjaError
-
 from epo_trl.envs.base import Info
+from epo_trl.rollout.chat_frame import ChatFrame, ChatTemplateError
 from epo_trl.rollout.encoding import control_tokens, prompt_encoder
 from epo_trl.rollout.examples import Example
+from epo_trl.rollout.parsing import ActionFormat, ParsedResponse, Response, TaggedActions
 from epo_trl.rollout.templates import PromptTemplate, render, rewrite
 
 CONTEXTS = ("windowed", "concatenated")
-TAGS = ("<think>", "</think>", "<action>", "</action>")
-_PROBE = ("userstart", "answerhere", "usernext", "answernext", "userlast")  # the messages that show the frame
-
-
-class ChatTemplateError(ValueError):
-    """The tokenizer's chat template cannot carry a multi-turn episode."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatFrame:
-    """The text that a chat template puts around messages.
-
-    Args:
-        opening: Before the first user message.
-        closing: After a user message, up to where the assistant's answer begins.
-        between: After an answer, up to where the next user message begins. It starts with the end-of-turn token.
-    """
-
-    opening: str
-    closing: str
-    between: str
-
-    @classmethod
-    def of(cls, tokenizer: Any, **chat_template_kwargs: Any) -> ChatFrame:
-        """Returns the frame of the tokenizer's chat template.
-
-        Raises:
-            ChatTemplateError: If there is no template, or it does not show each message exactly once and verbatim.
-        """
-        if getattr(tokenizer, "chat_template", None) is None:
-            raise ChatTemplateError(
-                "processing_class: the tokenizer has no chat template; load an instruct model's tokenizer or set "
-                "`tokenizer.chat_template`"
-            )
-
-        def apply(texts: Sequence[str]) -> str:
-            messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
-            try:
-                return tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, **chat_template_kwargs
-                )
-            except (JinjaError, TypeError) as error:
-                roles = ", ".join(message["role"] for message in messages)
-                raise ChatTemplateError(
-                    f"processing_class: the chat template cannot render the messages {roles}: {error}"
-                ) from error
-
-        single, whole = _around(apply(_PROBE[:1]), _PROBE[:1]), _around(apply(_PROBE), _PROBE)
-        opening, closing = single
-        # opening, user, (start of an answer), answer, between, user, ..., answer, between, user, closing
-        for got, expected in ((whole[0], opening), (whole[4], whole[2]), (whole[5], closing)):
-            if got != expected:
-                raise ChatTemplateError(
-                    "processing_class: the chat template must put the same text around a message wherever it stands "
-                    f"in the conversation; got {got!r} in one place, {expected!r} in another"
-                )
-        return cls(opening, closing, whole[2])
-
-
-def _around(text: str, marks: Sequence[str]) -> list[str]:
-    """Returns the pieces of the text before, between and after the marks."""
-    counts = {mark: text.count(mark) for mark in marks}
-    if set(counts.values()) != {1} or sorted(marks, key=text.index) != list(marks):
-        raise ChatTemplateError(
-            "processing_class: the chat template must show every message exactly once, verbatim and in order, for "
-            f"user and assistant in turn; of {len(marks)} messages it showed {counts} times"
-        )
-    pieces = []
-    for mark in marks:
-        piece, _, text = text.partition(mark)
-        pieces.append(piece)
-    return [*pieces, text]
 
 
 @dataclass(slots=True)
@@ -137,6 +65,7 @@ class ContextBuilder:
         chat_template_kwargs: Passed to the chat template.
         end_ids: Tokens that end a response; by default the tokenizer's end of sequence.
         examples: Episodes in front of the first prompt, and so of every windowed one. A text is shown as it is.
+        actions: How a response names its action.
     """
 
     tokenizer: Any
@@ -149,24 +78,27 @@ class ContextBuilder:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     end_ids: Sequence[int] = ()
     examples: Sequence[Example | str] = ()
+    actions: ActionFormat = field(default_factory=TaggedActions)
 
     def __post_init__(self) -> None:
         if self.mode not in CONTEXTS:
             raise ValueError(f"context: got {self.mode!r}, takes one of {CONTEXTS}")
         if self.history_length < 0:
             raise ValueError(f"history_length: got {self.history_length}, takes an integer >= 0")
-        self.frame = ChatFrame.of(self.tokenizer, **self.chat_template_kwargs)
+        kwargs = {**self.chat_template_kwargs, **self.actions.chat_template_kwargs}
+        self.frame = ChatFrame.of(self.tokenizer, "user" if self.is_windowed else self.actions.reply_role, **kwargs)
         self._encoder = prompt_encoder(self.tokenizer)
         write = self._encoder.write
-        self._frame = ChatFrame(write(self.frame.opening), write(self.frame.closing), write(self.frame.between))
+        self._frame = ChatFrame(*map(write, astuple(self.frame)))
         self.template.check_examples(self.examples, ("first", "next") if self.is_windowed else ("first",))
         self._words = self.template.written(write)
         self._examples = self._words.shown(self.examples)
         self._check_encoder()
         self.end_ids = self.end_ids or [self.tokenizer.eos_token_id]
         self._closing_marks = self._marks(self._encode([self._frame.between])[0])
-        shown = self.tokenizer.decode(self.encode(" ".join(TAGS), [{}])[0], skip_special_tokens=True).lower()
-        lost = [tag for tag in TAGS if tag not in shown]
+        tags = self.actions.tags
+        shown = self.tokenizer.decode(self.encode(" ".join(tags), [{}])[0], skip_special_tokens=True).lower()
+        lost = [tag for tag in tags if tag not in shown]
         if lost:
             raise ChatTemplateError(
                 f"processing_class: decoding loses {', '.join(lost)}, so no action could be read from a response; "
@@ -197,6 +129,20 @@ class ContextBuilder:
     def has_empty_thought(self) -> bool:
         """Whether the chat template has already written a `<think>` block of every answer, and closed it."""
         return self.frame.closing.rstrip().endswith("</think>")
+
+    def read(
+        self, ids: Sequence[int], text: str, admissible: Sequence[str] | None, *, require_think: bool
+    ) -> ParsedResponse:
+        """Returns the action of a response.
+
+        Args:
+            ids: As they were sampled.
+            text: The same, decoded.
+            admissible: The actions that the environment accepts now; `None` if it does not list them.
+            require_think: Whether a response without reasoning is invalid.
+        """
+        response = Response(ids, self.answer_start + text, self.frame.closing)
+        return self.actions.read(response, admissible, require_think=require_think)
 
     def build(self, views: Sequence[TurnView]) -> list[Prompt | None]:
         """Returns one prompt per view, or `None` where it does not fit even without history.
@@ -250,17 +196,14 @@ class ContextBuilder:
         taken = len(view.history)
         fields = {**view.info, "observation": view.observation, "turn": taken + 1, "turns_taken": taken}
         fields["examples"] = self._examples
+        frame = self._frame
         if not taken:
-            return self._framed(self._frame.opening, self._words.first, fields)
+            return _framed(frame.opening, self._words.first, fields, frame.closing)
         if not self.is_windowed:
-            return self._framed(self._frame.between, self._words.followup, fields)
+            return _framed(frame.between, self._words.followup, fields, frame.reply_closing)
         past = self._words.past(view.history[taken - kept :], first=taken - kept + 1)
         fields |= {"history": past, "history_length": kept}
-        return self._framed(self._frame.opening, self._words.next, fields)
-
-    def _framed(self, before: str, message: str, fields: Mapping[str, Any]) -> str:
-        # Many chat templates trim their messages, so white space around one would make the prompt another text.
-        return before + render(message, fields).strip() + self._frame.closing
+        return _framed(frame.opening, self._words.next, fields, frame.closing)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns ids of texts in which `_frame` and `_words` have the secret names of control tokens."""
@@ -268,10 +211,16 @@ class ContextBuilder:
 
     def _check_encoder(self) -> None:
         """Raises `ChatTemplateError` if the templates' own text does not come out as from the tokenizer itself."""
-        plain = [self.frame.opening + self.template.first + self.frame.closing, self.frame.between]
+        frame = self.frame
+        plain = [frame.opening + self.template.first + frame.closing, frame.between, frame.reply_closing]
         written = self._encode([self._encoder.write(text) for text in plain])
         if written != self.tokenizer(plain, add_special_tokens=False)["input_ids"]:
             raise ChatTemplateError(
                 f"processing_class: {type(self.tokenizer).__name__} gives other ids when its control tokens have other "
                 "names, so what an environment says cannot be kept apart from them; take another tokenizer"
             )
+
+
+def _framed(before: str, message: str, fields: Mapping[str, Any], after: str) -> str:
+    # Many chat templates trim their messages, so white space around one would make the prompt another text.
+    return before + render(message, fields).strip() + after

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 _SPACES = re.compile(r"\s+")
 MAX_PASSED_CHARS = 200  # of an unparsable response that is handed to the environment
@@ -31,7 +31,61 @@ class ParsedResponse:
         return not self.error
 
 
-def parse_response(text: str, admissible: Iterable[str] | None, *, require_think: bool = True) -> ParsedResponse:
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What the policy said.
+
+    Args:
+        ids: Token ids as they were sampled.
+        text: Decoded without special tokens, after `<think>` if the chat template has already written that.
+        start: The text that the chat template put between the prompt and the response.
+    """
+
+    ids: Sequence[int]
+    text: str
+    start: str
+
+
+class ActionFormat(Protocol):
+    """How a response names its action."""
+
+    @property
+    def chat_template_kwargs(self) -> Mapping[str, Any]:
+        """What the chat template is given to tell the policy of it."""
+
+    @property
+    def reply_role(self) -> str:
+        """Who says, in a concatenated context, what the environment answers: `"user"` or `"tool"`."""
+
+    @property
+    def tags(self) -> Sequence[str]:
+        """Texts that decoding must not lose."""
+
+    def read(self, response: Response, admissible: Iterable[str] | None, *, require_think: bool) -> ParsedResponse:
+        """Returns the action of a response, as `parse_response` does."""
+
+
+@dataclass(frozen=True)
+class TaggedActions:
+    """Actions stand between `<action>` and `</action>`, see `parse_response`.
+
+    Args:
+        verbatim: See there.
+    """
+
+    verbatim: bool = False
+    chat_template_kwargs: ClassVar[Mapping[str, Any]] = {}
+    reply_role: ClassVar[str] = "user"
+    tags: ClassVar[Sequence[str]] = ("<think>", "</think>", "<action>", "</action>")
+
+    def read(self, response: Response, admissible: Iterable[str] | None, *, require_think: bool) -> ParsedResponse:
+        """Returns the action of a response."""
+        return parse_response(response.text, admissible, require_think=require_think, verbatim=self.verbatim)
+
+
+def parse_response(
+    text: str, admissible: Iterable[str] | None, *, require_think: bool = True, verbatim: bool = False
+) -> ParsedResponse:
     """Returns the action between `<action>` and `</action>`, checked against the admissible ones.
 
     Case (of the tags too) and white space do not matter; the environment gets its own spelling. A response is
@@ -42,6 +96,8 @@ def parse_response(text: str, admissible: Iterable[str] | None, *, require_think
         admissible: The actions that the environment accepts now; `None` if it does not list them. Then any action is
             valid that is not empty, until the environment says otherwise.
         require_think: Whether a response without reasoning is invalid.
+        verbatim: Whether an action that is not in a list is passed on whole, white space inside it too: it may be code
+            or JSON. Otherwise white space is squeezed, and of a long text the end is passed on.
     """
     actions = list(_blocks(text, "action"))
     thoughts = list(_blocks(text, "think"))
@@ -51,7 +107,7 @@ def parse_response(text: str, admissible: Iterable[str] | None, *, require_think
         return ParsedResponse(_squeeze(text)[-MAX_PASSED_CHARS:], thought, error)
     action = _squeeze(actions[0].content)
     if admissible is None:
-        spelling = action[-MAX_PASSED_CHARS:] or None
+        spelling = (actions[0].content.strip() if verbatim else action[-MAX_PASSED_CHARS:]) or None
     else:
         spelling = {_squeeze(a).lower(): a for a in admissible}.get(action.lower())
     if require_think and not (thoughts and thoughts[0].end <= actions[0].start):

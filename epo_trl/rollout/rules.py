@@ -49,6 +49,18 @@ class RolloutSettings:
         if self.invalid_action_penalty < 0:
             raise ValueError(f"invalid_action_penalty: got {self.invalid_action_penalty}, takes a number >= 0")
 
+    def is_won(self, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> bool:
+        """Returns whether an episode is solved.
+
+        Args:
+            terminated: Whether the environment has ended it.
+            truncated: Whether it has cut it off.
+            info: What it said last.
+        """
+        if self.success_rule == "ended-with-score":
+            return (terminated or truncated) and info["score"] > 0
+        return bool(info["won"]) and terminated
+
     def reward(self, env_reward: float, *, won: bool, is_valid: bool) -> float:
         """Returns the reward of a turn.
 

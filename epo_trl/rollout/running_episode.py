@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
 from epo_trl.rollout.examples import PastTurn
-from epo_trl.rollout.parsing import ParsedResponse, parse_response
+from epo_trl.rollout.parsing import ParsedResponse
 from epo_trl.rollout.rules import RolloutSettings
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -90,8 +89,8 @@ class RunningEpisode:
         assert self.prompt is not None
         self.sampled = sampled
         self.carried_ids = context.carried(self.carried_ids, self.prompt, sampled.ids)
-        text = context.answer_start + sampled.text
-        self.parsed = parse_response(text, self.info["admissible_actions"], require_think=self.settings.require_think)
+        listed = self.info["admissible_actions"]
+        self.parsed = context.read(sampled.ids, sampled.text, listed, require_think=self.settings.require_think)
         self.is_sent = self.parsed.is_valid or self.settings.invalid_action == "pass"
         if self.is_sent:
             self.env.step_async(self.parsed.action)
@@ -103,10 +102,10 @@ class RunningEpisode:
         if self.is_sent:
             observation, env_reward, terminated, truncated, info = self.env.step_wait()
             if parsed.is_valid and not info.get("accepted", True):
-                parsed = replace(parsed, error=NOT_ACCEPTED)
+                parsed = replace(parsed, error=str(info.get("refusal") or NOT_ACCEPTED))
         else:
             observation, env_reward, terminated, truncated, info = self.observation, 0.0, False, False, self.info
-        won = self._is_won(terminated, truncated, info)
+        won = self.settings.is_won(terminated, truncated, info)
         reward = self.settings.reward(float(env_reward), won=won, is_valid=parsed.is_valid)
         if not math.isfinite(reward):
             raise EnvError(f"reward: the environment gave {env_reward!r} for {parsed.action!r}, takes a finite number")
@@ -136,12 +135,6 @@ class RunningEpisode:
             self.stop = StopReason.TRUNCATED
         elif len(self.turns) >= self.settings.max_turns:
             self.stop = StopReason.TURN_LIMIT
-
-    def _is_won(self, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> bool:
-        won = bool(info["won"]) and terminated
-        if self.settings.success_rule == "ended-with-score":
-            won = (terminated or truncated) and info["score"] > 0
-        return won
 
     def to_episode(self) -> Episode:
         """Returns the episode, which has ended."""

@@ -15,6 +15,7 @@ from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
 from epo_trl.rollout.context import CONTEXTS
 from epo_trl.rollout.rules import INVALID_ACTIONS
+from epo_trl.rollout.tool_calls import ACTION_FORMATS
 from epo_trl.trainers.rollout_config import RolloutArguments
 
 
@@ -201,6 +202,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             "entropy_history": GRANULARITIES,
             "context": CONTEXTS,
             "invalid_action": INVALID_ACTIONS,
+            "action_format": ACTION_FORMATS,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

@@ -55,6 +55,7 @@ class PlayRules:
     max_completion_length: int
     temperature: float
     require_think: bool = True
+    action_format: str = "tags"
 
 
 def card_facts(args: EPOConfig, methods: Methods, rules: Rules, suite: TaskSuite, group_size: int) -> CardFacts:
@@ -74,6 +75,7 @@ def card_facts(args: EPOConfig, methods: Methods, rules: Rules, suite: TaskSuite
             max_completion_length=args.max_completion_length,
             temperature=protocol.temperature,
             require_think=args.require_think,
+            action_format=args.action_format,
         ),
     )
 
@@ -216,9 +218,12 @@ def _use(facts: CardFacts, adapter: bool) -> str:
     module, _, maker = (suite.made_by or f"{type(suite).__module__}:{type(suite).__qualname__}").partition(":")
     settings = ", ".join(f"{name}={value!r}" for name, value in _chosen(suite).items())
     made = f"{maker}({settings}).make_suite()" if suite.made_by else f"{maker}()  # with the arguments of your training"
+    imported = "from epo_trl.rollout.tool_calls import action_format\n" if suite.tools else ""
+    actions = f"\n    actions=action_format({rules.action_format!r}, tokenizer, suite.tools)," if suite.tools else ""
+    action = "a tool call" if rules.action_format == "tool_calls" else "an action, as in `<action>look</action>`"
     base = ", and with the base model where the adapter names it" if adapter else ""
-    return f"""A prompt is one user message from the template `{_name_of(rules.template)}`; the answer ends with an
-action, as in `<action>look</action>`. With `epo_trl` installed, in this folder{base}:
+    return f"""A prompt is one user message from the template `{_name_of(rules.template)}`; the answer ends with
+{action}. With `epo_trl` installed, in this folder{base}:
 
 ```python
 from trl import ModelConfig
@@ -226,7 +231,7 @@ from trl import ModelConfig
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
-from {module} import {maker}
+{imported}from {module} import {maker}
 
 suite = {made}
 template = {_name_of(rules.template)!r}
@@ -237,7 +242,7 @@ context = ContextBuilder(
     mode={rules.context!r},
     history_length={rules.history_length},
     max_prompt_tokens={rules.max_prompt_length},
-    max_response_tokens={rules.max_completion_length},
+    max_response_tokens={rules.max_completion_length},{actions}
 )
 length, temperature = {rules.max_completion_length}, {rules.temperature:g}
 policy = SamplingPolicy(model, tokenizer, max_new_tokens=length, temperature=temperature)

@@ -22,6 +22,13 @@ class RolloutArguments:
     prompt_template: str = field(
         default="alfworld", metadata={"help": "Name of a template of epo_trl, or a folder with your own text files."}
     )
+    action_format: str = field(
+        default="tags",
+        metadata={
+            "help": "How a response names its action: 'tags', between <action> and </action>; or, with an environment "
+            "of tools, 'tool_calls' in the format of the model's own chat template."
+        },
+    )
     require_think: bool = field(
         default=True, metadata={"help": "Whether a response without <think> </think> counts as invalid."}
     )

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from epo_trl.envs.base import TaskSuite
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import protocol_context, protocol_settings
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
+from epo_trl.rollout.tool_calls import action_format
 from epo_trl.trainers.config import EPOConfig
 
 
@@ -36,9 +38,10 @@ class Rules:
             context.max_context_tokens, context.end_ids = max_context_tokens, end_ids
 
 
-def rules_of(args: EPOConfig, suite_name: str, tokenizer: Any) -> Rules:
+def rules_of(args: EPOConfig, suite: TaskSuite, tokenizer: Any) -> Rules:
     """Returns the rules that a configuration asks for; without a protocol, evaluation plays by those of training."""
-    protocol = get_protocol(args.protocol) if args.protocol else _protocol_of(args, suite_name)
+    protocol = get_protocol(args.protocol) if args.protocol else _protocol_of(args, suite.name)
+    actions = action_format(args.action_format, tokenizer, suite.tools)
     context = ContextBuilder(
         tokenizer,
         PromptTemplate.load(args.prompt_template),
@@ -47,6 +50,7 @@ def rules_of(args: EPOConfig, suite_name: str, tokenizer: Any) -> Rules:
         max_prompt_tokens=args.max_prompt_length,
         max_response_tokens=args.max_completion_length,
         chat_template_kwargs=args.chat_template_kwargs or {},
+        actions=actions,
     )
     settings = RolloutSettings(
         max_turns=args.max_turns,
@@ -63,6 +67,7 @@ def rules_of(args: EPOConfig, suite_name: str, tokenizer: Any) -> Rules:
         max_prompt_tokens=args.max_prompt_length,
         max_response_tokens=args.max_completion_length,
         chat_template_kwargs=args.chat_template_kwargs,
+        actions=actions,
     )
     eval_settings = protocol_settings(protocol, require_think=args.require_think)
     return Rules(context, settings, protocol, eval_context, eval_settings)

@@ -77,7 +77,7 @@ def set_up(
         tokenizer = load_tokenizer(model if isinstance(model, str) else model.config.name_or_path)
     check_tokenizer(tokenizer)
     check_reference(args, methods, model, kwargs.get("peft_config"))
-    rules = rules_of(args, suite.name, tokenizer)
+    rules = rules_of(args, suite, tokenizer)
     check_settings(args, rules.context)
     if methods.choose_groups and reward_funcs is not None:
         raise ValueError("reward_funcs: takes none with a method that chooses groups by the episodes' own rewards")

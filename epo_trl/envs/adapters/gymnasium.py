@@ -1,0 +1,136 @@
+"""Gymnasium's environments of text: observations in a `Text` space, actions in a `Text` or a named `Discrete` one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from epo_trl.envs.adapters.numbered import NO_ACTION, NumberedArguments, NumberedEnv, NumberedSuite
+from epo_trl.envs.base import EnvError, Info
+
+
+class GymnasiumEnv(NumberedEnv):
+    """Plays one environment of Gymnasium. A text that is no action of its space does not reach it.
+
+    Args:
+        given: The settings.
+        name: Of the suite.
+    """
+
+    given: GymnasiumArguments
+
+    def __init__(self, given: GymnasiumArguments, name: str) -> None:
+        super().__init__(given, name)
+        self._game = _make(given)
+        self._actions = _numbers(self._game, given)
+        self._said: Mapping[str, Any] = {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Returns the first observation of a task. Its number is the seed that Gymnasium gets; `seed` is not used."""
+        number, rest = self._seed(options)
+        observation, said = self._game.reset(seed=number, options=rest or None)
+        return _text(observation), self._begin(self._listing(said))
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Takes an action."""
+        self._check_running()
+        known = action in self._actions if self._actions else self._game.action_space.contains(action)
+        if not known:
+            space = ", ".join(self._actions) or str(self._game.action_space)[:200]
+            info = self._info(self._said, accepted=False, over=False, refusal=f"not in the action space: {space}")
+            return NO_ACTION, 0.0, False, False, info
+        given = self._actions[action] if self._actions else action
+        observation, reward, terminated, truncated, said = self._game.step(given)
+        over = {"terminated": bool(terminated), "truncated": bool(truncated) and not terminated}
+        info = self._go_on(self._listing(said), float(reward), **over)
+        return _text(observation), float(reward), over["terminated"], over["truncated"], info
+
+    def _listing(self, said: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns what was said; where actions have numbers, their names are what can be done."""
+        named = {self.given.actions_key: tuple(self._actions)} if self._actions else {}
+        self._said = {**named, **said}
+        return self._said
+
+    def close(self) -> None:
+        """Closes it."""
+        with contextlib.suppress(AttributeError):  # closed before
+            self._game.close()
+            del self._game
+
+
+class GymnasiumSuite(NumberedSuite):
+    """Seeds of an environment of Gymnasium.
+
+    Args:
+        given: The settings.
+    """
+
+    given: GymnasiumArguments
+
+    def __init__(self, given: GymnasiumArguments) -> None:
+        super().__init__(given, f"gymnasium-{given.env_id}")
+        self.make_env().close()
+
+    def make_env(self) -> GymnasiumEnv:
+        """Returns a fresh environment."""
+        return GymnasiumEnv(self.given, self.name)
+
+
+@dataclass
+class GymnasiumArguments(NumberedArguments):
+    """An environment of Gymnasium that speaks text."""
+
+    env_id: str = field(default="", metadata={"help": "As for `gymnasium.make`: 'Name-v0', or 'module:Name-v0'."})
+    env_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "For `gymnasium.make`, such as '{\"size\": 4}'."}
+    )
+    action_names: list[str] | None = field(
+        default=None, metadata={"help": "Names of the actions of a `Discrete` space, in order."}
+    )
+
+    def make_suite(self) -> GymnasiumSuite:
+        """Returns the task suite.
+
+        Raises:
+            EnvError: If there is no such environment, or it does not speak text.
+        """
+        return GymnasiumSuite(self)
+
+
+def _make(given: GymnasiumArguments) -> Any:
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise EnvError("environment: 'gymnasium' needs the package gymnasium; pip install gymnasium") from error
+    try:
+        kwargs = json.loads(given.env_kwargs) if isinstance(given.env_kwargs, str) else given.env_kwargs or {}
+        game: Any = gymnasium.make(given.env_id, **kwargs)
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+        raise EnvError(f"env_id: got {given.env_id!r} with env_kwargs {given.env_kwargs!r}: {error}") from error
+    if not isinstance(game.observation_space, gymnasium.spaces.Text):
+        raise EnvError(
+            f"env_id: got {given.env_id!r}, whose observations are {str(game.observation_space)[:100]}; takes one "
+            "whose observations are in a Text space: wrap it in a gymnasium.ObservationWrapper that words them"
+        )
+    return game
+
+
+def _numbers(game: Any, given: GymnasiumArguments) -> dict[str, int]:
+    """Returns the number of each action by its name, nothing for actions that are texts."""
+    import gymnasium
+
+    space, names = game.action_space, given.action_names or []
+    if isinstance(space, gymnasium.spaces.Text) and not names:
+        return {}
+    if not isinstance(space, gymnasium.spaces.Discrete) or len(set(names)) != space.n:
+        count = f"{space.n} different" if isinstance(space, gymnasium.spaces.Discrete) else "no"
+        raise EnvError(f"action_names: got {names} for the actions {str(space)[:100]}, takes {count} names")
+    return {name: int(space.start) + index for index, name in enumerate(names)}
+
+
+def _text(observation: Any) -> str:
+    text = str(observation)
+    return text if text.strip() else "(nothing)"

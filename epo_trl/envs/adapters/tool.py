@@ -1,0 +1,122 @@
+"""A tool: a function that an agent calls by name, with arguments that are checked against its types."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+from epo_trl.envs.base import EnvError
+
+FORM = '{"name": ..., "arguments": {...}}'
+
+
+class Refusal(ValueError):
+    """What an agent wants is not possible. The message says why, for the agent."""
+
+
+def tool_call(name: str, **arguments: Any) -> str:
+    """Returns the action that calls a tool."""
+    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+
+
+def read_call(action: str) -> tuple[str, dict[str, Any]]:
+    """Returns name and arguments of a call in JSON; white space around the names in it does not matter.
+
+    Raises:
+        Refusal: If it is none.
+    """
+    try:
+        call = json.loads(action, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise Refusal(f"this is no tool call; write one as {FORM}") from None
+    call = _named(call)
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        raise Refusal(f"this names no tool; write a call as {FORM}")
+    arguments = _named(call.get("arguments", {}))
+    if not isinstance(arguments, dict):
+        raise Refusal(f"the arguments of {_short(call['name'])} are no names and values; write a call as {FORM}")
+    return call["name"].strip(), arguments
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool.
+
+    Args:
+        name: Its name.
+        text: Signature and docstring, for prompts.
+        parameters: What each argument takes.
+        required: Arguments without a default.
+    """
+
+    name: str
+    text: str
+    parameters: Mapping[str, TypeAdapter[Any]]
+    required: tuple[str, ...]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Tool:
+        """Returns the tool that a function or a bound method is.
+
+        Raises:
+            EnvError: If it has no docstring, an argument has no type, or it takes any arguments.
+        """
+        name, doc = function.__name__, inspect.getdoc(function)
+        if not doc:
+            raise EnvError(f"the tool {name!r} has no docstring; write one that tells the agent what it does")
+        try:
+            signature = inspect.signature(function, eval_str=True)
+        except NameError as error:
+            raise EnvError(f"the tool {name!r}: {error}; its types have to be known in its module") from error
+        parameters: dict[str, TypeAdapter[Any]] = {}
+        for parameter in signature.parameters.values():
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise EnvError(f"the tool {name!r} takes {parameter}; takes arguments that have names")
+            if parameter.annotation is parameter.empty:
+                raise EnvError(f"the tool {name!r}: the argument {parameter.name!r} has no type; write `: str` or such")
+            try:
+                parameters[parameter.name] = TypeAdapter(parameter.annotation)
+            except PydanticUserError as error:
+                kind = parameter.annotation
+                raise EnvError(f"the tool {name!r}: {parameter.name!r} is a {kind}, which JSON cannot say") from error
+        required = tuple(p.name for p in signature.parameters.values() if p.default is p.empty)
+        return cls(name, f"{name}{signature}\n{doc}", parameters, required)
+
+    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arguments, as the types want them.
+
+        Raises:
+            Refusal: If one is unknown, missing or of another type.
+        """
+        for name in self.required:
+            if name not in arguments:
+                raise Refusal(f"{self.name} lacks the argument {name!r}")
+        values = {}
+        for name, value in arguments.items():
+            if name not in self.parameters:
+                takes = ", ".join(map(repr, self.parameters)) or "none"
+                raise Refusal(f"{self.name} has no argument {_short(name)}; it takes {takes}")
+            try:
+                values[name] = self.parameters[name].validate_json(json.dumps(value), strict=True)
+            except ValidationError as error:
+                reason = error.errors(include_url=False)[0]["msg"]
+                raise Refusal(f"{self.name}: the argument {name!r} got {_short(value)}: {reason}") from None
+        return values
+
+
+def _named(value: Any) -> Any:
+    return {name.strip(): item for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()  # no half of a surrogate pair
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)  # NaN and Infinity are no JSON

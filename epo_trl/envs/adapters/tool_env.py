@@ -1,0 +1,149 @@
+"""One environment of TRL's `environment_factory` as a game of text: an action is a tool call."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from epo_trl.envs.adapters import FINAL_ANSWER
+from epo_trl.envs.adapters.loop import submit
+from epo_trl.envs.adapters.tool import Refusal, Tool, read_call
+from epo_trl.envs.base import EnvError, Info, TextEnv
+
+if TYPE_CHECKING:
+    from epo_trl.envs.adapters.tools import ToolSuite
+
+NOTHING_YET = "Nothing has happened yet."
+_NO_TOOLS = ("reset", "get_reward")
+
+
+def final_answer(answer: str) -> str:
+    """Ends the episode with an answer.
+
+    Args:
+        answer: The answer to the task.
+    """
+    return "The episode is over."
+
+
+def tools_of(world: Any) -> tuple[str, ...]:
+    """Returns the names of an object's tools, by TRL's rule: the public methods but for `reset` and `get_reward`."""
+    methods = (name for name, _ in inspect.getmembers(type(world), predicate=inspect.isfunction))
+    return tuple(name for name in methods if not name.startswith("_") and name not in _NO_TOOLS)
+
+
+class ToolEnv(TextEnv):
+    """Plays the tasks of a `ToolSuite` with one object of its factory. `info["tools"]` describes the tools.
+
+    Args:
+        suite: Knows the rows, the rewards and when an episode is won.
+    """
+
+    def __init__(self, suite: ToolSuite) -> None:
+        self.suite, self.world = suite, suite.factory()
+        self._functions = {name: getattr(self.world, name) for name in tools_of(self.world)}
+        if suite.final_answer:
+            self._functions[FINAL_ANSWER] = final_answer
+        self.tools = {name: Tool.of(function) for name, function in self._functions.items()}
+        self._row: Mapping[str, Any] | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Returns what the object's `reset` returns for the row of a task, which it gets as TRL gives it.
+
+        A `reset` with a parameter `seed` gets the seed too.
+        """
+        row = copy.deepcopy(dict(self.suite.row((options or {}).get("task_id"))))
+        self._row, self._messages, self._paid, self._answered = row, list[dict[str, Any]](), 0.0, False
+        takes_seed = seed is not None and "seed" in inspect.signature(self.world.reset).parameters
+        said = self.world.reset(**{"seed": seed, **row} if takes_seed else row)
+        return text_of(awaited(said), NOTHING_YET), self._info(won=False, refusal="")
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Calls a tool. The reward is by how much the score has risen, so an episode's rewards sum to its last score.
+
+        The score is the sum of the reward functions, or `get_reward()`, after the call.
+        """
+        if self._row is None:
+            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
+        try:
+            observation, refusal = self._call(action), ""
+        except Refusal as error:
+            observation, refusal = f"Error: {error}", str(error)
+        score = self.suite.score(self.world, self._row, self._messages)
+        reward, self._paid = score - self._paid, score
+        reached = self.suite.won_score is not None and score >= self.suite.won_score
+        done = getattr(self.world, "done", None)
+        over = self._answered or (reached if done is None or callable(done) else bool(done))
+        info = self._info(won=over and reached, refusal=refusal)
+        if over:
+            self._row = None
+        return observation, reward, over, False, info
+
+    def _call(self, action: str) -> str:
+        """Returns what a tool returns; keeps the messages, as reward functions see them."""
+        said: dict[str, Any] = {"role": "assistant", "content": action}
+        self._messages.append(said)
+        name, arguments = read_call(action)
+        if name not in self.tools:
+            raise Refusal(f"there is no tool of this name; there are {', '.join(self.tools)}")
+        function = {"name": name, "arguments": self.tools[name].checked(arguments)}
+        said |= {"content": "", "tool_calls": [{"type": "function", "function": function}]}
+        answer = {"role": "tool", "name": name, "content": ""}
+        self._messages.append(answer)
+        answer["content"] = text_of(self._result(name, function["arguments"]), "(nothing)")
+        self._answered = self.suite.final_answer and name == FINAL_ANSWER
+        return answer["content"]
+
+    def _result(self, name: str, arguments: dict[str, Any]) -> Any:
+        try:
+            return awaited(self._functions[name](**arguments))
+        except OSError:  # a connection or a file is gone: nothing that the agent did
+            raise
+        except Exception as error:
+            if not isinstance(error, ValueError):
+                warnings.warn(
+                    f"the tool {name!r} raised {type(error).__name__}: {error}. The agent is told so, as with TRL; a "
+                    "tool that means to refuse something raises ValueError",
+                    stacklevel=2,
+                )
+            raise Refusal(str(error).strip() or type(error).__name__) from error
+
+    def _info(self, *, won: bool, refusal: str) -> Info:
+        assert self._row is not None
+        return {
+            "admissible_actions": None,
+            "accepted": not refusal,
+            "refusal": refusal,
+            "won": won,
+            "task": self.suite.task_of(self._row),
+            "task_type": str(self._row.get("task_type") or self.suite.name),
+            "score": self._paid,
+            "tools": tuple(tool.text for tool in self.tools.values()),
+        }
+
+
+def awaited(result: Any) -> Any:
+    """Returns a result, of an asynchronous function what it returns in the end."""
+    return submit(result).result() if inspect.iscoroutine(result) else result
+
+
+def text_of(said: Any, empty: str) -> str:
+    """Returns what a tool or a message says as text, of a list of content blocks the texts; never a blank one.
+
+    Args:
+        said: Anything.
+        empty: Stands for nothing.
+
+    Raises:
+        EnvError: If there is a block of another kind.
+    """
+    if isinstance(said, list) and said and all(isinstance(block, dict) and "type" in block for block in said):
+        other = [block["type"] for block in said if block["type"] != "text"]
+        if other:
+            raise EnvError(f"an environment says a block of type {other[0]!r}; takes text")
+        said = "\n".join(block["text"] for block in said)
+    text = "" if said is None else str(said)
+    return text if text.strip() else empty

@@ -1,0 +1,182 @@
+"""Environments written for TRL's `environment_factory`: a class whose public methods are tools.
+
+    class Countdown:
+        def reset(self, **row) -> str | None: ...     # gets the columns of a row of the dataset
+        def guess(self, number: int) -> str: ...      # a tool: types, and a docstring with `Args:`
+        def get_reward(self) -> float: ...            # or reward functions beside it
+
+An action is a tool call in JSON, which is data: it is checked against the method's types, and a wrong one is an invalid
+action. What a tool returns is the observation; an exception of a tool is an answer too, as with TRL.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from epo_trl.envs.adapters.tool import tool_call
+from epo_trl.envs.adapters.tool_env import ToolEnv, awaited, final_answer, text_of, tools_of
+from epo_trl.envs.base import EnvError, Expert, TaskSuite
+from epo_trl.envs.named import named_object
+
+__all__ = ["ToolEnv", "ToolSuite", "ToolsArguments", "tool_call"]
+Rows = Sequence[Mapping[str, Any]]
+OWN_TASKS = 100  # of an environment that makes its tasks itself
+
+
+class ToolSuite(TaskSuite):
+    """The rows of a dataset as tasks, played by objects of a factory. Takes what TRL's `GRPOTrainer` takes.
+
+    Args:
+        factory: `environment_factory`: a class, or a function without arguments that returns an object.
+        rows: Training rows; `None` for an object that makes its tasks itself.
+        reward_funcs: TRL's reward functions. They get `environments`, `prompts`, `completions` (the calls and what they
+            returned) and the row's columns, each as a list of one. By default the object's own `get_reward`.
+        iid_rows: Test rows like those of training; `None` for no such list.
+        ood_rows: Test rows of another kind; `None` for no such list.
+        won_score: At this score an episode is won, and over unless the object has an attribute `done`, which then
+            decides; `None`: never.
+        final_answer: Whether there is a tool that ends the episode with an answer. TRL ends it with any response that
+            calls no tool; in `action_format: tool_calls` this tool does the same.
+        expert: Called with a seed, returns a player for demonstrations.
+        name: Of the suite; by default the factory's.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], Any],
+        rows: Iterable[Mapping[str, Any]] | None = None,
+        *,
+        reward_funcs: Sequence[Callable[..., Any]] = (),
+        iid_rows: Iterable[Mapping[str, Any]] | None = None,
+        ood_rows: Iterable[Mapping[str, Any]] | None = None,
+        won_score: float | None = 1.0,
+        final_answer: bool = False,
+        expert: Callable[[int], Expert] | None = None,
+        name: str = "",
+    ) -> None:
+        if not callable(factory):
+            raise EnvError(f"factory: got {factory!r:.100}, takes a class or a function that returns an environment")
+        lists = {"train": [{}] * OWN_TASKS if rows is None else rows, "iid": iid_rows, "ood": ood_rows}
+        self.rows: dict[str, Rows] = {split: list(given) for split, given in lists.items() if given is not None}
+        self.splits = tuple(self.rows)
+        self.factory, self.reward_funcs = factory, tuple(reward_funcs)
+        self.won_score, self.final_answer = won_score, final_answer
+        self.name = name or getattr(factory, "__name__", type(factory).__name__)
+        self._expert = expert
+        self._describe(factory())
+
+    def _describe(self, world: Any) -> None:
+        kind = type(world)
+        if not callable(getattr(world, "reset", None)):
+            raise EnvError(f"factory: {kind.__name__} has no reset(self, **row)")
+        if not self.reward_funcs and not callable(getattr(world, "get_reward", None)):
+            raise EnvError(f"factory: {kind.__name__} has no get_reward(self); give it one, or give reward functions")
+        self.tools = tuple(getattr(kind, name) for name in tools_of(world))
+        self.tools += (final_answer,) if self.final_answer else ()
+        if not self.tools:
+            raise EnvError(f"factory: {kind.__name__} has no tool; takes public methods with types and docstrings")
+        self._about = " ".join((inspect.getdoc(kind) or "Use the tools.").partition("\n\n")[0].split())
+
+    def task_ids(self, split: str) -> Sequence[str]:
+        """Returns the numbers of the rows."""
+        self.check_split(split)
+        return [f"{split}/{number}" for number in range(len(self.rows[split]))]
+
+    def row(self, task_id: Any) -> Mapping[str, Any]:
+        """Returns the row of a task."""
+        split, _, number = str(task_id).partition("/")
+        if split not in self.rows or not number.isdecimal() or int(number) >= len(self.rows[split]):
+            raise EnvError(f'options["task_id"]: got {task_id!r:.100}, takes an id of the suite, such as "train/0"')
+        return self.rows[split][int(number)]
+
+    def task_of(self, row: Mapping[str, Any]) -> str:
+        """Returns the messages of the row's prompt, or what the environment says about itself."""
+        prompt = row.get("prompt") or ""
+        messages = [prompt] if isinstance(prompt, str) else [text_of(message["content"], "") for message in prompt]
+        return "\n\n".join(filter(None, (text.strip() for text in messages))) or self._about
+
+    def score(self, world: Any, row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> float:
+        """Returns the sum of the reward functions, `None` among them left out, or the environment's own reward."""
+        if not self.reward_funcs:
+            return float(awaited(world.get_reward()) or 0.0)
+        columns = {name: [value] for name, value in row.items() if name not in ("prompt", "completion")}
+        columns |= {"prompts": [row.get("prompt", "")], "completions": [list(messages)], "environments": [world]}
+        paid = [awaited(function(**columns))[0] for function in self.reward_funcs]
+        return float(sum(value for value in paid if value is not None))
+
+    def make_env(self) -> ToolEnv:
+        """Returns an environment with a fresh object of the factory."""
+        return ToolEnv(self)
+
+    def make_expert(self, seed: int = 0) -> Expert:
+        """Returns the player for demonstrations."""
+        return super().make_expert(seed) if self._expert is None else self._expert(seed)
+
+
+@dataclass
+class ToolsArguments:
+    """An environment that was written for TRL's `environment_factory`."""
+
+    MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(["iid_rows", "ood_rows", "demonstrator"])
+
+    factory: str = field(default="", metadata={"help": "'module:Class', as TRL's `environment_factory`."})
+    rows: str = field(
+        default="",
+        metadata={
+            "help": "Training rows: 'module:name' of a list or a datasets.Dataset, or of a function that returns one, "
+            "or a JSONL file. Without, the environment makes its tasks itself."
+        },
+    )
+    iid_rows: str = field(default="", metadata={"help": "Test rows like those of training."})
+    ood_rows: str = field(default="", metadata={"help": "Test rows of another kind."})
+    tool_rewards: list[str] | None = field(
+        default=None,
+        metadata={"help": "TRL reward functions, 'module:name'; by default the environment's own `get_reward`."},
+    )
+    won_score: float | None = field(default=1.0, metadata={"help": "An episode with this score is won; null: none is."})
+    final_answer: bool = field(
+        default=False,
+        metadata={"help": "Adds a tool `final_answer` that ends the episode, as any text does with TRL."},
+    )
+    demonstrator: str = field(
+        default="", metadata={"help": "'module:Class' of an expert, for a warm start and `tiny`; made with a seed."}
+    )
+
+    def make_suite(self) -> ToolSuite:
+        """Returns the task suite.
+
+        Raises:
+            EnvError: If something that is named is not there, or not what it has to be.
+        """
+        return ToolSuite(
+            named_object("factory", self.factory, "'module:Class' of an environment"),
+            _rows("rows", self.rows),
+            reward_funcs=[named_object("tool_rewards", name, "'module:function'") for name in self.tool_rewards or []],
+            iid_rows=_rows("iid_rows", self.iid_rows),
+            ood_rows=_rows("ood_rows", self.ood_rows),
+            won_score=self.won_score,
+            final_answer=self.final_answer,
+            expert=named_object("demonstrator", self.demonstrator, "'module:Class'") if self.demonstrator else None,
+        )
+
+
+def _rows(name: str, value: str) -> Rows | None:
+    if not value:
+        return None
+    if value.endswith(".jsonl"):
+        try:
+            found: Any = [json.loads(line) for line in Path(value).read_text(encoding="utf-8").splitlines() if line]
+        except (OSError, ValueError) as error:
+            raise EnvError(f"{name}: got {value!r}, which cannot be read: {error}") from error
+    else:
+        found = named_object(name, value, "'module:name', or a JSONL file")
+        found = found() if callable(found) else found
+    rows = list(found)
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise EnvError(f"{name}: got {value!r}, which holds {rows[:1]!r:.100}, takes rows with named columns")
+    return rows

@@ -1,0 +1,99 @@
+"""The text that a chat template puts around messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError as JinjaError
+
+_PROBE = ("userstart", "answerhere", "usernext", "answernext", "userlast")  # the messages that show the frame
+
+
+class ChatTemplateError(ValueError):
+    """The tokenizer's chat template cannot carry a multi-turn episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFrame:
+    """The text that a chat template puts around messages.
+
+    Args:
+        opening: Before the first user message.
+        closing: After the first user message, up to where the assistant's answer begins.
+        between: After an answer, up to where the next message begins. It starts with the end-of-turn token.
+        reply_closing: As `closing`, after every later message.
+    """
+
+    opening: str
+    closing: str
+    between: str
+    reply_closing: str
+
+    @classmethod
+    def of(cls, tokenizer: Any, reply_role: str = "user", **chat_template_kwargs: Any) -> ChatFrame:
+        """Returns the frame of the tokenizer's chat template.
+
+        Args:
+            tokenizer: Has the chat template.
+            reply_role: Who says what the environment says to an answer: `"user"` or `"tool"`.
+            **chat_template_kwargs: For the chat template.
+
+        Raises:
+            ChatTemplateError: If there is no template, or it does not show each message exactly once and verbatim.
+        """
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise ChatTemplateError(
+                "processing_class: the tokenizer has no chat template; load an instruct model's tokenizer or set "
+                "`tokenizer.chat_template`"
+            )
+
+        advice = "; take context: windowed, or action_format: tags" if reply_role == "tool" else ""
+
+        def apply(texts: Sequence[str], **reply: str) -> str:
+            messages: list[dict[str, str]] = [
+                {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)
+            ]
+            for message in messages[2::2]:
+                message |= {"role": reply_role, **reply}
+            try:
+                return tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, **chat_template_kwargs
+                )
+            except (JinjaError, TypeError) as error:
+                roles = ", ".join(message["role"] for message in messages)
+                raise ChatTemplateError(
+                    f"processing_class: the chat template cannot render the messages {roles}: {error}{advice}"
+                ) from error
+
+        single, whole = _around(apply(_PROBE[:1]), _PROBE[:1]), _around(apply(_PROBE), _PROBE, advice)
+        opening, closing = single
+        reply_closing = whole[5] if reply_role == "tool" else closing
+        # opening, user, (start of an answer), answer, between, user, ..., answer, between, user, closing
+        for got, expected in ((whole[0], opening), (whole[4], whole[2]), (whole[5], reply_closing)):
+            if got != expected:
+                raise ChatTemplateError(
+                    "processing_class: the chat template must put the same text around a message wherever it stands "
+                    f"in the conversation; got {got!r} in one place, {expected!r} in another"
+                )
+        if reply_role == "tool" and apply(_PROBE, name="toolone") != apply(_PROBE, name="tooltwo"):
+            raise ChatTemplateError(
+                f"processing_class: the chat template names the tool beside what it returned{advice}"
+            )
+        return cls(opening, closing, whole[2], reply_closing)
+
+
+def _around(text: str, marks: Sequence[str], advice: str = "") -> list[str]:
+    """Returns the pieces of the text before, between and after the marks."""
+    counts = {mark: text.count(mark) for mark in marks}
+    if set(counts.values()) != {1} or sorted(marks, key=text.index) != list(marks):
+        raise ChatTemplateError(
+            "processing_class: the chat template must show every message exactly once, verbatim and in order, for "
+            f"user and assistant in turn; of {len(marks)} messages it showed {counts} times{advice}"
+        )
+    pieces = []
+    for mark in marks:
+        piece, _, text = text.partition(mark)
+        pieces.append(piece)
+    return [*pieces, text]

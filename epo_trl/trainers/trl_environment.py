@@ -1,0 +1,133 @@
+"""Our environments in TRL's plain GRPOTrainer, as its `environment_factory`.
+
+    trainer = GRPOTrainer(
+        model,
+        train_dataset=task_dataset(suite, "train"),
+        environment_factory=as_environment_factory(suite, RolloutSettings(max_turns=20)),
+        args=GRPOConfig(max_completion_length=4096),  # of the whole episode, what the environment says included
+    )
+
+The reward is that of `EPOTrainer`, by the same settings; the environment owns it, so no reward function is needed.
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from datasets import Dataset
+
+from epo_trl.envs.base import Info, TaskSuite
+from epo_trl.rollout import RolloutSettings
+
+PROMPT = "You act in a world described in text. Call the tool `act` with one action at a time.\n"
+OVER = "The episode is over."
+Describe = Callable[[str, Info], str]
+
+
+def task_dataset(suite: TaskSuite, split: str, *, prompt: str = PROMPT, seed: int = 0) -> Dataset:
+    """Returns a row for each task of a list: `prompt`, `task_id`, and the `seed` from which its episodes start.
+
+    Args:
+        suite: The tasks.
+        split: Name of the list.
+        prompt: What the user says. TRL appends what the environment says first: the task and what is seen.
+        seed: Of the rows' seeds.
+    """
+    chance = random.Random(seed)
+    message = [{"role": "user", "content": prompt}]
+    return Dataset.from_list(
+        [{"prompt": message, "task_id": task, "seed": chance.randrange(2**31)} for task in suite.task_ids(split)]
+    )
+
+
+def describe(observation: str, info: Info) -> str:
+    """Returns what is seen, and what can be done if the environment lists that."""
+    listed = info["admissible_actions"]
+    return f"{observation}\nYou can: {', '.join(listed)}" if listed else observation
+
+
+class SuiteEnvironment:
+    """One environment as TRL wants it: `act` is its only tool. Reward functions may read its attributes.
+
+    Attributes:
+        won: Whether the task is solved.
+        done: Whether the episode is over.
+        turns: Actions taken.
+        invalid_actions: Those among them that the environment did not know.
+        reward: The sum of the turns' rewards, as `EPOTrainer` pays them.
+        info: What the environment said last.
+
+    Args:
+        suite: The tasks.
+        settings: Turn limit and rewards.
+        describe: Words what is seen.
+    """
+
+    def __init__(self, suite: TaskSuite, settings: RolloutSettings, describe: Describe) -> None:
+        self._env, self._settings, self._describe = suite.make_env(), settings, describe
+        weakref.finalize(self, self._env.close)
+        self._clear({})
+
+    def _clear(self, info: Info) -> None:
+        self.won, self.done, self.turns, self.invalid_actions, self.reward = False, False, 0, 0, 0.0
+        self.info = info
+
+    def reset(self, task_id: str, seed: int = 0, **_: Any) -> str:
+        """Returns the task and the first observation.
+
+        Args:
+            task_id: Of the suite.
+            seed: The same one gives the same start.
+        """
+        options = {**self._settings.env_options, "task_id": task_id}
+        observation, info = self._env.reset(seed=seed, options=options)
+        self._clear(info)
+        return f"Your task is to: {info['task']}\n{self._describe(observation, info)}"
+
+    def act(self, action: str) -> str:
+        """
+        Take one action in the world.
+
+        Args:
+            action: The action, in words
+
+        Returns:
+            What you see then.
+        """
+        if self.done or not self.info:
+            raise ValueError(OVER)
+        listed, said = self.info["admissible_actions"], " ".join(action.split())
+        said = {known.lower(): known for known in listed or ()}.get(said.lower(), said)
+        observation, env_reward, terminated, truncated, info = self._env.step(said)
+        is_valid = bool(said) and bool(info.get("accepted", True)) if listed is None else said in listed
+        self.won = self._settings.is_won(terminated, truncated, info)
+        self.turns += 1
+        self.invalid_actions += not is_valid
+        self.reward += self._settings.reward(float(env_reward), won=self.won, is_valid=is_valid)
+        self.done = terminated or truncated or self.turns >= self._settings.max_turns
+        self.info = info
+        return f"{observation}\n{OVER}" if self.done else self._describe(observation, info)
+
+    def get_reward(self) -> float:
+        """Returns the episode's reward so far."""
+        return self.reward
+
+
+def as_environment_factory(
+    suite: TaskSuite, settings: RolloutSettings | None = None, *, describe: Describe = describe
+) -> Callable[[], SuiteEnvironment]:
+    """Returns an `environment_factory` for TRL's trainers that plays a suite; its rows are those of `task_dataset`.
+
+    TRL shows the model one growing conversation and ends the episode when it calls no tool, or when
+    `max_completion_length` is used up, which is for the whole episode there.
+
+    Args:
+        suite: The tasks.
+        settings: Turn limit and rewards, as for our own rollout. An invalid action always goes to the environment.
+        describe: Words an observation and its info; by default with what can be done.
+    """
+    rules = settings or RolloutSettings()
+    return lambda: SuiteEnvironment(suite, rules, describe)

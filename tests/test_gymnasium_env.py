@@ -1,0 +1,144 @@
+"""Gymnasium's environments of text keep our contract, and train."""
+
+import pytest
+
+pytest.importorskip("gymnasium")
+
+from rollout_parts import answer
+from tool_worlds import chat_tokenizer, scripted_model
+from trainer_kit import make_config
+
+from epo_trl.envs import EnvError
+from epo_trl.envs.adapters.gymnasium import GymnasiumArguments
+from epo_trl.envs.testing import EnvContract
+from epo_trl.launch import parse_recipe
+from epo_trl.trainers import EPOConfig, EPOTrainer
+
+KEYS = "gym_games:Keys-v0"
+
+
+def try_a_key(info, rng):
+    return f"try {rng.choice(['red', 'green', 'blue'])} key"
+
+
+class TestKeys(EnvContract):
+    expert_turns = None
+
+    def make_suite(self):
+        return GymnasiumArguments(env_id=KEYS, train_tasks=20, test_tasks=5).make_suite()
+
+
+class TestKeysThatAreNotListed(EnvContract):
+    expert_turns = None
+    player = try_a_key
+
+    def make_suite(self):
+        return GymnasiumArguments(env_id=KEYS, env_kwargs='{"listing": false, "judging": true}').make_suite()
+
+
+class TestDoors(EnvContract):
+    expert_turns = None
+
+    def make_suite(self):
+        return GymnasiumArguments(env_id="gym_games:Doors-v0", action_names=["left", "right"]).make_suite()
+
+
+def test_a_task_is_a_seed_and_test_seeds_are_others():
+    env = GymnasiumArguments(env_id=KEYS, train_tasks=50).make_suite().make_env()
+    rights = []
+    for number in range(20):
+        env.reset(seed=number, options={"task_id": f"train/{number}"})
+        rights.append(env._game.unwrapped.right)
+        env.reset(seed=99, options={"task_id": f"train/{number}"})
+        assert env._game.unwrapped.right == rights[-1]
+    assert set(rights) == {"red", "green", "blue"}
+    import gymnasium
+
+    other = gymnasium.make(KEYS)
+    for number in (0, 3):
+        env.reset(options={"task_id": f"iid/{number}"})
+        other.reset(seed=1_000_000 + number)
+        assert env._game.unwrapped.right == other.unwrapped.right
+
+
+def test_rewards_end_and_time_limit_are_gymnasium_s():
+    env = GymnasiumArguments(env_id=KEYS, task_text="open the door").make_suite().make_env()
+    _, info = env.reset(options={"task_id": "train/0"})
+    assert (info["task"], info["task_type"]) == ("open the door", "gymnasium-gym-games-Keys-v0")
+    right = env._game.unwrapped.right
+    wrong = [colour for colour in ("red", "green", "blue") if colour != right]
+    assert env.step(f"try {wrong[0]} key")[:4] == ("It does not fit.", 0.0, False, False)
+    observation, reward, terminated, truncated, info = env.step(f"try {right} key")
+    assert (observation, reward, terminated, truncated) == ("It opens.", 1.0, True, False)
+    assert (info["won"], info["score"]) == (True, 1.0)
+    with pytest.raises(EnvError, match="no episode is running"):
+        env.step("try red key")
+    env.reset(options={"task_id": "train/0"})
+    assert [env.step(f"try {wrong[0]} key")[3] for _ in range(3)] == [False, False, True]
+
+
+def test_actions_with_numbers_have_names_and_success_is_what_the_environment_says():
+    env = GymnasiumArguments(env_id="gym_games:Doors-v0", action_names=["left", "right"]).make_suite().make_env()
+    for action, won in (("left", False), ("right", True)):
+        _, info = env.reset(options={"task_id": "train/0", "level": 2})
+        assert info["admissible_actions"] == ("left", "right")
+        assert env._game.unwrapped.options == {"level": 2}
+        observation, reward, terminated, _, info = env.step(action)
+        assert (observation, reward, terminated, info["won"]) == ("(nothing)", 3.0, True, won)
+
+
+def test_a_text_outside_the_action_space_does_not_reach_the_environment():
+    env = GymnasiumArguments(env_id=KEYS, env_kwargs={"listing": False}).make_suite().make_env()
+    env.reset(options={"task_id": "train/0"})
+    for _ in range(5):  # more than the time limit
+        observation, _, _, truncated, info = env.step("Try the RED key!")
+        assert (observation, truncated, info["accepted"]) == ("This is not an action here.", False, False)
+        assert info["refusal"].startswith("not in the action space: Text(1, 40")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "env_id: got ''"),
+        ({"env_id": "NoSuchGame-v0"}, "env_id: got 'NoSuchGame-v0'"),
+        ({"env_id": "no_such_module:Game-v0"}, "env_id: got 'no_such_module:Game-v0'"),
+        ({"env_id": "gym_games:Grid-v0"}, "whose observations are Discrete.*takes one whose observations are in a"),
+        ({"env_id": "gym_games:Doors-v0"}, "action_names: got .*takes 2 different names"),
+        ({"env_id": "gym_games:Doors-v0", "action_names": ["a", "a"]}, "takes 2 different names"),
+        ({"env_id": KEYS, "action_names": ["a"]}, "takes no names"),
+        ({"env_id": KEYS, "env_kwargs": "{"}, "env_kwargs"),
+        ({"env_id": KEYS, "env_kwargs": {"colour": 1}}, "env_kwargs"),
+        ({"env_id": KEYS, "train_tasks": 0}, "train_tasks: got 0, takes an integer from 1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, says):
+    with pytest.raises(EnvError, match=says):
+        GymnasiumArguments(**settings).make_suite()
+
+
+def test_a_config_names_it_and_gives_its_keywords(tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        f"environment: gymnasium\nenv_id: {KEYS}\nenv_kwargs: {{listing: false, judging: true}}\nuse_cpu: true\n"
+    )
+    suite, _ = parse_recipe(EPOConfig, argv=["--config", str(tmp_path / "config.yaml")])
+    assert (suite.name, suite.splits) == ("gymnasium-gym-games-Keys-v0", ("train", "iid"))
+    assert suite.make_env().reset(options={"task_id": "iid/0"})[1]["admissible_actions"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+def test_it_trains_for_two_steps(context, tmp_path):
+    said = [answer(f"try {colour} key") for colour in ("red", "green", "blue")]
+    tokenizer = chat_tokenizer(["You are an agent that acts in a world described in text", *said])
+    model = scripted_model(tokenizer, said)
+    suite = GymnasiumArguments(env_id=KEYS, task_text="open the door").make_suite()
+    config = make_config(
+        tmp_path, context=context, prompt_template="general", per_device_train_batch_size=3, num_generations=3,
+        max_steps=2, max_turns=1, max_prompt_length=1024, max_completion_length=80,
+    )  # fmt: skip
+    trainer = EPOTrainer(model, suite, args=config, processing_class=tokenizer)
+    before = [value.detach().clone() for value in model.parameters()]
+    trainer.train()
+    logged = [line["env/success_rate"] for line in trainer.state.log_history if "reward" in line]
+    assert logged == pytest.approx([1 / 3] * 2)  # one of three keys fits
+    assert any((value != old).any() for value, old in zip(model.parameters(), before, strict=True))
