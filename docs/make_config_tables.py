@@ -17,6 +17,10 @@ sys.path.insert(0, str(ROOT / "recipes"))
 
 from agent_evol import EvolutionArguments  # noqa: E402
 
+from epo_trl.envs.adapters.gymnasium import GymnasiumArguments  # noqa: E402
+from epo_trl.envs.adapters.numbered import NumberedArguments  # noqa: E402
+from epo_trl.envs.adapters.openenv import OpenEnvArguments  # noqa: E402
+from epo_trl.envs.adapters.tools import ToolsArguments  # noqa: E402
 from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E402
 from epo_trl.launch.evaluation_arguments import EvaluationArguments  # noqa: E402
@@ -33,6 +37,10 @@ TABLES = {
     "`LongRunArguments`: both of these, and `recipes/sft.py`": LongRunArguments,
     "`AlfworldArguments`: games": AlfworldArguments,
     "`ScienceWorldArguments`: tasks": ScienceWorldArguments,
+    "`ToolsArguments`: environments of TRL's `environment_factory`": ToolsArguments,
+    "`GymnasiumArguments`: environments of Gymnasium": GymnasiumArguments,
+    "`OpenEnvArguments`: environments behind an OpenEnv server": OpenEnvArguments,
+    "`NumberedArguments`: both of these": NumberedArguments,
     "`DemonstrationArguments`: what `recipes/sft.py` shows": DemonstrationArguments,
     "`EvolutionArguments`: `recipes/agent_evol.py`": EvolutionArguments,
     "`EvaluationArguments`: `recipes/evaluate.py`": EvaluationArguments,

@@ -31,7 +31,7 @@ LAYERS = {
 LAYERS["cli"] = set(LAYERS)
 # Third-party modules that a part must not import, not even inside a function.
 HEAVY = {"torch", "trl", "transformers", "accelerate", "datasets", "peft", "deepspeed"}
-GAMES = {"alfworld", "textworld", "scienceworld", "py4j"}
+GAMES = {"alfworld", "textworld", "scienceworld", "py4j", "gymnasium", "openenv"}
 FORBIDDEN = {
     "types": HEAVY | GAMES,
     "objectives": (HEAVY - {"torch"}) | GAMES,

@@ -12,7 +12,7 @@ from rollout_parts import byte_tokenizer
 from trl import ModelConfig, SFTConfig
 
 from epo_trl.envs import EnvError
-from epo_trl.envs.registry import environment_arguments
+from epo_trl.envs.registry import ENVIRONMENTS, check_fields, environment_arguments
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.evaluation import Protocol
@@ -160,6 +160,9 @@ def test_the_environments_of_ours_clash_with_no_trainer(config, tmp_path, monkey
     (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     parse("--environment", "alfworld", types=(config, ModelConfig))
+    for name in ENVIRONMENTS:
+        check_fields(environment_arguments(name), (AlgorithmArguments, config, ModelConfig))
+        check_fields(environment_arguments(name), sft_types(monkeypatch))
 
 
 @pytest.mark.parametrize("text", ["import no_such_library\n", "def broken(:\n"])

@@ -78,10 +78,10 @@ def test_an_evaluation_that_would_play_nothing_is_refused(tmp_path, lengths, fou
 @pytest.mark.parametrize(
     ("argument", "advice"),
     [
-        ({"tools": [len]}, "write a `TextEnv`"),
+        ({"tools": [len]}, "methods of a class, for a `ToolSuite`"),
         ({"eval_dataset": tasks(4)}, "the test lists of the suite"),
         ({"rollout_func": len}, "override `play`"),
-        ({"environment_factory": ToySuite}, "environments come from the suite"),
+        ({"environment_factory": ToySuite}, "environments come from the suite .*give it to a `ToolSuite`"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

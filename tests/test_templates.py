@@ -5,7 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from word_game import WordGame, reward_func, word_rows
 
+from epo_trl.envs.adapters.tools import ToolSuite, tool_call
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.corridor import CorridorSuite
 from epo_trl.envs.scienceworld import Rules, ScienceWorldSuite
@@ -18,6 +20,7 @@ SHIPPED = sorted(path.name for path in TEMPLATES.iterdir() if path.is_dir())
 LISTED = {
     "alfworld": GeneratedAlfworld(n_train=2, n_iid=0, n_ood=0),
     "toy": ToySuite(),
+    "tools": ToolSuite(WordGame, word_rows(), reward_funcs=[reward_func]),
 }
 PLAYED_WITH = {
     "alfworld": ("alfworld", "toy"),
@@ -25,8 +28,12 @@ PLAYED_WITH = {
     "compact_notes": ("alfworld",),
     "general": ("alfworld", "toy"),
     "general_compact": ("alfworld", "toy"),
+    "general_free": ("alfworld", "toy", "tools"),
     "general_tags": ("alfworld", "toy"),
     "react": ("alfworld", "toy"),
+    "tool_calls": ("tools",),
+    "tools": ("tools",),
+    "tools_compact": ("tools",),
 }
 SCIENCEWORLD = [name for name in SHIPPED if name.startswith("scienceworld")]
 
@@ -60,7 +67,9 @@ def test_there_are_templates():
 
 @pytest.mark.parametrize(("name", "game"), [(name, game) for name, games in PLAYED_WITH.items() for game in games])
 def test_a_shipped_template_renders_on_what_environments_really_say(name, game):
-    assert_renders(PromptTemplate.load(name), views_of(LISTED[game], [None] * 3))
+    actions = [tool_call("guess", guess="[crown]")] * 2 if game == "tools" else [None] * 3
+    marks = () if name == "tools" else ("{", "}")  # that one shows what a call in JSON looks like
+    assert_renders(PromptTemplate.load(name), views_of(LISTED[game], actions), marks)
 
 
 def test_the_corridor_shows_the_room_and_nothing_of_the_past():
@@ -83,7 +92,7 @@ def test_the_scienceworld_templates_render_on_what_it_really_says():
         PromptTemplate.load("scienceworld_actions").check(unlisted[0][1])
 
 
-def assert_renders(template, seen):
+def assert_renders(template, seen, marks=("{", "}")):
     for observation, info in seen:
         template.check(info)
         first, later, followup = (
@@ -92,7 +101,7 @@ def assert_renders(template, seen):
         assert info["task"] in first and info["task"] in later
         assert observation in later and observation in followup
         assert "PAST" in later
-        assert not any(mark in text for mark in ("{", "}", "('", "None") for text in (first, later, followup))
+        assert not any(mark in text for mark in (*marks, "('", "None") for text in (first, later, followup))
         past = template.past([(observation, "go north")])
         assert "go north" in past
 

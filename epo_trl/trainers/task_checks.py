@@ -15,9 +15,10 @@ TEST_SPLITS = ("iid", "ood")
 _NOT_TAKEN = {
     "eval_dataset": "evaluation plays the test lists of the suite, `task_ids('iid')` and `task_ids('ood')`",
     "rollout_func": "the trainer plays the suite's environments itself; override `play` to play them in another way",
-    "environment_factory": "environments come from the suite (`make_env`)",
-    "tools": "actions are read from <action> </action> and go to the suite's environment; write a `TextEnv` whose "
-    "actions call the tools",
+    "environment_factory": "environments come from the suite (`make_env`): give it to a `ToolSuite` "
+    "(docs/other_worlds.md)",
+    "tools": "actions go to the suite's environment; make the tools methods of a class, for a `ToolSuite` "
+    "(docs/other_worlds.md)",
 }
 
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from epo_trl.envs.adapters.loop import submit
@@ -102,7 +103,9 @@ class OpenEnv(NumberedEnv):
 
     async def _reset(self, options: dict[str, Any]) -> Any:
         if self._client is None:
-            client = _client_class()(self.given.base_url, message_timeout_s=self.given.timeout_seconds)
+            from openenv.core import GenericEnvClient
+
+            client = GenericEnvClient(self.given.base_url, message_timeout_s=self.given.timeout_seconds)
             self._client = await client.connect()
         return await self._client.reset(**options)
 
@@ -151,8 +154,9 @@ class OpenEnvSuite(NumberedSuite):
 
     def __init__(self, given: OpenEnvArguments) -> None:
         super().__init__(given, given.suite_name)
-        _client_class()
         given.reset_options()
+        if find_spec("openenv") is None:  # importing it takes seconds
+            raise EnvError("environment: 'openenv' needs the package openenv-core; pip install openenv-core")
 
     def make_env(self) -> OpenEnv:
         """Returns a fresh environment; its session begins with the first reset."""
@@ -195,14 +199,6 @@ class OpenEnvArguments(NumberedArguments):
         if not isinstance(options, dict):
             raise EnvError(f"reset_kwargs: got {given!r}, takes a mapping or its JSON")
         return options
-
-
-def _client_class() -> Any:
-    try:
-        from openenv.core import GenericEnvClient
-    except ImportError as error:
-        raise EnvError("environment: 'openenv' needs the package openenv-core; pip install openenv-core") from error
-    return GenericEnvClient
 
 
 def _mapping(said: Any) -> Mapping[str, Any]:

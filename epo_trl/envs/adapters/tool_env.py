@@ -89,11 +89,12 @@ class ToolEnv(TextEnv):
         name, arguments = read_call(action)
         if name not in self.tools:
             raise Refusal(f"there is no tool of this name; there are {', '.join(self.tools)}")
-        function = {"name": name, "arguments": self.tools[name].checked(arguments)}
-        said |= {"content": "", "tool_calls": [{"type": "function", "function": function}]}
+        arguments = self.tools[name].checked(arguments)
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        said |= {"content": "", "tool_calls": [call]}
         answer = {"role": "tool", "name": name, "content": ""}
         self._messages.append(answer)
-        answer["content"] = text_of(self._result(name, function["arguments"]), "(nothing)")
+        answer["content"] = text_of(self._result(name, arguments), "(nothing)")
         self._answered = self.suite.final_answer and name == FINAL_ANSWER
         return answer["content"]
 

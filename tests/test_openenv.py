@@ -1,0 +1,155 @@
+"""Environments behind a server of OpenEnv keep our contract, and train. The server is the package's own."""
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("openenv")
+
+from rollout_parts import answer
+from tool_worlds import chat_tokenizer, scripted_model
+from trainer_kit import make_config
+
+from epo_trl.envs import EnvError
+from epo_trl.envs.adapters.openenv import OpenEnvArguments
+from epo_trl.envs.testing import EnvContract
+from epo_trl.trainers import EPOTrainer
+
+SESSIONS = 12
+
+
+@pytest.fixture(scope="module")
+def url():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("openenv_server.py")
+    server = subprocess.Popen([sys.executable, str(script), str(port), str(SESSIONS)])
+    for _ in range(600):
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        assert server.poll() is None, "the server did not start"
+        time.sleep(0.2)
+    yield f"http://127.0.0.1:{port}"
+    server.kill()
+    server.wait()
+
+
+def suite_of(url, **settings):
+    given = {"base_url": url, "observation_key": "messages.-1.content", "train_tasks": 9, "test_tasks": 3, **settings}
+    return OpenEnvArguments(**given).make_suite()
+
+
+class TestColours(EnvContract):
+    expert_turns = None
+    player = staticmethod(lambda info, rng: rng.choice(["red", "green", "blue"]))
+
+    @pytest.fixture(autouse=True)
+    def server(self, url):
+        self.url = url
+
+    def make_suite(self):
+        return suite_of(self.url)
+
+
+def test_a_task_is_a_seed_and_what_the_server_says_is_read_by_name(url):
+    env = suite_of(url, reset_kwargs='{"hint": " Not black."}', task_text="name the colour").make_env()
+    observation, info = env.reset(options={"task_id": "train/1"})
+    assert (observation, info["task"]) == ("Which colour is it? Not black.", "name the colour")
+    assert env.step("red")[:4] == ("No.", 0.0, False, False)
+    *_, info = env.step("a horse")
+    assert (info["accepted"], info["won"]) == (False, False)
+    observation, reward, terminated, truncated, info = env.step("green")
+    assert (observation, reward, terminated, truncated, info["won"]) == ("Yes.", 1.0, True, False, True)
+    with pytest.raises(EnvError, match="no episode is running"):
+        env.step("green")
+    env.reset(options={"task_id": "iid/1"})  # 1000001 % 3 == 2
+    assert env.step("blue")[4]["won"]
+    env.close()
+
+
+def test_what_the_server_does_not_take_is_an_invalid_action(url):
+    env = suite_of(url).make_env()
+    env.reset(options={"task_id": "train/0"})
+    for action, code in (("x" * 101, "VALIDATION_ERROR"), ("crash", "EXECUTION_ERROR")):
+        observation, reward, terminated, _, info = env.step(action)
+        assert (reward, terminated, info["accepted"]) == (0.0, False, False)
+        assert code in info["refusal"] and observation.endswith(info["refusal"])
+    assert env.step("red")[4]["won"]
+    env.close()
+
+
+def test_an_action_may_be_a_json_object_and_an_observation_all_that_is_said(url):
+    env = suite_of(url, action_key="", observation_key="").make_env()
+    observation, _ = env.reset(options={"task_id": "train/0"})
+    assert observation == '{"messages": [{"content": "old"}, {"content": "Which colour is it?"}], "accepted": true}'
+    assert env.step("red")[4]["refusal"] == "an action is a JSON object here"
+    assert env.step('{"message": "red"}')[4]["won"]
+    env.close()
+
+
+def test_sessions_are_separate_and_a_server_that_is_full_says_so(url):
+    envs = [suite_of(url).make_env() for _ in range(SESSIONS + 1)]
+    for number, env in enumerate(envs[:-1]):
+        env.reset_async(options={"task_id": f"train/{number % 3}"})
+    for env in envs[:-1]:
+        env.reset_wait()
+    with pytest.raises(EnvError, match="base_url: http.*CAPACITY_REACHED.*larger max_concurrent_envs"):
+        envs[-1].reset(options={"task_id": "train/0"})
+    for env in envs[:-1]:
+        env.step_async("red")
+    assert [env.step_wait()[4]["won"] for env in envs[:-1]] == [number % 3 == 0 for number in range(SESSIONS)]
+    for env in envs:
+        env.close()
+
+
+def test_a_request_that_nobody_waited_for_is_void(url):
+    env = suite_of(url).make_env()
+    env.reset_async(options={"task_id": "train/0"})
+    env.reset_async(options={"task_id": "train/1"})
+    env.reset_wait()
+    assert env.step("green")[4]["won"]
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"observation_key": "text"}, "observation_key: got 'text', but the server said {'messages'"),
+        ({"base_url": "http://127.0.0.1:1"}, "base_url: http://127.0.0.1:1: Failed to connect"),
+    ],
+)
+def test_a_server_that_is_not_there_or_says_something_else_is_named(settings, says, url):
+    env = suite_of(url, **settings).make_env()
+    with pytest.raises(EnvError, match=says):
+        env.reset(options={"task_id": "train/0"})
+    env.close()
+
+
+def test_reset_keywords_have_to_be_a_mapping(url):
+    with pytest.raises(EnvError, match=r"reset_kwargs: got '\[\]', takes a mapping or its JSON"):
+        suite_of(url, reset_kwargs="[]")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+def test_it_trains_for_two_steps(context, url, tmp_path):
+    said = [answer(colour) for colour in ("red", "green", "blue")]
+    tokenizer = chat_tokenizer(["You are an agent that acts in a world described in text", *said])
+    model = scripted_model(tokenizer, said)
+    config = make_config(
+        tmp_path, context=context, prompt_template="general_free", per_device_train_batch_size=3, num_generations=3,
+        max_steps=2, max_turns=1, max_prompt_length=1024, max_completion_length=80,
+    )  # fmt: skip
+    trainer = EPOTrainer(model, suite_of(url, task_text="name it"), args=config, processing_class=tokenizer)
+    before = [value.detach().clone() for value in model.parameters()]
+    trainer.train()
+    trainer.close_envs()
+    logged = [line["env/success_rate"] for line in trainer.state.log_history if "reward" in line]
+    assert logged == pytest.approx([1 / 3] * 2)  # one of three colours is right
+    assert any((value != old).any() for value, old in zip(model.parameters(), before, strict=True))

@@ -1,0 +1,53 @@
+"""The configs of recipes/other_worlds and recipes/textworld_express are read as the recipes read them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from trl import ModelConfig
+
+from epo_trl.launch import AlgorithmArguments, parse_recipe
+from epo_trl.trainers import EPOConfig
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+CONFIGS = [
+    path for folder in ("other_worlds", "textworld_express") for path in sorted((RECIPES / folder).glob("*.yaml"))
+]
+
+
+@pytest.fixture(autouse=True)
+def from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.syspath_prepend(str(RECIPES))
+    yield
+    for name in ("high_low", "twx_env"):
+        sys.modules.pop(name, None)
+
+
+def test_there_are_configs():
+    assert len(CONFIGS) == 4
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_config_has_only_known_keys(path):
+    if "sft" in path.stem:
+        from sft import DemonstrationArguments, ImitationConfig
+
+        types = DemonstrationArguments, ImitationConfig, ModelConfig
+    else:
+        types = AlgorithmArguments, EPOConfig, ModelConfig
+    suite, *_ = parse_recipe(*types, argv=["--config", str(path), "--bf16", "false"])
+    assert suite.name == ("HighLow" if path.parent.name == "other_worlds" else "textworld-express")
+    assert len(suite.task_ids("train")) >= 200
+
+
+@pytest.mark.parametrize(("name", "package"), [("gymnasium", "gymnasium"), ("openenv", "openenv-core")])
+def test_a_package_that_is_not_installed_is_named(name, package, monkeypatch):
+    from epo_trl.envs import EnvError
+    from epo_trl.envs.registry import environment_arguments
+
+    monkeypatch.setitem(sys.modules, name, None)  # as if it were not there
+    monkeypatch.setattr("epo_trl.envs.adapters.openenv.find_spec", lambda name: None)
+    with pytest.raises(EnvError, match=f"environment: '{name}' needs the package {package}; pip install {package}"):
+        environment_arguments(name)().make_suite()
