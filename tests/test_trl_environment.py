@@ -9,8 +9,10 @@ from trl import GRPOConfig, GRPOTrainer
 from word_game import WordGame, reward_func, word_rows
 
 from epo_trl.envs.adapters.tools import ToolSuite, tool_call
+from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.checker import check_text_env
 from epo_trl.envs.corridor import CorridorSuite, door_on
+from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.rollout import RolloutSettings
 from epo_trl.trainers import EPOTrainer, as_environment_factory, task_dataset
@@ -45,6 +47,31 @@ def test_an_episode_is_paid_as_ours_is():
         env.act("red")
     env.reset(task_id="train/1")
     assert (env.won, env.done, env.turns, env.reward) == (False, False, 0, 0.0)
+
+
+SUITES = [CorridorSuite(2), ToySuite(), GeneratedAlfworld(n_train=2, n_iid=0, n_ood=0)]
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
+def test_an_expert_wins_through_the_tool(suite):
+    env = as_environment_factory(suite, RolloutSettings(max_turns=60), describe=lambda seen, info: seen)()
+    (task_id,) = suite.demonstration_tasks("train", 20, 1)
+    observation = env.reset(task_id=task_id).partition("\n")[2]
+    expert = suite.make_expert()
+    expert.reset(observation, env.info)
+    while not env.done:
+        observation = env.act(expert.act(observation, env.info)[1])
+    assert (env.won, env.invalid_actions, env.get_reward()) == (True, 0, 10.0)
+
+
+@pytest.mark.games
+def test_scienceworld_lists_no_actions_and_says_itself_what_it_knows():
+    env = as_environment_factory(ScienceWorldSuite(), RolloutSettings(max_turns=3))()
+    start = env.reset(task_id=ScienceWorldSuite().task_ids("train")[0])
+    assert start.startswith("Your task is to: ") and "You can:" not in start
+    assert env.act("look  around").startswith("This room is called")
+    assert env.act("sing").startswith("No known action")
+    assert (env.turns, env.invalid_actions, env.done) == (2, 1, False)
 
 
 def test_the_turn_limit_ends_an_episode():
