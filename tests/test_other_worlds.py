@@ -1,4 +1,4 @@
-"""The configs of recipes/other_worlds and recipes/textworld_express are read as the recipes read them."""
+"""The configs of recipes/tools and recipes/textworld_express are read as the recipes read them."""
 
 import sys
 from pathlib import Path
@@ -7,19 +7,17 @@ import pytest
 from trl import ModelConfig
 
 from epo_trl.launch import AlgorithmArguments, parse_recipe
+from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.trainers import EPOConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-CONFIGS = [
-    path for folder in ("other_worlds", "textworld_express") for path in sorted((RECIPES / folder).glob("*.yaml"))
-]
+CONFIGS = [path for folder in ("tools", "textworld_express") for path in sorted((RECIPES / folder).glob("*.yaml"))]
 
 
 @pytest.fixture(autouse=True)
 def from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    monkeypatch.syspath_prepend(str(RECIPES))
     yield
     for name in ("high_low", "twx_env"):
         sys.modules.pop(name, None)
@@ -32,13 +30,11 @@ def test_there_are_configs():
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_config_has_only_known_keys(path):
     if "sft" in path.stem:
-        from sft import DemonstrationArguments, ImitationConfig
-
         types = DemonstrationArguments, ImitationConfig, ModelConfig
     else:
         types = AlgorithmArguments, EPOConfig, ModelConfig
     suite, *_ = parse_recipe(*types, argv=["--config", str(path), "--bf16", "false"])
-    assert suite.name == ("HighLow" if path.parent.name == "other_worlds" else "textworld-express")
+    assert suite.name == ("HighLow" if path.parent.name == "tools" else "textworld-express")
     assert len(suite.task_ids("train")) >= 200
 
 

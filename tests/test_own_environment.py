@@ -162,7 +162,7 @@ def test_the_environments_of_ours_clash_with_no_trainer(config, tmp_path, monkey
     parse("--environment", "alfworld", types=(config, ModelConfig))
     for name in ENVIRONMENTS:
         check_fields(environment_arguments(name), (AlgorithmArguments, config, ModelConfig))
-        check_fields(environment_arguments(name), sft_types(monkeypatch))
+        check_fields(environment_arguments(name), SFT)
 
 
 @pytest.mark.parametrize("text", ["import no_such_library\n", "def broken(:\n"])

@@ -23,7 +23,7 @@ from epo_trl.trainers import EPOConfig, EPOPPOConfig
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes"
 # test_own_environment.py and test_other_worlds.py
-OWN = ("my_env", "other_worlds", "textworld_express")
+OWN = ("my_env", "tools", "textworld_express")
 CONFIGS = sorted(path for path in RECIPES.glob("*/*.yaml") if path.parent.name not in OWN)
 NAME = lambda path: f"{path.parent.name}-{path.stem}"  # noqa: E731
 RL = [path for path in CONFIGS if not path.stem.startswith(("sft_", "eval_"))]

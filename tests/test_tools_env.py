@@ -16,7 +16,7 @@ from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.templates import render
 
 ROOT = Path(__file__).parents[1]
-EXAMPLE = ROOT / "recipes" / "other_worlds"
+EXAMPLE = ROOT / "recipes" / "tools"
 
 
 def guess_a_number(info, rng):
@@ -28,7 +28,7 @@ def guess_a_word(info, rng):
 
 
 class TestHighLow(EnvContract):
-    """The example of recipes/other_worlds, by the names of its config."""
+    """The example of recipes/tools, by the names of its config."""
 
     expert_turns = 8
     player = guess_a_number
