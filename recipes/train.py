@@ -16,4 +16,4 @@ import epo_trl.threads  # noqa: F401 - before torch
 from epo_trl.launch import rl_recipe
 
 if __name__ == "__main__":
-    rl_recipe(configs=["my_env/tiny*", "trap/tiny*"])
+    rl_recipe(configs=["my_env/tiny*", "trap/tiny*", "tools/tiny*", "textworld_express/tiny*"])

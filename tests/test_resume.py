@@ -212,7 +212,7 @@ def test_a_full_disk_in_the_final_save_leaves_the_checkpoint_and_the_model_befor
         trainer.save_model()
     assert damage(tmp_path / "checkpoint-1", contents=True) is None
     assert (tmp_path / "model.safetensors").read_bytes() == b"of before"
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-1", "README.md", "model.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-1", "README.md", "episodes", "model.safetensors"}
 
     space[0] = 10**9
     resumed = resumable(tmp_path, **changes)
