@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from epo_trl.evaluation.samples import spelled
+from epo_trl.evaluation.samples import plain
 from epo_trl.rollout.parsing import ParsedResponse
 from epo_trl.types import Episode
 
@@ -28,7 +28,7 @@ class Screen:
 
     def say(self, text: str, style: str = "") -> None:
         """Writes a text of anybody's."""
-        self.console.print(Text(spelled(text), style=style), soft_wrap=True)
+        self.console.print(plain(text, style), soft_wrap=True)
 
     def start(self, task_id: str, info: Mapping[str, Any], max_turns: int, player: str) -> None:
         """Writes what is to be done."""
