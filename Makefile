@@ -11,7 +11,7 @@ export TOKENIZERS_PARALLELISM = false
 export NO_MKDOCS_2_WARNING = 1
 unexport DS_ACCELERATOR
 
-.PHONY: train compare test test-fast test-vllm lint bench notebooks docs clean
+.PHONY: smoke train compare test test-fast test-vllm lint bench notebooks docs clean
 .DELETE_ON_ERROR:
 
 # The PATH: the build of a dependency calls `python`, which not every machine has under that name.
@@ -21,6 +21,12 @@ $(STAMP): setup.cfg constraints.txt
 	$(PY) -m pip install -q -c constraints.txt $(TORCH)
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
+
+smoke: $(STAMP)  ## a minute: a warm start and ten RL steps on a guessing game, and a page of its episodes
+	$(PY) -m epo_trl.cli sft --config my_env/sft_tiny_cpu --output_dir runs/smoke-test/sft
+	$(PY) -m epo_trl.cli train --config my_env/tiny_cpu --model_name_or_path runs/smoke-test/sft \
+		--output_dir runs/smoke-test/grpo_epo --max_steps 10
+	$(PY) -m epo_trl.cli watch runs/smoke-test/grpo_epo
 
 train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ENV=alfworld|alfworld-real|scienceworld] [ALGO=grpo_epo|grpo|ppo_epo|ppo] [SEED=0]
 	$(PY) recipes/make_train.py $(if $(ENV),--env $(ENV)) $(if $(ALGO),--algo $(ALGO)) $(if $(SEED),--seed $(SEED))

@@ -12,7 +12,7 @@ from epo_trl.study.markdown import code, percent, plain, points, spread
 from epo_trl.study.record import Evaluation, Record
 from epo_trl.study.report import report, write_report
 from epo_trl.study.statistics import Estimate
-from epo_trl.study.tables import paper_differences, paper_table, thirds_table, training_table
+from epo_trl.study.tables import paper_differences, paper_table, thirds_table, tokens_table, training_table
 
 PART = Part(Path("r.py"), Path("c.yaml"), {})
 
@@ -80,6 +80,18 @@ def test_the_paper_s_table_by_hand():
     assert paper_differences(study, outcomes).splitlines()[2] == "| b | 1 | +10.0 | +10.0 | +10.0 | +10.0 |"
     assert "| – | – |" in paper_table(replace(study, eval_window=4), outcomes).replace("90.0 |", "– |")
     assert training_table(study, outcomes) == "" == thirds_table(outcomes)
+
+
+def test_entropy_of_choices_and_of_forced_tokens_by_hand():
+    """Sixty RL steps are thirty points of two; a run that logged one of the two alone does not count."""
+    choices = [1.0, 2.0] + [4.0, 2.0] + [0.0, 1.0] * 28
+    records = [record_of("a", seed, [0.5] * 60) for seed in (0, 1, 2)]
+    for record, forced in zip(records[:2], ([0.1, 0.5, 0.3], [0.3, 0.3, 0.1]), strict=True):
+        record.curves["ref-nucleus/choice_entropy"] = choices
+        record.thinned["ref-nucleus/forced_entropy"] = forced
+    records[2].curves["ref-nucleus/choice_entropy"] = choices
+    lines = tokens_table(judge(study_of("a", seeds=(0, 1, 2)), records)).splitlines()
+    assert lines[2] == "| a | 2 | 1.50 → 3.00 → 0.50 | 0.20 → 0.40 → 0.20 |"
 
 
 def test_the_order_of_the_thirds():

@@ -9,12 +9,13 @@ from statistics import fmean
 
 from epo_trl.evaluation.outcomes import START_STEPS, collapsed, exploded, left_band
 from epo_trl.study.config import Study
-from epo_trl.study.record import Evaluation, Record
+from epo_trl.study.record import POINTS, Evaluation, Record, thin
 from epo_trl.study.statistics import first_above
 
 SUCCESS = "env/success_rate"
 INVALID = "env/invalid_actions"
 THIRDS = ("first", "middle", "last")
+TOKENS = {"choices": "ref-nucleus/choice_entropy", "forced": "ref-nucleus/forced_entropy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Outcome:
         collapsed_at: RL step from which it counts as collapsed.
         entropy: Mean over all tokens, of the first RL steps and of the last, in nats.
         invalid: Share of invalid turns in the last RL steps.
+        by_tokens: Entropy where the first policy had a choice and where it had none, each at the start, at its highest
+            and at the end, in nats; means over a thirtieth of the run. Without those that were not logged.
         left_band_at: RL step at which the entropy of each third of the episode left the band.
         has_thirds: Whether those were logged.
         evaluations: By split, in their order, from the one before RL on.
@@ -45,6 +48,7 @@ class Outcome:
     collapsed_at: int | None
     entropy: tuple[float, float] | None
     invalid: float | None
+    by_tokens: Mapping[str, tuple[float, float, float]]
     left_band_at: Mapping[str, int | None]
     has_thirds: bool
     evaluations: Mapping[str, Sequence[Evaluation]]
@@ -119,6 +123,7 @@ def _outcome(study: Study, record: Record, best: float) -> Outcome:
         collapsed_at=flagged("collapsed"),
         entropy=None if ends[0] is None or ends[1] is None else (ends[0], ends[1]),
         invalid=_last(record.curves.get(INVALID, ()), study.window),
+        by_tokens={kind: shape for kind, name in TOKENS.items() if (shape := _shape(record, name)) is not None},
         left_band_at={
             third: at(left_band([math.nan if value is None else value for value in values]))
             for third, values in thirds.items()
@@ -126,6 +131,15 @@ def _outcome(study: Study, record: Record, best: float) -> Outcome:
         has_thirds=any(thirds.values()),
         evaluations={split: [one for one in record.evaluations if one.split == split] for split in splits},
     )
+
+
+def _shape(record: Record, name: str) -> tuple[float, float, float] | None:
+    if name in record.curves:
+        values = thin({each: record.curves[each] for each in ("rl_step", name)}, POINTS)[name]
+    else:
+        values = list(record.thinned.get(name, ()))
+    there = [value for value in values if value is not None]
+    return (there[0], max(there), there[-1]) if there else None
 
 
 def _first(values: Sequence[float | None]) -> float | None:

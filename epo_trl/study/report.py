@@ -56,6 +56,7 @@ def report(study: Study, records: Sequence[Record], outcomes: Outcomes, *, pictu
     parts += _section(f"Difference from {base} in training", differences, _difference_note(outcomes))
     parts += _section("Each run", tables.seeds_table(study, outcomes), "Success in training at the end, %.")
     parts += _section("Where entropy leaves first", tables.thirds_table(outcomes), THIRDS_NOTE)
+    parts += _section("Which tokens", tables.tokens_table(outcomes), TOKENS_NOTE)
     if picture:
         parts += ["## Curves\n", f"![curves]({PICTURE})\n"]
     parts += ["## Settings\n", _settings(study), _missing(study, records), "## Caveats\n", _caveats(study, outcomes)]
@@ -107,6 +108,12 @@ def _difference_note(outcomes: Outcomes) -> str:
 THIRDS_NOTE = (
     "RL step at which the entropy of a third of the episode's turns first left 0.3 to 1.5 times its start for ten RL "
     "steps in a row: median of the runs in which it did. In order: runs in which all three left, first third first."
+)
+
+TOKENS_NOTE = (
+    "Mean entropy over the whole vocabulary at tokens where the policy at the start of RL gave more than the method's "
+    "cut to two tokens or more (choices), and at all others (forced). Each value is the mean over a thirtieth of a run, "
+    "then over the runs; the highest ones need not be of the same time."
 )
 
 

@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from epo_trl.evaluation.wilson import wilson_interval
 from epo_trl.study.config import Study
-from epo_trl.study.judge import THIRDS, Outcome, Outcomes
+from epo_trl.study.judge import THIRDS, TOKENS, Outcome, Outcomes
 from epo_trl.study.markdown import NOTHING, number, percent, plain, points, spread, table
 from epo_trl.study.statistics import estimate, fisher_exact, paired, pairs_needed
 
@@ -121,6 +121,18 @@ def thirds_table(outcomes: Outcomes) -> str:
         early = sum(steps == sorted(steps) and steps[0] < steps[-1] for steps in whole)
         rows.append([plain(name), *cells, f"{early} of {len(whole)}"])
     head = ["arm", *(f"{third} third: median RL step (runs)" for third in THIRDS), "first before last, in order"]
+    return table(head, rows) if rows else ""
+
+
+def tokens_table(outcomes: Outcomes) -> str:
+    """Returns the entropy where the first policy had a choice and where it had none; `""` if it was not logged."""
+    rows = []
+    for name, runs in outcomes.items():
+        logged = [run.by_tokens for run in runs.values() if len(run.by_tokens) == len(TOKENS)]
+        if logged:
+            means = [" → ".join(number(fmean(run[kind][i] for run in logged)) for i in range(3)) for kind in TOKENS]
+            rows.append([plain(name), str(len(logged)), *means])
+    head = ["arm", "runs", "choices, nats: start → highest → end", "forced, nats: start → highest → end"]
     return table(head, rows) if rows else ""
 
 
