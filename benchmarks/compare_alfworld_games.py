@@ -14,6 +14,7 @@ from pathlib import Path
 
 from harness import table
 
+from epo_trl.cli.base import at_least
 from epo_trl.envs.alfworld import AlfworldData
 from epo_trl.envs.alfworld.games import GAME_FILE, load_game
 from epo_trl.envs.alfworld.generator import generate
@@ -30,7 +31,7 @@ def real_games(split: str, limit: int) -> Games:
     suite = AlfworldData()
     ids = suite.task_ids(split)
     games = []
-    for task_id in ids[:: max(1, len(ids) // limit)]:
+    for task_id in ids[:: max(1, len(ids) // limit)][:limit]:
         game = load_game(suite.root / task_id / GAME_FILE)
         games.append((int(Path(task_id).parent.name.split("-")[-1]), Scene.of(game), len(game.walkthrough)))
     return games
@@ -47,8 +48,9 @@ def generated_games(split: str, limit: int) -> Games:
 
 
 def mean(values: Iterable[float]) -> str:
-    """Returns the mean with one digit."""
-    return f"{statistics.fmean(values):.1f}"
+    """Returns the mean with one digit; a dash if there is nothing, as in a kind of room that no game has drawn."""
+    there = list(values)
+    return f"{statistics.fmean(there):.1f}" if there else "-"
 
 
 def _lying(scene: Scene) -> dict[str, str]:
@@ -81,7 +83,7 @@ def rows(games: Games) -> dict[str, str]:
 def main() -> None:
     """Prints one column per list."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--games", type=int, default=600, help="games per list, most")
+    parser.add_argument("--games", type=at_least(1), default=600, help="games per list, most")
     args = parser.parse_args()
     columns = {}
     for split in ("train", "iid", "ood"):

@@ -196,3 +196,16 @@ env.reset(options={"task_id": "train/1"})
 assert not {"torch", "textworld", "alfworld"} & set(sys.modules)
 """
     in_another_process(code, "0")
+
+
+def test_a_comparison_of_few_games_has_a_dash_for_rooms_that_none_has_drawn():
+    from compare_alfworld_games import generated_games, rows
+
+    games = generated_games("train", 1)
+    found = rows(games)
+    dashes = {name for name, value in found.items() if value == "-"}
+    (own,) = (kind for kind in ROOM_TYPES if found[f"share of {kind}"] == "100.0%")
+    others = set(ROOM_TYPES) - {own}
+    assert dashes == {f"{what}, {kind}" for kind in others
+                      for what in ("receptacles", "things on them", "kinds of things on them")}  # fmt: skip
+    assert found[f"receptacles, {own}"] == f"{len(games[0][1].receptacles)}.0"
