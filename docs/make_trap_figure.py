@@ -30,7 +30,7 @@ def main() -> None:
     outcomes = judge(study, records)
     figure = Figure(figsize=(9.6, 3.3), layout="constrained")
     curves, bars = figure.subplots(1, 2, width_ratios=[1.25, 1])
-    for place, (arm, (label, color)) in enumerate(ARMS.items()):
+    for place, (arm, (_, color)) in enumerate(ARMS.items()):
         smooth = [_smooth(record, study.smooth) for record in records if record.arm == arm]
         steps, mean, _, _ = average_seeds(smooth)
         for each in smooth:
