@@ -34,7 +34,7 @@ COMMANDS = {
     },
     "Models and machines": {
         "doctor": "what works here, what is missing, and how to mend it",
-        "memory": "estimate the memory that training takes on each GPU",
+        "memory": "estimate the memory of each GPU, and with a config the time and GPU-hours of a run",
         "merge": "make a plain checkpoint of an adapter and its base",
     },
 }

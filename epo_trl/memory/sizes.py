@@ -47,12 +47,28 @@ class ModelShape:
         """All parameters of the policy."""
         return self.backbone_parameters + (0 if self.tied_embeddings else self.vocabulary * self.hidden_size)
 
+    @property
+    def matrix_parameters(self) -> int:
+        """Those that every token is multiplied by: the backbone without its embedding."""
+        return self.backbone_parameters - self.vocabulary * self.hidden_size
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Those of LoRA on every linear layer: rank x (inputs + outputs) of each."""
+        h, f, kv = self.hidden_size, self.inner_size, self.key_value_size
+        return self.layers * rank * (2 * (h + h) + 2 * (h + kv) + 3 * (h + f))
+
 
 PRESETS = {
     "1.5B": ModelShape("Qwen2.5-1.5B", 28, 1536, 8960, 256, 151936, True),
     "3B": ModelShape("Qwen2.5-3B", 36, 2048, 11008, 256, 151936, True),
     "7B": ModelShape("Qwen2.5-7B", 28, 3584, 18944, 512, 152064, False),
 }
+
+
+def preset_of(model: str) -> ModelShape | None:
+    """Returns the preset that a Hub id or a path names, such as `"Qwen/Qwen2.5-3B-Instruct"`, or `None`."""
+    name = f"{model.rstrip('/').rpartition('/')[2]}-"
+    return next((shape for shape in PRESETS.values() if name.startswith(f"{shape.name}-")), None)
 
 
 def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
@@ -85,8 +101,9 @@ class Run:
 
     `zero_stage` is 0 (DDP), 2 or 3; `offload` puts weights and optimizer state under ZeRO-3 into the machine's memory.
     `batch_tokens` is the number of tokens of one micro-batch on one GPU, padding included:
-    `per_device_train_batch_size` x turns x tokens of a turn. `reference`: whether there is a
-    reference model (`beta` above 0, `ref-nucleus` or `archer`).
+    `per_device_train_batch_size` x turns x tokens of a turn. `reference`: whether there is a reference model (`beta`
+    above 0, `ref-nucleus` or `archer`). `lora_rank` above 0 trains adapters of that rank on every linear layer of the
+    policy, with `critic_lora` of the critic too; the reference is then the model without its adapter.
     """
 
     gpus: int = 8
@@ -96,11 +113,13 @@ class Run:
     reference: bool = True
     critic: bool = False
     gradient_checkpointing: bool = True
+    lora_rank: int = 0
+    critic_lora: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "batch_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes an integer >= 1")
+        for name, least in {"gpus": 1, "batch_tokens": 1, "lora_rank": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: got {getattr(self, name)}, takes an integer >= {least}")
         if self.zero_stage not in (0, 2, 3):
             raise ValueError(f"zero_stage: got {self.zero_stage}, takes 0, 2 or 3")
         if self.offload and self.zero_stage != 3:
@@ -112,21 +131,39 @@ def memory_per_gpu(shape: ModelShape, run: Run) -> dict[str, float]:
 
     See docs/memory.md for the formula.
     """
-    trained = shape.parameters + (shape.backbone_parameters + shape.hidden_size if run.critic else 0)
+    weights, gradients, optimizer, reference = _states(shape, run)
     weights_over = run.gpus if run.zero_stage == 3 else 1
     states_over = run.gpus if run.zero_stage >= 2 else 1
     on_gpu = 0 if run.offload else 1
     parts = {
-        "weights": on_gpu * BF16 * trained / weights_over,
-        "gradients": on_gpu * BF16 * trained / states_over,
-        "optimizer": on_gpu * 3 * FP32 * trained / states_over,  # fp32 copy of the weights and two moments
-        "reference": on_gpu * BF16 * shape.parameters / weights_over if run.reference else 0.0,
+        "weights": on_gpu * weights / weights_over,
+        "gradients": on_gpu * gradients / states_over,
+        "optimizer": on_gpu * optimizer / states_over,
+        "reference": on_gpu * reference / weights_over,
         "gathered layers": BF16 * _gathered(shape) if run.zero_stage == 3 else 0.0,
         "activations": BF16 * _activations(shape, run) * (2 if run.critic else 1),
         "logits": 2 * FP32 * min(HEAD_CHUNK, run.batch_tokens) * shape.vocabulary,
         "overhead": OVERHEAD_BYTES,
     }
     return {**parts, "total": sum(parts.values())}
+
+
+def _states(shape: ModelShape, run: Run) -> tuple[float, float, float, float]:
+    """Returns the bytes of all weights, gradients, optimizer states and the reference, before they are split.
+
+    Weights that are trained whole are in bf16, with an fp32 copy and two moments in the optimizer. Adapters are in fp32
+    themselves, beside weights in bf16 that stay as they are.
+    """
+    critic = shape.backbone_parameters + shape.hidden_size if run.critic else 0
+    adapters = [(shape.parameters, run.lora_rank > 0), (critic, run.lora_rank > 0 and run.critic_lora)]
+    weights = gradients = optimizer = 0.0
+    for parameters, adapted in adapters:
+        own = shape.adapter_parameters(run.lora_rank) if adapted and parameters else 0
+        weights += BF16 * parameters + FP32 * own
+        gradients += FP32 * own if adapted else BF16 * parameters
+        optimizer += 2 * FP32 * own if adapted else 3 * FP32 * parameters
+    reference = BF16 * shape.parameters if run.reference and not run.lora_rank else 0.0
+    return weights, gradients, optimizer, reference
 
 
 def _gathered(shape: ModelShape) -> int:
@@ -147,8 +184,7 @@ def host_bytes(shape: ModelShape, run: Run) -> float:
     """Returns the bytes in the machine's memory, of all its GPUs together, that `offload` takes."""
     if not run.offload:
         return 0.0
-    trained = shape.parameters + (shape.backbone_parameters + shape.hidden_size if run.critic else 0)
-    return (2 * BF16 + 3 * FP32) * trained + (BF16 * shape.parameters if run.reference else 0)
+    return sum(_states(shape, run))
 
 
 def format_memory(shape: ModelShape, run: Run, gpu_gb: float) -> str:

@@ -1,0 +1,168 @@
+"""What a config says of the size of a run: episodes, updates, tokens, passes over the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+
+def whole(settings: Settings, name: str, least: int = 1) -> int:
+    """Returns a setting that is an integer.
+
+    Raises:
+        ValueError: If it is not, or lies below `least`.
+    """
+    value = settings.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
+        raise ValueError(f"{name}: got {value!r}, takes an integer >= {least}")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How an RL step is put together (docs/concepts.md).
+
+    Args:
+        episodes: Of an RL step, on all training GPUs.
+        tasks: Groups of these.
+        updates: Optimizer steps of an RL step.
+        rl_steps: Of the run.
+        per_gpu: Episodes of one forward pass on one GPU.
+        rounds: Forward passes with gradient on each GPU in an RL step: `steps_per_generation` x `num_iterations`.
+        why: Why there are so many episodes, in words.
+        why_rl_steps: Why there are so many RL steps.
+    """
+
+    episodes: int
+    tasks: int
+    updates: float
+    rl_steps: float
+    per_gpu: int
+    rounds: int
+    why: str
+    why_rl_steps: str
+
+
+def batch_of(settings: Settings, gpus: int, rl_steps: int | None = None) -> Batch:
+    """Returns the sizes that follow from a config.
+
+    Args:
+        settings: Fields of `EPOConfig` or `EPOPPOConfig`, as in a YAML file, defaults included.
+        gpus: That train.
+        rl_steps: In place of what `max_steps` says.
+
+    Raises:
+        ValueError: If a field is no number, or groups do not divide the batch.
+    """
+    per_gpu = whole(settings, "per_device_train_batch_size")
+    accumulation = whole(settings, "gradient_accumulation_steps")
+    steps = _steps_per_generation(settings, per_gpu * gpus, accumulation)
+    iterations = whole(settings, "num_iterations")
+    group = whole(settings, "num_generations")
+    episodes = per_gpu * steps * gpus
+    why = f"per_device_train_batch_size {per_gpu} x steps_per_generation {steps} x GPUs that train {gpus}"
+    if episodes % group:
+        raise ValueError(
+            f"num_generations: got {group}, takes a divisor of {episodes}, the episodes of an RL step ({why})"
+        )
+    updates = steps * iterations / accumulation
+    if rl_steps is not None:
+        return Batch(episodes, episodes // group, updates, rl_steps, per_gpu, steps * iterations, why, "as given")
+    max_steps = settings.get("max_steps")
+    if not isinstance(max_steps, int) or max_steps < 1:
+        raise ValueError(
+            f"max_steps: got {max_steps!r}, takes an integer >= 1: how many tasks an epoch has is not known; or give "
+            "rl_steps"
+        )
+    return Batch(
+        episodes, episodes // group, updates, max_steps / updates, per_gpu, steps * iterations, why,
+        f"max_steps {max_steps} / {updates:g} optimizer steps of an RL step",
+    )  # fmt: skip
+
+
+def _steps_per_generation(settings: Settings, rows: int, accumulation: int) -> int:
+    """Returns TRL's `steps_per_generation`: as it is set, or else what `generation_batch_size` makes of it."""
+    if settings.get("steps_per_generation") is not None:
+        return whole(settings, "steps_per_generation")
+    if settings.get("generation_batch_size") is None:
+        return accumulation
+    size = whole(settings, "generation_batch_size")
+    if size % rows:
+        raise ValueError(
+            f"generation_batch_size: got {size}, takes a multiple of {rows}, the rows of one step on all GPUs"
+        )
+    return size // rows
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How often the update computes what, in units of one forward pass over the batch.
+
+    Args:
+        policy: Of the policy: with gradient, and without.
+        critic: Of a separate critic, which has no LM head.
+        why: The sum in words.
+    """
+
+    policy: float
+    critic: float
+    why: str
+
+
+def passes_of(settings: Settings, rounds: int) -> Passes:
+    """Returns the passes of the updates of an RL step.
+
+    A backward pass costs two forward passes, or one where an adapter is all that is trained: no gradient of the other
+    weights is computed. Gradient checkpointing adds one forward pass.
+
+    Args:
+        settings: As for `batch_of`.
+        rounds: See `Batch`.
+    """
+    iterations = whole(settings, "num_iterations")
+    checkpointing = 1 if settings.get("gradient_checkpointing") else 0
+    lora = bool(settings.get("use_peft"))
+    again = ", and once more for gradient checkpointing" if checkpointing else ""
+    words = [f"forward and backward ({'1 + 1, LoRA' if lora else '1 + 2'}{again})"]
+    if iterations > 1:
+        words[0] += f" x num_iterations {iterations}"
+    policy = iterations * (1 + (1 if lora else 2) + checkpointing)
+    corrected = settings.get("use_vllm") and settings.get("vllm_importance_sampling_correction", True)
+    if corrected or whole(settings, "gradient_accumulation_steps") % rounds:
+        policy += 1
+        words.append("old log-probabilities (1)")
+    if has_reference(settings):
+        policy += 1
+        words.append("reference (1)")
+    if not has_critic(settings):
+        return Passes(policy, 0, ", ".join(words))
+    trained = 1 + (1 if settings.get("critic_use_peft") else 2) + checkpointing
+    return Passes(
+        policy, iterations * trained + 1, ", ".join([*words, f"critic ({iterations * trained} + 1 for values)"])
+    )
+
+
+def has_reference(settings: Settings) -> bool:
+    """Whether a reference model is asked: with a KL term, `ref-nucleus` or `archer`."""
+    names = settings.get("entropy_method") or []
+    names = [names] if isinstance(names, str) else names
+    return bool(settings.get("beta")) or "ref-nucleus" in names or settings.get("credit") == "archer"
+
+
+def has_critic(settings: Settings) -> bool:
+    """Whether there is a critic with a backbone of its own."""
+    return settings.get("algorithm") == "ppo" and settings.get("critic") == "separate"
+
+
+def evaluations_of(settings: Settings, rl_steps: float, updates: float) -> int:
+    """Returns how often the test lists are played."""
+    first = 1 if settings.get("eval_on_start") else 0
+    every = settings.get("eval_steps") or settings.get("logging_steps")
+    if settings.get("eval_strategy") != "steps" or not isinstance(every, int | float) or every <= 0:
+        return first
+    total = rl_steps * updates
+    return first + math.floor(total / (every if every >= 1 else math.ceil(every * total)) + 1e-9)

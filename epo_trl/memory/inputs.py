@@ -1,0 +1,67 @@
+"""What a plan is given beside a config: machines, and what is taken for granted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from epo_trl.memory.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What is taken for granted where nothing is measured. `None`: by the config, or by the data sheet of the GPU.
+
+    Args:
+        turns: Of an episode, in the mean.
+        prompt_tokens: Of a turn, in the mean; with concatenated context what the turn adds.
+        response_tokens: Of a turn, in the mean.
+        tokens_per_second: That one GPU samples, all its episodes together.
+        bandwidth_share: Share of the memory's bandwidth that sampling reaches, where `tokens_per_second` is not given.
+        mfu: Share of the peak that the update and the reading of prompts reach.
+        env_seconds: Of a turn in its environment.
+        eval_episodes: Of one evaluation, all lists together.
+        rl_steps: Of the run.
+    """
+
+    turns: float | None = None
+    prompt_tokens: float | None = None
+    response_tokens: float | None = None
+    tokens_per_second: float | None = None
+    bandwidth_share: float = 0.5
+    mfu: float = 0.3
+    env_seconds: float = 0.005
+    eval_episodes: int | None = None
+    rl_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidth_share", "mfu"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}, takes a number above 0, at most 1")
+        for name in ("turns", "prompt_tokens", "response_tokens", "tokens_per_second", "rl_steps"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name}: got {value}, takes a number > 0")
+        for name in ("env_seconds", "eval_episodes"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name}: got {value}, takes a number >= 0")
+
+
+@dataclass(frozen=True)
+class Machines:
+    """What a run is given.
+
+    Args:
+        gpu: Of which kind.
+        gpus: That train, and that generate unless a server does.
+        server_gpus: Of a vLLM server.
+        zero_stage: As for `Run`.
+        offload: As for `Run`.
+    """
+
+    gpu: Hardware
+    gpus: int
+    server_gpus: int = 0
+    zero_stage: int = 3
+    offload: bool = False

@@ -1,0 +1,112 @@
+"""What a run took for a turn, from what it has logged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Means of a run, its first log left out.
+
+    Args:
+        source: The run and how many RL steps, for messages.
+        about: Its model and its processes.
+        turns: Of an episode.
+        response_tokens: Of a turn.
+        prompt_tokens: Of a turn; `None` where the run has not logged it.
+        generate_seconds: Of generation, for a turn of one process.
+        env_seconds: Of environments and of building and reading texts, for a turn of one process.
+        update_seconds: Of everything else.
+    """
+
+    source: str
+    about: str
+    turns: float
+    response_tokens: float
+    prompt_tokens: float | None
+    generate_seconds: float
+    env_seconds: float
+    update_seconds: float
+
+
+def read_rates(run: str | Path) -> Rates:
+    """Returns what a run has measured.
+
+    Args:
+        run: Its `output_dir`; it has to hold a checkpoint, which keeps the log.
+
+    Raises:
+        ValueError: If there is none, or it has logged no RL steps.
+    """
+    folder = Path(run)
+    checkpoints = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda path: int(_number(path)))
+    if not checkpoints:
+        what = "has no checkpoint, which keeps the log" if folder.is_dir() else "is no folder"
+        raise ValueError(f"rates: got {folder}, which {what}; takes the output_dir of a run")
+    newest = checkpoints[-1]
+    history = _read(newest, "log_history")
+    settings = _read(newest.with_name("epo_state.json"), "settings")
+    try:
+        return rates_of(history, settings, str(folder))
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"rates: got {folder}, whose log is not that of an RL run ({error!r})") from error
+
+
+def rates_of(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], name: str) -> Rates:
+    """Returns the rates of a log.
+
+    Args:
+        history: `log_history` of a trainer.
+        settings: Those that the checkpoint keeps: how large a batch is, on how many processes.
+        name: Of the run, for messages.
+
+    Raises:
+        ValueError: If fewer than two RL steps were logged.
+    """
+    steps = settings["steps_per_generation"]
+    updates = steps * settings["num_iterations"] / settings["gradient_accumulation_steps"]
+    entries = [entry for entry in history if "time/update" in entry]
+    before = [0, *(entry["step"] for entry in entries)]
+    counted = [(entry, (entry["step"] - last) / updates) for entry, last in zip(entries, before, strict=False)][1:]
+    rollouts = [entry for entry, _ in counted if "time/generate" in entry]
+    rl_steps = sum(share for _, share in counted)
+    if not rollouts or rl_steps < 1:
+        raise ValueError(
+            f"rates: got {name}, which has logged {rl_steps:g} RL steps after its first log, takes 1 or more"
+        )
+    # What is logged for less than an RL step is a part of it, for more than one the mean.
+    update = sum(entry["time/update"] * max(1.0, share) for entry, share in counted) / rl_steps
+
+    def mean(metric: str) -> float:
+        return sum(entry[metric] for entry in rollouts) / len(rollouts)
+
+    turns = mean("env/turns")
+    on_one = settings["per_device_train_batch_size"] * steps * turns
+    prompts = [entry for entry in rollouts if "rollout/prompt_tokens" in entry]
+    return Rates(
+        source=f"{name}, {rl_steps:.0f} RL steps",
+        about=f"{settings.get('model') or 'a model'} on {settings.get('world_size') or 1} process(es)",
+        turns=turns,
+        response_tokens=mean("completions/mean_length") / turns,
+        prompt_tokens=mean("rollout/prompt_tokens") if len(prompts) == len(rollouts) else None,
+        generate_seconds=mean("time/generate") / on_one,
+        env_seconds=(mean("time/env") + mean("time/text")) / on_one,
+        update_seconds=update / on_one,
+    )
+
+
+def _number(path: Path) -> str:
+    number = path.parent.name.rpartition("-")[2]
+    return number if number.isdigit() else "-1"
+
+
+def _read(path: Path, key: str) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"rates: {path} cannot be read ({error}); takes the output_dir of a run") from error

@@ -1,0 +1,80 @@
+"""How much a GPU has to compute and to read for the turns of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epo_trl.memory.sizes import BF16, ModelShape
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The mean turn of a run.
+
+    Args:
+        turns: Of an episode.
+        prompt: Its tokens; with concatenated context those that it adds.
+        response: Its tokens.
+        concatenated: Whether an episode is one sequence; otherwise each turn is.
+    """
+
+    turns: float
+    prompt: float
+    response: float
+    concatenated: bool = False
+
+    @property
+    def sequence(self) -> float:
+        """Tokens of a sequence."""
+        return (self.turns if self.concatenated else 1) * (self.prompt + self.response)
+
+    @property
+    def sequences(self) -> float:
+        """Sequences of an episode."""
+        return 1 if self.concatenated else self.turns
+
+    @property
+    def context(self) -> float:
+        """Tokens before the one that is sampled, in the mean."""
+        return self.sequence / 2 if self.concatenated else self.prompt + self.response / 2
+
+
+def forward_flops(shape: ModelShape, turn: Turn, episodes: float, *, head: bool = True) -> float:
+    """Returns the floating-point operations of a forward pass over the turns of episodes.
+
+    2 for each weight and token, the LM head on response tokens only; and of causal attention 2 n² in each layer and
+    hidden unit, for a sequence of n tokens (half of the scores, and half of their products with the values).
+
+    Args:
+        shape: Of the model.
+        turn: Of the episodes.
+        episodes: How many.
+        head: Whether there is an LM head.
+    """
+    tokens = turn.turns * (turn.prompt + turn.response)
+    on_responses = shape.vocabulary * shape.hidden_size * turn.turns * turn.response if head else 0.0
+    attention = shape.layers * shape.hidden_size * turn.sequences * turn.sequence**2
+    return 2 * episodes * (shape.matrix_parameters * tokens + on_responses + attention)
+
+
+def reading_flops(shape: ModelShape, turn: Turn, episodes: float) -> float:
+    """Returns the operations of reading all prompts, each once: without their responses, as `forward_flops`."""
+    prompts = Turn(turn.turns, turn.prompt, 0.0, turn.concatenated)
+    return forward_flops(shape, prompts, episodes, head=False)
+
+
+def sampling_speed(shape: ModelShape, turn: Turn, episodes: float, bandwidth: float, gpus: int = 1) -> float:
+    """Returns the tokens per second that one of the GPUs of an engine samples.
+
+    For one token of each episode it reads all weights once, and the keys and values of all contexts.
+
+    Args:
+        shape: Of the model.
+        turn: Of the episodes.
+        episodes: That are sampled together on the engine.
+        bandwidth: Bytes per second that one GPU reads.
+        gpus: Over which weights, keys and values are split.
+    """
+    cache = 2 * BF16 * shape.layers * shape.key_value_size * turn.context
+    seconds = (BF16 * shape.parameters + episodes * cache) / (bandwidth * gpus)
+    return episodes / seconds / gpus
