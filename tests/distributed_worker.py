@@ -18,6 +18,8 @@ from its checkpoint. `end-CRITIC`: the whole run, when only the final save is le
 `dapo-ROUNDS`: three batches of three groups, the second on both ranks, of games whose outcome goes by the task;
 `again-ROUNDS`: the rest of that run, from its checkpoint inside the second batch.
 
+`unshared`: both ranks ask for a folder, one each and then the same.
+
 `table`: for each method of `TABLE` two updates on episodes made by hand, one group over both ranks.
 """
 
@@ -28,13 +30,14 @@ import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import torch
 import torch.distributed as dist
-from accelerate.state import AcceleratorState, GradientState
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from method_table import CASES
 from test_method_table import PPO as WITH_CRITIC
 from test_method_table import config_of
@@ -42,6 +45,7 @@ from trainer_kit import ROWS, make_episodes, make_model, make_ppo, make_trainer,
 from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
+from epo_trl.long_runs import run_lock
 from epo_trl.long_runs.update_guard import NonFiniteError
 from epo_trl.trainers import EPOTrainer
 
@@ -94,7 +98,8 @@ ZERO3 = {
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
 }
-DEEPSPEED = {"ddp": None, "zero3": ZERO3}
+# Where accelerate was launched with a config of its own, that is what holds.
+DEEPSPEED = {"ddp": None, "zero3": None if "ACCELERATE_USE_DEEPSPEED" in os.environ else ZERO3}
 
 
 class KeepWeights(TrainerCallback):
@@ -244,6 +249,7 @@ def train_grpo(rank: int, mode: str, folder: Path) -> None:
         json.dumps(
             {
                 "kind": str(trainer.accelerator.distributed_type),
+                "local_rank": os.environ["LOCAL_RANK"],
                 "history": trainer.methods["epo"].history.state_dict(),
                 "health": trainer.health.state_dict(),
                 "rl_step": trainer.rl_step,
@@ -377,7 +383,25 @@ def train_table(rank: int, mode: str, folder: Path) -> None:
     (folder / f"rank{rank}.json").write_text("{}")
 
 
+def ask_for_folders(rank: int, mode: str, folder: Path) -> None:
+    PartialState(cpu=True)
+    run_lock.SECONDS_UNTIL_SEEN = 0.0
+    said = {}
+    for name, own in ((f"own{rank}", False), (f"each{rank}", True), ("shared", False)):
+        args: Any = SimpleNamespace(
+            output_dir=str(folder / name), process_index=rank, world_size=WORLD, save_on_each_node=own
+        )
+        try:
+            with run_lock.run_lock(args):
+                said[name.rstrip("01")] = ""
+        except ValueError as error:
+            said[name.rstrip("01")] = str(error)
+    torch.save({}, folder / f"weights{rank}.pt")
+    (folder / f"rank{rank}.json").write_text(json.dumps(said))
+
+
 METHODS: dict[str, Any] = {
+    "unshared": ask_for_folders,
     "table": train_table,
     "grpo": train_grpo,
     "guards": train_guarded,

@@ -1,5 +1,6 @@
 """Launches one process per rank on the CPU, once for all tests that read what it wrote."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -27,23 +28,48 @@ def launch(
     script: str, runs: Sequence[str], folder: Path, *arguments: str, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> None:
     """Runs one process per rank; kills them all and shows what they wrote if one fails or time is up."""
+    words = [sys.executable, str(TESTS / script), ",".join(runs), str(folder), *arguments]
+    env = {**_environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD)}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD)} for rank in range(WORLD)]
+    _run([(words, {**env, **rank}) for rank in ranks], folder, "rank", timeout_seconds)
+
+
+def launch_nodes(
+    config: Path, script: str, runs: Sequence[str], folder: Path, timeout_seconds: float = TIMEOUT_SECONDS
+) -> None:
+    """Runs `accelerate launch` once per node, with one rank each: as on two machines, which are both this one.
+
+    Args:
+        config: For accelerate. It says how many nodes there are.
+        script: Of this folder.
+        runs: What the script runs.
+        folder: Where it writes.
+        timeout_seconds: Of the whole.
+    """
+    port = str(free_port())
+    commands = []
+    for rank, host in enumerate(("127.0.0.1", "localhost")):
+        words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+        words += ["--num_processes", str(WORLD), "--mixed_precision", "no", "--machine_rank", str(rank)]
+        words += ["--main_process_ip", host, "--main_process_port", port]
+        commands.append(([*words, str(TESTS / script), ",".join(runs), str(folder)], _environment()))
+    _run(commands, folder, "node", timeout_seconds)
+
+
+def _environment() -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "PYTEST_"))}
-    env |= {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD), "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
+    return env | {
+        "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
     }  # fmt: skip
-    processes, logs = [], [folder / f"rank{rank}.log" for rank in range(WORLD)]
+
+
+def _run(commands: Sequence[tuple[list[str], dict[str, str]]], folder: Path, name: str, timeout_seconds: float) -> None:
+    processes, logs = [], [folder / f"{name}{number}.log" for number in range(len(commands))]
     try:
-        for rank, log in enumerate(logs):
+        for (words, env), log in zip(commands, logs, strict=True):
             processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(TESTS / script), ",".join(runs), str(folder), *arguments],
-                    env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD)},
-                    stdout=log.open("w"),
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+                subprocess.Popen(words, env=env, stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True)
             )
         end = time.monotonic() + timeout_seconds
         while any(p.poll() is None for p in processes) and time.monotonic() < end:
@@ -53,11 +79,19 @@ def launch(
         codes = [p.poll() for p in processes]
     finally:
         for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            _end(process)
     tails = "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs)
-    assert codes == [0] * WORLD, f"exit codes {codes} (None: still running after {timeout_seconds} s)\n{tails}"
+    assert codes == [0] * len(commands), f"exit codes {codes} (None: still running after {timeout_seconds} s)\n{tails}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process that still runs: first in the way in which a launcher ends its ranks too."""
+    for sign, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, None)):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
 
 
 def launched_once(factory: Any, script: str, runs: Sequence[str], *arguments: str, **limits: float) -> Path:

@@ -11,7 +11,7 @@ needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is No
 
 
 def test_there_is_an_accelerate_config_for_every_setting():
-    names = {"cpu", "single_gpu", "multi_gpu", "zero2", "zero3", "zero3_offload", "fsdp2"}
+    names = {"cpu", "single_gpu", "multi_gpu", "zero2", "zero3", "zero3_offload", "zero3_2nodes", "fsdp2"}
     assert {path.stem for path in CONFIGS} == names
 
 
@@ -25,7 +25,8 @@ def load_config():
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_accelerate_reads_the_config_without_unknown_keys(path, load_config):
     config = load_config(path)
-    assert config.num_processes == (1 if path.stem in {"cpu", "single_gpu"} else 8)
+    assert config.num_processes == (1 if path.stem in {"cpu", "single_gpu"} else 8 * config.num_machines)
+    assert config.num_machines == (2 if path.stem == "zero3_2nodes" else 1)
     assert config.mixed_precision == ("no" if path.stem == "cpu" else "bf16")
     assert bool(config.use_cpu) == (path.stem == "cpu")
 
@@ -36,8 +37,8 @@ def launched(monkeypatch):
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
-    def launch(path):
-        args = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    def launch(path, *options):
+        args = launch_command_parser().parse_args(["--config_file", str(path), *options, "train.py"])
         args, defaults, _ = _validate_launch_command(args)
         if args.use_deepspeed:  # as accelerate's launch_command does
             args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
@@ -45,13 +46,15 @@ def launched(monkeypatch):
         for name, value in env.items():
             if os.environ.get(name) != value:
                 monkeypatch.setenv(name, value)
+        return args
 
     return launch
 
 
 @needs_deepspeed
 @pytest.mark.parametrize(
-    ("name", "stage", "offload"), [("zero2", 2, "none"), ("zero3", 3, "none"), ("zero3_offload", 3, "cpu")]
+    ("name", "stage", "offload"),
+    [("zero2", 2, "none"), ("zero3", 3, "none"), ("zero3_offload", 3, "cpu"), ("zero3_2nodes", 3, "none")],
 )
 def test_a_zero_config_makes_its_plugin_and_leaves_accumulation_to_the_trainer(
     name, stage, offload, launched, load_config
@@ -67,6 +70,14 @@ def test_a_zero_config_makes_its_plugin_and_leaves_accumulation_to_the_trainer(
     # without it a checkpoint under ZeRO-3 has no weights that load alone
     assert zero["stage3_gather_16bit_weights_on_model_save"] == (stage == 3)
     assert "gradient_accumulation_steps" not in load_config(path).deepspeed_config
+
+
+@needs_deepspeed
+def test_two_nodes_are_half_of_the_processes_each_and_find_each_other_by_address_and_rank(launched):
+    path = CONFIGS[0].with_name("zero3_2nodes.yaml")
+    args = launched(path, "--machine_rank", "1", "--main_process_ip", "node0")
+    assert (args.nnodes, args.node_rank, args.nproc_per_node) == ("2", 1, "8")
+    assert (args.rdzv_backend, args.rdzv_endpoint) == ("static", "node0:29500")
 
 
 def test_the_fsdp_config_makes_its_plugin(launched):

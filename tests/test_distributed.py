@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+import socket
 
 import pytest
 import safetensors.torch
@@ -19,7 +20,7 @@ from distributed_worker import (
     nucleus_model,
     weights_with,
 )
-from launcher import launch, launched_once
+from launcher import TESTS, launch, launch_nodes, launched_once
 from test_epo_trainer import StopAt
 from trainer_kit import GROUP, ROWS, difference, make_episodes, make_model, make_ppo, make_trainer
 from transformers import AutoModelForCausalLM
@@ -35,7 +36,7 @@ needs_deepspeed = pytest.mark.skipif(not HAS_DEEPSPEED, reason="needs deepspeed"
 
 MODES = ["ddp", pytest.param("zero3", marks=needs_deepspeed)]
 RUNS = ["ddp-grpo", "ddp-guards-nonfinite", "ddp-ppo-separate", "ddp-ppo-value_head"]
-RUNS += ["ddp-dapo-30", "ddp-again-30", "ddp-dapo-1", "ddp-table"]
+RUNS += ["ddp-dapo-30", "ddp-again-30", "ddp-dapo-1", "ddp-table", "ddp-unshared"]
 RUNS_OF_DEEPSPEED = ["zero3-grpo", "zero3-guards-sigterm", "zero3-ppo-separate", "zero3-ppo-value_head"]
 RUNS_OF_DEEPSPEED += ["zero3-nucleus-tied", "zero3-nucleus-untied"]
 
@@ -150,6 +151,23 @@ def test_the_terms_inside_nuclei_are_those_of_one_process(launched, tmp_path, ru
             assert together[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-5), name
 
 
+@needs_deepspeed
+def test_two_nodes_come_to_the_same_as_one(launched, tmp_path):
+    """`accelerate launch` for each of two nodes, by the shipped config, with one rank each."""
+    _, (alone, _), (weights, _) = launched("zero3-grpo")
+    config = TESTS.parent / "accelerate_configs" / "zero3_2nodes.yaml"
+    launch_nodes(config, "distributed_worker.py", ["zero3-grpo"], tmp_path)
+    nodes = [json.loads((tmp_path / "zero3-grpo" / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
+    assert [(node["kind"], node["local_rank"]) for node in nodes] == [("DistributedType.DEEPSPEED", "0")] * WORLD
+    for rank in range(WORLD):
+        found = torch.load(tmp_path / "zero3-grpo" / f"weights{rank}.pt")
+        assert difference(found["last"], weights["last"]) < 1e-6 < 1e-2 < difference(weights["first"], weights["last"])
+        assert nodes[rank]["history"] == alone["history"]
+    names = ("loss", "reward", "entropy/all_tokens", "epo/entropy_loss")
+    for one, other in zip(alone["log"], nodes[0]["log"], strict=True):
+        assert {name: one.get(name) for name in names} == pytest.approx({name: other.get(name) for name in names})
+
+
 # ------------------------------------------------------------------------------------------------------------- guards
 
 
@@ -177,6 +195,15 @@ def test_ranks_agree_to_skip_an_update_and_to_stop(launched, mode, end):
         saved = run / "nonfinite"
         assert sorted(path.name for path in saved.iterdir()) == [f"step_000004_rank{rank}.pt" for rank in range(WORLD)]
         assert all(f"rank {r}: losses" in results[r]["error"] for r in range(WORLD))
+
+
+def test_ranks_that_do_not_see_the_same_folder_are_all_told_so(launched):
+    folder, said, _ = launched("ddp-unshared")
+    for rank, own in enumerate(said):
+        wrong = f"output_dir: got {folder / f'own{rank}'}, which {socket.gethostname()} does not share"
+        assert own["own"].startswith(wrong)
+        assert own["each"] == own["shared"] == ""
+    assert not list(folder.glob(f"*/{LOCK}"))
 
 
 # ------------------------------------------------------------------------------------------------------------ methods

@@ -108,6 +108,11 @@ def test_an_error_says_which_command_it_is_of(argv, capsys):
         (["--accelerate_config", "zero3"], ["--config_file", str(recipe.ACCELERATE_CONFIGS / "zero3.yaml")]),
         (["--accelerate-config=zero3"], ["--config_file", str(recipe.ACCELERATE_CONFIGS / "zero3.yaml")]),
         (["--num_processes", "2"], ["--num_processes", "2"]),
+        (
+            ["--machine-rank", "1", "--main_process_ip=node0", "--accelerate_config", "zero3_2nodes"],
+            ["--config_file", str(recipe.ACCELERATE_CONFIGS / "zero3_2nodes.yaml")]
+            + ["--machine_rank", "1", "--main_process_ip", "node0"],
+        ),
     ],
 )
 def test_several_processes_are_started_by_accelerate(words, launch, monkeypatch):

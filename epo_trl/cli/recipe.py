@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -14,17 +14,21 @@ from epo_trl.cli.base import fail
 MAINS = {"train": "training", "sft": "imitation", "evaluate": "evaluation"}  # modules of epo_trl.launch
 # In the repository a link to the folder of that name.
 ACCELERATE_CONFIGS = Path(__file__).parents[1] / "accelerate_configs"
+# Options of `accelerate launch` that we hand on: how many processes on how many machines, and which of them this is.
+LAUNCH_OPTIONS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
 
 
 def run(command: str, argv: Sequence[str]) -> int:
     """Returns the exit code of a recipe; does not return if accelerate is asked to start several processes."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--accelerate_config", "--accelerate-config")
-    parser.add_argument("--num_processes", "--num-processes")
+    for name in LAUNCH_OPTIONS:
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
     asked, words = parser.parse_known_args(argv)
-    if asked.accelerate_config is not None or asked.num_processes is not None:
+    options = {name: value for name in LAUNCH_OPTIONS if (value := getattr(asked, name)) is not None}
+    if asked.accelerate_config is not None or options:
         try:
-            launch = launch_command(asked.accelerate_config, asked.num_processes)
+            launch = launch_command(asked.accelerate_config, options)
         except ValueError as error:
             return fail(error)
         os.execv(sys.executable, [*launch, command, *words])
@@ -37,12 +41,12 @@ def run(command: str, argv: Sequence[str]) -> int:
     return 0
 
 
-def launch_command(config: str | None, processes: str | None) -> list[str]:
+def launch_command(config: str | None, options: Mapping[str, str]) -> list[str]:
     """Returns the words that start `epo-trl` in several processes, all but its own arguments.
 
     Args:
         config: A file for `accelerate launch --config_file`, or the name of a shipped one.
-        processes: How many, if not as many as the config says.
+        options: Of `LAUNCH_OPTIONS`, what is not as the config says.
 
     Raises:
         ValueError: If there is no such config.
@@ -55,5 +59,5 @@ def launch_command(config: str | None, processes: str | None) -> list[str]:
             names = ", ".join(sorted(shipped))
             raise ValueError(f"--accelerate_config: got {config!r}, takes a YAML file or one of {names}")
         words += ["--config_file", str(file)]
-    words += [] if processes is None else ["--num_processes", processes]
+    words += [word for name, value in options.items() for word in (f"--{name}", value)]
     return [*words, "-m", "epo_trl.cli"]
