@@ -1,6 +1,6 @@
 """Draws docs/trap.png, the README's picture, from the kept results of the study of the trap.
 
-    python docs/make_trap_figure.py
+python docs/make_trap_figure.py
 """
 
 from pathlib import Path
