@@ -11,7 +11,7 @@ export TOKENIZERS_PARALLELISM = false
 export NO_MKDOCS_2_WARNING = 1
 unexport DS_ACCELERATOR
 
-.PHONY: smoke train compare test test-fast test-vllm lint bench notebooks docs clean
+.PHONY: smoke train compare test test-fast test-hub test-vllm lint bench notebooks docs clean
 .DELETE_ON_ERROR:
 
 # The PATH: the build of a dependency calls `python`, which not every machine has under that name.
@@ -45,6 +45,9 @@ test: $(STAMP)  ## the whole suite
 
 test-fast: $(STAMP)  ## what one runs while writing
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m "not slow and not games"
+
+test-hub: $(STAMP)  ## LoRA, plain transformers and PEFT, the merged export, with a real chat model: make test-hub CHECKPOINT=ID_OR_FOLDER
+	EPO_TRL_CHECKPOINT=$(or $(CHECKPOINT),$(error CHECKPOINT: takes the Hub id or the folder of a chat model)) $(PY) -m pytest tests/test_hub_round_trip.py
 
 test-vllm: .venv-vllm/.installed  ## vLLM's CPU build, in the process and as a server, in an environment of its own (2.7 GB)
 	.venv-vllm/bin/python -m pytest -o addopts= tests/with_vllm

@@ -44,7 +44,7 @@ TABLES = {
     "`DemonstrationArguments`: what `recipes/sft.py` shows": DemonstrationArguments,
     "`EvolutionArguments`: `recipes/agent_evol.py`": EvolutionArguments,
     "`EvaluationArguments`: `recipes/evaluate.py`": EvaluationArguments,
-    "`FewShotArguments`: examples in the prompt of `recipes/evaluate.py`": FewShotArguments,
+    "`FewShotArguments`: examples in the prompt, in training, warm start and evaluation": FewShotArguments,
 }
 
 

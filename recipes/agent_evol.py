@@ -20,7 +20,7 @@ import os
 import random
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from epo_trl.models import load_policy, policy_for_training
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.tiny import tiny_size
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
+from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.rollout.tool_calls import action_format
 from epo_trl.trainers.model_card import REPORTS, CardFacts
 
@@ -100,6 +101,7 @@ def successes(
         history_length=shown.history_length,
         max_prompt_tokens=shown.max_prompt_length,
         end_ids=policy.eos_ids,
+        examples=shown.few_shot_of(suite).examples,
         actions=action_format("tags", tokenizer, suite.tools),
     )
     settings = RolloutSettings(max_turns=shown.max_turns, require_think=evolution.require_think)
@@ -166,6 +168,7 @@ def tested(
         require_think=evolution.require_think,
         parallel=evolution.parallel,
         seed=args.seed,
+        **{field.name: getattr(shown, field.name) for field in fields(FewShotArguments)},
     )
     reports = evaluate(suite, asked, ModelConfig(path, dtype="auto"))
     if PartialState().is_main_process:

@@ -17,4 +17,4 @@ import epo_trl.threads  # noqa: F401 - before torch
 from epo_trl.launch import rl_recipe
 
 if __name__ == "__main__":
-    rl_recipe(configs=["alfworld/tiny*", "alfworld/qwen*"], environment="alfworld", algorithm="grpo")
+    rl_recipe(configs=["alfworld/tiny*", "alfworld/pre*", "alfworld/qwen*"], environment="alfworld", algorithm="grpo")

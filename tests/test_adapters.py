@@ -15,7 +15,7 @@ from trl import ModelConfig, SFTConfig
 from epo_trl.cli import main
 from epo_trl.envs.toy import ToySuite
 from epo_trl.launch import train
-from epo_trl.models import adapters, load, load_policy, policy_for_training
+from epo_trl.models import adapters, load, load_policy, policy_for_training, quantized
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 
 IDS = torch.tensor([[5, 9, 12, 7, 20, 11]])
@@ -180,7 +180,7 @@ def test_four_bits_reach_every_loader(adapter, tmp_path, monkeypatch):
         asked.append(kwargs["quantization_config"])
         raise NotImplementedError
 
-    monkeypatch.setattr(load, "get_quantization_config", lambda args: wish if args.load_in_4bit else None)
+    monkeypatch.setattr(load, "quantization_of", lambda args: wish if args.load_in_4bit else None)
     monkeypatch.setattr(load, "create_model_from_path", record)
     monkeypatch.setattr(load.AutoModelForCausalLM, "from_pretrained", record)
     four = {"load_in_4bit": True}
@@ -203,3 +203,22 @@ def test_a_new_adapter_on_an_architecture_that_peft_does_not_know_is_on_every_li
     other = shutil.copytree(adapter.folder / "base", tmp_path / "gpt")
     (other / "config.json").write_text(json.dumps({**config, "model_type": "ministral"}))
     assert policy(str(other), tmp_path / "run", use_peft=True)[1]["peft_config"].target_modules == "all-linear"
+
+
+# --------------------------------------------------------------------------------------- 4 and 8 bit, and the Hub
+
+
+def test_without_bitsandbytes_a_base_in_4_bit_is_an_error_in_one_line(adapter, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantized, "find_spec", lambda name: None)
+    for asked in ("load_in_4bit", "load_in_8bit"):
+        with pytest.raises(
+            ValueError, match=rf"{asked}: got True, but bitsandbytes is not installed; pip install 'epo"
+        ):
+            policy(f"{adapter.path}/base", tmp_path, use_peft=True, **{asked: True})
+    assert quantized.quantization_of(ModelConfig()) is None
+
+
+def test_four_bits_need_a_type_to_compute_in(monkeypatch):
+    monkeypatch.setattr(quantized, "find_spec", lambda name: object())
+    with pytest.raises(ValueError, match="dtype: got 'auto' with load_in_4bit, takes 'bfloat16', 'float16'"):
+        quantized.quantization_of(ModelConfig(load_in_4bit=True, dtype="auto"))

@@ -16,10 +16,12 @@ from rollout_parts import (
     step,
 )
 from tokenizer_families import FAMILIES
+from trainer_kit import make_config, make_trainer
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.toy import ToySuite
+from epo_trl.launch.imitation import DemonstrationArguments, demonstrations
 from epo_trl.models import build_tokenizer
 from epo_trl.models.load import corpus
 from epo_trl.rollout import PromptTemplate, RolloutSettings, TemplateError, parse_response, play_episodes
@@ -28,6 +30,8 @@ from epo_trl.rollout.encoding import control_tokens
 from epo_trl.rollout.examples import Example, PastTurn
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments, expert_examples, read_example
 from epo_trl.trainers.final_states import final_states
+from epo_trl.trainers.model_card import write_card
+from epo_trl.trainers.rules import rules_of
 from epo_trl.types import StopReason
 
 REACT = PromptTemplate.load("react")
@@ -277,6 +281,59 @@ def test_a_tiny_model_reads_every_word_of_an_example():
     tokenizer = build_tokenizer(corpus(suite, "react"))
     text = REACT.shown(expert_examples(suite, 2, max_turns=20))
     assert "Example 2" in text and tokenizer.unk_token_id not in ids_of(tokenizer, text)
+
+
+# --- In training ---------------------------------------------------------------------------------------------------
+
+
+def texts_of(tokenizer, context, suite):
+    env = suite.make_env()
+    observation, start = env.reset(options={"task_id": "train/0"})
+    return tokenizer.decode(context.build([TurnView(observation=observation, info=start, history=())])[0].ids)
+
+
+def test_training_and_its_evaluation_show_the_examples_that_the_evaluation_recipe_shows(tokenizer, tmp_path):
+    suite, few = ToySuite(), {"few_shot": 2, "few_shot_turns": 5, "few_shot_seed": 3}
+    args = make_config(tmp_path, prompt_template="react", protocol="alfworld50", max_prompt_length=9999, **few)
+    rules, shots = rules_of(args, suite, tokenizer), FewShotArguments(**few).few_shot_of(suite)
+    assert rules.context.examples == rules.eval_context.examples == shots.examples and len(shots.examples) == 2
+    assert rules.protocol.name == f"alfworld50+few_shot={shots.label}"
+    assert REACT.shown(shots.examples) in texts_of(tokenizer, rules.context, suite)
+    bare = rules_of(make_config(tmp_path, prompt_template="react"), suite, tokenizer)
+    assert bare.context.examples == () and "few_shot" not in bare.protocol.name
+
+
+def test_the_warm_start_has_the_prompts_of_rl(tokenizer, tmp_path):
+    suite, few = ToySuite(), {"few_shot": 1, "prompt_template": "react"}
+    rules = rules_of(make_config(tmp_path, max_prompt_length=9999, **few), suite, tokenizer)
+    shown = DemonstrationArguments(episodes=1, max_prompt_length=9999, **few)
+    ids = demonstrations(suite, tokenizer, shown, seed=0)[0]["input_ids"]
+    (task,) = suite.demonstration_tasks("train", 50, 1)
+    env = suite.make_env()
+    observation, start = env.reset(seed=0, options={"task_id": task})
+    prompt = rules.context.build([TurnView(observation=observation, info=start, history=())])[0].ids
+    assert ids[: len(prompt)] == prompt and "Example 1" in tokenizer.decode(ids)
+
+
+def test_an_rl_step_is_played_with_examples_and_its_card_says_which(tmp_path):
+    trainer = make_trainer(
+        tmp_path, prompt_template="react", few_shot=1, few_shot_turns=2, max_prompt_length=600, max_steps=1
+    )
+    trainer.train()
+    episode = trainer.play([("train/0", 0)])[0]
+    example = trainer.processing_class.convert_tokens_to_ids("<action>")
+    assert [turn.prompt_ids.count(example) for turn in episode.turns][0] == 3  # what to do; two turns of the example
+    write_card(trainer, tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "examples=FewShotArguments(few_shot=1, few_shot_turns=2).few_shot_of(suite).examples," in card
+    assert "+few_shot=1-" in card
+
+
+def test_examples_in_training_are_checked_before_anything_is_loaded(tmp_path, tokenizer):
+    with pytest.raises(ValueError, match="few_shot: got -1, takes an integer >= 0"):
+        make_config(tmp_path, few_shot=-1)
+    with pytest.raises(TemplateError, match="got 'compact' with 1 examples .few_shot., but first.txt shows no"):
+        rules_of(make_config(tmp_path, few_shot=1), ToySuite(), tokenizer)
 
 
 # --- What is refused -----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from epo_trl.evaluation import EvalReport, get_protocol
 from epo_trl.evaluation.report import TypeCount
 from epo_trl.launch.imitation import DemonstrationArguments, ImitationTrainer
 from epo_trl.models import adapters
+from epo_trl.trainers.citations import citation
 from epo_trl.trainers.model_card import CARD, REPORTS, write_card
 
 
@@ -112,6 +113,25 @@ def test_an_adapter_s_card_is_ours_too(tmp_path):
     data, text = card_of(tmp_path)
     assert data["library_name"] == "peft" and "a LoRA adapter on the base model" in text
     assert "More Information Needed" not in text
+
+
+def test_an_adapter_on_a_model_of_the_hub_names_its_base_and_what_to_cite(tmp_path):
+    trainer = make_trainer(tmp_path, peft_config=LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    trainer.model.config._name_or_path = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    text = write_text(trainer, tmp_path)
+    data, _ = card_of(tmp_path)
+    assert (data["base_model"], data["library_name"]) == ("HuggingFaceTB/SmolLM2-135M-Instruct", "peft")
+    said = text.partition("## Citation")[2]
+    assert "[EPO, entropy-regularized policy optimization](https://arxiv.org/abs/2509.22576)" in said
+    assert "[GRPO](https://arxiv.org/abs/2402.03300)" in said
+    assert said.count("@article{xu2025epo,") == 1
+
+
+def test_what_was_not_used_is_not_cited():
+    said = citation("[PPO](https://arxiv.org/abs/1707.06347) with a critic")
+    assert said.startswith("Please cite what was used: [PPO](https://arxiv.org/abs/1707.06347), [TRL](")
+    assert "EPO" not in said and "bibtex" not in said
+    assert citation("imitation of a scripted expert").startswith("Please cite what was used: [TRL](")
 
 
 def test_what_an_environment_says_stays_in_its_cell(tmp_path):

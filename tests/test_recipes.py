@@ -84,11 +84,13 @@ def test_the_recipes_are_all_here(environment, largest):
     found = {path.stem for path in RL if path.parent == folder}
     ppo = {name for name in found if name.startswith("ppo_")}
     real = {path.stem for path in folder.glob("*_real.yaml")}  # the tiny model on the real games
-    assert found - ppo - real == sizes
+    pretrained = {"pretrained"} if environment == "alfworld" else set()
+    assert found - ppo - real == sizes | pretrained
     if (RECIPES / f"{environment}_ppo_epo.py").is_file() or ppo:
         assert ppo - real == {f"ppo_{size}" for size in sizes}
     others = {path.stem for path in CONFIGS if path.parent == folder and path not in RL}
-    assert others - real == {"sft_tiny_cpu", "eval_tiny_cpu", "eval_react_qwen2.5-1.5b"}
+    warm = {f"sft_{name}" for name in pretrained}
+    assert others - real == {"sft_tiny_cpu", "eval_tiny_cpu", "eval_react_qwen2.5-1.5b"} | warm
     assert (RECIPES / f"{environment}_grpo_epo.py").is_file()
 
 
@@ -207,6 +209,15 @@ def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompt
     assert read["tiny_cpu"]["history_length"] == read["sft_tiny_cpu"]["history_length"]
     for key in (*in_tests, "protocol", "max_completion_length"):
         assert read["tiny_cpu"][key] == read["eval_tiny_cpu"][key], key
+
+
+def test_a_pretrained_model_s_warm_start_shows_the_prompts_of_its_rl():
+    warm, rl = (values(RECIPES / "alfworld" / f"{name}.yaml") for name in ("sft_pretrained", "pretrained"))
+    same = ("games", "task_types", "room_types", "max_receptacles", "prompt_template", "history_length", "few_shot")
+    for key in (*same, "max_prompt_length", "max_turns", "use_peft"):
+        assert warm[key] == rl[key], key
+    assert rl["model_name_or_path"] == warm["output_dir"]
+    assert warm["prompt_label_rate"] == 0 and warm["max_length"] > warm["max_prompt_length"]
 
 
 def evaluate(monkeypatch, *arguments):

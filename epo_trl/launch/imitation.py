@@ -18,11 +18,12 @@ from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.models import policy_for_training
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes
-from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules
+from epo_trl.rollout.few_shot import FewShotArguments
+from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules, few_shot_of
 
 
 @dataclass
-class DemonstrationArguments:
+class DemonstrationArguments(FewShotArguments):
     """What the expert plays and how it is shown."""
 
     episodes: int = field(
@@ -54,6 +55,7 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
         PromptTemplate.load(args.prompt_template),
         history_length=args.history_length,
         max_prompt_tokens=args.max_prompt_length,
+        examples=args.few_shot_of(suite).examples,
     )
     ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
     if not ids:
@@ -108,6 +110,7 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
                 max_prompt_length=shown.max_prompt_length,
                 max_completion_length=512,
                 temperature=1.0,
+                few_shot=few_shot_of(shown),
             ),
         )
 

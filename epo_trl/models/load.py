@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl import ModelConfig, get_peft_config
 from trl.trainer.utils import create_model_from_path
 
 from epo_trl.envs.base import EnvError, Expert, TaskSuite
 from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weights
+from epo_trl.models.quantized import quantization_of
 from epo_trl.models.tiny import DEFAULT_SIZE, build_model, build_tokenizer, tiny_size
 from epo_trl.rollout.demonstrations import ANSWER
 from epo_trl.rollout.templates import OPTIONAL_PARTS, PARTS, PromptTemplate
@@ -42,7 +43,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         template: Name or folder of the prompt template.
     """
     name, adapter = _find(model_args)
-    quantization, trust = get_quantization_config(model_args), {"trust_remote_code": args.trust_remote_code}
+    quantization, trust = quantization_of(model_args), {"trust_remote_code": args.trust_remote_code}
     if quantization is not None and not model_args.use_peft:
         raise ValueError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
     kwargs = {**_init_kwargs(model_args), **(args.model_init_kwargs or {})}
@@ -100,7 +101,7 @@ def load_policy(
         return model.to(device), tokenizer
     tokenizer = _tokenizer_of(name, adapter, model_args, trust_remote_code)
     kwargs = {**_init_kwargs(model_args), "trust_remote_code": trust_remote_code}
-    quantization = get_quantization_config(model_args)
+    quantization = quantization_of(model_args)
     if quantization is not None:
         kwargs |= {"quantization_config": quantization, "device_map": {"": device}}
     if adapter is None:

@@ -62,6 +62,10 @@ class FewShotArguments:
     )
 
     def __post_init__(self) -> None:
+        self.check_few_shot()
+
+    def check_few_shot(self) -> None:
+        """Raises `ValueError` for settings that make no sense."""
         if self.few_shot < 0:
             raise ValueError(f"few_shot: got {self.few_shot}, takes an integer >= 0")
         if self.few_shot_turns < 1:
@@ -72,7 +76,7 @@ class FewShotArguments:
                 "is shown in place of the expert's episodes"
             )
 
-    def few_shot_of(self, suite: TaskSuite, env_options: Mapping[str, Any]) -> FewShot:
+    def few_shot_of(self, suite: TaskSuite, env_options: Mapping[str, Any] | None = None) -> FewShot:
         """Returns the examples that are asked for; the same ones in every process.
 
         Args:

@@ -173,6 +173,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             setattr(self, slot, as_names(slot, getattr(self, slot)))
         self._check_epo()
         self._check_limits()
+        self.check_few_shot()
         settle_defaults(self)
         if self.num_generations_eval not in (None, 1):
             raise ValueError(
@@ -180,7 +181,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
                 "task of its lists once"
             )
         self.num_generations_eval = 1
-        super().__post_init__()
+        GRPOConfig.__post_init__(self)  # past that of FewShotArguments, which ends there
         if self.epo_lambda and (self.entropy_coef or self.use_adaptive_entropy):
             raise ValueError(
                 f"entropy_coef: got {self.entropy_coef} (use_adaptive_entropy={self.use_adaptive_entropy}) together "

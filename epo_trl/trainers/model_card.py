@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite
 from epo_trl.evaluation import EvalReport, Protocol
 from epo_trl.methods import Methods
+from epo_trl.rollout.few_shot import FewShotArguments
+from epo_trl.trainers.citations import citation
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.rules import Rules
 
@@ -56,6 +58,7 @@ class PlayRules:
     temperature: float
     require_think: bool = True
     action_format: str = "tags"
+    few_shot: Mapping[str, Any] = field(default_factory=dict)  # the fields of `FewShotArguments` that are set
 
 
 def card_facts(args: EPOConfig, methods: Methods, rules: Rules, suite: TaskSuite, group_size: int) -> CardFacts:
@@ -76,8 +79,18 @@ def card_facts(args: EPOConfig, methods: Methods, rules: Rules, suite: TaskSuite
             temperature=protocol.temperature,
             require_think=args.require_think,
             action_format=args.action_format,
+            few_shot=few_shot_of(args),
         ),
     )
+
+
+def few_shot_of(args: FewShotArguments) -> dict[str, Any]:
+    """Returns the settings of examples in the prompt, if there are some; a file by its name."""
+    if not (args.few_shot or args.few_shot_file):
+        return {}
+    given = {one.name: getattr(args, one.name) for one in fields(FewShotArguments)}
+    text = {"few_shot_file": os.path.basename(args.few_shot_file)} if args.few_shot_file else {}
+    return {one.name: given[one.name] for one in fields(FewShotArguments) if given[one.name] != one.default} | text
 
 
 class OwnModelCard:
@@ -143,7 +156,7 @@ def _text(trainer: Any, name: str, base: str) -> str:
         f"# {name}\n\nA language-model agent for the text environment `{facts.suite.name}`, trained with "
         f"{facts.method} by [TRL](https://github.com/huggingface/trl).\n\n{table}\n\n"
         f"## Results\n\n{_results(Path(trainer.args.output_dir), state.global_step)}\n\n"
-        f"## Use\n\n{_use(facts, adapter)}\n"
+        f"## Use\n\n{_use(facts, adapter)}\n\n## Citation\n\n{citation(facts.method)}\n"
     )
 
 
@@ -220,6 +233,11 @@ def _use(facts: CardFacts, adapter: bool) -> str:
     made = f"{maker}({settings}).make_suite()" if suite.made_by else f"{maker}()  # with the arguments of your training"
     imported = "from epo_trl.rollout.tool_calls import action_format\n" if suite.tools else ""
     actions = f"\n    actions=action_format({rules.action_format!r}, tokenizer, suite.tools)," if suite.tools else ""
+    examples = ""
+    if rules.few_shot:
+        imported += "from epo_trl.rollout.few_shot import FewShotArguments\n"
+        shots = ", ".join(f"{name}={value!r}" for name, value in rules.few_shot.items())
+        examples = f"\n    examples=FewShotArguments({shots}).few_shot_of(suite).examples,"
     action = "a tool call" if rules.action_format == "tool_calls" else "an action, as in `<action>look</action>`"
     base = ", and with the base model where the adapter names it" if adapter else ""
     return f"""A prompt is one user message from the template `{_name_of(rules.template)}`; the answer ends with
@@ -242,7 +260,7 @@ context = ContextBuilder(
     mode={rules.context!r},
     history_length={rules.history_length},
     max_prompt_tokens={rules.max_prompt_length},
-    max_response_tokens={rules.max_completion_length},{actions}
+    max_response_tokens={rules.max_completion_length},{examples}{actions}
 )
 length, temperature = {rules.max_completion_length}, {rules.temperature:g}
 policy = SamplingPolicy(model, tokenizer, max_new_tokens=length, temperature=temperature)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from epo_trl.rollout.few_shot import FewShotArguments
+
 
 @dataclass
-class RolloutArguments:
+class RolloutArguments(FewShotArguments):
     """How episodes are played."""
 
     context: str = field(

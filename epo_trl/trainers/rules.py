@@ -39,8 +39,18 @@ class Rules:
 
 
 def rules_of(args: EPOConfig, suite: TaskSuite, tokenizer: Any) -> Rules:
-    """Returns the rules that a configuration asks for; without a protocol, evaluation plays by those of training."""
+    """Returns the rules that a configuration asks for; without a protocol, evaluation plays by those of training.
+
+    Example episodes (`few_shot`) are the same in both, and the protocol's name says which.
+
+    Args:
+        args: The configuration.
+        suite: The tasks. Its expert plays the examples.
+        tokenizer: The policy's.
+    """
     protocol = get_protocol(args.protocol) if args.protocol else _protocol_of(args, suite.name)
+    shots = args.few_shot_of(suite, protocol.env_options)
+    protocol = protocol.varied(few_shot=shots.label)
     actions = action_format(args.action_format, tokenizer, suite.tools)
     context = ContextBuilder(
         tokenizer,
@@ -50,6 +60,7 @@ def rules_of(args: EPOConfig, suite: TaskSuite, tokenizer: Any) -> Rules:
         max_prompt_tokens=args.max_prompt_length,
         max_response_tokens=args.max_completion_length,
         chat_template_kwargs=args.chat_template_kwargs or {},
+        examples=shots.examples,
         actions=actions,
     )
     settings = RolloutSettings(
@@ -67,6 +78,7 @@ def rules_of(args: EPOConfig, suite: TaskSuite, tokenizer: Any) -> Rules:
         max_prompt_tokens=args.max_prompt_length,
         max_response_tokens=args.max_completion_length,
         chat_template_kwargs=args.chat_template_kwargs,
+        examples=shots.examples,
         actions=actions,
     )
     eval_settings = protocol_settings(protocol, require_think=args.require_think)

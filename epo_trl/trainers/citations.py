@@ -1,0 +1,29 @@
+"""What a model card asks to be cited."""
+
+from __future__ import annotations
+
+import re
+
+_PAPER = re.compile(r"\[([^\]]+)\]\((https://arxiv\.org/abs/([\d.]+))\)")
+_BIBTEX = {
+    "2509.22576": """@article{xu2025epo,
+  title   = {{EPO}: Entropy-regularized Policy Optimization for {LLM} Agents Reinforcement Learning},
+  author  = {Xu, Wujiang and Zhao, Wentian and Wang, Zhenting and Li, Yu-Jhe and Jin, Can and Jin, Mingyu and
+             Mei, Kai and Wan, Kun and Metaxas, Dimitris N.},
+  journal = {arXiv preprint arXiv:2509.22576},
+  year    = {2025}
+}"""
+}
+
+
+def citation(method: str) -> str:
+    """Returns, in Markdown, the papers that a method's description links, with BibTeX where it is known.
+
+    Args:
+        method: How a model was trained, in Markdown.
+    """
+    found = {number: f"[{name}]({link})" for name, link, number in _PAPER.findall(method)}
+    papers = ", ".join([*found.values(), "[TRL](https://github.com/huggingface/trl#citation)"])
+    entries = [_BIBTEX[number] for number in found if number in _BIBTEX]
+    bibtex = "\n\n```bibtex\n" + "\n\n".join(entries) + "\n```" if entries else ""
+    return f"Please cite what was used: {papers}, and the authors of the environment.{bibtex}"
