@@ -62,7 +62,7 @@ def test_a_zero_config_makes_its_plugin_and_leaves_accumulation_to_the_trainer(
     from accelerate import DeepSpeedPlugin
 
     path = CONFIGS[0].with_name(f"{name}.yaml")
-    launched(path)
+    launched(path, "--main_process_port", "0")  # any that is free: accelerate looks whether it is
     plugin = DeepSpeedPlugin()
     zero = plugin.deepspeed_config["zero_optimization"]
     assert zero["stage"] == plugin.zero_stage == stage
