@@ -88,6 +88,8 @@ def _cell(cell: dict[str, Any]) -> list[str]:
         data = output.get("data", {})
         if "image/png" in data:
             parts.append(f'<img alt="plot" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">')
+        elif "text/markdown" in data:
+            parts.append("".join(data["text/markdown"]))
         elif "text/html" in data:
             parts.append(f"<div>{''.join(data['text/html'])}</div>")
         elif output.get("name") == "stdout" or data:

@@ -30,12 +30,14 @@ class Panel:
         percent: Whether the values are ratios, to be shown as 0 to 100.
         dots: Whether to show the values before smoothing as dots: evaluations are few, and a running mean over them
             lags far behind a curve that rises.
+        from_zero: Whether the axis begins at 0, so that a small wiggle looks small.
     """
 
     title: str
     tags: dict[str, str]
     percent: bool = False
     dots: bool = False
+    from_zero: bool = False
 
 
 PANELS = (
@@ -51,8 +53,8 @@ PANELS = (
 TAGS = tuple(tag for panel in PANELS for tag in panel.tags)
 
 
-def read_run(run: str | Path, tags: Sequence[str] = TAGS) -> dict[str, Curve]:
-    """Returns `{tag: (steps, values)}` of the tags that the run has, steps ascending.
+def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Curve]:
+    """Returns `{tag: (steps, values)}` of the tags that the run has, steps ascending; of all for `None`.
 
     Searches the directory recursively. A resumed run has several event files that may hold one step twice: the newest
     by wall time wins. Values that are not finite are left out.
@@ -64,12 +66,14 @@ def read_run(run: str | Path, tags: Sequence[str] = TAGS) -> dict[str, Curve]:
     if not files:
         what = "is no directory" if not folder.is_dir() else "holds no TensorBoard event file, not even in subfolders"
         raise RunError(f"run: {folder} {what}; takes the output directory of a training run")
-    newest: dict[str, dict[int, tuple[float, float]]] = {tag: {} for tag in tags}
+    newest: dict[str, dict[int, tuple[float, float]]] = {tag: {} for tag in tags or ()}
     for file in files:
         events = EventAccumulator(str(file), size_guidance={"scalars": 0}, purge_orphaned_data=False)
         events.Reload()
-        for tag in set(events.Tags()["scalars"]) & set(tags):
-            points = newest[tag]
+        for tag in events.Tags()["scalars"]:
+            if tags is not None and tag not in newest:
+                continue
+            points = newest.setdefault(tag, {})
             for event in events.Scalars(tag):
                 if event.step not in points or event.wall_time >= points[event.step][0]:
                     points[event.step] = (event.wall_time, event.value)
@@ -113,15 +117,21 @@ def default_label(run: str | Path) -> str:
 
 
 def plot_runs(
-    runs: Sequence[str | Path], out: str | Path, *, labels: Sequence[str] | None = None, window: int = 10
+    runs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    labels: Sequence[str] | None = None,
+    window: int = 10,
+    panels: Sequence[Panel] = PANELS,
 ) -> Path:
-    """Returns `out` after the paper's curves of the runs were drawn to it.
+    """Returns `out` after curves of the runs were drawn to it.
 
     Args:
         runs: Run directories.
         out: An image file; its suffix decides the format.
         labels: One per run. Runs with the same label are averaged and their spread, lowest to highest, is shaded.
         window: Points of the running mean, which is taken per run before averaging.
+        panels: What is drawn; by default the paper's curves.
     """
     labels = [default_label(run) for run in runs] if labels is None else list(labels)
     if not runs:
@@ -130,13 +140,18 @@ def plot_runs(
         raise ValueError(f"labels: got {len(labels)} for {len(runs)} runs, takes one per run")
     groups: dict[str, list[dict[str, Curve]]] = {}
     for run, label in zip(runs, labels, strict=True):
-        groups.setdefault(label, []).append(read_run(run))
+        groups.setdefault(label, []).append(read_run(run, [tag for panel in panels for tag in panel.tags]))
 
-    figure = Figure(figsize=(15, 7.5), layout="constrained")
-    axes = figure.subplots(2, 3).flatten()
-    for panel, axis in zip(PANELS, axes, strict=False):
+    count = len(panels) + 1  # with the legend
+    columns = 2 if count == 4 else min(3, count)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(5 * columns, 3.75 * rows), layout="constrained")
+    drawn_on, (legend, *rest) = np.split(figure.subplots(rows, columns, squeeze=False).flatten(), [len(panels)])
+    for panel, axis in zip(panels, drawn_on, strict=True):
         _draw_panel(axis, panel, groups, window)
-    _draw_legend(axes[len(PANELS)], groups, window)
+    _draw_legend(legend, groups, window)
+    for axis in rest:
+        axis.axis("off")
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
@@ -146,6 +161,7 @@ def plot_runs(
 def _draw_panel(axis: Any, panel: Panel, groups: dict[str, list[dict[str, Curve]]], window: int) -> None:
     axis.set_title(panel.title, fontsize=10)
     axis.set_xlabel("step")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(alpha=0.25)
     drawn = False
     for index, runs in enumerate(groups.values()):
@@ -153,6 +169,8 @@ def _draw_panel(axis: Any, panel: Panel, groups: dict[str, list[dict[str, Curve]
             drawn |= _draw_curve(axis, [run[tag] for run in runs if tag in run], f"C{index % 10}", style, panel, window)
     if panel.percent:
         axis.set_ylim(-3, 103)
+    elif drawn and panel.from_zero:
+        axis.set_ylim(bottom=0)
     if not drawn:
         names = "\n".join(panel.tags)
         axis.text(

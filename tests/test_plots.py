@@ -11,6 +11,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from epo_trl.plots import (
     PANELS,
     TAGS,
+    Panel,
     RunError,
     average_seeds,
     default_label,
@@ -188,6 +189,34 @@ def test_a_panel_without_data_says_so(tmp_path, monkeypatch):
     seen = panel_texts(monkeypatch, [tmp_path / "run"], tmp_path / "one.png")
     assert seen["training reward"][0] == []
     assert "eval/ood/success_rate" in seen["OOD success, %"][0][0]
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_any_number_of_panels_is_drawn_beside_the_legend(tmp_path, monkeypatch, count):
+    names = [f"metric {i}" for i in range(count)]
+    write_events(tmp_path / "run", [(f"train/{name}", step, 0.5, 1.0) for name in names for step in (1, 2)])
+    panels = [Panel(name, {f"train/{name}": "-"}) for name in names]
+    seen = panel_texts(monkeypatch, [tmp_path / "run"], tmp_path / "some.png", panels=panels)
+    assert [seen[name][:2] for name in names] == [([], 2)] * count
+
+
+@pytest.mark.parametrize("from_zero", [True, False])
+def test_an_axis_begins_at_zero_if_it_is_asked_to(tmp_path, monkeypatch, from_zero):
+    from matplotlib.figure import Figure
+
+    bottoms = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: bottoms.append(figure.axes[0].get_ylim()[0]))
+    write_events(tmp_path / "run", [("train/h", step, 5.0 + step, 1.0) for step in (1, 2)])
+    plot_runs([tmp_path / "run"], tmp_path / "h.png", panels=[Panel("h", {"train/h": "-"}, from_zero=from_zero)])
+    assert (bottoms[0] == 0) is from_zero
+
+
+def test_all_that_a_run_has_logged_is_read(tmp_path):
+    write_events(tmp_path / "run", [("a", 1, 1.0, 1.0), ("b/c", 2, 3.0, 1.0)])
+    curves = read_run(tmp_path / "run", None)
+    assert {tag: (list(steps), list(values)) for tag, (steps, values) in curves.items()} == {
+        "a": ([1], [1.0]), "b/c": ([2], [3.0])
+    }  # fmt: skip
 
 
 def test_labels_must_be_one_per_run(tmp_path):

@@ -80,3 +80,22 @@ def test_links_that_lead_nowhere_and_pages_that_nothing_lists_end_the_build(smal
     with pytest.raises(Abort, match=f"{len(links) + 1} warnings"):
         (small / "mkdocs.yml").write_text((small / "mkdocs.yml").read_text() + "\nnav: [README.md]\n")
         built(small, small / "site")
+
+
+def test_a_notebook_is_a_page_with_what_its_cells_have_shown(small):
+    nbformat = pytest.importorskip("nbformat")
+    new = nbformat.v4
+    shown = [
+        new.new_output("stream", text="as <it> is"),
+        new.new_output(
+            "display_data", data={"text/markdown": "| a |\n|---|\n| b |", "text/plain": "<Markdown object>"}
+        ),
+        new.new_output("display_data", data={"text/html": "<i>soft</i>", "text/plain": "soft object"}),
+        new.new_output("display_data", data={"image/png": "QUJD", "text/plain": "picture object"}),
+    ]
+    cells = [new.new_markdown_cell("# Title"), new.new_code_cell("f(1)", outputs=shown)]
+    nbformat.write(new.new_notebook(cells=cells), small / "book.ipynb")
+    (small / "README.md").write_text("[book](book.ipynb)\n")
+    page = (built(small, small / "site") / "book.ipynb.html").read_text()
+    assert "as &lt;it&gt; is" in page and "<td>b</td>" in page and "<i>soft</i>" in page and "base64,QUJD" in page
+    assert "object" not in re.sub(r"(?s)<(script|style).*?</\1>", "", page)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from epo_trl.study.config import Arm, Part, Study
+from epo_trl.study.figure import draw
 from epo_trl.study.judge import judge
 from epo_trl.study.markdown import code, percent, plain, points, spread
 from epo_trl.study.record import Evaluation, Record
@@ -139,6 +140,29 @@ def test_any_number_of_arms_with_any_name_is_drawn(tmp_path, count):
     write_report(study, records, tmp_path / "out")
     assert [file.read_bytes() for file in files] == first
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["curves.png", "report.md"]
+
+
+def test_a_curve_that_was_thinned_is_not_smoothed_again_and_the_panels_are_those_that_are_asked_for(
+    tmp_path, monkeypatch
+):
+    from matplotlib.axes import Axes
+
+    drawn = []
+    plot = Axes.plot
+
+    def spy(axis, x, y, **how):
+        drawn.append((list(x), list(y)))
+        return plot(axis, x, y, **how)
+
+    monkeypatch.setattr(Axes, "plot", spy)
+    thinned = {"rl_step": [14 * i for i in range(1, 31)], "ref-nucleus/forced_entropy": [float(i) for i in range(30)]}
+    record = replace(record_of("a", 1, [0.01 * i for i in range(60)]), thinned=thinned)
+    draw(study_of("a"), [record], tmp_path / "two.png", panels=("success", "forced"))
+    (steps, success), (thin_steps, forced) = drawn
+    assert steps[0] == 10 and success[0] == pytest.approx(100 * 0.045)  # the mean of the first ten, in percent
+    assert (thin_steps, forced) == (thinned["rl_step"], thinned["ref-nucleus/forced_entropy"])
+    with pytest.raises(ValueError, match="panels: got 'sucess', takes some of success"):
+        draw(study_of("a"), [record], tmp_path / "two.png", panels=("sucess",))
 
 
 def test_a_study_without_a_run_has_a_report_that_says_so(tmp_path):

@@ -117,16 +117,32 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
 
 def main() -> None:
     """Parses the command line, plays the expert and trains; a run that has ended in `output_dir` is left as it is."""
-    suite, demo_args, args, model_args = parse_recipe(DemonstrationArguments, ImitationConfig, ModelConfig)
+    imitate(*parse_recipe(DemonstrationArguments, ImitationConfig, ModelConfig))
+
+
+def imitate(
+    suite: TaskSuite, shown: DemonstrationArguments, args: ImitationConfig, model_args: ModelConfig
+) -> ImitationTrainer:
+    """Returns the trainer after a warm start that begins, or goes on from the last checkpoint in `args.output_dir`.
+
+    The model and its tokenizer are saved to `output_dir` as a Hub-style checkpoint. After a SIGTERM the run has saved a
+    checkpoint instead, and the program exits with code 143.
+
+    Args:
+        suite: The tasks.
+        shown: What the expert plays and how it is shown.
+        args: The configuration of the training.
+        model_args: Which model, and its adapter.
+
+    Raises:
+        RunningError: If another process trains in `output_dir`.
+        ValueError: If `output_dir` holds a run with other settings, or nothing was demonstrated.
+    """
     with run_lock(args):
-        policy = policy_for_training(model_args, args, suite, demo_args.prompt_template)
-        trainer = ImitationTrainer(
-            suite,
-            demo_args,
-            args=args,
-            train_dataset=demonstrations(suite, policy["processing_class"], demo_args, args.seed),
-            **policy,
-        )
+        policy = policy_for_training(model_args, args, suite, shown.prompt_template)
+        rows = demonstrations(suite, policy["processing_class"], shown, args.seed)
+        trainer = ImitationTrainer(suite, shown, args=args, train_dataset=rows, **policy)
         trainer.train_to_end()
     if trainer.preempted:
         raise SystemExit(EXIT_CODE)
+    return trainer

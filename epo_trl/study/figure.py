@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from epo_trl.plots import Curve, average_seeds, running_mean
 from epo_trl.study.config import Study
-from epo_trl.study.judge import SUCCESS
+from epo_trl.study.judge import INVALID, SUCCESS, TOKENS
 from epo_trl.study.record import Record
 
 COLUMNS = 5
-ENTROPY = ("entropy/all_tokens", "entropy")
 OWN, BEHIND = "C0", "0.6"
 
 
-def draw(study: Study, records: Sequence[Record], out: Path) -> None:
-    """Draws success and entropy in training of each arm, and its success on the test lists if they were played.
+class Measure(NamedTuple):
+    """What one panel shows: the first of the metrics that a run has logged, and whether it is a share."""
+
+    names: tuple[str, ...]
+    label: str
+    share: bool = False
+
+
+MEASURES = {
+    "success": Measure((SUCCESS,), "training success, %", share=True),
+    "invalid": Measure((INVALID,), "invalid turns, %", share=True),
+    "entropy": Measure(("entropy/all_tokens", "entropy"), "entropy, nats"),
+    "choices": Measure((TOKENS["choices"],), "entropy at choices, nats"),
+    "forced": Measure((TOKENS["forced"],), "entropy at forced\ntokens, nats"),
+}
+EVALUATIONS = "evaluations"
+
+
+def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[str] | None = None) -> None:
+    """Draws curves of each arm: a column for an arm, a row for a panel.
 
     Thin lines are seeds, the thick one is their mean; both are running means over the study's `smooth` RL steps.
+
+    Args:
+        study: The study.
+        records: Of the runs that have ended.
+        out: The image, in PNG.
+        panels: Names from `MEASURES`, or `"evaluations"`; by default success and entropy in training, and success on
+            the test lists if they were played.
+
+    Raises:
+        ValueError: If there is no panel of a name.
     """
+    for panel in panels or ():
+        if panel not in (*MEASURES, EVALUATIONS):
+            raise ValueError(f"panels: got {panel!r}, takes some of {', '.join((*MEASURES, EVALUATIONS))}")
     by_arm = {arm.name: [one for one in records if one.arm == arm.name] for arm in study.arms}
     arms = [name for name, each in by_arm.items() if any(record.curves for record in each)]
     splits = list(dict.fromkeys(one.split for record in records for one in record.evaluations))[:2]
-    panels = ["success", "entropy", *(["evaluations"] if splits else [])]
+    panels = ["success", "entropy", *([EVALUATIONS] if splits else [])] if panels is None else panels
     columns = min(COLUMNS, len(arms))
     bands = -(-len(arms) // columns)
     figure = Figure(figsize=(2.9 * columns + 0.6, 1.9 * len(panels) * bands + 0.5), layout="constrained")
     axes = figure.subplots(bands * len(panels), columns, squeeze=False, sharex=False, sharey=False)
-    top = _highest([one for each in by_arm.values() for one in each])
+    tops = {panel: _highest(records, MEASURES[panel]) for panel in panels if panel != EVALUATIONS}
     for index, name in enumerate(arms):
         for row, panel in enumerate(panels):
             axis = axes[index // columns * len(panels) + row, index % columns]
@@ -41,7 +71,7 @@ def draw(study: Study, records: Sequence[Record], out: Path) -> None:
             if name != study.baseline:
                 _draw(axis, panel, by_arm[study.baseline], study.smooth, splits, BEHIND, seeds=False)
             _draw(axis, panel, by_arm[name], study.smooth, splits, OWN, seeds=True)
-            _dress(axis, panel, top, splits, first=index % columns == 0)
+            _dress(axis, panel, tops, splits, first=index % columns == 0)
     for axis in axes.flatten():
         if not axis.has_data():
             axis.axis("off")
@@ -53,36 +83,43 @@ def draw(study: Study, records: Sequence[Record], out: Path) -> None:
     partial.replace(out)
 
 
-def _dress(axis: Any, panel: str, top: float, splits: Sequence[str], *, first: bool) -> None:
+def _dress(axis: Any, panel: str, tops: Mapping[str, float], splits: Sequence[str], *, first: bool) -> None:
     axis.grid(alpha=0.25)
     axis.tick_params(labelsize=7)
-    if panel == "entropy":
-        axis.set_ylim(-0.03 * top, 1.05 * top)
-    else:
+    if panel == EVALUATIONS or MEASURES[panel].share:
         axis.set_ylim(-3, 103)
+    else:
+        axis.set_ylim(-0.03 * tops[panel], 1.05 * tops[panel])
     if first:
-        lists = " -- ".join(splits)
-        label = {
-            "success": "training success, %",
-            "entropy": "entropy, nats",
-            "evaluations": f"test success, %\n{lists}",
-        }
-        axis.set_ylabel(label[panel], fontsize=7, parse_math=False)
+        label = f"test success, %\n{' -- '.join(splits)}" if panel == EVALUATIONS else MEASURES[panel].label
+        axis.set_ylabel(label, fontsize=7, parse_math=False)
 
 
 def _draw(axis: Any, panel: str, records: Sequence[Record], smooth: int, splits: Sequence[str], color: str,
           *, seeds: bool) -> None:  # fmt: skip
-    if panel == "evaluations":
+    if panel == EVALUATIONS:
         for split, style in zip(splits, ("-", "--"), strict=False):
             curves = [curve for record in records if (curve := _evaluations(record, split)) is not None]
             _lines(axis, curves, color, style, seeds=seeds)
         return
-    names = (SUCCESS,) if panel == "success" else ENTROPY
-    found = [curve for record in records if (curve := _curve(record, names)) is not None]
-    scale = 100.0 if panel == "success" else 1.0
-    window = smooth if found and min(len(steps) for steps, _ in found) > 2 * smooth else 1
+    measure = MEASURES[panel]
+    found = [curve for record in records if (curve := _curve(record, measure.names)) is not None]
+    window = _points(found, smooth)
+    scale = 100.0 if measure.share else 1.0
     smoothed = [(steps[window - 1 :], scale * running_mean(values, window)) for steps, values in found]
     _lines(axis, smoothed, color, "-", seeds=seeds)
+
+
+def _points(curves: Sequence[Curve], smooth: int) -> int:
+    """Returns the points of a running mean over so many RL steps; 1 if there are too few points for one.
+
+    A curve that was thinned when it was kept has a point for several RL steps, which is their mean already.
+    """
+    if not curves or min(len(steps) for steps, _ in curves) < 2:
+        return 1
+    apart = max(float(np.median(np.diff(steps))) for steps, _ in curves)
+    window = max(1, int(smooth / apart))
+    return window if min(len(steps) for steps, _ in curves) > 2 * window else 1
 
 
 def _lines(axis: Any, curves: Sequence[Curve], color: str, style: str, *, seeds: bool) -> None:
@@ -114,7 +151,7 @@ def _evaluations(record: Record, split: str) -> Curve | None:
     return (np.array([step for step, _ in points]), np.array([rate for _, rate in points])) if points else None
 
 
-def _highest(records: Sequence[Record]) -> float:
-    """Returns the top of the axes of entropy: the highest of all runs, so that arms can be compared."""
-    curves = [curve for record in records if (curve := _curve(record, ENTROPY)) is not None]
+def _highest(records: Sequence[Record], measure: Measure) -> float:
+    """Returns the top of the axes of a measure: the highest of all runs, so that arms can be compared."""
+    curves = [curve for record in records if (curve := _curve(record, measure.names)) is not None]
     return max((float(values.max()) for _, values in curves), default=1.0) or 1.0
