@@ -208,7 +208,7 @@ def test_an_axis_begins_at_zero_if_it_is_asked_to(tmp_path, monkeypatch, from_ze
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: bottoms.append(figure.axes[0].get_ylim()[0]))
     write_events(tmp_path / "run", [("train/h", step, 5.0 + step, 1.0) for step in (1, 2)])
     plot_runs([tmp_path / "run"], tmp_path / "h.png", panels=[Panel("h", {"train/h": "-"}, from_zero=from_zero)])
-    assert (bottoms[0] == 0) is from_zero
+    assert bool(bottoms[0] == 0) is from_zero
 
 
 def test_all_that_a_run_has_logged_is_read(tmp_path):
