@@ -84,15 +84,15 @@ def test_the_paper_s_table_by_hand():
 
 
 def test_entropy_of_choices_and_of_forced_tokens_by_hand():
-    """Sixty RL steps are thirty points of two; a run that logged one of the two alone does not count."""
+    """Sixty RL steps are thirty points of two; medians, and a run that logged one of the two alone does not count."""
     choices = [1.0, 2.0] + [4.0, 2.0] + [0.0, 1.0] * 28
-    records = [record_of("a", seed, [0.5] * 60) for seed in (0, 1, 2)]
-    for record, forced in zip(records[:2], ([0.1, 0.5, 0.3], [0.3, 0.3, 0.1]), strict=True):
+    records = [record_of("a", seed, [0.5] * 60) for seed in (0, 1, 2, 3)]
+    for record, forced in zip(records[:3], ([0.1, 0.5, 0.3], [0.3, 0.3, 0.1], [0.2, 9.0, 9.0]), strict=True):
         record.curves["ref-nucleus/choice_entropy"] = choices
         record.thinned["ref-nucleus/forced_entropy"] = forced
-    records[2].curves["ref-nucleus/choice_entropy"] = choices
-    lines = tokens_table(judge(study_of("a", seeds=(0, 1, 2)), records)).splitlines()
-    assert lines[2] == "| a | 2 | 1.50 → 3.00 → 0.50 | 0.20 → 0.40 → 0.20 |"
+    records[3].curves["ref-nucleus/choice_entropy"] = choices
+    lines = tokens_table(judge(study_of("a", seeds=(0, 1, 2, 3)), records)).splitlines()
+    assert lines[2] == "| a | 3 | 1.50 → 3.00 → 0.50 | 0.20 → 0.50 → 0.30 |"
 
 
 def test_the_order_of_the_thirds():

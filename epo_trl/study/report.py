@@ -113,7 +113,7 @@ THIRDS_NOTE = (
 TOKENS_NOTE = (
     "Mean entropy over the whole vocabulary at tokens where the policy at the start of RL gave more than the method's "
     "cut to two tokens or more (choices), and at all others (forced). Each value is the mean over a thirtieth of a "
-    "run, then over the runs; the highest ones need not be of the same time."
+    "run; of the runs the median, since a single explosion would be most of their mean."
 )
 
 

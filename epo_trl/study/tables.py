@@ -130,8 +130,8 @@ def tokens_table(outcomes: Outcomes) -> str:
     for name, runs in outcomes.items():
         logged = [run.by_tokens for run in runs.values() if len(run.by_tokens) == len(TOKENS)]
         if logged:
-            means = [" → ".join(number(fmean(run[kind][i] for run in logged)) for i in range(3)) for kind in TOKENS]
-            rows.append([plain(name), str(len(logged)), *means])
+            cells = [" → ".join(number(median(run[kind][i] for run in logged)) for i in range(3)) for kind in TOKENS]
+            rows.append([plain(name), str(len(logged)), *cells])
     head = ["arm", "runs", "choices, nats: start → highest → end", "forced, nats: start → highest → end"]
     return table(head, rows) if rows else ""
 
