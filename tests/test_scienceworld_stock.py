@@ -52,7 +52,11 @@ class Neighbour:
             self.env.reset(options={"task_id": "train/power-component/0"})
 
 
-@pytest.mark.parametrize("task_type", all_task_types())
+# The plants whose name is known have a path of the same steps; each of the two takes 45 s.
+PATHS = [task_type for task_type in all_task_types() if task_type != "mendelian-genetics-unknown-plant"]
+
+
+@pytest.mark.parametrize("task_type", PATHS)
 def test_a_gold_path_gives_what_the_stock_wrapper_gives(task_type, suite, stock, envs, monkeypatch):
     if task_type not in LISTED:
         monkeypatch.setattr(stock, "get_valid_action_object_combinations", list)
