@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,9 @@ def early_option(name: str, argv: Sequence[str] | None = None) -> str | None:
     if given is None and path is not None:
         given = read_config(path).get(name)
     return None if given is None else str(given)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns the end of a message about an unknown name: the known one that is most like it, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

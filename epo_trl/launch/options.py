@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import sys
@@ -23,6 +22,7 @@ from epo_trl.launch.command_line import (
     ConfigIsRight,
     RecipeError,
     config_path,
+    did_you_mean,
     early_option,
     read_config,
     with_config_apart,
@@ -132,8 +132,7 @@ class RecipeParser(TrlParser):
 
     def _refuse(self, unknown: list[str], known: Iterable[str], why: str) -> None:
         if unknown:
-            near = difflib.get_close_matches(unknown[0], list(known), n=1)
-            self.error(f"{unknown[0]}: {why}" + (f"; did you mean {near[0]}?" if near else ""))
+            self.error(f"{unknown[0]}: {why}{did_you_mean(unknown[0], known)}")
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help, on the first of several ranks only."""

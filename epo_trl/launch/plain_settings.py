@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import yaml
 from trl import ModelConfig
 
-from epo_trl.launch.command_line import RecipeError, read_config
+from epo_trl.launch.command_line import RecipeError, did_you_mean, read_config
 from epo_trl.launch.shipped import find_config, settled
 from epo_trl.launch.training import ALGORITHMS, AlgorithmArguments
 
@@ -38,10 +37,7 @@ def plain_settings(config: str, options: Sequence[str] = ()) -> tuple[dict[str, 
             defaults[one.name] = made if one.default is MISSING else one.default
     for name in given:
         if name not in defaults:
-            near = difflib.get_close_matches(name, defaults, n=1)
-            raise RecipeError(
-                f"--{name}: no field of a training config" + (f"; did you mean {near[0]}?" if near else "")
-            )
+            raise RecipeError(f"--{name}: no field of a training config{did_you_mean(name, defaults)}")
     said |= given
     return defaults | said, set(said)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
 
 from epo_trl.envs.registry import ENVIRONMENTS
-from epo_trl.launch.command_line import RecipeError, with_config_apart
+from epo_trl.launch.command_line import RecipeError, did_you_mean, with_config_apart
 
 # In the repository a link to the folder `recipes`, in an installed package a copy of its configs.
 FOLDER = Path(__file__).parents[1] / "recipes"
@@ -49,10 +48,9 @@ def find_config(name: str) -> Path:
     known = shipped()
     found = known.get(name.removesuffix(".yaml"))
     if found is None:
-        near = difflib.get_close_matches(name, known, n=1)
         raise RecipeError(
             f"--config: got {name!r}, takes a YAML file, or the name of a shipped one such as 'alfworld/tiny_cpu'"
-            + (f"; did you mean {near[0]}?" if near else "")
+            + did_you_mean(name, known)
         )
     return found
 

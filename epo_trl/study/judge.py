@@ -97,7 +97,7 @@ def _outcome(study: Study, record: Record, best: float) -> Outcome:
     steps = [int(step) for step in record.curves.get("rl_step", ()) if step is not None]
     success = final_success(record, study)
     entropy = record.curves.get("entropy/all_tokens") or record.thinned.get("entropy") or ()
-    choices = record.curves.get("ref-nucleus/choice_entropy") or record.curves.get("entropy/all_tokens") or ()
+    choices = record.curves.get(TOKENS["choices"]) or record.curves.get("entropy/all_tokens") or ()
     thirds = {third: record.curves.get(f"entropy/{third}_third", ()) for third in THIRDS}
     ends = _first(entropy), _last(entropy, study.window)
     splits = dict.fromkeys(one.split for one in record.evaluations)
