@@ -80,7 +80,7 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(study, capsys):
     assert "failed: broken-seed1: exit code 1: no luck, see runs/mine/broken-seed1/log.txt" in err
     assert starts() == {**ALL, "broken-seed1": 1, "broken-seed2": 1}
     report = Path("results/mine/report.md").read_text()
-    assert "- broken, seed 1\n- broken, seed 2\n" in report and "| good | 2 | 91.5" in report
+    assert "- broken: seeds 1 2\n" in report and "| good | 2 | 91.5" in report
     assert study(arms={**ARMS, "broken": {"success": [0.5] * 3}}) == 0
     assert starts() == {**ALL, "broken-seed1": 2, "broken-seed2": 2}
 
@@ -114,7 +114,7 @@ def test_some_arms_and_seeds_only(study):
     assert study("--arms", "good", "--seeds", "1", "5") == 0
     assert set(starts()) == {"good-seed1", "good-seed5", "warm-start-seed1", "warm-start-seed5"}
     report = Path("results/mine/report.md").read_text()
-    assert "| arm | seed 1 | seed 2 | seed 5 |" in report and "- good, seed 2\n- bad\\|one, seed 1\n" in report
+    assert "| arm | seed 1 | seed 2 | seed 5 |" in report and "- good: seeds 2\n- bad\\|one: seeds 1 " in report
 
 
 def test_two_studies_in_one_folder_are_refused(study, capsys):

@@ -8,12 +8,12 @@ import pytest
 
 from epo_trl.study.config import Arm, Part, Study
 from epo_trl.study.figure import draw
-from epo_trl.study.judge import judge
+from epo_trl.study.judge import Failure, judge
 from epo_trl.study.markdown import code, percent, plain, points, spread
 from epo_trl.study.record import Evaluation, Record
 from epo_trl.study.report import report, write_report
 from epo_trl.study.statistics import Estimate
-from epo_trl.study.tables import paper_differences, paper_table, thirds_table, tokens_table, training_table
+from epo_trl.study.tables import paper_differences, paper_table, seeds_table, thirds_table, tokens_table, training_table
 
 PART = Part(Path("r.py"), Path("c.yaml"), {})
 
@@ -47,18 +47,23 @@ def test_a_run_is_judged_by_the_last_steps_of_its_training():
 
 def test_explosion_and_collapse_are_found_from_the_curves():
     calm, invalid, good = [1.0] * 40, [0.1] * 40, [0.9] * 40
-    study = study_of("good", "wild", "dead", seeds=(1,))
+    study = study_of("good", "wild", "back", "dead", seeds=(1,))
     records = [
         record_of("good", 1, good, all_tokens=calm, invalid=invalid),
         record_of("wild", 1, good, all_tokens=[1.0] * 5 + [3.0] * 35, invalid=invalid),
+        record_of("back", 1, good, all_tokens=[1.0] * 5 + [3.0] * 34 + [1.0], invalid=invalid),
         record_of("dead", 1, [0.3] * 40, all_tokens=[1.0] * 3 + [0.2] * 37, invalid=invalid),
     ]
     found = {name: runs[1] for name, runs in judge(study, records).items()}
-    assert [run.exploded_at for run in found.values()] == [None, 15, None]  # RL steps 6 to 15
+    # RL steps 6 to 15
+    assert [run.exploded for run in found.values()] == [None, Failure(15, True), Failure(15, False), None]
     # the running mean over ten is below .3 when one of them is 1.0: (1 + 9 * .2) / 10; RL steps 3 to 12
-    assert [run.collapsed_at for run in found.values()] == [None, None, 12]
+    assert [run.collapsed for run in found.values()] == [None, None, None, Failure(12, True)]
     text = training_table(study, judge(study, records))
-    assert "| wild | 1 | 90.0 | 1 (21 to 100 %) | 0 | 10 (1) | 1.00 → 3.00 | 10.0 | 1 | 0 |" in text
+    assert "| wild | 1 | 90.0 | 1 (21 to 100 %) | 0 | 10 (1) | 1.00 → 3.00 | 10.0 | 1, 1 | 0, 0 |" in text
+    assert "→ 2.90 | 10.0 | 1, 0 | 0, 0 |" in text  # the last twenty: (19 * 3 + 1) / 20
+    marks = seeds_table(study, judge(study, records))
+    assert "| wild | 90.0 **solved** exploded |" in marks and "| back | 90.0 **solved** |" in marks
 
 
 EVALUATED = [(0, "iid", 2), (0, "ood", 1), (5, "iid", 8), (5, "ood", 5), (10, "iid", 4), (10, "ood", 5), (15, "iid", 6),
@@ -169,7 +174,7 @@ def test_a_study_without_a_run_has_a_report_that_says_so(tmp_path):
     study = study_of("a", "b")
     assert [file.name for file in write_report(study, [], tmp_path)] == ["report.md"]
     text = (tmp_path / "report.md").read_text()
-    assert "- a, seed 1\n- a, seed 2\n- b, seed 1\n- b, seed 2\n" in text and "## Training" not in text
+    assert "- a: seeds 1 2\n- b: seeds 1 2\n" in text and "## Training" not in text
 
 
 def test_arms_with_few_seeds_are_called_anecdotes():

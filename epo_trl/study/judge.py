@@ -19,6 +19,19 @@ TOKENS = {"choices": "ref-nucleus/choice_entropy", "forced": "ref-nucleus/forced
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """An explosion or a collapse.
+
+    Args:
+        at: RL step from which the run first had it.
+        stays: Whether it has it at its end; others came back.
+    """
+
+    at: int
+    stays: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """One run. What is `None` was not logged, or did not happen.
 
@@ -28,8 +41,8 @@ class Outcome:
         solved: Whether that is above the study's level.
         trapped: Whether it is below.
         solved_at: RL step at which the running mean first reached the level.
-        exploded_at: RL step from which the run counts as exploded.
-        collapsed_at: RL step from which it counts as collapsed.
+        exploded: Its explosion.
+        collapsed: Its collapse.
         entropy: Mean over all tokens, of the first RL steps and of the last, in nats.
         invalid: Share of invalid turns in the last RL steps.
         by_tokens: Entropy where the first policy had a choice and where it had none, each at the start, at its highest
@@ -44,8 +57,8 @@ class Outcome:
     solved: bool | None
     trapped: bool | None
     solved_at: int | None
-    exploded_at: int | None
-    collapsed_at: int | None
+    exploded: Failure | None
+    collapsed: Failure | None
     entropy: tuple[float, float] | None
     invalid: float | None
     by_tokens: Mapping[str, tuple[float, float, float]]
@@ -105,13 +118,13 @@ def _outcome(study: Study, record: Record, best: float) -> Outcome:
     def at(index: int | None) -> int | None:
         return None if index is None else steps[index]
 
-    def flagged(kind: str) -> int | None:
+    def failure(kind: str) -> Failure | None:
         series = (entropy, record.curves.get(INVALID)) if kind == "exploded" else (choices, record.curves.get(SUCCESS))
         if not all(series) or len(series[0]) != len(steps):
             return None
         one, other = ([math.nan if value is None else value for value in values or ()] for values in series)
         flags = exploded(one, other) if kind == "exploded" else collapsed(one, other, best)
-        return at(flags.index(True)) if True in flags else None
+        return Failure(steps[flags.index(True)], flags[-1]) if True in flags else None
 
     return Outcome(
         seed=record.seed,
@@ -119,8 +132,8 @@ def _outcome(study: Study, record: Record, best: float) -> Outcome:
         solved=None if success is None else success > study.solved,
         trapped=None if success is None else success < study.trapped,
         solved_at=at(first_above(record.curves.get(SUCCESS, ()), study.solved, study.smooth)),
-        exploded_at=flagged("exploded"),
-        collapsed_at=flagged("collapsed"),
+        exploded=failure("exploded"),
+        collapsed=failure("collapsed"),
         entropy=None if ends[0] is None or ends[1] is None else (ends[0], ends[1]),
         invalid=_last(record.curves.get(INVALID, ()), study.window),
         by_tokens={kind: shape for kind, name in TOKENS.items() if (shape := _shape(record, name)) is not None},

@@ -92,8 +92,8 @@ def _training_note(study: Study) -> str:
         f"Training episodes, mean of the last {study.window} RL steps of a run, then mean ± standard deviation over "
         f"seeds (95 % interval, Student's t). Solved: above {solved} % (95 % interval of the share, Wilson); trapped: "
         f"below {trapped} %. Steps: until the running mean over {study.smooth} RL steps reaches {solved} %, median of "
-        "the runs that get there. Entropy: over all tokens, first RL steps → last ones. Exploded, collapsed: runs, by "
-        "the definitions in docs/metrics.md (`run/exploded`, `run/collapsed`)."
+        "the runs that get there. Entropy: over all tokens, first RL steps → last ones. Exploded, collapsed: runs that "
+        "ever were, and that are at their end, by the definitions in docs/metrics.md (`run/exploded`, `run/collapsed`)."
     )
 
 
@@ -134,12 +134,9 @@ def _settings(study: Study) -> str:
 
 def _missing(study: Study, records: Sequence[Record]) -> str:
     there = {(record.arm, record.seed) for record in records}
-    gone = [
-        f"{plain(arm.name)}, seed {seed}" for arm in study.arms for seed in arm.seeds if (arm.name, seed) not in there
-    ]
-    if not gone:
-        return ""
-    return "## Missing\n\nThese runs have not ended, or have failed:\n\n" + "\n".join(f"- {one}" for one in gone) + "\n"
+    gone = {arm.name: [seed for seed in arm.seeds if (arm.name, seed) not in there] for arm in study.arms}
+    lines = [f"- {plain(name)}: seeds {' '.join(map(str, seeds))}" for name, seeds in gone.items() if seeds]
+    return "\n".join(["## Missing\n\nThese runs have not ended, or have failed:\n", *lines, ""]) if lines else ""
 
 
 def _caveats(study: Study, outcomes: Outcomes) -> str:

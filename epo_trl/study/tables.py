@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from epo_trl.evaluation.wilson import wilson_interval
 from epo_trl.study.config import Study
-from epo_trl.study.judge import THIRDS, TOKENS, Outcome, Outcomes
+from epo_trl.study.judge import THIRDS, TOKENS, Failure, Outcome, Outcomes
 from epo_trl.study.markdown import NOTHING, number, percent, plain, points, spread, table
 from epo_trl.study.statistics import estimate, fisher_exact, paired, pairs_needed
 
@@ -34,16 +34,16 @@ def training_table(study: Study, outcomes: Outcomes) -> str:
         rows.append(
             [
                 plain(name), str(len(final)), spread(estimate(list(final.values()))), _solved(runs),
-                _count(runs, "trapped"),
+                str(sum(bool(run.trapped) for run in runs.values())),
                 f"{median(reached):.0f} ({len(reached)})" if reached else NOTHING,
                 f"{fmean(one for one, _ in ends):.2f} → {fmean(two for _, two in ends):.2f}" if ends else NOTHING,
                 percent(fmean(invalid)) if invalid else NOTHING,
-                _count(runs, "exploded_at"), _count(runs, "collapsed_at"),
+                _failures([run.exploded for run in runs.values()]), _failures([run.collapsed for run in runs.values()]),
             ]
         )  # fmt: skip
     head = ["arm", "seeds", "success %: mean ± sd (interval)", "solved", "trapped",
-            f"RL steps to {percent(study.solved)} %: median (runs)", "entropy, nats", "invalid %", "exploded",
-            "collapsed"]  # fmt: skip
+            f"RL steps to {percent(study.solved)} %: median (runs)", "entropy, nats", "invalid %",
+            "exploded: ever, at the end", "collapsed: ever, at the end"]  # fmt: skip
     return table(head, rows) if rows else ""
 
 
@@ -54,8 +54,10 @@ def _solved(runs: Mapping[int, Outcome]) -> str:
     return f"{sum(judged)} ({100 * low:.0f} to {100 * high:.0f} %)"
 
 
-def _count(runs: Mapping[int, Outcome], name: str) -> str:
-    return str(sum(value is not None and value is not False for value in (getattr(run, name) for run in runs.values())))
+def _failures(found: Sequence[Failure | None]) -> str:
+    """Returns for example `9, 2`: how many runs ever had it, and how many have it at their end."""
+    had = [one for one in found if one is not None]
+    return f"{len(had)}, {sum(one.stays for one in had)}"
 
 
 def differences_table(study: Study, outcomes: Outcomes) -> str:
@@ -99,9 +101,10 @@ def seeds_table(study: Study, outcomes: Outcomes) -> str:
 def _one(run: Outcome | None) -> str:
     if run is None or run.success is None:
         return NOTHING
-    flags = (("**solved**", run.solved), ("trapped", run.trapped), ("exploded", run.exploded_at),
-             ("collapsed", run.collapsed_at))  # fmt: skip
-    marks = [mark for mark, held in flags if held is not None and held is not False]
+    flags = (("**solved**", run.solved), ("trapped", run.trapped),
+             ("exploded", run.exploded and run.exploded.stays),
+             ("collapsed", run.collapsed and run.collapsed.stays))  # fmt: skip
+    marks = [mark for mark, held in flags if held]
     return " ".join([percent(run.success), *marks])
 
 
