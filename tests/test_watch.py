@@ -232,9 +232,9 @@ def test_the_command_writes_a_page_or_prints(tmp_path, capsys, monkeypatch):
     run = tmp_path / "grpo-seed0"
     write_samples(sample_file(run, 1), [sample(said="mug").to_dict()])
     assert main(["watch", "grpo-seed0"]) == 0
-    assert capsys.readouterr().out == "wrote episodes.html (0.0 MB).\n"
-    assert data_of((tmp_path / "episodes.html").read_text())["episodes"][0]["task"] == "mug task"
-    assert Page((tmp_path / "episodes.html").read_text()).title.strip() == "Episodes of grpo-seed0"
+    assert capsys.readouterr().out == "wrote grpo-seed0/episodes.html (0.0 MB).\n"
+    assert data_of((run / "episodes.html").read_text())["episodes"][0]["task"] == "mug task"
+    assert Page((run / "episodes.html").read_text()).title.strip() == "Episodes of grpo-seed0"
     assert main(["watch", "grpo-seed0", "--out", "other.html"]) == 0 and (tmp_path / "other.html").is_file()
     capsys.readouterr()
     assert main(["watch", "grpo-seed0", "--text"]) == 0

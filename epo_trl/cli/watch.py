@@ -24,8 +24,9 @@ def main(argv: Sequence[str]) -> int:
         elif args.text:
             print_list(samples)
         else:
-            out = Path(args.out or "episodes.html")
-            left_out = write_page(out, samples, Path(args.run).resolve().name, args.max_mb * 2**20)
+            run = Path(args.run)
+            out = Path(args.out or (run / "episodes.html" if run.is_dir() else run.with_suffix(".html")))
+            left_out = write_page(out, samples, run.resolve().name, args.max_mb * 2**20)
             say(f"wrote {out} ({out.stat().st_size / 2**20:.1f} MB). {left_out}".rstrip())
     except (OSError, WatchError) as error:
         return fail(error)
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("watch", "Shows the episodes that a run has kept: one HTML page, or text with --text.")
     parser.add_argument("run", metavar="RUN", help="output directory of a training run, or --output of an evaluation")
-    parser.add_argument("--out", metavar="HTML", help="page to write (default: episodes.html)")
+    parser.add_argument("--out", metavar="HTML", help="page to write (default: RUN/episodes.html)")
     parser.add_argument("--max-mb", type=at_least(1), default=20, metavar="MB", help="size of the page (default: 20)")
     parser.add_argument("--text", action="store_true", help="a list in the terminal instead, the worst episodes first")
     parser.add_argument("--episode", type=at_least(1), metavar="K", help="episode K of that list, in the terminal")
