@@ -1,9 +1,9 @@
 """AgentEvol: a warm start and two rounds on the small environment of recipes/my_env, and the same command again."""
 
 import json
-import subprocess
-import sys
+import runpy
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -11,13 +11,31 @@ ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "recipes" / "my_env" / "sft_tiny_cpu.yaml"
 
 
-def recipe(name, *options):
-    command = [sys.executable, str(ROOT / "recipes" / name), "--config", str(CONFIG), "--report_to", "none", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def recipe(monkeypatch, capsys):
+    """Returns a function that runs a recipe as one types it, in this process: a new one imports for seconds."""
+
+    def run(name, *options):
+        path = str(ROOT / "recipes" / name)
+        monkeypatch.setattr("sys.argv", [path, "--config", str(CONFIG), "--report_to", "none", *options])
+        code = 0
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as exit:
+            code = exit.code
+        return Done(code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.mark.slow
-def test_a_policy_learns_from_what_it_has_won_and_a_finished_run_is_left_as_it_is(tmp_path):
+def test_a_policy_learns_from_what_it_has_won_and_a_finished_run_is_left_as_it_is(tmp_path, recipe):
     warm, evolved = tmp_path / "warm", tmp_path / "evolved"
     done = recipe("sft.py", "--output_dir", str(warm), "--max_steps", "60")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -49,7 +67,7 @@ def test_a_policy_learns_from_what_it_has_won_and_a_finished_run_is_left_as_it_i
 
 
 @pytest.mark.slow
-def test_it_does_not_begin_with_a_policy_that_has_learned_nothing(tmp_path):
+def test_it_does_not_begin_with_a_policy_that_has_learned_nothing(tmp_path, recipe):
     done = recipe("agent_evol.py", "--output_dir", str(tmp_path))
     assert done.returncode == 1
     assert "model_name_or_path: got a policy that has learned nothing, takes one after recipes/sft.py" in done.stderr

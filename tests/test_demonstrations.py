@@ -93,6 +93,23 @@ def test_an_answer_does_not_repeat_the_tag_that_the_chat_template_writes():
     assert tokenizer.decode(turn.response_ids[:-1]) == " I see start </think> <action> go </action>"
 
 
+def test_thoughts_can_be_left_out(tokenizers):
+    """And a policy that plays so is understood where no thought is asked for."""
+    context = context_of(tokenizers["alfworld"])
+    [[turn]] = expert_episodes(LineSuite([WIN]), [("a", 0)], context, max_turns=3, thoughts=False)
+    answer = context.tokenizer.decode(turn.response_ids[:-1])
+    assert answer == "<action> go </action>" and turn.response_ids[-1] == context.tokenizer.eos_token_id
+    assert context.read(turn.response_ids, answer, ["go"], require_think=False).is_valid
+
+
+def test_a_chat_template_that_begins_a_thought_takes_it():
+    episodes = expert_episodes(
+        LineSuite([WIN]), [("a", 0)], context_of(byte_tokenizer(THINKING)), max_turns=3, thoughts=False
+    )
+    with pytest.raises(ValueError, match=r"thoughts: got False, takes True: the chat template begins answers with <thi"):
+        next(episodes)
+
+
 class Recorded(ToySuite):
     """Keeps what its environments were asked to do, and what the expert said."""
 

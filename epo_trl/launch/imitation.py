@@ -43,6 +43,9 @@ class DemonstrationArguments(FewShotArguments):
     keep_lost: bool = field(
         default=False, metadata={"help": "Whether episodes that end in a failure are kept; for an expert that guesses."}
     )
+    thoughts: bool = field(
+        default=True, metadata={"help": "Whether answers have the expert's thoughts; if not, set require_think: false."}
+    )
     prompt_label_rate: float = field(
         default=0.0, metadata={"help": "Weight of the prompt's own loss; helps a model from scratch, 0 otherwise."}
     )
@@ -72,6 +75,7 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
             task_types=args.demonstrated_types,
             mistake_rate=args.mistake_rate,
             keep_lost=args.keep_lost,
+            thoughts=args.thoughts,
             on_episode=lambda won: bar.update(),
         ):
             for turn in turns:
@@ -109,6 +113,7 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
                 max_turns=shown.max_turns,
                 max_prompt_length=shown.max_prompt_length,
                 max_completion_length=512,
+                require_think=shown.thoughts,
                 temperature=1.0,
                 few_shot=few_shot_of(shown),
             ),

@@ -10,7 +10,8 @@ from epo_trl.envs.base import Info, TaskSuite, TextEnv
 from epo_trl.rollout.context import ContextBuilder, TurnView
 from epo_trl.rollout.examples import PastTurn
 
-ANSWER = "<think> {thought} </think> <action> {action} </action>"
+ACTION = "<action> {action} </action>"
+ANSWER = f"<think> {{thought}} </think> {ACTION}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ def expert_episodes(
     task_types: Sequence[str] | None = None,
     mistake_rate: float = 0.0,
     keep_lost: bool = False,
+    thoughts: bool = True,
     on_episode: Callable[[bool], None] = lambda won: None,
 ) -> Iterator[list[Demonstration]]:
     """Yields the turns of each episode that the suite's expert wins within the turn budget.
@@ -56,12 +58,15 @@ def expert_episodes(
             injection as in DART, Laskey et al. 2017, arXiv 1703.09327). An
             environment that lists no actions takes 0.
         keep_lost: Whether lost episodes that ended within the turn budget are kept too.
+        thoughts: Whether the answers have the expert's thoughts; without them a policy of `require_think=False` learns.
         on_episode: Called after each task with whether the expert played and won it.
     """
     if not context.is_windowed:
         raise ValueError(f"context: got {context.mode!r}, demonstrations take 'windowed'")
     if not 0 <= mistake_rate < 1:
         raise ValueError(f"mistake_rate: got {mistake_rate}, takes a number in [0, 1)")
+    if not thoughts and context.answer_start:
+        raise ValueError(f"thoughts: got False, takes True: the chat template begins answers with {context.answer_start}")
     env = suite.make_env()
     try:
         for task_id, seed in tasks:
@@ -72,7 +77,7 @@ def expert_episodes(
             turns, won, ended = play_expert(suite, env, (observation, info), seed, max_turns, mistake_rate)
             on_episode(won)
             if won or (keep_lost and ended):
-                yield _encode(turns, context)
+                yield _encode(turns, context, ANSWER if thoughts else ACTION)
     finally:
         env.close()
 
@@ -120,12 +125,14 @@ def _with_mistake(action: str, known: set[str], info: Info, rate: float, chance:
     return chance.choice(mistakes) if mistakes and chance.random() < rate else action
 
 
-def _encode(turns: Sequence[tuple[TurnView, dict[str, str]]], context: ContextBuilder) -> list[Demonstration]:
+def _encode(
+    turns: Sequence[tuple[TurnView, dict[str, str]]], context: ContextBuilder, answer: str
+) -> list[Demonstration]:
     prompts = context.build([view for view, _ in turns])
-    answers = context.encode(ANSWER.removeprefix(context.answer_start), [answer for _, answer in turns])
+    answers = context.encode(answer.removeprefix(context.answer_start), [said for _, said in turns])
     end = context.tokenizer.eos_token_id
     return [
-        Demonstration(prompt.ids, [*answer, end])
-        for prompt, answer in zip(prompts, answers, strict=True)
+        Demonstration(prompt.ids, [*ids, end])
+        for prompt, ids in zip(prompts, answers, strict=True)
         if prompt is not None
     ]
