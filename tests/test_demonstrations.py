@@ -106,7 +106,7 @@ def test_a_chat_template_that_begins_a_thought_takes_it():
     episodes = expert_episodes(
         LineSuite([WIN]), [("a", 0)], context_of(byte_tokenizer(THINKING)), max_turns=3, thoughts=False
     )
-    with pytest.raises(ValueError, match=r"thoughts: got False, takes True: the chat template begins answers with <thi"):
+    with pytest.raises(ValueError, match=r"thoughts: got False, takes True: the chat template begins with <think>"):
         next(episodes)
 
 

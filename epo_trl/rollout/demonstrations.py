@@ -66,7 +66,7 @@ def expert_episodes(
     if not 0 <= mistake_rate < 1:
         raise ValueError(f"mistake_rate: got {mistake_rate}, takes a number in [0, 1)")
     if not thoughts and context.answer_start:
-        raise ValueError(f"thoughts: got False, takes True: the chat template begins answers with {context.answer_start}")
+        raise ValueError(f"thoughts: got False, takes True: the chat template begins with {context.answer_start}")
     env = suite.make_env()
     try:
         for task_id, seed in tasks:
