@@ -11,7 +11,7 @@ import pytest
 from rollout_parts import byte_tokenizer
 from trl import ModelConfig, SFTConfig
 
-from epo_trl.envs import EnvError
+from epo_trl.envs import EnvError, TaskSuite
 from epo_trl.envs.registry import ENVIRONMENTS, check_fields, environment_arguments
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.toy import ToySuite, TreasureHunt
@@ -201,10 +201,16 @@ def test_a_missing_key_of_info_is_named_before_training(key, where):
 
 
 class NoExpert(ToySuite):
+    make_expert = TaskSuite.make_expert
+
+
+class ShyExpert(ToySuite):
     def make_expert(self, seed=0):
-        return super(ToySuite, self).make_expert(seed)
+        raise EnvError("gold: got false, takes true for an expert")
 
 
 def test_a_tiny_model_of_an_environment_without_expert_is_refused_by_name():
     with pytest.raises(EnvError, match=r"^model_name_or_path: got 'tiny'.*no expert.*write NoExpert.make_expert\(\)"):
         load_policy(ModelConfig("tiny"), NoExpert(), "general_compact")
+    with pytest.raises(EnvError, match=r"^model_name_or_path: got 'tiny'.*gold: got false.*expert; or take a model of"):
+        load_policy(ModelConfig("tiny"), ShyExpert(), "general_compact")

@@ -279,7 +279,9 @@ def _expert(suite: TaskSuite, seed: int) -> Expert:
     try:
         return suite.make_expert(seed)
     except EnvError as error:
+        has_one = type(suite).make_expert is not TaskSuite.make_expert  # and it says itself what it needs
+        what = "or take" if has_one else f"write {type(suite).__name__}.make_expert(), or take"
         raise EnvError(
             f"model_name_or_path: got 'tiny', whose vocabulary is what an expert of the environment sees and does, "
-            f"but {error}; write {type(suite).__name__}.make_expert(), or take a model of the Hub or a local one"
+            f"but {error}; {what} a model of the Hub or a local one"
         ) from error
