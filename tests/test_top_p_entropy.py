@@ -7,7 +7,7 @@ import pytest
 import torch
 import trl.trainer.utils as trl_utils
 from test_method_ref_nucleus import ATTENTION, HEADS, IDS, RESPONSE, TURNS, head_of
-from trainer_kit import make_model
+from trainer_kit import assert_same_function, make_model
 from trl.trainer.utils import add_fused_lm_head
 
 from epo_trl.models import top_p
@@ -128,17 +128,8 @@ def test_it_is_what_the_whole_distribution_gives(head):
 
     _, scores = scored(model, temperature=temperature)
     got = scores.top_p_entropy
-    torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
+    assert_same_function(model, got, wanted)
     assert (got <= scores.entropy + 1e-5).all() and (got < scores.entropy - 0.1).any()
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    slope = torch.arange(1.0, got.numel() + 1).view_as(got)
-    mine, theirs = (
-        torch.autograd.grad((x * slope).sum(), parameters, allow_unused=True, materialize_grads=True)
-        for x in (got, wanted)
-    )
-    scale = max(float(x.abs().max()) for x in theirs)
-    for name, x, y in zip(names, mine, theirs, strict=True):
-        assert (x - y).abs().max() < 1e-4 * scale, name
 
 
 @pytest.mark.parametrize("windowed", [True, False])

@@ -202,6 +202,20 @@ def catch_step(trainer: Any, *, history: Sequence[float] = (), rl_step: int = 0)
     return torch.stack(losses).sum(), catcher.gradients
 
 
+def assert_same_function(model: Any, got: Tensor, wanted: Tensor) -> None:
+    """Checks values `(rows, tokens)` of a model's tokens and their gradients by all weights, each token's its own."""
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    slope = torch.arange(1.0, got.numel() + 1).view_as(got)
+    mine, theirs = (
+        torch.autograd.grad((x * slope).sum(), parameters, allow_unused=True, materialize_grads=True)
+        for x in (got, wanted)
+    )
+    scale = max(float(x.abs().max()) for x in theirs)
+    for name, x, y in zip(names, mine, theirs, strict=True):
+        assert (x - y).abs().max() < 1e-4 * scale, name
+
+
 def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     """Returns the largest absolute difference between two sets of gradients."""
     assert one.keys() == other.keys()
