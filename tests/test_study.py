@@ -58,6 +58,8 @@ def test_every_run_is_made_once_and_the_report_says_what_came_out(study, capsys)
     assert "| bad\\|one | 2 | -60.0 (-60.0 to -60.0) | 2 | 0 / 0 / 2 / 0 | 0.333 |" in report
     assert "| good | 91.0 **solved** | 92.0 **solved** |" in report and "Missing" not in report
     assert study() == 0 and starts() == ALL  # nothing is run again
+    out, _ = capsys.readouterr()
+    assert out.startswith("nothing to run: results/mine has all results; another --results-dir makes them anew\n")
     assert Path("results/mine/report.md").read_text() == report
 
 
@@ -71,6 +73,8 @@ def test_the_results_alone_give_the_same_report(study, tmp_path):
     assert {path.name: path.read_bytes() for path in Path("results/mine").iterdir() if path.is_file()} == before
     assert not Path("runs").exists()
     assert study() == 0 and not starts()
+    assert study("--results-dir", "anew", "--arms", "good") == 0 and set(starts()) == {
+        "good-seed1", "good-seed2", "warm-start-seed1", "warm-start-seed2"}  # fmt: skip
 
 
 def test_a_run_that_fails_stops_no_other_and_is_tried_again(study, capsys):

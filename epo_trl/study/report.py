@@ -71,7 +71,8 @@ def _origin(study: Study, records: Sequence[Record]) -> str:
     versions = ", ".join(sorted({record.version for record in records})) or "none yet"
     command = f"epo-trl study {study.path.as_posix()}"
     return (
-        f"Repeat: {code(command)}; from the kept results alone: {code(command + ' --report-only')}. "
+        f"Run it anew: {code(command + ' --results-dir FOLDER')}; from the kept results alone: "
+        f"{code(command + ' --report-only')}. "
         f"Made with epo-trl {versions}.\n"
     )
 
