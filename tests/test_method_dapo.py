@@ -73,7 +73,7 @@ def watched(folder, **changes):
     return trainer, batches
 
 
-@pytest.mark.parametrize("rounds", [30, 1])
+@pytest.mark.parametrize("rounds", [pytest.param(30, marks=pytest.mark.slow), 1])
 def test_no_group_of_equal_outcomes_is_trained_unless_the_limit_was_reached_and_counted(tmp_path, rounds):
     trainer, batches = watched(tmp_path, max_resamples=rounds, save_strategy="no")
     trainer.train()

@@ -332,7 +332,9 @@ def test_the_reference_stays_where_the_policy_began(tmp_path, kind):
     assert entropies[0] > 0.1 and len({*entropies}) > 1
 
 
-@pytest.mark.parametrize("kind", ["all weights", "new adapter", "loaded adapter"])
+@pytest.mark.parametrize(
+    "kind", ["all weights", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("new adapter", "loaded adapter"))]
+)
 @pytest.mark.parametrize("changes", [{}, {"gradient_accumulation_steps": 4, "steps_per_generation": 8}])
 def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, changes, kind):
     """In the middle of a collected batch too. The checkpoint's policy is not the reference, the first one is."""

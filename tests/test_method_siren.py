@@ -256,7 +256,7 @@ def test_the_entropy_is_drawn_to_the_anchor(tmp_path, kind):
     assert start == pytest.approx(again) and 1.0 < low < start - 0.1 and start + 0.1 < high < 3.7
 
 
-@pytest.mark.parametrize("saved_at", [1, 3])
+@pytest.mark.parametrize("saved_at", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("updates", [1, 2])
 def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, updates, saved_at):
     """With two updates on each batch, also from the middle of the first batch, whose entropy is the anchor."""

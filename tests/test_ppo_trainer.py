@@ -488,7 +488,9 @@ def resumable(folder, kind="separate", **changes):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["separate", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "separate")]
+)
 def test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped(tmp_path, kind):
     straight = resumable(tmp_path / "straight", kind)
     before = weights(straight)

@@ -47,6 +47,7 @@ def small(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_site(site):
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
     names = [path.relative_to(ROOT).with_suffix(".html").as_posix().replace("README", "index") for path in pages]

@@ -63,6 +63,7 @@ def test_every_run_is_made_once_and_the_report_says_what_came_out(study, capsys)
     assert Path("results/mine/report.md").read_text() == report
 
 
+@pytest.mark.slow
 def test_the_results_alone_give_the_same_report(study, tmp_path):
     assert study() == 0
     before = {path.name: path.read_bytes() for path in Path("results/mine").iterdir() if path.is_file()}
@@ -77,6 +78,7 @@ def test_the_results_alone_give_the_same_report(study, tmp_path):
         "good-seed1", "good-seed2", "warm-start-seed1", "warm-start-seed2"}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_stops_no_other_and_is_tried_again(study, capsys):
     broken = {**ARMS, "broken": {"fails": "no luck"}}
     assert study(arms=broken) == 1
@@ -96,6 +98,7 @@ def test_a_warm_start_that_fails_takes_its_runs_with_it(study, capsys):
     assert set(starts()) == {"warm-start-seed1", "warm-start-seed2"}
 
 
+@pytest.mark.slow
 def test_other_settings_are_refused_and_new_arms_and_words_are_not(study, capsys):
     assert study() == 0
     assert study(arms={**ARMS, "good": {"success": [0.3, 0.9, 0.8]}}) == 1
@@ -145,8 +148,8 @@ def listen():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_after_a_kill_the_same_command_ends_with_the_same_report(study, how, tmp_path):
+@pytest.mark.parametrize(("how", "times"), [(signal.SIGKILL, 3), (signal.SIGINT, 1)])
+def test_after_a_kill_the_same_command_ends_with_the_same_report(study, how, times, tmp_path):
     assert study("--runs-dir", "straight/runs", "--results-dir", "straight/results") == 0
     command = [sys.executable, "-m", "epo_trl.cli", "study", "mine.yaml", "--jobs", "1"]
     kills = 0
@@ -159,11 +162,11 @@ def test_after_a_kill_the_same_command_ends_with_the_same_report(study, how, tmp
             time.sleep(0.005)
         if process.poll() is not None:
             break
-        if kills < 3:
+        if kills < times:
             process.send_signal(how)
             kills += 1
         process.wait()
-    assert kills == 3 and process.returncode == 0
+    assert kills == times and process.returncode == 0
     for name in ("report.md", "curves.png"):
         assert Path("results/mine", name).read_bytes() == Path("straight/results", name).read_bytes()
     assert {json.loads(path.read_text())["digest"] for path in Path("results/mine/runs").iterdir()} == {
