@@ -37,9 +37,6 @@ def study(
     whole = load_study(config)
     chosen = whole.chosen(arms, seeds)
     places = Places(Path(runs_dir or f"runs/{whole.name}"), Path(results_dir or f"results/{whole.name}"))
-    if not report_only and all(known_record(run, places) for run in plan(chosen, places.runs)):
-        report_only = True
-        sys.stdout.write(f"nothing to run: {places.results} has all results; another --results-dir makes them anew\n")
     failed = {} if report_only else run_missing(chosen, places, jobs or max(1, cores() // threads), threads)
     shown = whole.joined(chosen)
     records = [record for run in plan(shown, places.runs) if (record := known_record(run, places)) is not None]

@@ -63,6 +63,11 @@ def run_missing(study: Study, places: Places, jobs: int, threads: int) -> dict[s
     runs = plan(study, places.runs)
     with folder_lock(places.runs, "--runs-dir"):
         missing = [run for run in runs if known_record(run, places) is None]
+        if not missing:
+            sys.stdout.write(
+                f"nothing to run: {places.results} has all results; another --results-dir makes them anew\n"
+            )
+            return {}
         starts = {run.needs.name: run.needs for run in missing if run.needs is not None}
         begin = [run for run in starts.values() if not _has_ended(run)]
         first = {run.name for run in begin}
