@@ -275,6 +275,8 @@ def test_reset_says_what_it_takes(env, options, message):
         ({"simplification": "openDoors,noElectricalAction"}, "'power-component' needs the electrical actions"),
         ({"ambiguity": "last"}, "ambiguity: got 'last', takes one of agent, first"),
         ({"guess_rate": 1.5}, "guess_rate: got 1.5, takes a number in"),
+        ({"teleport_rate": -0.1}, "teleport_rate: got -0.1, takes a number in"),
+        ({"teleport_rate": 0.5, "simplification": "openDoors"}, "teleport_rate: got 0.5, takes 0.*'openDoors'"),
         ({"jvms": 0}, "jvms: got 0"),
         ({"heap_mb": 0}, "heap_mb: got 0"),
         ({"timeout_seconds": 0}, "timeout_seconds: got 0"),

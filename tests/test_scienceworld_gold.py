@@ -1,18 +1,19 @@
 """Gold paths as demonstrations: they win, are kept on disk, and are filtered before they are played."""
 
 import json
+import random
 
 import pytest
 from rollout_parts import byte_tokenizer, context_of
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.scienceworld import GoldExpert, GoldSettings, Rules, ScienceWorldSuite, TaskLists
-from epo_trl.envs.scienceworld.expert import DONE, thought_for
+from epo_trl.envs.scienceworld.expert import DONE, thought_for, with_teleports
 from epo_trl.envs.scienceworld.gold import GoldPath, cache_folder
 from epo_trl.envs.scienceworld.jvm import Jvm
 from epo_trl.envs.testing import EnvContract
 from epo_trl.models import build_tokenizer
-from epo_trl.rollout.demonstrations import expert_episodes
+from epo_trl.rollout.demonstrations import expert_episodes, play_expert
 
 SHORT = ("find-non-living-thing", "lifespan-longest-lived")  # task types with paths of 3 to 13 actions
 
@@ -137,6 +138,49 @@ def test_a_guessing_expert_focuses_on_anything_in_reach_that_some_task_asks_for(
     suite._guess_rate = 0.3
     guesses = [chosen(seed, ("ant", "crocodile")) for seed in range(1000)]
     assert 110 <= guesses.count("focus on crocodile") <= 190  # half of 30 %
+
+
+WALK = ("open door to hall", "go to hall", "go to kitchen")
+
+
+@pytest.mark.parametrize(
+    ("path", "by_teleport"),
+    [
+        ((*WALK, "focus on ant", *WALK, "wait"), ("teleport to kitchen", "focus on ant", "teleport to kitchen", "wait")),
+        (("go to hall",), ("teleport to hall",)),
+        (("wait", "open door to hall", "wait"), ("wait", "open door to hall", "wait")),  # it goes nowhere
+        ((*WALK, "open door to bedroom"), (*WALK, "open door to bedroom")),  # ends on the way
+        ((), ()),
+    ],
+)
+def test_a_walk_is_one_teleport_to_where_it_ends(path, by_teleport):
+    assert with_teleports(path, 1.0, random.Random(0)) == by_teleport
+    assert with_teleports(path, 0.0, random.Random(0)) == path
+
+
+def test_walks_are_left_out_one_by_one_at_the_given_rate():
+    expert = GoldExpert(lambda task_id: (*WALK, "focus on ant", *WALK), teleport_rate=0.3, seed=1)
+    teleports = []
+    for _ in range(1000):
+        expert.reset("start", info())
+        acts = [expert.act("start", info())[1] for _ in range(7)]
+        teleports.append(acts.count("teleport to kitchen"))
+    assert 430 <= teleports.count(0) <= 550 and 370 <= teleports.count(1) <= 470 and 60 <= teleports.count(2) <= 120
+
+
+@pytest.mark.games
+def test_an_expert_that_teleports_wins_in_fewer_turns(folder):
+    suite = ScienceWorldSuite(
+        TaskLists(task_types=("find-animal",), heldout_types=(), tests_per_type=1),
+        gold=GoldSettings(folder),
+        teleport_rate=1.0,
+    )
+    [task_id] = suite.demonstration_tasks("ood", max_turns=20)
+    path = suite._gold.path(*suite.lists.find(task_id))
+    env = suite.make_env()
+    turns, won, _ = play_expert(suite, env, env.reset(seed=0, options={"task_id": task_id}), 0, path.turns)
+    env.close()
+    assert won and len(turns) < path.turns
 
 
 @pytest.mark.games

@@ -74,6 +74,13 @@ class ScienceWorldArguments:
         default=60.0, metadata={"help": "A Java process that does not answer in this time is killed and replaced."}
     )
 
+    teleport_rate: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the walks from room to room that the expert makes by one 'teleport to'; its solutions "
+            "walk. Takes 0 where the simplifications have no teleportAction ('easy' has it)."
+        },
+    )
     guess_rate: float = field(
         default=0.0,
         metadata={
@@ -110,5 +117,6 @@ class ScienceWorldArguments:
             JvmSettings(self.java, self.heap_mb, self.timeout_seconds),
             self.jvms,
             GoldSettings(self.gold_folder, self.gold_workers),
+            self.teleport_rate,
             self.guess_rate,
         )

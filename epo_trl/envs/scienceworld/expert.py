@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -56,24 +57,41 @@ def focused(path: Sequence[str]) -> set[str]:
     return {action.removeprefix(_FOCUS) for action in path if action.startswith(_FOCUS)}
 
 
+_DOOR, _GO, TELEPORT = "open door to ", "go to ", "teleport to "
+
+
+def with_teleports(path: Sequence[str], rate: float, chance: random.Random) -> tuple[str, ...]:
+    """Returns the path with the given share of its walks, doors included, in one action: a teleport to where it ends."""
+    found: list[str] = []
+    for is_walk, part in itertools.groupby(path, key=lambda action: action.startswith((_DOOR, _GO))):
+        actions = list(part)
+        if is_walk and actions[-1].startswith(_GO) and chance.random() < rate:
+            actions = [TELEPORT + actions[-1].removeprefix(_GO)]
+        found += actions
+    return tuple(found)
+
+
 class GoldExpert:
     """Plays the gold path of the task, whatever it sees; after an action that the engine did not know, that one again.
 
     Args:
         path_of: Task id to the actions that solve it.
+        teleport_rate: Probability that the player teleports where the path walks.
         guess_rate: Where the path focuses on something, the probability that the player guesses.
         choices: A guess is any of these that is in reach.
-        seed: Of the guesses.
+        seed: Of its chances.
     """
 
     def __init__(
         self,
         path_of: Callable[[str], tuple[str, ...]],
+        teleport_rate: float = 0.0,
         guess_rate: float = 0.0,
         choices: frozenset[str] = frozenset(),
         seed: int = 0,
     ) -> None:
-        self._path_of, self._guess_rate, self._choices = path_of, guess_rate, choices
+        self._path_of, self._teleport_rate = path_of, teleport_rate
+        self._guess_rate, self._choices = guess_rate, choices
         self._chance = random.Random(seed)
 
     def reset(self, observation: str, info: Info) -> None:
@@ -82,7 +100,7 @@ class GoldExpert:
         Raises:
             EnvError: If a gold path has to be generated and no JVM can be started.
         """
-        self._path = self._path_of(info["task_id"])
+        self._path = with_teleports(self._path_of(info["task_id"]), self._teleport_rate, self._chance)
         self._next = 0
 
     def act(self, observation: str, info: Info) -> tuple[str, str]:

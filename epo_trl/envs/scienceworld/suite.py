@@ -28,6 +28,7 @@ class ScienceWorldSuite(TaskSuite):
             stepped with `step_async`, as the rollout does; more than there are cores bring nothing. Python's share of
             a step is a tenth, so one process can keep several busy.
         gold: Where gold paths are kept and how they are generated.
+        teleport_rate: Probability that the expert teleports where a gold path walks from room to room.
         guess_rate: Where a gold path focuses on something, the probability that the expert takes instead any thing in
             reach that the path of some training task focuses on. 1 shows how to play, but not what is right.
 
@@ -45,18 +46,26 @@ class ScienceWorldSuite(TaskSuite):
         jvm: JvmSettings | None = None,
         jvms: int = 1,
         gold: GoldSettings | None = None,
+        teleport_rate: float = 0.0,
         guess_rate: float = 0.0,
     ) -> None:
         if jvms < 1:
             raise EnvError(f"jvms: got {jvms}, takes an integer >= 1")
         if not 0 <= guess_rate <= 1:
             raise EnvError(f"guess_rate: got {guess_rate}, takes a number in [0, 1]")
+        if not 0 <= teleport_rate <= 1:
+            raise EnvError(f"teleport_rate: got {teleport_rate}, takes a number in [0, 1]")
         self.lists, self.rules = lists or TaskLists(), rules or Rules()
         self.jvm, self.jvms = jvm or JvmSettings(), jvms
         self.splits = tuple(self.lists.ids)
         check_simplification(self.rules.simplification, self.lists.played_types)
+        if teleport_rate and not {"easy", "teleportAction"}.intersection(self.rules.simplification.split(",")):
+            raise EnvError(
+                f"teleport_rate: got {teleport_rate}, takes 0 with simplification {self.rules.simplification!r}: "
+                "only 'easy' and 'teleportAction' let an agent teleport"
+            )
         self._gold = GoldPaths(self.rules.simplification, gold or GoldSettings(), self.jvm)
-        self._guess_rate = guess_rate
+        self._teleport_rate, self._guess_rate = teleport_rate, guess_rate
         self._choices: frozenset[str] = frozenset()
         self._hosts = self._make_hosts()
 
@@ -79,7 +88,11 @@ class ScienceWorldSuite(TaskSuite):
             self._gold.generate(tasks)
             self._choices = frozenset().union(*(focused(self._gold.path(*task).actions) for task in tasks))
         return GoldExpert(
-            lambda task_id: self._gold.path(*self.lists.find(task_id)).actions, self._guess_rate, self._choices, seed
+            lambda task_id: self._gold.path(*self.lists.find(task_id)).actions,
+            self._teleport_rate,
+            self._guess_rate,
+            self._choices,
+            seed,
         )
 
     def demonstration_tasks(self, split: str, max_turns: int, count: int | None = None) -> list[str]:
