@@ -198,6 +198,17 @@ register_protocol(
 register_protocol(
     replace(
         STRICT30,
+        name="scienceworld-tiny10",
+        max_turns=10,
+        history_length=8,
+        temperature=1.0,
+        description="ScienceWorld for a tiny model, 10 turns, sampled at the training temperature; strict success. Not "
+        "comparable with any published ScienceWorld number.",
+    )
+)
+register_protocol(
+    replace(
+        STRICT30,
         name="scienceworld-tiny20",
         max_turns=20,
         history_length=8,
