@@ -43,6 +43,11 @@ class TestDoors(EnvContract):
         return GymnasiumArguments(env_id="gym_games:Doors-v0", action_names=["left", "right"]).make_suite()
 
 
+def test_without_a_demonstrator_there_is_no_expert_and_the_error_names_the_field():
+    with pytest.raises(EnvError, match="demonstrator: got none, takes 'module:Class'.* has no expert"):
+        GymnasiumArguments(env_id=KEYS).make_suite().make_expert()
+
+
 def test_a_task_is_a_seed_and_test_seeds_are_others():
     env = GymnasiumArguments(env_id=KEYS, train_tasks=50).make_suite().make_env()
     rights = []

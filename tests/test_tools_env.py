@@ -52,6 +52,11 @@ class TestWordGame(EnvContract):
         return ToolSuite(WordGame, word_rows(), reward_funcs=[reward_func])
 
 
+def test_without_a_demonstrator_there_is_no_expert_and_the_error_names_the_field():
+    with pytest.raises(EnvError, match="demonstrator: got none, takes 'module:Class'.* has no expert"):
+        ToolSuite(WordGame, word_rows(), reward_funcs=[reward_func]).make_expert()
+
+
 def started(suite, task_id="train/0", **kwargs):
     env = suite.make_env()
     return env, *env.reset(options={"task_id": task_id}, **kwargs)

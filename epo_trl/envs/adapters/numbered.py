@@ -74,9 +74,13 @@ class NumberedSuite(TaskSuite):
         return [f"{split}/{number}" for number in range(count)]
 
     def make_expert(self, seed: int = 0) -> Expert:
-        """Returns the player that the settings name."""
+        """Returns the player that the settings name.
+
+        Raises:
+            EnvError: If they name none.
+        """
         if not self.given.demonstrator:
-            return super().make_expert(seed)
+            raise EnvError(f"demonstrator: got none, takes 'module:Class': {self.name!r} has no expert of its own")
         player: Expert = named_object("demonstrator", self.given.demonstrator, "'module:Class'")(seed)
         return player
 

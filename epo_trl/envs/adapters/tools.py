@@ -114,8 +114,16 @@ class ToolSuite(TaskSuite):
         return ToolEnv(self)
 
     def make_expert(self, seed: int = 0) -> Expert:
-        """Returns the player for demonstrations."""
-        return super().make_expert(seed) if self._expert is None else self._expert(seed)
+        """Returns the player for demonstrations.
+
+        Raises:
+            EnvError: If none was given.
+        """
+        if self._expert is None:
+            raise EnvError(
+                f"demonstrator: got none, takes 'module:Class' (expert: a class): {self.name!r} has no expert of its own"
+            )
+        return self._expert(seed)
 
 
 @dataclass
