@@ -146,7 +146,10 @@ WALK = ("open door to hall", "go to hall", "go to kitchen")
 @pytest.mark.parametrize(
     ("path", "by_teleport"),
     [
-        ((*WALK, "focus on ant", *WALK, "wait"), ("teleport to kitchen", "focus on ant", "teleport to kitchen", "wait")),
+        (
+            (*WALK, "focus on ant", *WALK, "wait"),
+            ("teleport to kitchen", "focus on ant", "teleport to kitchen", "wait"),
+        ),
         (("go to hall",), ("teleport to hall",)),
         (("wait", "open door to hall", "wait"), ("wait", "open door to hall", "wait")),  # it goes nowhere
         ((*WALK, "open door to bedroom"), (*WALK, "open door to bedroom")),  # ends on the way

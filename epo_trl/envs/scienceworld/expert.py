@@ -61,7 +61,7 @@ _DOOR, _GO, TELEPORT = "open door to ", "go to ", "teleport to "
 
 
 def with_teleports(path: Sequence[str], rate: float, chance: random.Random) -> tuple[str, ...]:
-    """Returns the path with the given share of its walks, doors included, in one action: a teleport to where it ends."""
+    """Returns the path with that share of its walks, doors included, in one action: a teleport to where each ends."""
     found: list[str] = []
     for is_walk, part in itertools.groupby(path, key=lambda action: action.startswith((_DOOR, _GO))):
         actions = list(part)
