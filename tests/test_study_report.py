@@ -13,7 +13,15 @@ from epo_trl.study.markdown import code, percent, plain, points, spread
 from epo_trl.study.record import Evaluation, Record
 from epo_trl.study.report import report, write_report
 from epo_trl.study.statistics import Estimate
-from epo_trl.study.tables import paper_differences, paper_table, seeds_table, thirds_table, tokens_table, training_table
+from epo_trl.study.tables import (
+    gains_table,
+    paper_differences,
+    paper_table,
+    seeds_table,
+    thirds_table,
+    tokens_table,
+    training_table,
+)
 
 PART = Part(Path("r.py"), Path("c.yaml"), {})
 
@@ -86,6 +94,15 @@ def test_the_paper_s_table_by_hand():
     assert paper_differences(study, outcomes).splitlines()[2] == "| b | 1 | +10.0 | +10.0 | +10.0 | +10.0 |"
     assert "| – | – |" in paper_table(replace(study, eval_window=4), outcomes).replace("90.0 |", "– |")
     assert training_table(study, outcomes) == "" == thirds_table(outcomes)
+
+
+def test_the_gain_of_rl_is_paired_by_seed():
+    """Gains of 10 and 30 points: 20, with a standard error of 10, and t is 12.706 at one degree of freedom."""
+    records = [record_of("a", 1, evaluations=[(0, "iid", 2), (5, "iid", 9), (9, "iid", 3)]),
+               record_of("a", 2, evaluations=[(0, "iid", 1), (9, "iid", 4)]), record_of("b", 1, [0.5])]  # fmt: skip
+    lines = gains_table(study_of("a", "b"), judge(study_of("a", "b"), records)).splitlines()
+    assert lines[0] == "| arm | seeds | IID Succ. |" and lines[2:] == ["| a | 2 | +20.0 (-107.1 to +147.1) |"]
+    assert gains_table(study_of("b"), judge(study_of("b"), records[2:])) == ""
 
 
 def test_entropy_of_choices_and_of_forced_tokens_by_hand():

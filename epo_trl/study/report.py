@@ -48,6 +48,8 @@ def report(study: Study, records: Sequence[Record], outcomes: Outcomes, *, pictu
     parts += [f"Protocol: {plain(study.protocol.strip())}\n" if study.protocol else "", _origin(study, records)]
     tested = tables.paper_table(study, outcomes)
     parts += _section("Success on the test lists, %", tested, _evaluation_note(study, records))
+    gains = "Percentage points: the end less the same seed before RL, mean over seeds, 95 % interval."
+    parts += _section("Gain of RL on the test lists", tables.gains_table(study, outcomes), gains)
     base, differences = plain(study.baseline), tables.paper_differences(study, outcomes)
     shared = "Percentage points: mean over the shared seeds, 95 % interval."
     parts += _section(f"Difference from {base} on the test lists", differences, shared)

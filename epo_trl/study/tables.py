@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean, median
 
 from epo_trl.evaluation.wilson import wilson_interval
@@ -180,6 +181,22 @@ def paper_differences(study: Study, outcomes: Outcomes) -> str:
         if name != study.baseline and there:
             rows.append([plain(name), str(max(one.count for one in there)), *map(points, found)])
     return table(["arm", "pairs", *(title for title, _ in measures)], rows) if rows else ""
+
+
+def gains_table(study: Study, outcomes: Outcomes) -> str:
+    """Returns each arm's success on the test lists at the end less that before RL, over its seeds."""
+    splits = splits_of(outcomes)
+    before = {split: _before(outcomes, split) for split in splits}
+    rows = []
+    for name, runs in outcomes.items():
+        ends = {
+            split: by_seed(runs, partial(Outcome.converged, split=split, window=study.eval_window)) for split in splits
+        }
+        found = [paired(ends[split], before[split]) for split in splits]
+        there = [one for one in found if one is not None]
+        if there:
+            rows.append([plain(name), str(max(one.count for one in there)), *map(points, found)])
+    return table(["arm", "seeds", *(f"{plain(split.upper())} Succ." for split in splits)], rows) if rows else ""
 
 
 def _measures(study: Study, split: str) -> list[tuple[str, Value]]:
