@@ -195,7 +195,7 @@ register_protocol(
         "engine ends at its move limit counts as solved if any score was made, so a script of `wait` wins.",
     )
 )
-register_protocol(
+TINY10 = register_protocol(
     replace(
         STRICT30,
         name="scienceworld-tiny10",
@@ -208,12 +208,9 @@ register_protocol(
 )
 register_protocol(
     replace(
-        STRICT30,
+        TINY10,
         name="scienceworld-tiny20",
         max_turns=20,
-        history_length=8,
-        temperature=1.0,
-        description="ScienceWorld for a tiny model, 20 turns, sampled at the training temperature; strict success. Not "
-        "comparable with any published ScienceWorld number.",
+        description="ScienceWorld as in scienceworld-tiny10, with 20 turns.",
     )
 )

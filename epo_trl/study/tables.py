@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from statistics import fmean, median
 
 from epo_trl.evaluation.wilson import wilson_interval
@@ -189,10 +188,7 @@ def gains_table(study: Study, outcomes: Outcomes) -> str:
     before = {split: _before(outcomes, split) for split in splits}
     rows = []
     for name, runs in outcomes.items():
-        ends = {
-            split: by_seed(runs, partial(Outcome.converged, split=split, window=study.eval_window)) for split in splits
-        }
-        found = [paired(ends[split], before[split]) for split in splits]
+        found = [paired(by_seed(runs, _end(study, split)), before[split]) for split in splits]
         there = [one for one in found if one is not None]
         if there:
             rows.append([plain(name), str(max(one.count for one in there)), *map(points, found)])
@@ -203,8 +199,12 @@ def _measures(study: Study, split: str) -> list[tuple[str, Value]]:
     title = plain(split.upper())
     return [
         (f"{title} Succ.\\*", lambda run: run.best(split)),
-        (f"{title} Succ.", lambda run: run.converged(split, study.eval_window)),
+        (f"{title} Succ.", _end(study, split)),
     ]
+
+
+def _end(study: Study, split: str) -> Value:
+    return lambda run: run.converged(split, study.eval_window)
 
 
 def _spread(values: Sequence[float]) -> str:

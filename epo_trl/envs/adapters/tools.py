@@ -121,7 +121,7 @@ class ToolSuite(TaskSuite):
         """
         if self._expert is None:
             raise EnvError(
-                f"demonstrator: got none, takes 'module:Class' (expert: a class): {self.name!r} has no expert"
+                f"demonstrator: got none, takes 'module:Class' (in Python: expert): {self.name!r} has no expert"
             )
         return self._expert(seed)
 

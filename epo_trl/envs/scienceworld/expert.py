@@ -57,7 +57,7 @@ def focused(path: Sequence[str]) -> set[str]:
     return {action.removeprefix(_FOCUS) for action in path if action.startswith(_FOCUS)}
 
 
-_DOOR, _GO, TELEPORT = "open door to ", "go to ", "teleport to "
+_DOOR, _GO, _TELEPORT = "open door to ", "go to ", "teleport to "
 
 
 def with_teleports(path: Sequence[str], rate: float, chance: random.Random) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def with_teleports(path: Sequence[str], rate: float, chance: random.Random) -> t
     for is_walk, part in itertools.groupby(path, key=lambda action: action.startswith((_DOOR, _GO))):
         actions = list(part)
         if is_walk and actions[-1].startswith(_GO) and chance.random() < rate:
-            actions = [TELEPORT + actions[-1].removeprefix(_GO)]
+            actions = [_TELEPORT + actions[-1].removeprefix(_GO)]
         found += actions
     return tuple(found)
 
