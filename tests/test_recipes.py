@@ -1,5 +1,6 @@
 """Every recipe config builds its config objects, and a wrong one says what is wrong."""
 
+import importlib
 import json
 import warnings
 from dataclasses import dataclass, field, fields
@@ -305,11 +306,13 @@ def test_every_known_environment_has_settings(name):
 @pytest.mark.parametrize("path", sorted(ROOT.glob("studies/*.yaml")), ids=lambda path: path.stem)
 def test_the_recipes_take_the_configs_of_a_shipped_study(path, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(RECIPES))
+    evolution = importlib.import_module("agent_evol").EvolutionArguments
     runs = {run.arm: run for run in plan(load_study(path), tmp_path)}.values()  # seeds differ in nothing to check
     for run in [*runs, *{run.needs.recipe: run.needs for run in runs if run.needs}.values()]:
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(dict(run.settings)))
-        environment, _, of_one = run.recipe.stem.partition("_")
-        asked = () if of_one or run.recipe.stem == "sft" else (AlgorithmArguments,)
+        own = {"sft": (), "train": (AlgorithmArguments,), "agent_evol": (evolution,)}.get(run.recipe.stem)
+        environment = run.recipe.stem.partition("_")[0] if own is None else None  # a recipe of one environment
         argv = ["--config", str(tmp_path / "config.yaml"), *CPU]
         monkeypatch.syspath_prepend(str(run.config.parent))  # as the study does
-        parse_recipe(*asked, *types_of(run.config), environment=environment if of_one else None, argv=argv)
+        parse_recipe(*(own or ()), *types_of(run.config), environment=environment, argv=argv)

@@ -143,10 +143,10 @@ def _missing(study: Study, records: Sequence[Record]) -> str:
 
 
 def _caveats(study: Study, outcomes: Outcomes) -> str:
-    counts = [len(runs) for runs in outcomes.values() if runs]
+    counts = sorted({len(runs) for runs in outcomes.values() if runs}) or [0]
+    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     lines = [
-        f"{min(counts, default=0)} to {max(counts, default=0)} seeds an arm: an interval covers the seeds, for these "
-        "games and this model only.",
+        f"{seeds} seeds an arm: an interval covers the seeds, for these games and this model only.",
         "Student's intervals assume values that are about normal. Where runs either solve the task or do not, look at "
         "the counts and at each run.",
         "The best of several arms looks better than it is, and so does the best of several evaluations (`Succ.*`).",
