@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from trainer_kit import make_config, make_model, toy_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, SFTConfig
@@ -139,8 +139,11 @@ def test_a_base_that_is_gone_is_named(adapter, tmp_path):
 
 def test_a_run_does_not_go_on_with_another_adapter_than_it_began_with(adapter, tmp_path):
     policy(adapter.path, tmp_path)
-    other = shutil.copytree(adapter.folder, tmp_path / "other")
     (tmp_path / "checkpoint-1").mkdir()
+    other = shutil.copytree(adapter.folder, tmp_path / "other")
+    policy(str(other), tmp_path)  # the same, somewhere else
+    weights = load_file(other / "adapter_model.safetensors")
+    save_file({name: 2 * value for name, value in weights.items()}, other / "adapter_model.safetensors")
     with pytest.raises(ValueError, match="model_name_or_path: got .*other, but .* was begun with .*take another"):
         policy(str(other), tmp_path)
 

@@ -16,7 +16,7 @@ LAYERS = {
     "envs": {"types"},
     "rollout": {"types", "envs"},
     "evaluation": {"types", "envs", "rollout"},
-    "models": {"types", "envs", "rollout"},
+    "models": {"types", "envs", "rollout", "long_runs"},
     "methods": {"types", "objectives"},
     "long_runs": {"types"},
     "watch": {"types", "evaluation", "long_runs"},

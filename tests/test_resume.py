@@ -86,6 +86,26 @@ def test_settings_that_do_not_matter_are_not_compared(tmp_path):
     assert differences(one, other) == []
 
 
+def test_a_model_is_its_weights_wherever_its_folder_is(tmp_path, monkeypatch):
+    make_model().save_pretrained(tmp_path / "here" / "start")
+    monkeypatch.chdir(tmp_path)
+
+    def seen(folder):
+        model = make_model()
+        model.config.name_or_path = str(folder)
+        return settings_of(make_trainer(tmp_path / "run", model=model))
+
+    before = seen("here/start")
+    assert "start" not in before["model"]
+    assert differences(before, seen(tmp_path / "here" / "start")) == []
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert differences(before, seen("there/start")) == []
+    make_model(seed=5).save_pretrained(tmp_path / "there" / "start")
+    (line,) = differences(before, seen("there/start"))
+    assert line.startswith("model: 'a folder of weights, XXH3 ")
+    assert seen("org/name")["model"] == "org/name"
+
+
 @pytest.mark.slow
 def test_other_settings_are_refused_with_the_difference_shown_unless_forced(tmp_path):
     resumable(tmp_path, max_steps=3).train()

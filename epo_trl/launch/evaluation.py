@@ -8,7 +8,6 @@ import json
 import random
 import sys
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from epo_trl.evaluation.play import check_first_task, chunks_of, play_chunks, pr
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.launch.evaluation_arguments import EvaluationArguments, context_of, lists_of, protocol_of
 from epo_trl.launch.options import parse_recipe
+from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.vllm_policy import load_vllm_policy
@@ -47,16 +47,15 @@ def settings_of(
     lists: dict[str, list[str]],
 ) -> dict[str, Any]:
     """Returns all that the result depends on. Of another result nothing is gone on with."""
-    folder = Path(model_args.model_name_or_path or "")
-    weights = sorted(path for path in folder.glob("*") if path.suffix in (".safetensors", ".bin"))
+    loading = {key: str(value) for key, value in asdict(model_args).items() if key != "model_name_or_path"}
     chosen = {key: value for key, value in asdict(args).items() if key not in NOT_SETTINGS}
     return {
         **chosen,
         "protocol": protocol.to_dict() | {"description": ""},
         "tasks": hashlib.sha256(json.dumps([suite.name, lists]).encode()).hexdigest(),
         "environment": {key: str(value) for key, value in suite.settings.items()},
-        "model": {key: str(value) for key, value in asdict(model_args).items()},
-        "weights": {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in weights},
+        "model": loading,
+        "weights": what_model(model_args.model_name_or_path or ""),
         "processes": PartialState().num_processes,
     }
 

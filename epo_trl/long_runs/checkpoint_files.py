@@ -56,6 +56,15 @@ def _checksum(path: Path) -> str:
     return checksum.hexdigest()
 
 
+def what_model(name: str) -> str:
+    """Returns what a model is, wherever its folder has been moved: a checksum of its weights, or a Hub id as it is."""
+    files = sorted(path for path in Path(name).glob("*") if path.suffix in (".safetensors", ".bin")) if name else []
+    if not files:
+        return name
+    together = xxhash.xxh3_128("".join(_checksums(files)).encode())
+    return f"a folder of weights, XXH3 {together.hexdigest()[:16]}"
+
+
 def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
     """Returns size and checksum of each file as they were written; raises `ValueError` if the list is damaged."""
     path = folder / MANIFEST

@@ -7,7 +7,11 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from functools import partial
 from typing import Any
+
+from epo_trl.long_runs.checkpoint_files import what_model
+from epo_trl.long_runs.main_process import on_main_process
 
 # Fields of the configuration that change what is watched, kept or how fast it goes, but not what is learned. Every
 # other field of TRL's, transformers' or ours has to stay; docs/long_runs.md shows this list.
@@ -32,13 +36,16 @@ MAY_CHANGE = frozenset(
     trust_remote_code vllm_enable_sleep_mode vllm_server_base_url vllm_server_host vllm_server_port
     vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization""".split()
 )
+# Settings that name a model: a folder of weights or a Hub id.
+MODELS = ("model", "critic_model_name_or_path")
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
     """Returns everything that decides what a run learns, as plain JSON types.
 
-    The fields of its configuration but `MAY_CHANGE`, the number of processes and how they share the model, the model's
-    name and adapter, and what the trainer says about its data.
+    The fields of its configuration but `MAY_CHANGE`, the number of processes and how they share the model, the model
+    (of a folder its weights: it may be moved, and may not be overwritten) and adapter, and what the trainer says about
+    its data.
     """
     args, accelerator = trainer.args, trainer.accelerator
     plugin = accelerator.state.deepspeed_plugin if trainer.is_deepspeed_enabled else None
@@ -49,12 +56,15 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         "zero_stage": plugin.zero_stage if plugin is not None else None,
         "mixed_precision": accelerator.mixed_precision,
         "model": trainer.model.config.name_or_path,
-        "adapter": {name: config.to_dict() for name, config in adapters.items()},
+        "adapter": {name: config.to_dict() | {"base_model_name_or_path": None} for name, config in adapters.items()},
         **trainer.settings_of_data(),
     }
     for field in dataclasses.fields(args):
         if field.name not in MAY_CHANGE and not field.name.startswith("_"):
             settings[field.name] = getattr(args, field.name)
+    for name in MODELS:
+        if settings.get(name):
+            settings[name] = on_main_process(args, partial(what_model, settings[name]))
     return {name: _plain(value) for name, value in settings.items()}
 
 

@@ -19,7 +19,10 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations import deepspeed
 from transformers.utils.peft_utils import find_adapter_config_file
 
+from epo_trl.long_runs.checkpoint_files import what_model
+
 BASE = "base"
+NOTE = "made_from.txt"
 
 
 @dataclass(frozen=True)
@@ -100,13 +103,12 @@ def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str
         ValueError: If the run has begun with a base from another source.
     """
     folder, state = Path(run_dir) / BASE, PartialState()
-    note = folder / "made_from.txt"
     with state.main_process_first():
-        begun = note.is_file() and any(Path(run_dir).glob("checkpoint-*"))
-        before = note.read_text(encoding="utf-8") if begun else source
-        if before != source:
+        before = made_from(folder) if any(Path(run_dir).glob("checkpoint-*")) else []
+        begun = bool(before)
+        if begun and before[-1] != what_model(source):
             raise ValueError(
-                f"model_name_or_path: got {source}, but {run_dir} was begun with {before}; take another output_dir"
+                f"model_name_or_path: got {source}, but {run_dir} was begun with {before[0]}; take another output_dir"
             )
         if state.is_main_process and not begun:
             save_whole(make(), tokenizer, folder, source)
@@ -119,9 +121,15 @@ def save_whole(model: Any, tokenizer: Any, folder: Path, source: str) -> None:
     shutil.rmtree(part, ignore_errors=True)
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)
-    (part / "made_from.txt").write_text(source, encoding="utf-8")
+    (part / NOTE).write_text(f"{source}\n{what_model(source)}", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
+
+
+def made_from(folder: Path) -> list[str]:
+    """Returns what a model in a folder was made from: its name, and what that was; `[]` if it was not made by us."""
+    note = folder / NOTE
+    return note.read_text(encoding="utf-8").splitlines() if note.is_file() else []
 
 
 @contextmanager

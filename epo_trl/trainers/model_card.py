@@ -19,6 +19,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite
 from epo_trl.evaluation import EvalReport, Protocol
 from epo_trl.methods import Methods
+from epo_trl.models.adapters import made_from
 from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.trainers.citations import citation
 from epo_trl.trainers.config import EPOConfig
@@ -169,8 +170,8 @@ def _described(base: str) -> str:
         return "none: made from scratch"
     if _is_hub_id(base):
         return f"[{base}](https://huggingface.co/{base})"
-    note = Path(base) / "made_from.txt"
-    made = f", made from `{_name_of(note.read_text(encoding='utf-8'))}`" if note.is_file() else ""
+    source = made_from(Path(base))
+    made = f", made from `{_name_of(source[0])}`" if source else ""
     return f"`{_name_of(base)}`, a local folder{made}"
 
 
