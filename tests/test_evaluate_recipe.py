@@ -310,7 +310,8 @@ def test_another_model_or_other_settings_in_the_same_output_are_refused_by_name(
         with pytest.raises(ValueError, match=f"output: got .*r.json.* is of another evaluation .*{named}"):
             play(output, *argv, model=model)
     (model / "model.safetensors").write_bytes(b"other weights")
-    with pytest.raises(ValueError, match='is of another evaluation .*weights "a folder of weights, .*start anew'):
+    said = 'is of another evaluation .*weights "a folder of weights, .*delete that one to start anew'
+    with pytest.raises(ValueError, match=said):
         play(output, model=model)
     (model / "model.safetensors").write_bytes(b"weights")
     play(output, model=model.rename(tmp_path / "moved"))  # goes on

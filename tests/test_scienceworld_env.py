@@ -213,7 +213,7 @@ def test_chance_depends_on_the_seed_and_not_on_the_neighbours():
     def texts(env, seed, *others):
         env.reset(seed=seed, options={"task_id": "train/mendelian-genetics-known-plant/5"})
         seen = [env.step("teleport to greenhouse")]
-        for turn in range(15):
+        for turn in range(40):
             for other in others:
                 other.step(("wait1", "look around")[turn % 2])
             seen += [env.step("wait"), env.step("look around")]

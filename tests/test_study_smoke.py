@@ -20,11 +20,11 @@ SMOKE = Path("studies/smoke.yaml")
 def test_a_study_runs_from_its_warm_starts_to_its_report(tmp_path):
     """That a kill changes nothing: tests/test_study.py for the study, tests/test_resume.py for its runs."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "epo_trl.cli", "study", str(SMOKE), "--seeds", "0", "--arms", "epo"]
+    command = [sys.executable, "-m", "epo_trl.cli", "study", str(SMOKE), "--seeds", "0"]
     places = ["--runs-dir", str(tmp_path / "runs"), "--results-dir", str(tmp_path / "results")]
     subprocess.run([*command, *places], cwd=ROOT, env=environment, check=True, timeout=600)
-    assert {path.stem for path in (tmp_path / "results" / "runs").iterdir()} == {"epo-seed0"}
-    assert "| epo | 1 | " in (tmp_path / "results" / "report.md").read_text()
+    assert {path.stem for path in (tmp_path / "results" / "runs").iterdir()} == {"grpo-seed0", "epo-seed0"}
+    assert "| grpo | 1 | " in (tmp_path / "results" / "report.md").read_text()
     assert (tmp_path / "results" / "curves.png").stat().st_size > 10_000
 
 

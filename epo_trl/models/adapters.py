@@ -106,7 +106,7 @@ def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str
     with state.main_process_first():
         before = made_from(folder) if any(Path(run_dir).glob("checkpoint-*")) else []
         begun = bool(before)
-        if begun and before[-1] != what_model(source):
+        if begun and before[-1] not in (source, what_model(source)):  # an earlier version noted the name alone
             raise ValueError(
                 f"model_name_or_path: got {source}, but {run_dir} was begun with {before[0]}; take another output_dir"
             )
