@@ -8,6 +8,7 @@ from epo_trl.envs import EnvError
 from epo_trl.envs.checker import check_text_env
 from epo_trl.envs.scienceworld import Rules, ScienceWorldSuite, TaskLists
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments
+from epo_trl.envs.scienceworld.env import ScienceWorldEnv
 from epo_trl.envs.scienceworld.tasks import all_task_types
 from epo_trl.envs.testing import EnvContract
 
@@ -31,15 +32,18 @@ class TestScienceWorld(EnvContract):
         return ScienceWorldSuite(TaskLists(n_iid=10, n_ood=10))
 
 
-def test_an_environment_that_lists_actions_keeps_the_contract():
-    suite = ScienceWorldSuite(rules=Rules(list_actions=True))
-    ids = [suite.task_ids(split)[i] for i, split in enumerate(("train", "iid"))]
-    check_text_env(suite.make_env(), ids, make_env=suite.make_env, turns=6)
+def start(env, task_id="train/boil/3", **options):
+    return env.reset(seed=0, options={"task_id": task_id, **options})
 
 
 @pytest.fixture(scope="module")
 def suite():
-    return ScienceWorldSuite()
+    """Its JVM runs on from test to test: a new one takes seconds to become fast."""
+    suite = ScienceWorldSuite()
+    keeper = suite.make_env()
+    start(keeper)
+    yield suite
+    keeper.close()
 
 
 @pytest.fixture
@@ -49,8 +53,27 @@ def env(suite):
     env.close()
 
 
-def start(env, task_id="train/boil/3", **options):
-    return env.reset(seed=0, options={"task_id": task_id, **options})
+@pytest.fixture
+def env_with(suite):
+    """Returns a function that makes an environment with other rules on the JVM of `suite`."""
+    made = []
+
+    def make(**rules):
+        made.append(ScienceWorldEnv(suite._hosts[0], suite.lists, Rules(**rules)))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def test_an_environment_that_lists_actions_keeps_the_contract(suite, env_with):
+    ids = [suite.task_ids(split)[i] for i, split in enumerate(("train", "iid"))]
+
+    def make_env():
+        return env_with(list_actions=True)
+
+    check_text_env(make_env(), ids, make_env=make_env, turns=6)
 
 
 def play(env, actions):
@@ -110,14 +133,13 @@ def test_under_the_released_limit_the_wait_script_is_done_with_a_score(env):
     assert info["score"] > 0 and not info["won"]
 
 
-def test_a_failure_ends_the_episode_and_is_paid_once(suite):
+def test_a_failure_ends_the_episode_and_is_paid_once(env_with):
     for reward in (0.0, -0.5):
-        strict = ScienceWorldSuite(rules=Rules(failure_reward=reward)).make_env()
+        strict = env_with(failure_reward=reward)
         start(strict)
         (_, _, terminated, truncated, info), rewards = play(strict, ["teleport to kitchen", "focus on stove"])
         assert (terminated, truncated, info["won"], info["failed"], info["score"]) == (True, False, False, True, -100)
         assert rewards == [0.0, reward] and strict.step("look around")[1] == 0.0
-        strict.close()
 
 
 def test_solving_a_task_pays_the_increase_of_the_score(env):
@@ -166,23 +188,21 @@ def test_an_unknown_action_withdraws_an_ambiguous_request(env):
     assert (after["accepted"], after["moves"]) == (False, info["moves"])
 
 
-def test_the_environment_may_answer_an_ambiguous_request():
-    env = ScienceWorldSuite(rules=Rules(ambiguity="first")).make_env()
+def test_the_environment_may_answer_an_ambiguous_request(env_with):
+    env = env_with(ambiguity="first")
     for _ in range(3):
         observation, info = ask(env)
         assert observation == "You move the orange to the inventory." and info["inventory"].count("orange") == 2
         assert info["moves"] == 2
-    env.close()
 
 
-def test_the_numbers_are_listed_beside_what_was_possible_before():
-    env = ScienceWorldSuite(rules=Rules(list_actions=True)).make_env()
+def test_the_numbers_are_listed_beside_what_was_possible_before(env_with):
+    env = env_with(list_actions=True)
     start(env)
     *_, before = env.step("teleport to kitchen")
     *_, asked = env.step("pick up orange")
     assert asked["admissible_actions"] == ("0", "1", *before["admissible_actions"])
     assert "open cupboard door" in before["admissible_actions"] or "open cupboard" in before["admissible_actions"]
-    env.close()
 
 
 # --- Worlds that share a JVM ---------------------------------------------------------------------------------------
@@ -206,8 +226,7 @@ def test_every_member_of_a_group_starts_the_same():
 
 
 @pytest.mark.slow
-def test_chance_depends_on_the_seed_and_not_on_the_neighbours():
-    suite = ScienceWorldSuite()
+def test_chance_depends_on_the_seed_and_not_on_the_neighbours(suite):
     envs = [suite.make_env() for _ in range(3)]
 
     def texts(env, seed, *others):
@@ -228,16 +247,14 @@ def test_chance_depends_on_the_seed_and_not_on_the_neighbours():
         env.close()
 
 
-def test_a_world_keeps_its_own_simplifications_beside_others():
-    env, other = (ScienceWorldSuite(rules=Rules(list_actions=True)).make_env() for _ in range(2))
-    other._host, other._seat = env._host, env._host.take_seat()
+def test_a_world_keeps_its_own_simplifications_beside_others(env_with):
+    env, other = (env_with(list_actions=True) for _ in range(2))
     _, alone = start(env, "train/power-component/0")
     start(other, "train/boil/0")  # "easy" takes the electrical actions away from it, in the whole JVM
     *_, beside = env.step("look around")
     assert beside["admissible_actions"] == alone["admissible_actions"]
     assert any(action.startswith("connect ") for action in alone["admissible_actions"])
     assert not any(action.startswith("connect ") for action in other.step("look around")[4]["admissible_actions"])
-    env.close()
 
 
 # --- Wrong input ---------------------------------------------------------------------------------------------------
