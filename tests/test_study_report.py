@@ -217,3 +217,17 @@ def test_arms_with_few_seeds_are_called_anecdotes():
     assert "an arm is an anecdote: b." in text and "1 to 4 seeds an arm" in text
     text = report(study, records[:4], judge(study, records[:4]), picture=False)
     assert "anecdote" not in text and "- 4 seeds an arm" in text
+
+
+def test_pairs_that_did_not_begin_alike_are_named():
+    """Of the same model by the same rules, an evaluation is the same to the turn."""
+    play = [(0, "iid", 2), (0, "ood", 1), (9, "iid", 5)]
+    records = [record_of(arm, seed, evaluations=play) for arm in ("a", "b", "c") for seed in (1, 2)]
+    study = study_of("a", "b", "c", "d")
+    text = report(study, records, judge(study, records), picture=False)
+    assert "played alike" not in text
+    start = records[3].evaluations[1]
+    records[3] = replace(records[3], evaluations=[records[3].evaluations[0], replace(start, counts={"turns": 99})])
+    records += [record_of("d", 1, evaluations=play[2:])]  # not played before RL
+    text = report(study, records, judge(study, records), picture=False)
+    assert text.count("played alike") == 1 and "- b and a were not played alike before RL (seeds 2): other" in text

@@ -78,8 +78,12 @@ class Outcome:
 
     def before(self, split: str) -> float | None:
         """Returns the success before RL."""
-        rates = [one.rate for one in self.evaluations.get(split, ()) if one.rl_step == 0]
-        return rates[0] if rates else None
+        start = self.start(split)
+        return None if start is None else start.rate
+
+    def start(self, split: str) -> Evaluation | None:
+        """Returns the evaluation before RL: from the same model, and by the same rules, it is the same to the turn."""
+        return next((one for one in self.evaluations.get(split, ()) if one.rl_step == 0), None)
 
     def _rates(self, split: str) -> list[float]:
         return [one.rate for one in self.evaluations.get(split, ()) if one.rl_step > 0]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from epo_trl.study import tables
 from epo_trl.study.config import Study
-from epo_trl.study.judge import Outcomes, judge
+from epo_trl.study.judge import Outcome, Outcomes, judge
 from epo_trl.study.markdown import code, percent, plain, table
 from epo_trl.study.record import Record, write_text
 
@@ -151,7 +151,24 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
         "the counts and at each run.",
         "The best of several arms looks better than it is, and so does the best of several evaluations (`Succ.*`).",
     ]
+    lines += [
+        f"{plain(name)} and {plain(study.baseline)} were not played alike before RL (seeds "
+        f"{' '.join(map(str, unlike))}): other warm starts, as another machine makes them, or other rules of play. "
+        "Their pairs differ in more than the method."
+        for name, runs in outcomes.items()
+        if (unlike := _unlike_starts(runs, outcomes[study.baseline]))
+    ]
     few = [plain(name) for name, runs in outcomes.items() if 0 < len(runs) <= 3]
     if few:
         lines.append(f"With three seeds or fewer, an arm is an anecdote: {', '.join(few)}.")
     return "\n".join(f"- {line}" for line in lines) + "\n"
+
+
+def _unlike_starts(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> list[int]:
+    """Returns the seeds of which an evaluation before RL differs; one that a run has not is left out."""
+
+    def differ(one: Outcome, other: Outcome) -> bool:
+        pairs = [(one.start(split), other.start(split)) for split in one.evaluations]
+        return any(mine != theirs for mine, theirs in pairs if mine and theirs)
+
+    return [seed for seed, run in runs.items() if seed in base and differ(run, base[seed])]
