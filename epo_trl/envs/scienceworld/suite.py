@@ -10,7 +10,7 @@ from epo_trl.envs.scienceworld.env import Rules, ScienceWorldEnv
 from epo_trl.envs.scienceworld.expert import GoldExpert, focused
 from epo_trl.envs.scienceworld.gold import GoldPaths, GoldSettings
 from epo_trl.envs.scienceworld.host import Host, JvmSettings
-from epo_trl.envs.scienceworld.tasks import TaskLists, check_simplification
+from epo_trl.envs.scienceworld.tasks import TaskLists, check_simplification, has_teleport
 
 _TASKS_AT_ONCE = 100
 
@@ -51,15 +51,14 @@ class ScienceWorldSuite(TaskSuite):
     ) -> None:
         if jvms < 1:
             raise EnvError(f"jvms: got {jvms}, takes an integer >= 1")
-        if not 0 <= guess_rate <= 1:
-            raise EnvError(f"guess_rate: got {guess_rate}, takes a number in [0, 1]")
-        if not 0 <= teleport_rate <= 1:
-            raise EnvError(f"teleport_rate: got {teleport_rate}, takes a number in [0, 1]")
+        for field, rate in (("guess_rate", guess_rate), ("teleport_rate", teleport_rate)):
+            if not 0 <= rate <= 1:
+                raise EnvError(f"{field}: got {rate}, takes a number in [0, 1]")
         self.lists, self.rules = lists or TaskLists(), rules or Rules()
         self.jvm, self.jvms = jvm or JvmSettings(), jvms
         self.splits = tuple(self.lists.ids)
         check_simplification(self.rules.simplification, self.lists.played_types)
-        if teleport_rate and not {"easy", "teleportAction"}.intersection(self.rules.simplification.split(",")):
+        if teleport_rate and not has_teleport(self.rules.simplification):
             raise EnvError(
                 f"teleport_rate: got {teleport_rate}, takes 0 with simplification {self.rules.simplification!r}: "
                 "only 'easy' and 'teleportAction' let an agent teleport"

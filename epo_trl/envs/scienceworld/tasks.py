@@ -57,6 +57,11 @@ def check_simplification(simplification: str, task_types: Sequence[str]) -> None
         )
 
 
+def has_teleport(simplification: str) -> bool:
+    """Returns whether a simplification lets an agent teleport."""
+    return not {"easy", "teleportAction"}.isdisjoint(simplification.split(","))
+
+
 def draw_tests(sizes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Any]:
     """Returns the content of `tasks.json`: of each type, the number of training variations and the drawn test ones.
 
