@@ -35,6 +35,7 @@ from epo_trl.launch import parse_recipe, run_recipe
 from epo_trl.launch.evaluation import evaluate
 from epo_trl.launch.evaluation_arguments import EvaluationArguments
 from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig, ImitationTrainer, demonstrations
+from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.preemption import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.state_file import read_state, write_state
@@ -120,7 +121,13 @@ def explored(
 ) -> Dataset:
     """Returns one row per turn of the episodes that a policy won; they are kept in the folder. Collective."""
     state = PartialState()
-    settings = {"policy": path, "seed": seed, "processes": state.num_processes, **vars(evolution), **vars(shown)}
+    settings = {
+        "policy": what_model(path),
+        "seed": seed,
+        "processes": state.num_processes,
+        **vars(evolution),
+        **vars(shown),
+    }
     del settings["rounds"], settings["protocol"]
     own = os.path.join(folder, f"successes_{state.process_index}.json")
     if os.path.exists(own):

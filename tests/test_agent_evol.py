@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
+from epo_trl.long_runs.checkpoint_files import what_model
+
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "recipes" / "my_env" / "sft_tiny_cpu.yaml"
 
@@ -48,7 +50,7 @@ def test_a_policy_learns_from_what_it_has_won_and_a_finished_run_is_left_as_it_i
     for number, player in ((1, warm), (2, evolved / "round-1")):
         folder = evolved / f"round-{number}"
         found = json.loads((folder / "successes_0.json").read_text())
-        assert found["settings"]["policy"] == str(player) and found["played"] == 24
+        assert found["settings"]["policy"] == what_model(str(player)) and found["played"] == 24
         assert 0 < len(found["won"]) <= 24 and all(
             prompt and response for turns in found["won"] for prompt, response in turns
         )
@@ -59,6 +61,8 @@ def test_a_policy_learns_from_what_it_has_won_and_a_finished_run_is_left_as_it_i
         assert tested["step"] == number
         assert [(one["split"], one["episodes"]) for one in tested["reports"]] == [("iid", 20), ("ood", 20)]
     before = {path: path.read_bytes() for path in evolved.rglob("*") if path.is_file()}
+    moved = warm.rename(tmp_path / "elsewhere")
+    options[1] = str(moved)
     again = recipe("agent_evol.py", *options)
     assert again.returncode == 0, again.stderr[-3000:]
     assert before == {path: path.read_bytes() for path in evolved.rglob("*") if path.is_file()}
