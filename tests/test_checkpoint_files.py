@@ -7,7 +7,15 @@ import pytest
 from trl import ModelConfig
 
 from epo_trl.launch import parse_recipe
-from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, damage, last_checkpoint, rotate, seal
+from epo_trl.long_runs.checkpoint_files import (
+    MANIFEST,
+    checkpoints,
+    damage,
+    last_checkpoint,
+    rotate,
+    seal,
+    what_model,
+)
 from epo_trl.trainers import EPOConfig
 
 
@@ -95,6 +103,22 @@ def test_a_checkpoint_of_a_version_without_checksums_counts_as_whole(tmp_path):
     sizes = {"model.safetensors": 7, "global_step/optimizer.pt": 7}
     (path / MANIFEST).write_text(json.dumps({"bytes": sizes}))
     assert last_checkpoint(tmp_path) == str(path)
+
+
+def test_a_model_is_known_by_its_weights_and_by_nothing_beside_them(tmp_path):
+    names = ("model-1.safetensors", "model-2.safetensors", "pytorch_model.bin", "config.json", "training_args.bin")
+    for name in names:
+        (tmp_path / name).write_text(name)
+    known = what_model(str(tmp_path))
+    assert known.startswith("a folder of weights, XXH3 ")
+    changed = {}
+    for name in names:
+        (tmp_path / name).write_text("other")
+        changed[name] = what_model(str(tmp_path)) != known
+        (tmp_path / name).write_text(name)
+    assert list(changed.values()) == [True, True, True, False, False]
+    assert what_model(str(tmp_path)) == known
+    assert what_model("org/name") == "org/name" and what_model("") == ""
 
 
 def test_the_suite_of_a_recipe_knows_the_settings_that_a_resumed_run_has_to_share(tmp_path):

@@ -14,6 +14,7 @@ import xxhash
 from epo_trl.long_runs.state_file import read_state, write_state
 
 MANIFEST = "manifest.json"
+_NO_WEIGHTS = "training_args.bin"  # transformers writes it beside them
 _CHUNK_BYTES = 2**23
 _READERS = 8  # files that are read at a time; one alone does not fill a network disk
 
@@ -58,7 +59,8 @@ def _checksum(path: Path) -> str:
 
 def what_model(name: str) -> str:
     """Returns what a model is, wherever its folder has been moved: a checksum of its weights, or a Hub id as it is."""
-    files = sorted(path for path in Path(name).glob("*") if path.suffix in (".safetensors", ".bin")) if name else []
+    there = sorted(Path(name).glob("*")) if name else []
+    files = [path for path in there if path.suffix in (".safetensors", ".bin") and path.name != _NO_WEIGHTS]
     if not files:
         return name
     together = xxhash.xxh3_128("".join(_checksums(files)).encode())
