@@ -166,31 +166,22 @@ def _before(outcomes: Outcomes, split: str) -> dict[int, float]:
     """Returns the success before RL by seed; arms share it."""
     found: dict[int, float] = {}
     for runs in outcomes.values():
-        found |= _start(runs, split)
+        found |= by_seed(runs, lambda run: run.before(split))
     return found
-
-
-def _start(runs: Mapping[int, Outcome], split: str) -> dict[int, float]:
-    return by_seed(runs, lambda run: run.before(split))
 
 
 def paper_differences(study: Study, outcomes: Outcomes) -> str:
     """Returns each arm's success on the test lists less the baseline's, over the seeds that both have."""
     splits = splits_of(outcomes)
     measures = [measure for split in splits for measure in _measures(study, split)]
-
-    def values(runs: Mapping[int, Outcome]) -> list[dict[int, float]]:
-        ends = [by_seed(runs, _end(study, split)) for split in splits]
-        return [by_seed(runs, value) for _, value in measures] + _mean_of_lists(ends)
-
-    base = values(outcomes[study.baseline])
+    measures += _mean_of_lists([_end(study, split) for split in splits])
     rows = []
     for name, runs in outcomes.items():
-        found = [paired(*pair) for pair in zip(values(runs), base, strict=True)]
+        found = [paired(by_seed(runs, value), by_seed(outcomes[study.baseline], value)) for _, value in measures]
         there = [one for one in found if one is not None]
         if name != study.baseline and there:
             rows.append([plain(name), str(max(one.count for one in there)), *map(points, found)])
-    return table(["arm", "pairs", *(title for title, _ in measures), *_mean_title(splits)], rows) if rows else ""
+    return table(["arm", "pairs", *(title for title, _ in measures)], rows) if rows else ""
 
 
 def gains_table(study: Study, outcomes: Outcomes) -> str:
@@ -199,30 +190,37 @@ def gains_table(study: Study, outcomes: Outcomes) -> str:
     Before RL: as the run itself was played, or another arm's run of the same seed if it was not.
     """
     splits = splits_of(outcomes)
-    shared = {split: _before(outcomes, split) for split in splits}
+    gains = [_gain(study, outcomes, split) for split in splits]
+    measures = [(f"{plain(split.upper())} Succ.", gain) for split, gain in zip(splits, gains, strict=True)]
+    measures += _mean_of_lists(gains)
     rows = []
     for name, runs in outcomes.items():
-        ends = [by_seed(runs, _end(study, split)) for split in splits]
-        starts = [shared[split] | _start(runs, split) for split in splits]
-        pairs = zip(ends + _mean_of_lists(ends), starts + _mean_of_lists(starts), strict=True)
-        found = [paired(*pair) for pair in pairs]
-        there = [one for one in found if one is not None]
-        if there:
-            rows.append([plain(name), str(max(one.count for one in there)), *map(points, found)])
-    titles = [f"{plain(split.upper())} Succ." for split in splits]
-    return table(["arm", "seeds", *titles, *_mean_title(splits)], rows) if rows else ""
+        values = [list(by_seed(runs, value).values()) for _, value in measures]
+        if any(values):
+            found = [estimate(one) if one else None for one in values]
+            rows.append([plain(name), str(max(map(len, values))), *map(points, found)])
+    return table(["arm", "seeds", *(title for title, _ in measures)], rows) if rows else ""
 
 
-def _mean_of_lists(values: Sequence[Mapping[int, float]]) -> list[dict[int, float]]:
-    """Returns the mean over the test lists by seed, of seeds that all of them have; nothing if there is one list."""
-    if len(values) < 2:
-        return []
-    seeds = [seed for seed in values[0] if all(seed in one for one in values)]
-    return [{seed: fmean(one[seed] for one in values) for seed in seeds}]
+def _gain(study: Study, outcomes: Outcomes, split: str) -> Value:
+    shared = _before(outcomes, split)
+
+    def gain(run: Outcome) -> float | None:
+        end, start = run.converged(split, study.eval_window), run.before(split)
+        start = shared.get(run.seed) if start is None else start
+        return None if end is None or start is None else end - start
+
+    return gain
 
 
-def _mean_title(splits: Sequence[str]) -> list[str]:
-    return ["mean of the lists, Succ."] if len(splits) > 1 else []
+def _mean_of_lists(values: Sequence[Value]) -> list[tuple[str, Value]]:
+    """Returns the mean over the test lists, of a run that has all; nothing if there is one list."""
+
+    def mean(run: Outcome) -> float | None:
+        found = [one for value in values if (one := value(run)) is not None]
+        return fmean(found) if len(found) == len(values) else None
+
+    return [("mean of the lists, Succ.", mean)] if len(values) > 1 else []
 
 
 def _measures(study: Study, split: str) -> list[tuple[str, Value]]:
