@@ -1,6 +1,7 @@
 """What is kept of a run, and what is said while it goes on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,18 @@ def test_a_long_run_is_kept_in_less_than_30_kilobytes_and_read_back_as_it_was(tm
         0, "iid", "tiny", 100, 400, {"look": [90, 300], "cool": [10, 100]}, counts
     )
     assert record.evaluations[0].rate == 0.25
+
+
+def test_a_record_knows_the_weights_of_the_warm_start_wherever_they_lie(tmp_path):
+    found = []
+    for place, weights in (("here", b"x"), ("there", b"x"), ("other", b"y")):
+        start = run_of(tmp_path / place, None, "warm-start-seed1")
+        start.folder.mkdir(parents=True)
+        (start.folder / "model.safetensors").write_bytes(weights)
+        run = replace(run_of(tmp_path / place), needs=start)
+        trained(run.folder, steps=2)
+        found.append(collect(run, 1.0).begins_with)
+    assert found[0] == found[1] != found[2] and str(tmp_path) not in "".join(found)
 
 
 def test_a_run_without_a_log_is_refused(tmp_path):

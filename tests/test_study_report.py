@@ -225,9 +225,14 @@ def test_pairs_that_did_not_begin_alike_are_named():
     records = [record_of(arm, seed, evaluations=play) for arm in ("a", "b", "c") for seed in (1, 2)]
     study = study_of("a", "b", "c", "d")
     text = report(study, records, judge(study, records), picture=False)
-    assert "played alike" not in text
+    assert "begin alike" not in text
     start = records[3].evaluations[1]
     records[3] = replace(records[3], evaluations=[records[3].evaluations[0], replace(start, counts={"turns": 99})])
     records += [record_of("d", 1, evaluations=play[2:])]  # not played before RL
     text = report(study, records, judge(study, records), picture=False)
-    assert text.count("played alike") == 1 and "- b and a were not played alike before RL (seeds 2): other" in text
+    assert text.count("begin alike") == 1 and "- b and a did not begin alike (seeds 2): other" in text
+    weights = ["x", "x", "", "x", "x", "y", ""]  # an earlier version did not keep them
+    records = [replace(record, begins_with=each) for record, each in zip(records, weights, strict=True)]
+    text = report(study, records, judge(study, records), picture=False)
+    assert "- b and a did not begin alike (seeds 2): other" in text
+    assert "- c and a did not begin alike (seeds 2): other" in text and text.count("begin alike") == 2

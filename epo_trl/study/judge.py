@@ -50,6 +50,7 @@ class Outcome:
         left_band_at: RL step at which the entropy of each third of the episode left the band.
         has_thirds: Whether those were logged.
         evaluations: By split, in their order, from the one before RL on.
+        begins_with: Checksum of the weights of its warm start, empty if it is not known.
     """
 
     seed: int
@@ -65,6 +66,7 @@ class Outcome:
     left_band_at: Mapping[str, int | None]
     has_thirds: bool
     evaluations: Mapping[str, Sequence[Evaluation]]
+    begins_with: str
 
     def best(self, split: str) -> float | None:
         """Returns the best success of all evaluations after RL began, the paper's `Succ.*`."""
@@ -147,6 +149,7 @@ def _outcome(study: Study, record: Record, best: float) -> Outcome:
         },
         has_thirds=any(thirds.values()),
         evaluations={split: [one for one in record.evaluations if one.split == split] for split in splits},
+        begins_with=record.begins_with,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl import __version__
+from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.state_file import read_state, write_whole
 from epo_trl.study.config import StudyError
 from epo_trl.study.plan import Run
@@ -67,6 +68,7 @@ class Record:
         curves: `{metric: values}`, one for each entry of `curves["rl_step"]`; `None` where it was not logged.
         thinned: The same of other metrics, each value the mean of several RL steps of which the last is named.
         evaluations: In the order in which they were made.
+        begins_with: Checksum of the weights of its warm start; empty without one, and in files of earlier versions.
     """
 
     arm: str
@@ -78,6 +80,7 @@ class Record:
     curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     thinned: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     evaluations: Sequence[Evaluation] = ()
+    begins_with: str = ""
 
 
 def collect(run: Run, seconds: float) -> Record:
@@ -100,7 +103,7 @@ def collect(run: Run, seconds: float) -> Record:
     return Record(
         run.arm, run.seed, run.digest, run.identity, __version__, round(seconds, 1),
         _shortened(curves) if points else {}, _shortened(thin(rest, POINTS)) if points else {},
-        _evaluations(run.folder, updates),
+        _evaluations(run.folder, updates), "" if run.needs is None else what_model(str(run.needs.folder)),
     )  # fmt: skip
 
 

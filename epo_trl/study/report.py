@@ -152,9 +152,9 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
         "The best of several arms looks better than it is, and so does the best of several evaluations (`Succ.*`).",
     ]
     lines += [
-        f"{plain(name)} and {plain(study.baseline)} were not played alike before RL (seeds "
-        f"{' '.join(map(str, unlike))}): other warm starts, as another machine makes them, or other rules of play. "
-        "Their pairs differ in more than the method."
+        f"{plain(name)} and {plain(study.baseline)} did not begin alike (seeds {' '.join(map(str, unlike))}): other "
+        "warm starts, as another machine makes them, or other rules of play. Their pairs differ in more than the "
+        "method."
         for name, runs in outcomes.items()
         if (unlike := _unlike_starts(runs, outcomes[study.baseline]))
     ]
@@ -165,10 +165,11 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
 
 
 def _unlike_starts(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> list[int]:
-    """Returns the seeds of which an evaluation before RL differs; one that a run has not is left out."""
+    """Returns the seeds of which the warm start or an evaluation before RL differs; what is not known is left out."""
 
     def differ(one: Outcome, other: Outcome) -> bool:
-        pairs = [(one.start(split), other.start(split)) for split in one.evaluations]
+        pairs: list[tuple[object, object]] = [(one.begins_with, other.begins_with)]
+        pairs += [(one.start(split), other.start(split)) for split in one.evaluations]
         return any(mine != theirs for mine, theirs in pairs if mine and theirs)
 
     return [seed for seed, run in runs.items() if seed in base and differ(run, base[seed])]
