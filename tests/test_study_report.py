@@ -215,8 +215,9 @@ def test_arms_with_few_seeds_are_called_anecdotes():
     records = [record_of("a", seed, [0.9] * 20) for seed in (1, 2, 3, 4)] + [record_of("b", 1, [0.9] * 20)]
     text = report(study, records, judge(study, records), picture=False)
     assert "an arm is an anecdote: b." in text and "1 to 4 seeds an arm" in text
+    assert "Not run on the same seeds as a: b. Seeds differ" in text
     text = report(study, records[:4], judge(study, records[:4]), picture=False)
-    assert "anecdote" not in text and "- 4 seeds an arm" in text
+    assert "Not run on" not in text and "anecdote" not in text and "- 4 seeds an arm" in text
 
 
 def test_pairs_that_did_not_begin_alike_are_named():

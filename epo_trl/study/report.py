@@ -144,9 +144,9 @@ def _missing(study: Study, records: Sequence[Record]) -> str:
 
 def _caveats(study: Study, outcomes: Outcomes) -> str:
     counts = sorted({len(runs) for runs in outcomes.values() if runs}) or [0]
-    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    range_of = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     lines = [
-        f"{seeds} seeds an arm: an interval covers the seeds, for these games and this model only.",
+        f"{range_of} seeds an arm: an interval covers the seeds, for these games and this model only.",
         "Student's intervals assume values that are about normal. Where runs either solve the task or do not, look at "
         "the counts and at each run.",
         "The best of several arms looks better than it is, and so does the best of several evaluations (`Succ.*`).",
@@ -158,6 +158,13 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
         for name, runs in outcomes.items()
         if (unlike := _unlike_starts(runs, outcomes[study.baseline]))
     ]
+    seeds = outcomes[study.baseline].keys()
+    others = [plain(name) for name, runs in outcomes.items() if runs and seeds and runs.keys() != seeds]
+    if others:
+        lines.append(
+            f"Not run on the same seeds as {plain(study.baseline)}: {', '.join(others)}. Seeds differ in their warm start "
+            "and games, so compare by the differences, which are over shared seeds, and not by the means of the arms."
+        )
     few = [plain(name) for name, runs in outcomes.items() if 0 < len(runs) <= 3]
     if few:
         lines.append(f"With three seeds or fewer, an arm is an anecdote: {', '.join(few)}.")
