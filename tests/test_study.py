@@ -117,11 +117,14 @@ def test_a_field_that_a_recipe_does_not_take_is_said_before_anything_runs(study,
     assert starts() == {}
 
 
-def test_some_arms_and_seeds_only(study):
+def test_some_arms_and_seeds_only(study, capsys):
     assert study("--arms", "good", "--seeds", "1", "5") == 0
     assert set(starts()) == {"good-seed1", "good-seed5", "warm-start-seed1", "warm-start-seed5"}
     report = Path("results/mine/report.md").read_text()
     assert "| arm | seed 1 | seed 2 | seed 5 |" in report and "- good: seeds 2\n- bad\\|one: seeds 1 " in report
+    assert "not in the report" not in capsys.readouterr().out
+    assert study("--report-only") == 0
+    assert "not in the report, since neither mine.yaml nor --seeds names them: good-seed5\n" in capsys.readouterr().out
 
 
 def test_two_studies_in_one_folder_are_refused(study, capsys):

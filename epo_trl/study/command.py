@@ -39,9 +39,15 @@ def study(
     places = Places(Path(runs_dir or f"runs/{whole.name}"), Path(results_dir or f"results/{whole.name}"))
     failed = {} if report_only else run_missing(chosen, places, jobs or max(1, cores() // threads), threads)
     shown = whole.joined(chosen)
-    records = [record for run in plan(shown, places.runs) if (record := known_record(run, places)) is not None]
+    runs = plan(shown, places.runs)
+    records = [record for run in runs if (record := known_record(run, places)) is not None]
     for file in write_report(shown, records, places.results):
         sys.stdout.write(f"wrote {file}\n")
+    left_out = places.kept() - {run.name for run in runs}
+    if left_out:
+        sys.stdout.write(
+            f"not in the report, since neither {config} nor --seeds names them: {', '.join(sorted(left_out))}\n"
+        )
     for name, why in failed.items():
         sys.stderr.write(f"failed: {name}: {why}\n")
     return 1 if failed else 0

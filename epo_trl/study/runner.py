@@ -41,6 +41,10 @@ class Places:
         """Returns the file that is kept of a run."""
         return self.results / "runs" / f"{run.name}.json"
 
+    def kept(self) -> set[str]:
+        """Returns the names of all runs of which something is kept, those of another study too."""
+        return {path.stem for path in (self.results / "runs").glob("*.json")}
+
 
 def cores() -> int:
     """Returns the number of cores that this process may use."""
