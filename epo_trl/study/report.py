@@ -162,13 +162,13 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
     others = [plain(name) for name, runs in outcomes.items() if runs and seeds and runs.keys() != seeds]
     if others:
         lines.append(
-            f"Not run on the same seeds as {plain(study.baseline)}: {', '.join(others)}. Seeds differ in their warm "
+            f"Not run on the same seeds as {plain(study.baseline)}: {'; '.join(others)}. Seeds differ in their warm "
             "start and games, so compare by the differences, which are over shared seeds, and not by the means of the "
             "arms."
         )
     few = [plain(name) for name, runs in outcomes.items() if 0 < len(runs) <= 3]
     if few:
-        lines.append(f"With three seeds or fewer, an arm is an anecdote: {', '.join(few)}.")
+        lines.append(f"With three seeds or fewer, an arm is an anecdote: {'; '.join(few)}.")
     return "\n".join(f"- {line}" for line in lines) + "\n"
 
 
