@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 
 from epo_trl.study.config import Arm, Part, Study
-from epo_trl.study.figure import draw
+from epo_trl.study.figure import BEHIND, draw
 from epo_trl.study.judge import Failure, judge
 from epo_trl.study.markdown import code, percent, plain, points, spread
 from epo_trl.study.record import Evaluation, Record
@@ -183,8 +184,6 @@ def test_any_number_of_arms_with_any_name_is_drawn(tmp_path, count):
 def test_a_curve_that_was_thinned_is_not_smoothed_again_and_the_panels_are_those_that_are_asked_for(
     tmp_path, monkeypatch
 ):
-    from matplotlib.axes import Axes
-
     drawn = []
     plot = Axes.plot
 
@@ -201,6 +200,15 @@ def test_a_curve_that_was_thinned_is_not_smoothed_again_and_the_panels_are_those
     assert (thin_steps, forced) == (thinned["rl_step"], thinned["ref-nucleus/forced_entropy"])
     with pytest.raises(ValueError, match="panels: got 'sucess', takes some of success"):
         draw(study_of("a"), [record], tmp_path / "two.png", panels=("sucess",))
+
+
+def test_an_arm_is_drawn_beside_the_baseline_of_its_own_seeds(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Axes, "plot", lambda self, x, y, **style: drawn.append((style["color"], list(y))))
+    rates = {("a", 1): 0.2, ("a", 2): 0.6, ("b", 2): 0.5, ("c", 3): 0.4}
+    records = [record_of(arm, seed, [rate] * 4) for (arm, seed), rate in rates.items()]
+    draw(study_of("a", "b", "c"), records, tmp_path / "x.png", panels=("success",))
+    assert [values[0] for color, values in drawn if color == BEHIND] == [pytest.approx(60)]  # a's seed 2, beside b
 
 
 def test_a_study_without_a_run_has_a_report_that_says_so(tmp_path):

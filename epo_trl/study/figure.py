@@ -39,7 +39,8 @@ EVALUATIONS = "evaluations"
 def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[str] | None = None) -> None:
     """Draws curves of each arm: a column for an arm, a row for a panel.
 
-    Thin lines are seeds, the thick one is their mean; both are running means over the study's `smooth` RL steps.
+    Thin lines are seeds, the thick one is their mean; both are running means over the study's `smooth` RL steps. The
+    grey one is the mean of the baseline over the seeds that both have.
 
     Args:
         study: The study.
@@ -69,13 +70,15 @@ def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[st
             if row == 0:
                 axis.set_title(name if len(name) < 40 else f"{name[:38]}…", fontsize=9, parse_math=False)
             if name != study.baseline:
-                _draw(axis, panel, by_arm[study.baseline], study.smooth, splits, BEHIND, seeds=False)
+                seeds = {record.seed for record in by_arm[name]}
+                paired = [record for record in by_arm[study.baseline] if record.seed in seeds]
+                _draw(axis, panel, paired, study.smooth, splits, BEHIND, seeds=False)
             _draw(axis, panel, by_arm[name], study.smooth, splits, OWN, seeds=True)
             _dress(axis, panel, tops, splits, first=index % columns == 0)
     for axis in axes.flatten():
         if not axis.has_data():
             axis.axis("off")
-    note = f"RL steps; grey: the mean of {study.baseline}"
+    note = f"RL steps; grey: the mean of {study.baseline} on the same seeds"
     figure.supxlabel(note, fontsize=7, color="0.4", parse_math=False)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f"partial-{out.name}")
