@@ -65,14 +65,13 @@ def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[st
     axes = figure.subplots(bands * len(panels), columns, squeeze=False, sharex=False, sharey=False)
     tops = {panel: _highest(records, MEASURES[panel]) for panel in panels if panel != EVALUATIONS}
     for index, name in enumerate(arms):
+        seeds = {record.seed for record in by_arm[name]}
+        paired = [record for record in by_arm[study.baseline] if record.seed in seeds and record.arm != name]
         for row, panel in enumerate(panels):
             axis = axes[index // columns * len(panels) + row, index % columns]
             if row == 0:
                 axis.set_title(name if len(name) < 40 else f"{name[:38]}…", fontsize=9, parse_math=False)
-            if name != study.baseline:
-                seeds = {record.seed for record in by_arm[name]}
-                paired = [record for record in by_arm[study.baseline] if record.seed in seeds]
-                _draw(axis, panel, paired, study.smooth, splits, BEHIND, seeds=False)
+            _draw(axis, panel, paired, study.smooth, splits, BEHIND, seeds=False)
             _draw(axis, panel, by_arm[name], study.smooth, splits, OWN, seeds=True)
             _dress(axis, panel, tops, splits, first=index % columns == 0)
     for axis in axes.flatten():

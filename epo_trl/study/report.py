@@ -143,10 +143,11 @@ def _missing(study: Study, records: Sequence[Record]) -> str:
 
 
 def _caveats(study: Study, outcomes: Outcomes) -> str:
+    base = outcomes[study.baseline]
     counts = sorted({len(runs) for runs in outcomes.values() if runs}) or [0]
-    range_of = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     lines = [
-        f"{range_of} seeds an arm: an interval covers the seeds, for these games and this model only.",
+        f"{seeds} seeds an arm: an interval covers the seeds, for these games and this model only.",
         "Student's intervals assume values that are about normal. Where runs either solve the task or do not, look at "
         "the counts and at each run.",
         "The best of several arms looks better than it is, and so does the best of several evaluations (`Succ.*`).",
@@ -156,10 +157,9 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
         "warm starts, as another machine makes them, or other rules of play. Their pairs differ in more than the "
         "method."
         for name, runs in outcomes.items()
-        if (unlike := _unlike_starts(runs, outcomes[study.baseline]))
+        if (unlike := _unlike_starts(runs, base))
     ]
-    seeds = outcomes[study.baseline].keys()
-    others = [plain(name) for name, runs in outcomes.items() if runs and seeds and runs.keys() != seeds]
+    others = [plain(name) for name, runs in outcomes.items() if runs and base and runs.keys() != base.keys()]
     if others:
         lines.append(
             f"Not run on the same seeds as {plain(study.baseline)}: {'; '.join(others)}. Seeds differ in their warm "
