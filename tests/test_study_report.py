@@ -228,6 +228,17 @@ def test_arms_with_few_seeds_are_called_anecdotes():
     assert "Not run on" not in text and "anecdote" not in text and "- 4 seeds an arm" in text
 
 
+def test_only_arms_with_a_run_beside_the_baseline_are_counted_as_comparisons():
+    study = study_of("a", "b", "c", "d", seeds=(1, 2))
+    records = [record_of(arm, seed, [0.9] * 20) for arm, seed in (("a", 1), ("b", 1), ("c", 2))]
+    text = report(study, records, judge(study, records), picture=False)
+    assert "(comparisons: 1)" in text and "same runs of a" not in text
+    records.append(record_of("c", 1, [0.9] * 20))
+    text = report(study, records, judge(study, records), picture=False)
+    assert "(comparisons: 2)" in text
+    assert "same runs of a: where those were lucky" in text and "for one comparison, not corrected for 2." in text
+
+
 def test_pairs_that_did_not_begin_alike_are_named():
     """Of the same model by the same rules, an evaluation is the same to the turn."""
     play = [(0, "iid", 2), (0, "ood", 1), (9, "iid", 5)]

@@ -55,7 +55,7 @@ def report(study: Study, records: Sequence[Record], outcomes: Outcomes, *, pictu
     parts += _section(f"Difference from {base} on the test lists", differences, shared)
     parts += _section("Training", tables.training_table(study, outcomes), _training_note(study))
     differences = tables.differences_table(study, outcomes)
-    parts += _section(f"Difference from {base} in training", differences, _difference_note(outcomes))
+    parts += _section(f"Difference from {base} in training", differences, _difference_note(study, outcomes))
     parts += _section("Each run", tables.seeds_table(study, outcomes), "Success in training at the end, %.")
     parts += _section("Where entropy leaves first", tables.thirds_table(outcomes), THIRDS_NOTE)
     parts += _section("Which tokens", tables.tokens_table(outcomes), TOKENS_NOTE)
@@ -100,11 +100,17 @@ def _training_note(study: Study) -> str:
     )
 
 
-def _difference_note(outcomes: Outcomes) -> str:
+def _compared(study: Study, outcomes: Outcomes) -> int:
+    """Returns how many arms have a seed with the baseline."""
+    base = outcomes[study.baseline]
+    return sum(not runs.keys().isdisjoint(base) for name, runs in outcomes.items() if name != study.baseline)
+
+
+def _difference_note(study: Study, outcomes: Outcomes) -> str:
     return (
         "Over the seeds that both have. Pairs for power 0.8: how many a paired t test needs to find a difference of "
         "this size with this deviation. Fisher's exact test, two-sided, of the numbers of solved runs, as if they were "
-        f"not paired; not corrected for {max(0, len(outcomes) - 1)} comparisons."
+        f"not paired, and not corrected (comparisons: {_compared(study, outcomes)})."
     )
 
 
@@ -152,6 +158,11 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
         "the counts and at each run.",
         "The best of several arms looks better than it is, and so does the best of several evaluations (`Succ.*`).",
     ]
+    if (count := _compared(study, outcomes)) > 1:
+        lines.append(
+            f"All differences are from the same runs of {plain(study.baseline)}: where those were lucky, every arm on "
+            f"their seeds looks worse. Each interval is for one comparison, not corrected for {count}."
+        )
     lines += [
         f"{plain(name)} and {plain(study.baseline)} did not begin alike (seeds {' '.join(map(str, unlike))}): other "
         "warm starts, as another machine makes them, or other rules of play. Their pairs differ in more than the "
