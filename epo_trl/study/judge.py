@@ -84,7 +84,7 @@ class Outcome:
         return None if start is None else start.rate
 
     def start(self, split: str) -> Evaluation | None:
-        """Returns the evaluation before RL: from the same model, and by the same rules, it is the same to the turn."""
+        """Returns the evaluation before RL; of the same weights, recipe and rules it is the same to the turn."""
         return next((one for one in self.evaluations.get(split, ()) if one.rl_step == 0), None)
 
     def _rates(self, split: str) -> list[float]:

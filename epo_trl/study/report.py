@@ -163,13 +163,18 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
             f"All differences are from the same runs of {plain(study.baseline)}: where those were lucky, every arm on "
             f"their seeds looks worse. Each interval is for one comparison, not corrected for {count}."
         )
-    lines += [
-        f"{plain(name)} and {plain(study.baseline)} did not begin alike (seeds {' '.join(map(str, unlike))}): other "
-        "warm starts, as another machine makes them, or other rules of play. Their pairs differ in more than the "
-        "method."
-        for name, runs in outcomes.items()
-        if (unlike := _unlike_starts(runs, base))
-    ]
+    for name, runs in outcomes.items():
+        pair, (unlike, played) = f"{plain(name)} and {plain(study.baseline)}", _unlike_starts(runs, base)
+        if unlike:
+            lines.append(
+                f"{pair} did not begin alike (seeds {' '.join(map(str, unlike))}): other warm starts, as another "
+                "machine makes them, or other rules of play. Their pairs differ in more than the method."
+            )
+        if played:
+            lines.append(
+                f"{pair} began with the same weights (seeds {' '.join(map(str, played))}), but their evaluations "
+                "before RL differ: other random draws, as another recipe makes them, or other rules of play."
+            )
     others = [plain(name) for name, runs in outcomes.items() if runs and base and runs.keys() != base.keys()]
     if others:
         lines.append(
@@ -183,12 +188,18 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
     return "\n".join(f"- {line}" for line in lines) + "\n"
 
 
-def _unlike_starts(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> list[int]:
-    """Returns the seeds of which the warm start or an evaluation before RL differs; what is not known is left out."""
+def _unlike_starts(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> tuple[list[int], list[int]]:
+    """Returns the seeds that began with other weights, and those whose evaluations before RL differ all the same.
 
-    def differ(one: Outcome, other: Outcome) -> bool:
-        pairs: list[tuple[object, object]] = [(one.begins_with, other.begins_with)]
-        pairs += [(one.start(split), other.start(split)) for split in one.evaluations]
-        return any(mine != theirs for mine, theirs in pairs if mine and theirs)
-
-    return [seed for seed, run in runs.items() if seed in base and differ(run, base[seed])]
+    Where weights are not known, the evaluations decide; what was not played is left out.
+    """
+    unlike, played = [], []
+    for seed in [seed for seed in runs if seed in base]:
+        one, other = runs[seed], base[seed]
+        starts = [(one.start(split), other.start(split)) for split in one.evaluations]
+        differ = any(mine != theirs for mine, theirs in starts if mine and theirs)
+        if one.begins_with != other.begins_with if one.begins_with and other.begins_with else differ:
+            unlike.append(seed)
+        elif differ:
+            played.append(seed)
+    return unlike, played
