@@ -15,6 +15,7 @@ from epo_trl.study.record import Evaluation, Record
 from epo_trl.study.report import report, write_report
 from epo_trl.study.statistics import Estimate
 from epo_trl.study.tables import (
+    differences_table,
     gains_table,
     paper_differences,
     paper_table,
@@ -119,7 +120,7 @@ def test_a_gain_is_from_the_run_s_own_start_and_over_both_lists_of_the_seeds_tha
     assert lines[0] == "| arm | seeds | IID Succ. | OOD Succ. | mean of the lists, Succ. |"
     assert lines[2] == "| a | 2 | +30.0 (+30.0 to +30.0) | +10.0 | +20.0 |"
     assert lines[3] == "| b | 1 | +10.0 | +20.0 | +15.0 |"
-    assert lines[4] == "| c | 1 | +10.0 | +20.0 | +15.0 |"  # it was not played before RL: the start of another arm
+    assert lines[4] == "| c | 1 | +40.0 | +50.0 | +45.0 |"  # it was not played before RL: the start of the first arm
 
 
 def test_entropy_of_choices_and_of_forced_tokens_by_hand():
@@ -256,3 +257,20 @@ def test_pairs_that_did_not_begin_alike_are_named():
     text = report(study, records, judge(study, records), picture=False)
     assert "- b and a began with the same weights (seeds 2), but" in text and text.count("same weights") == 1
     assert "- c and a did not begin alike (seeds 2): other" in text and text.count("begin alike") == 1
+
+
+def test_runs_that_did_not_begin_alike_are_no_pairs():
+    """Their seed 2 would make b 20 points better on the list, and solved where a is not."""
+    ends = {("a", 1): (1, 6, 0.5), ("a", 2): (1, 4, 0.5), ("b", 1): (1, 5, 0.7), ("b", 2): (3, 9, 0.9)}
+    records = [
+        record_of(arm, seed, [final] * 20, evaluations=[(0, "iid", start), (9, "iid", end)])
+        for (arm, seed), (start, end, final) in ends.items()
+    ]
+    study = study_of("a", "b")
+    outcomes = judge(study, records)
+    on_lists, in_training = paper_differences(study, outcomes), differences_table(study, outcomes)
+    assert "| b | 1 | -10.0 | -10.0 |" in on_lists
+    assert "| b | 1 | +20.0 |" in in_training and "0 / 0 / 0 / 1" in in_training
+    # the first arm's start of each seed, and each run's gain from its own
+    assert "| before RL | 2 | – | 10.0 ± 0.0" in paper_table(study, outcomes)
+    assert "| b | 2 | +50.0 (" in gains_table(study, outcomes)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from datasets import Dataset
+from torch.utils.data import Sampler
 from tqdm.auto import tqdm
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from epo_trl.envs.base import TaskSuite
@@ -91,12 +95,37 @@ class ImitationConfig(LongRunArguments, SFTConfig):
     """TRL's configuration, and how an interrupted run is gone on with."""
 
 
+class EpochSeeded(Sampler[int]):
+    """Rows grouped by length, in an order that the seed and the epoch decide.
+
+    The sampler alone draws from torch's global generator, whose state at the epoch's start is in no checkpoint: a run
+    that went on in its second epoch saw some rows twice and others not at all.
+    """
+
+    def __init__(self, sampler: LengthGroupedSampler, seed: int, epoch: Callable[[], int]) -> None:
+        self.sampler, self.seed, self.epoch = sampler, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        self.sampler.generator = torch.Generator().manual_seed(self.seed + self.epoch())
+        return iter(self.sampler)
+
+
 class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
     """TRL's trainer, interrupted and gone on with like an RL run; its model card says what was imitated."""
 
     def __init__(self, suite: TaskSuite, shown: DemonstrationArguments, **kwargs: Any) -> None:
         self.suite, self.shown = suite, shown
         super().__init__(**kwargs)
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
+        sampler = super()._get_train_sampler(train_dataset)
+        if not isinstance(sampler, LengthGroupedSampler):
+            return sampler
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return EpochSeeded(sampler, seed, lambda: int(self.state.epoch or 0))
 
     def card_facts(self) -> CardFacts:
         """Returns what the model card has to say."""

@@ -112,6 +112,29 @@ def final_success(record: Record, study: Study) -> float | None:
     return _last(record.curves.get(SUCCESS, ()), study.window)
 
 
+def unlike_starts(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> tuple[list[int], list[int]]:
+    """Returns the seeds that began with other weights, and those whose evaluations before RL differ all the same.
+
+    Where weights are not known, the evaluations decide; what was not played is left out.
+    """
+    unlike, played = [], []
+    for seed in [seed for seed in runs if seed in base]:
+        one, other = runs[seed], base[seed]
+        starts = [(one.start(split), other.start(split)) for split in one.evaluations]
+        differ = any(mine != theirs for mine, theirs in starts if mine and theirs)
+        if one.begins_with != other.begins_with if one.begins_with and other.begins_with else differ:
+            unlike.append(seed)
+        elif differ:
+            played.append(seed)
+    return unlike, played
+
+
+def pairs_of(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> dict[int, Outcome]:
+    """Returns the runs that have a pair: one of the baseline with the same seed, which began with the same weights."""
+    unlike, _ = unlike_starts(runs, base)
+    return {seed: run for seed, run in runs.items() if seed in base and seed not in unlike}
+
+
 def _outcome(study: Study, record: Record, best: float) -> Outcome:
     steps = [int(step) for step in record.curves.get("rl_step", ()) if step is not None]
     success = final_success(record, study)

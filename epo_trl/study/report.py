@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from epo_trl.study import tables
 from epo_trl.study.config import Study
-from epo_trl.study.judge import Outcome, Outcomes, judge
+from epo_trl.study.judge import Outcomes, judge, pairs_of, unlike_starts
 from epo_trl.study.markdown import code, percent, plain, table
 from epo_trl.study.record import Record, write_text
 
@@ -48,10 +48,10 @@ def report(study: Study, records: Sequence[Record], outcomes: Outcomes, *, pictu
     parts += [f"Protocol: {plain(study.protocol.strip())}\n" if study.protocol else "", _origin(study, records)]
     tested = tables.paper_table(study, outcomes)
     parts += _section("Success on the test lists, %", tested, _evaluation_note(study, records))
-    gains = "Percentage points: the end less the same seed before RL, mean over seeds, 95 % interval."
+    gains = "Percentage points: the end less the same run before RL, mean over seeds, 95 % interval."
     parts += _section("Gain of RL on the test lists", tables.gains_table(study, outcomes), gains)
     base, differences = plain(study.baseline), tables.paper_differences(study, outcomes)
-    shared = "Percentage points: mean over the shared seeds, 95 % interval."
+    shared = "Percentage points: mean over the pairs of one seed, 95 % interval."
     parts += _section(f"Difference from {base} on the test lists", differences, shared)
     parts += _section("Training", tables.training_table(study, outcomes), _training_note(study))
     differences = tables.differences_table(study, outcomes)
@@ -101,14 +101,14 @@ def _training_note(study: Study) -> str:
 
 
 def _compared(study: Study, outcomes: Outcomes) -> int:
-    """Returns how many arms have a seed with the baseline."""
+    """Returns how many arms have a pair with the baseline."""
     base = outcomes[study.baseline]
-    return sum(not runs.keys().isdisjoint(base) for name, runs in outcomes.items() if name != study.baseline)
+    return sum(bool(pairs_of(runs, base)) for name, runs in outcomes.items() if name != study.baseline)
 
 
 def _difference_note(study: Study, outcomes: Outcomes) -> str:
     return (
-        "Over the seeds that both have. Pairs for power 0.8: how many a paired t test needs to find a difference of "
+        "Over the pairs of one seed. Pairs for power 0.8: how many a paired t test needs to find a difference of "
         "this size with this deviation. Fisher's exact test, two-sided, of the numbers of solved runs, as if they were "
         f"not paired, and not corrected (comparisons: {_compared(study, outcomes)})."
     )
@@ -164,11 +164,11 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
             f"their seeds looks worse. Each interval is for one comparison, not corrected for {count}."
         )
     for name, runs in outcomes.items():
-        pair, (unlike, played) = f"{plain(name)} and {plain(study.baseline)}", _unlike_starts(runs, base)
+        pair, (unlike, played) = f"{plain(name)} and {plain(study.baseline)}", unlike_starts(runs, base)
         if unlike:
             lines.append(
                 f"{pair} did not begin alike (seeds {' '.join(map(str, unlike))}): other warm starts, as another "
-                "machine makes them, or other rules of play. Their pairs differ in more than the method."
+                "machine makes them, or other rules of play. They are no pairs, so the differences leave them out."
             )
         if played:
             lines.append(
@@ -179,27 +179,10 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
     if others:
         lines.append(
             f"Not run on the same seeds as {plain(study.baseline)}: {'; '.join(others)}. Seeds differ in their warm "
-            "start and games, so compare by the differences, which are over shared seeds, and not by the means of the "
+            "start and games, so compare by the differences, which are over pairs, and not by the means of the "
             "arms."
         )
     few = [plain(name) for name, runs in outcomes.items() if 0 < len(runs) <= 3]
     if few:
         lines.append(f"With three seeds or fewer, an arm is an anecdote: {'; '.join(few)}.")
     return "\n".join(f"- {line}" for line in lines) + "\n"
-
-
-def _unlike_starts(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> tuple[list[int], list[int]]:
-    """Returns the seeds that began with other weights, and those whose evaluations before RL differ all the same.
-
-    Where weights are not known, the evaluations decide; what was not played is left out.
-    """
-    unlike, played = [], []
-    for seed in [seed for seed in runs if seed in base]:
-        one, other = runs[seed], base[seed]
-        starts = [(one.start(split), other.start(split)) for split in one.evaluations]
-        differ = any(mine != theirs for mine, theirs in starts if mine and theirs)
-        if one.begins_with != other.begins_with if one.begins_with and other.begins_with else differ:
-            unlike.append(seed)
-        elif differ:
-            played.append(seed)
-    return unlike, played

@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from epo_trl.evaluation.wilson import wilson_interval
 from epo_trl.study.config import Study
-from epo_trl.study.judge import THIRDS, TOKENS, Failure, Outcome, Outcomes
+from epo_trl.study.judge import THIRDS, TOKENS, Failure, Outcome, Outcomes, pairs_of
 from epo_trl.study.markdown import NOTHING, number, percent, plain, points, spread, table
 from epo_trl.study.statistics import estimate, fisher_exact, paired, pairs_needed
 
@@ -61,11 +61,11 @@ def _failures(found: Sequence[Failure | None]) -> str:
 
 
 def differences_table(study: Study, outcomes: Outcomes) -> str:
-    """Returns each arm's success in training less the baseline's, over the seeds that both have."""
+    """Returns each arm's success in training less the baseline's, over the pairs."""
     base = by_seed(outcomes[study.baseline], lambda run: run.success)
     rows = []
     for name, runs in outcomes.items():
-        own = by_seed(runs, lambda run: run.success)
+        own = by_seed(pairs_of(runs, outcomes[study.baseline]), lambda run: run.success)
         found = paired(own, base)
         if name == study.baseline or found is None:
             continue
@@ -163,21 +163,23 @@ def paper_table(study: Study, outcomes: Outcomes) -> str:
 
 
 def _before(outcomes: Outcomes, split: str) -> dict[int, float]:
-    """Returns the success before RL by seed; arms share it."""
+    """Returns the success before RL by seed, of the first arm that was played then."""
     found: dict[int, float] = {}
     for runs in outcomes.values():
-        found |= by_seed(runs, lambda run: run.before(split))
+        found = by_seed(runs, lambda run: run.before(split)) | found
     return found
 
 
 def paper_differences(study: Study, outcomes: Outcomes) -> str:
-    """Returns each arm's success on the test lists less the baseline's, over the seeds that both have."""
+    """Returns each arm's success on the test lists less the baseline's, over the pairs."""
     splits = splits_of(outcomes)
     measures = [measure for split in splits for measure in _measures(study, split)]
     measures += _mean_of_lists([_end(study, split) for split in splits])
     rows = []
     for name, runs in outcomes.items():
-        found = [paired(by_seed(runs, value), by_seed(outcomes[study.baseline], value)) for _, value in measures]
+        base = outcomes[study.baseline]
+        own = pairs_of(runs, base)
+        found = [paired(by_seed(own, value), by_seed(base, value)) for _, value in measures]
         there = [one for one in found if one is not None]
         if name != study.baseline and there:
             rows.append([plain(name), str(max(one.count for one in there)), *map(points, found)])
@@ -187,7 +189,7 @@ def paper_differences(study: Study, outcomes: Outcomes) -> str:
 def gains_table(study: Study, outcomes: Outcomes) -> str:
     """Returns each arm's success on the test lists at the end less that before RL, over its seeds.
 
-    Before RL: as the run itself was played, or another arm's run of the same seed if it was not.
+    Before RL: as the run itself was played; if it was not, the same seed of the first arm that was.
     """
     splits = splits_of(outcomes)
     gains = [_gain(study, outcomes, split) for split in splits]
