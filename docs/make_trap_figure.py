@@ -18,6 +18,7 @@ ARMS = {
     "GRPO": ("GRPO", "0.45"),
     "EPO, the paper's numbers": ("EPO, the paper's\nnumbers", "C0"),
     "EPO .03, alpha 2": ("EPO, band stronger\nthan the bonus", "C3"),
+    "KL .01": ("KL to the first\npolicy, .01", "C4"),
     "reference nucleus .1": ("entropy in the first\npolicy's nucleus", "C1"),
     "reference nucleus .1 to 0": ("the same, falling to 0", "C2"),
 }
