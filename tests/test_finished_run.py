@@ -7,10 +7,9 @@ import pytest
 from datasets import Dataset
 from test_epo_trainer import StopAt, assert_bit_equal, resumable, weights
 from test_ppo_trainer import resumable as resumable_ppo
-from trainer_kit import make_model, toy_tokenizer
+from trainer_kit import make_warm_start
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig, ImitationTrainer
 from epo_trl.long_runs.checkpoint_files import checkpoints
 from epo_trl.long_runs.long_run import FINISHED
 
@@ -117,20 +116,8 @@ def test_a_warm_start_ends_once_too(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(RECIPES))
     import make_train
 
-    def warm_start(folder, rows=8, **changes):
-        ids = [[5, 6, 7, 8 + i] for i in range(rows)]
-        args = ImitationConfig(
-            str(folder), max_steps=2, save_steps=1, per_device_train_batch_size=4, use_cpu=True, bf16=False,
-            report_to=[], disable_tqdm=True, **changes,
-        )  # fmt: skip
-        return ImitationTrainer(
-            ToySuite(),
-            DemonstrationArguments(),
-            model=make_model(),
-            args=args,
-            train_dataset=Dataset.from_dict({"input_ids": ids, "labels": ids}),
-            processing_class=toy_tokenizer(),
-        )
+    def warm_start(folder, rows=8):
+        return make_warm_start(folder, [[5, 6, 7, 8 + i] for i in range(rows)])
 
     assert make_train.FINISHED == FINISHED
     straight = warm_start(tmp_path)

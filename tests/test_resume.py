@@ -18,10 +18,9 @@ from datasets import Dataset
 from peft import LoraConfig
 from test_epo_trainer import StopAt, assert_bit_equal, logged, resumable, weights
 from test_ppo_trainer import resumable as resumable_ppo
-from trainer_kit import make_model, make_trainer, toy_tokenizer
+from trainer_kit import make_model, make_trainer, make_warm_start
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig, ImitationTrainer
 from epo_trl.long_runs import whole_checkpoints
 from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, damage, seal
 from epo_trl.long_runs.disk_room import DiskFullError, DiskRoom
@@ -331,22 +330,11 @@ def test_a_run_resumes_bit_equal_after_it_has_seen_all_tasks(tmp_path, step):
 @pytest.mark.parametrize("step", [4, 9, 12], ids=["first epoch", "within the second epoch", "after it"])
 def test_a_warm_start_of_rows_grouped_by_length_resumes_bit_equal(tmp_path, step):
     """An epoch is six steps; each has an order of its own, of all rows."""
-    ids = [[5 + (i + k) % 20 for k in range(3 + i % 7)] for i in range(24)]
+    rows = [[5 + (i + k) % 20 for k in range(3 + i % 7)] for i in range(24)]
 
     def warm_start(name):
-        args = ImitationConfig(
-            str(tmp_path / name), max_steps=15, save_steps=step, per_device_train_batch_size=4, learning_rate=1e-2,
-            train_sampling_strategy="group_by_length", trust_checkpoint=True, use_cpu=True, bf16=False, report_to=[],
-            disable_tqdm=True,
-        )  # fmt: skip
-        return ImitationTrainer(
-            ToySuite(),
-            DemonstrationArguments(),
-            model=make_model(),
-            args=args,
-            train_dataset=Dataset.from_dict({"input_ids": ids, "labels": ids}),
-            processing_class=toy_tokenizer(),
-        )
+        changes = {"train_sampling_strategy": "group_by_length", "learning_rate": 1e-2, "trust_checkpoint": True}
+        return make_warm_start(tmp_path / name, rows, max_steps=15, save_steps=step, **changes)
 
     straight, seen = warm_start("straight"), []
     original = straight.training_step

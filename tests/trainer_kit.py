@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 import trl.trainer.utils as trl_utils
+from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from epo_trl.envs.toy import ToySuite
+from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig, ImitationTrainer
 from epo_trl.methods import Batch, Credit
 from epo_trl.methods.epo import EPO
 from epo_trl.models import build_model, build_tokenizer
@@ -86,6 +88,19 @@ def make_ppo(folder: Path | str, *, model: Any = None, suite: Any = None, **chan
         torch.manual_seed(1)
         trainer.critic.head.weight.normal_()
     return trainer
+
+
+def make_warm_start(folder: Path | str, rows: list[list[int]], **changes: Any) -> ImitationTrainer:
+    """Returns a trainer that imitates rows of tokens, four in a step."""
+    settings = {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 4, "report_to": [], **changes}
+    return ImitationTrainer(
+        ToySuite(),
+        DemonstrationArguments(),
+        model=make_model(),
+        args=ImitationConfig(str(folder), use_cpu=True, bf16=False, disable_tqdm=True, **settings),
+        train_dataset=Dataset.from_dict({"input_ids": rows, "labels": rows}),
+        processing_class=toy_tokenizer(),
+    )
 
 
 def _trainer(trainer: type, config: type, folder: Path | str, model: Any, suite: Any, changes: dict[str, Any]) -> Any:
