@@ -175,9 +175,8 @@ def paper_differences(study: Study, outcomes: Outcomes) -> str:
     splits = splits_of(outcomes)
     measures = [measure for split in splits for measure in _measures(study, split)]
     measures += _mean_of_lists([_end(study, split) for split in splits])
-    rows = []
+    base, rows = outcomes[study.baseline], []
     for name, runs in outcomes.items():
-        base = outcomes[study.baseline]
         own = pairs_of(runs, base)
         found = [paired(by_seed(own, value), by_seed(base, value)) for _, value in measures]
         there = [one for one in found if one is not None]
