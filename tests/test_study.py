@@ -111,6 +111,38 @@ def test_other_settings_are_refused_and_new_arms_and_words_are_not(study, capsys
     assert starts() == {**ALL, "new-seed1": 1, "new-seed2": 1}
 
 
+def test_an_arm_may_be_renamed_in_capitals_and_a_number_be_written_otherwise(study, capsys):
+    assert study(arms={"good": {"success": [0.0] * 3}, "other": {"success": [0.5] * 3}}, seeds=[1]) == 0
+    before = starts()
+    assert study(arms={"GOOD": {"success": [0] * 3}, "other": {"success": [0.5] * 3}}, seeds=[1]) == 0
+    assert starts() == before and "nothing to run" in capsys.readouterr().out
+    report = Path("results/mine/report.md").read_text()
+    assert "| GOOD | 1 | 1.0 |" in report and "Missing" not in report
+
+
+def test_an_arm_that_the_report_will_refuse_is_said_before_others_are_run(study, capsys):
+    assert study("--arms", "good", seeds=[1]) == 0
+    assert study("--arms", "bad|one", seeds=[1], arms={**ARMS, "good": {"success": [0.1] * 3}}) == 1
+    assert "good-seed1.json is of a run with other settings" in capsys.readouterr().err
+    assert "bad-one-seed1" not in starts()
+
+
+def test_what_is_wrong_in_one_folder_stops_no_other_run(study, capsys):
+    """A config that cannot be written, as on a full disk, and an evaluation that is damaged."""
+    Path("runs/mine/bad-one-seed1/config.yaml").mkdir(parents=True)
+    damaged = Path("runs/mine/good-seed1/evaluations/step_000001.json")
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text('{"step": 1, "reports": [{"split": "iid"}]}')
+    assert study() == 1
+    err = capsys.readouterr().err
+    assert "failed: bad-one-seed1: could not be started: " in err
+    assert f"failed: good-seed1: {damaged} is no evaluation of a run (KeyError('protocol'))" in err
+    assert "good-seed2: finished" in err and "bad-one-seed2: finished" in err
+    Path("runs/mine/bad-one-seed1/config.yaml").rmdir()
+    damaged.unlink()
+    assert study() == 0
+
+
 def test_a_field_that_a_recipe_does_not_take_is_said_before_anything_runs(study, capsys):
     assert study(arms={**ARMS, "typo": {"sucess": [1]}}) == 1
     assert capsys.readouterr().err == "epo-trl: error: typo-seed1.yaml: sucess: unknown\n"

@@ -1,5 +1,6 @@
 """The YAML of a study: what is wrong with it is said before anything runs, and names are data."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -94,12 +95,19 @@ def test_arms_and_seeds_are_chosen_on_the_command_line(written):
 
 
 def test_names_of_arms_become_distinct_folders_that_stay_when_others_come():
-    names = ["grpo", "GRPO", "ref-nucleus .1", "a/../b", "a b", "a_b", "a|b", "..", "warm start", "λ", "β", "x\u200by"]
+    names = ["GRPO", "ref-nucleus .1", "a/../b", "a b", "a_b", "..", "warm start", "λ", "β", "x\u200by"]
     found = folder_names(names)
     assert len({short.lower() for short in found.values()}) == len(names)
     assert all(Path(short).name == short and short.isascii() and short[0] not in ".-" for short in found.values())
     assert found["ref-nucleus .1"] == "ref-nucleus-.1" and "warm-start" not in found.values()
-    assert folder_names(reversed(names)) == found
+    assert folder_names(reversed(names)) == found == {name: folder_names([name])[name] for name in names}
+
+
+@pytest.mark.parametrize("other", ["grpo", "GRPO+", "-GRPO"])
+def test_arms_that_would_share_a_folder_are_refused(written, other):
+    """A name that depended on the others would send what is kept of an arm to another one."""
+    with pytest.raises(StudyError, match=f"arms: 'GRPO' and '{re.escape(other)}' would share the folder 'grpo'"):
+        plan(written(arms={"GRPO": {}, other: {}}), Path("runs"))
 
 
 @pytest.mark.parametrize(
@@ -122,6 +130,10 @@ def test_names_of_arms_become_distinct_folders_that_stay_when_others_come():
         ({"window": 0}, "window: got 0"),
         ({"solved": 80}, "solved: got 80, takes a share"),
         ({"name": "../x"}, "name: got '../x'"),
+        ({"arms": {"a": False}}, "arms: 'a': got False, takes 'field: value' pairs"),
+        ({"train": {**TRAIN, "recipe": 5}}, "train: recipe: got 5, takes a text"),
+        ({"train": {**TRAIN, "seeds": [1]}}, "train: seeds: those of all arms stand beside it"),
+        ({"solved": 0.2}, "trapped: got 0.5, takes a share up to that of solved, 0.2"),
     ],
 )
 def test_what_is_wrong_is_named(written, changes, says):
@@ -136,6 +148,13 @@ def test_a_name_that_is_there_twice_is_refused(written):
         written(text)
 
 
+def test_a_mapping_that_overrides_a_merged_key_can_itself_be_merged(written):
+    text = "train: {recipe: train.py, config: train.yaml}\nseeds: [1]\narms:\n"
+    text += "  a: {sizes: {deep: &own {<<: {w: 1}, w: 2}}}\n  b: {sizes: {<<: *own, v: 3}}\n"
+    runs = settings(written(text))
+    assert runs["a-seed1"]["sizes"] == {"deep": {"w": 2}} and runs["b-seed1"]["sizes"] == {"w": 2, "v": 3}
+
+
 def test_a_model_beside_a_warm_start_is_refused(written):
     study = written(warm_start={"recipe": "sft.py", "config": "sft.yaml"}, arms={"a": {"model_name_or_path": "x"}})
     with pytest.raises(StudyError, match="'a': model_name_or_path: runs begin with the warm start"):
@@ -143,8 +162,19 @@ def test_a_model_beside_a_warm_start_is_refused(written):
 
 
 def test_a_run_that_would_leave_no_log_is_refused(written):
-    with pytest.raises(StudyError, match="train.yaml: save_strategy: got 'no'"):
+    with pytest.raises(StudyError, match="arms: 'a': save_strategy: got 'no'"):
         plan(written(arms={"a": {"save_strategy": False}}), Path("runs"))  # YAML's own word for no
+    Path("train.yaml").write_text("save_strategy: no\n")
+    with pytest.raises(StudyError, match="train.yaml: save_strategy: got 'no'"):
+        plan(written(arms={"a": {}}), Path("runs"))
+
+
+def test_a_value_of_which_no_checksum_can_be_made_is_named(written):
+    with pytest.raises(StudyError, match="arms: 'a': sizes: .*not supported between"):
+        plan(written(arms={"a": {"sizes": {1: 2, "b": 3}}}), Path("runs"))
+    text = "train: {recipe: train.py, config: train.yaml}\nseeds: [1]\narms: {a: {sizes: &it {b: *it}}}\n"
+    with pytest.raises(StudyError, match="arms: 'a': sizes: Circular reference"):
+        plan(written(text), Path("runs"))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.name)

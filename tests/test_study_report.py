@@ -259,6 +259,38 @@ def test_pairs_that_did_not_begin_alike_are_named():
     assert "- c and a did not begin alike (seeds 2): other" in text and text.count("begin alike") == 1
 
 
+def test_pairs_of_which_it_is_not_known_how_they_began_are_named():
+    records = [record_of(arm, seed, [0.5] * 20) for arm in ("a", "b", "c") for seed in (1, 2)]
+    records = [replace(record, begins_with="x" if record.arm != "b" else "") for record in records]
+    study = replace(study_of("a", "b", "c"), warm_start=PART)
+    text = report(study, records, judge(study, records), picture=False)
+    assert "those of a began with the same weights, and nothing was played before RL; they count as pairs: b (seeds 1 2)." in text
+    for known in (
+        report(study_of("a", "b", "c"), records, judge(study, records), picture=False),  # all begin with one model
+        report(study, records[:2] + records[4:], judge(study, records[:2] + records[4:]), picture=False),
+    ):
+        assert "they count as pairs" not in known
+
+
+def test_runs_that_are_shorter_than_the_window_are_named():
+    study = study_of("a", "b", window=30)
+    records = [record_of("a", 1, [0.5] * 30), record_of("a", 2, [0.5] * 29), record_of("b", 1, [0.5] * 3),
+               record_of("b", 2, evaluations=EVALUATED)]  # fmt: skip
+    text = report(study, records, judge(study, records), picture=False)
+    assert "fewer RL steps than `window`, 30, so the tables of training leave them out:\n\n- a: seeds 2\n- b: seeds 1\n" in text
+    assert "Too short" not in report(replace(study, window=3), records, judge(study, records), picture=False)
+
+
+def test_a_gain_is_not_from_a_start_that_is_known_to_be_another():
+    records = [replace(record_of("a", 1, evaluations=[(0, "iid", 2), (9, "iid", 5)]), begins_with="x"),
+               replace(record_of("b", 1, evaluations=[(9, "iid", 6)]), begins_with="y"),
+               replace(record_of("c", 1, evaluations=[(0, "iid", 1), (9, "iid", 6)]), begins_with="y"),
+               replace(record_of("d", 1, evaluations=[(9, "iid", 9)]), begins_with="x")]  # fmt: skip
+    study = study_of("a", "b", "c", "d", seeds=(1,))
+    assert gains_table(study, judge(study, records)).splitlines()[2:] == [
+        "| a | 1 | +30.0 |", "| b | 1 | +50.0 |", "| c | 1 | +50.0 |", "| d | 1 | +70.0 |"]  # fmt: skip
+
+
 def test_runs_that_did_not_begin_alike_are_no_pairs():
     """Their seed 2 would make b 20 points better on the list, and solved where a is not."""
     ends = {("a", 1): (1, 6, 0.5), ("a", 2): (1, 4, 0.5), ("b", 1): (1, 5, 0.7), ("b", 2): (3, 9, 0.9)}

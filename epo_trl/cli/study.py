@@ -13,12 +13,11 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     from epo_trl.long_runs.folder_lock import RunningError
     from epo_trl.study.command import study
-    from epo_trl.study.config import StudyError
 
     options = {name: value for name, value in vars(args).items() if name != "config"}
     try:
         return study(args.config, **options)
-    except (OSError, StudyError, RunningError) as error:
+    except (OSError, ValueError, RunningError) as error:
         return fail(error)
     except KeyboardInterrupt:
         return fail(RuntimeError("interrupted; the same command goes on from the last checkpoints"))

@@ -37,9 +37,13 @@ def study(
     whole = load_study(config)
     chosen = whole.chosen(arms, seeds)
     places = Places(Path(runs_dir or f"runs/{whole.name}"), Path(results_dir or f"results/{whole.name}"))
-    failed = {} if report_only else run_missing(chosen, places, jobs or max(1, cores() // threads), threads)
     shown = whole.joined(chosen)
     runs = plan(shown, places.runs)
+    for run in runs:
+        known_record(run, places)  # what the report will refuse is said before anything is run
+    failed = {} if report_only else run_missing(chosen, places, jobs or max(1, cores() // threads), threads)
+    for name, why in failed.items():
+        sys.stderr.write(f"failed: {name}: {why}\n")
     records = [record for run in runs if (record := known_record(run, places)) is not None]
     for file in write_report(shown, records, places.results):
         sys.stdout.write(f"wrote {file}\n")
@@ -48,6 +52,4 @@ def study(
         sys.stdout.write(
             f"not in the report, since neither {config} nor --seeds names them: {', '.join(sorted(left_out))}\n"
         )
-    for name, why in failed.items():
-        sys.stderr.write(f"failed: {name}: {why}\n")
     return 1 if failed else 0

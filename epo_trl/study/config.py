@@ -111,15 +111,19 @@ class Study:
         return replace(self, arms=tuple(arms))
 
 
+MERGE = "tag:yaml.org,2002:merge"
+
+
 class _Loader(yaml.SafeLoader):
     """Refuses a mapping that has a key twice; YAML's own would keep the last one and say nothing."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        for key, count in Counter(map(repr, keys)).items():
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != MERGE]
+        for key, count in Counter(keys).items():
             if count > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{key} is there {count} times", node.start_mark)
-        return super().construct_mapping(node, deep)
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there {count} times", node.start_mark)
+        return node
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -162,10 +166,13 @@ def load_study(path: str | Path) -> Study:
     if baseline not in (names := [arm.name for arm in arms]):
         raise StudyError(f"baseline: got {baseline!r}, takes one of the arms: {_listed(names)}")
     judged: dict[str, Any] = {key: check(key, given[key]) for key, check in numbers.items() if key in given}
-    return Study(
+    study = Study(
         name=name, path=path, question=_text(given, "question"), protocol=_text(given, "protocol"),
         warm_start=warm_start, arms=arms, baseline=baseline, **judged,
     )  # fmt: skip
+    if study.trapped > study.solved:
+        raise StudyError(f"trapped: got {study.trapped}, takes a share up to that of solved, {study.solved}")
+    return study
 
 
 def _arms(given: Any, train: Part, seeds: tuple[int, ...]) -> tuple[Arm, ...]:
@@ -175,7 +182,7 @@ def _arms(given: Any, train: Part, seeds: tuple[int, ...]) -> tuple[Arm, ...]:
     for name, content in given.items():
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
             raise StudyError(f"arms: got the name {name!r}, takes a text of one line; put it into quotes")
-        where, content = f"arms: {name!r}", content or {}
+        where, content = f"arms: {name!r}", {} if content is None else content
         own = _seeds(f"{where}: seeds", content["seeds"]) if isinstance(content, dict) and "seeds" in content else seeds
         arms.append(Arm(name, _part(where, content, train), own))
     return tuple(arms)
@@ -192,10 +199,12 @@ def _part(where: str, given: Any, base: Part | None) -> Part:
     for key in ("recipe", "config"):
         if key not in given and base is None:
             raise StudyError(f"{where}: {key} is missing")
-        paths[key] = Path(_text(given, key)) if key in given else getattr(base, key)
+        paths[key] = Path(_text(given, key, where=f"{where}: ")) if key in given else getattr(base, key)
         if not paths[key].is_file():
             raise StudyError(f"{where}: {key}: got {paths[key]}, which is no file; paths start in the current folder")
     kept = base.changes if base is not None and "config" not in given else {}
+    if base is None and "seeds" in given:
+        raise StudyError(f"{where}: seeds: those of all arms stand beside it, those of one arm in the arm")
     changes = {key: value for key, value in given.items() if key not in _ARM_KEYS}
     for key in changes:
         if not isinstance(key, str):
@@ -230,10 +239,10 @@ def _share(key: str, value: Any) -> float:
     return float(value)
 
 
-def _text(given: Mapping[str, Any], key: str, default: str = "") -> str:
+def _text(given: Mapping[str, Any], key: str, default: str = "", where: str = "") -> str:
     value = given.get(key, default)
     if not isinstance(value, str):
-        raise StudyError(f"{key}: got {value!r}, takes a text")
+        raise StudyError(f"{where}{key}: got {value!r}, takes a text")
     return value
 
 

@@ -87,6 +87,10 @@ class Outcome:
         """Returns the evaluation before RL; of the same weights, recipe and rules it is the same to the turn."""
         return next((one for one in self.evaluations.get(split, ()) if one.rl_step == 0), None)
 
+    def has_other_weights(self, other: Outcome) -> bool:
+        """Returns whether it is known that the two began with other weights."""
+        return bool(self.begins_with and other.begins_with) and self.begins_with != other.begins_with
+
     def _rates(self, split: str) -> list[float]:
         return [one.rate for one in self.evaluations.get(split, ()) if one.rl_step > 0]
 
@@ -112,26 +116,41 @@ def final_success(record: Record, study: Study) -> float | None:
     return _last(record.curves.get(SUCCESS, ()), study.window)
 
 
-def unlike_starts(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> tuple[list[int], list[int]]:
-    """Returns the seeds that began with other weights, and those whose evaluations before RL differ all the same.
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """How the runs of an arm began beside those of the baseline, by seed. Those in no list began alike.
 
-    Where weights are not known, the evaluations decide; what was not played is left out.
+    Args:
+        unlike: With other weights. Where those are not known, the evaluations before RL decide.
+        played: With the same weights, but their evaluations before RL differ all the same.
+        unknown: Neither the weights of both are known nor was one list played before RL by both.
     """
-    unlike, played = [], []
+
+    unlike: list[int]
+    played: list[int]
+    unknown: list[int]
+
+
+def starts_of(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> Starts:
+    """Returns how the runs that have the seed of one of the baseline began."""
+    found = Starts([], [], [])
     for seed in [seed for seed in runs if seed in base]:
         one, other = runs[seed], base[seed]
         starts = [(one.start(split), other.start(split)) for split in one.evaluations]
-        differ = any(mine != theirs for mine, theirs in starts if mine and theirs)
-        if one.begins_with != other.begins_with if one.begins_with and other.begins_with else differ:
-            unlike.append(seed)
+        both = [(mine, theirs) for mine, theirs in starts if mine and theirs]
+        differ, known = any(mine != theirs for mine, theirs in both), one.begins_with and other.begins_with
+        if one.has_other_weights(other) or (differ and not known):
+            found.unlike.append(seed)
         elif differ:
-            played.append(seed)
-    return unlike, played
+            found.played.append(seed)
+        elif not known and not both:
+            found.unknown.append(seed)
+    return found
 
 
 def pairs_of(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> dict[int, Outcome]:
     """Returns the runs that have a pair: one of the baseline with the same seed, which began with the same weights."""
-    unlike, _ = unlike_starts(runs, base)
+    unlike = starts_of(runs, base).unlike
     return {seed: run for seed, run in runs.items() if seed in base and seed not in unlike}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +62,9 @@ def plan(study: Study, folder: Path) -> list[Run]:
     Args:
         study: The study.
         folder: Where runs get their folders.
+
+    Raises:
+        StudyError: If two arms would share a folder, or a field is none that a run of a study may have.
     """
     names = folder_names([arm.name for arm in study.arms])
     warm_starts = {seed: _warm_start(study.warm_start, seed, folder) for seed in study.seeds if study.warm_start}
@@ -75,13 +77,26 @@ def plan(study: Study, folder: Path) -> list[Run]:
 
 
 def folder_names(names: Iterable[str]) -> dict[str, str]:
-    """Returns a name for files for each name: letters, digits, '.', '_', '-', and no two alike on any file system."""
-    plain = {name: re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.").lower() for name in names}
-    count = Counter([*plain.values(), WARM_START, ""])
-    return {
-        name: short if count[short] == 1 else f"{short}-{hashlib.sha256(name.encode()).hexdigest()[:6]}".lstrip("-")
-        for name, short in plain.items()
-    }
+    """Returns a name for files for each name: letters, digits, '.', '_', '-', and no two alike on any file system.
+
+    A name depends on no other arm, so that what is kept of an arm stays its own when others come.
+
+    Raises:
+        StudyError: If two would be alike.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        short = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.").lower()
+        if short in ("", WARM_START):
+            short = f"{short}-{hashlib.sha256(name.encode()).hexdigest()[:6]}".lstrip("-")
+        other = next((other for other, taken in found.items() if taken == short), None)
+        if other is not None:
+            raise StudyError(
+                f"arms: {other!r} and {name!r} would share the folder {short!r}, in which only small letters, digits, "
+                "'.', '_' and '-' count; rename one of them"
+            )
+        found[name] = short
+    return found
 
 
 def _warm_start(part: Part, seed: int, folder: Path) -> Run:
@@ -90,12 +105,17 @@ def _warm_start(part: Part, seed: int, folder: Path) -> Run:
 
 def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: Run | None) -> Run:
     fields = part.settings()
+    where = "warm_start" if arm is None else f"arms: {arm!r}"
     if warm_start is not None and "model_name_or_path" in part.changes:
-        raise StudyError(
-            f"arms: {arm!r}: model_name_or_path: runs begin with the warm start of the study; leave it out"
-        )
+        raise StudyError(f"{where}: model_name_or_path: runs begin with the warm start of the study; leave it out")
     if fields.get("save_strategy") in ("no", False):
-        raise StudyError(f"{part.config}: save_strategy: got 'no'; curves are read from a run's last checkpoint")
+        source = where if "save_strategy" in part.changes else part.config
+        raise StudyError(f"{source}: save_strategy: got 'no'; curves are read from a run's last checkpoint")
+    for name, value in fields.items():
+        try:
+            json.dumps(value, sort_keys=True, default=str)
+        except (TypeError, ValueError) as error:  # keys of several kinds, or a mapping that holds itself
+            raise StudyError(f"{where}: {name}: {error}; takes what JSON can hold") from error
     fields = {name: value for name, value in fields.items() if name not in ("output_dir", "seed")}
     begin = {} if warm_start is None else {"model_name_or_path": str(warm_start.folder)}
     identity = {

@@ -183,19 +183,23 @@ def _short(value: float | None) -> float | None:
 
 
 def _evaluations(folder: Path, updates: float) -> tuple[Evaluation, ...]:
-    found = []
+    found: list[Evaluation] = []
     for file in sorted((folder / "evaluations").glob("step_*.json")):
         content = read_state(file, "step", "reports")
-        for report in content["reports"]:
-            counts = {name: report.get(name) for name in ("turns", "invalid_turns", "wait_turns", "score_sum")}
-            found.append(
-                Evaluation(
-                    round(content["step"] / updates, 2), report["split"], report["protocol"]["name"], report["wins"],
-                    report["episodes"], {name: [n["wins"], n["episodes"]] for name, n in report["types"].items()},
-                    {**counts, "stop_reasons": report["stop_reasons"]},
-                )
-            )  # fmt: skip
+        try:
+            found += [_evaluation(content["step"] / updates, report) for report in content["reports"]]
+        except (TypeError, KeyError, AttributeError) as error:
+            raise StudyError(f"{file} is no evaluation of a run ({error!r})") from error
     return tuple(found)
+
+
+def _evaluation(rl_step: float, report: Mapping[str, Any]) -> Evaluation:
+    counts = {name: report.get(name) for name in ("turns", "invalid_turns", "wait_turns", "score_sum")}
+    return Evaluation(
+        round(rl_step, 2), report["split"], report["protocol"]["name"], report["wins"], report["episodes"],
+        {name: [n["wins"], n["episodes"]] for name, n in report["types"].items()},
+        {**counts, "stop_reasons": report["stop_reasons"]},
+    )  # fmt: skip
 
 
 def write_record(path: Path, record: Record) -> None:
@@ -236,6 +240,10 @@ def read_record(path: Path) -> Record:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         evaluations = [Evaluation(**evaluation) for evaluation in content.pop("evaluations")]
-        return Record(**content, evaluations=tuple(evaluations))
+        record = Record(**content, evaluations=tuple(evaluations))
+        for name in ("identity", "curves", "thinned"):
+            if not isinstance(value := getattr(record, name), dict):
+                raise TypeError(f"{name}: got {value!r}, takes a mapping")
+        return record
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StudyError(f"{path} is no record of a run ({error}); delete it to have the run made again") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from epo_trl.study import tables
 from epo_trl.study.config import Study
-from epo_trl.study.judge import Outcomes, judge, pairs_of, unlike_starts
+from epo_trl.study.judge import SUCCESS, Outcomes, final_success, judge, pairs_of, starts_of
 from epo_trl.study.markdown import code, percent, plain, table
 from epo_trl.study.record import Record, write_text
 
@@ -61,7 +61,7 @@ def report(study: Study, records: Sequence[Record], outcomes: Outcomes, *, pictu
     parts += _section("Which tokens", tables.tokens_table(outcomes), TOKENS_NOTE)
     if picture:
         parts += ["## Curves\n", f"![curves]({PICTURE})\n"]
-    parts += ["## Settings\n", _settings(study), _missing(study, records), "## Caveats\n", _caveats(study, outcomes)]
+    parts += ["## Settings\n", _settings(study), _missing(study, records), _short(study, records), "## Caveats\n", _caveats(study, outcomes)]
     return "\n".join(part for part in parts if part)
 
 
@@ -148,6 +148,21 @@ def _missing(study: Study, records: Sequence[Record]) -> str:
     return "\n".join(["## Missing\n\nThese runs have not ended, or have failed:\n", *lines, ""]) if lines else ""
 
 
+def _short(study: Study, records: Sequence[Record]) -> str:
+    """Returns which runs have logged success, but for fewer RL steps than are averaged."""
+    short: dict[str, list[int]] = {}
+    for record in records:
+        if record.curves.get(SUCCESS) and final_success(record, study) is None:
+            short.setdefault(record.arm, []).append(record.seed)
+    lines = [f"- {plain(name)}: {_seeds(seeds)}" for name, seeds in short.items()]
+    note = f"These runs have fewer RL steps than `window`, {study.window}, so the tables of training leave them out:"
+    return "\n".join([f"## Too short\n\n{note}\n", *lines, ""]) if lines else ""
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seeds {' '.join(map(str, seeds))}"
+
+
 def _caveats(study: Study, outcomes: Outcomes) -> str:
     base = outcomes[study.baseline]
     counts = sorted({len(runs) for runs in outcomes.values() if runs}) or [0]
@@ -164,17 +179,24 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
             f"their seeds looks worse. Each interval is for one comparison, not corrected for {count}."
         )
     for name, runs in outcomes.items():
-        pair, (unlike, played) = f"{plain(name)} and {plain(study.baseline)}", unlike_starts(runs, base)
-        if unlike:
+        pair, starts = f"{plain(name)} and {plain(study.baseline)}", starts_of(runs, base)
+        if starts.unlike:
             lines.append(
-                f"{pair} did not begin alike (seeds {' '.join(map(str, unlike))}): other warm starts, as another "
+                f"{pair} did not begin alike ({_seeds(starts.unlike)}): other warm starts, as another "
                 "machine makes them, or other rules of play. They are no pairs, so the differences leave them out."
             )
-        if played:
+        if starts.played:
             lines.append(
-                f"{pair} began with the same weights (seeds {' '.join(map(str, played))}), but their evaluations "
+                f"{pair} began with the same weights ({_seeds(starts.played)}), but their evaluations "
                 "before RL differ: other random draws, as another recipe makes them, or other rules of play."
             )
+    unknown = {name: starts_of(runs, base).unknown for name, runs in outcomes.items() if name != study.baseline}
+    listed = "; ".join(f"{plain(name)} ({_seeds(seeds)})" for name, seeds in unknown.items() if seeds)
+    if listed and study.warm_start is not None:
+        lines.append(
+            f"What was kept does not tell whether these runs and those of {plain(study.baseline)} began with the same "
+            f"weights, and nothing was played before RL; they count as pairs: {listed}."
+        )
     others = [plain(name) for name, runs in outcomes.items() if runs and base and runs.keys() != base.keys()]
     if others:
         lines.append(

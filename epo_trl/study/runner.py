@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -88,7 +89,7 @@ def run_missing(study: Study, places: Places, jobs: int, threads: int) -> dict[s
             run = by_name[job.name]
             try:
                 seconds = finish(run, places)
-            except ValueError as error:
+            except (OSError, ValueError) as error:
                 return str(error)
             watch.say(f"{job.name}: finished after {clock(seconds)}")
             return ""
@@ -109,12 +110,13 @@ def known_record(run: Run, places: Places) -> Record | None:
     if not path.is_file():
         return None
     record = read_record(path)
-    if record.digest != run.digest:
+    now = json.loads(json.dumps(run.identity, default=str))
+    if record.identity != now:
         raise StudyError(
-            f"{path} is of a run with other settings ({_differences(record.identity, run.identity)}); to make it anew, "
+            f"{path} is of a run with other settings ({_differences(record.identity, now)}); to make it anew, "
             f"delete it and the folder {run.folder}, or give the study another name"
         )
-    return record
+    return replace(record, arm=run.arm or "")  # arms may be renamed within what a file's name tells apart
 
 
 def _differences(then: object, now: object, name: str = "") -> str:

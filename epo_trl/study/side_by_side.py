@@ -68,7 +68,7 @@ def run_side_by_side(
     Args:
         jobs: In the order in which they are started as soon as they can be.
         at_a_time: How many run side by side.
-        on_start: Called right before a job is started.
+        on_start: Called right before a job is started. If it raises an `OSError`, the job has failed.
         on_end: Called when one has ended with 0; returns what is wrong all the same, or `""`.
         watch: Called now and then.
         on_interrupt: Called once, before those that run are waited for.
@@ -91,9 +91,13 @@ def run_side_by_side(
                         _settle(by_name[name], status, progress, on_end)
                 for job in _ready(waiting, by_name, progress)[: at_a_time - len(children)]:
                     waiting.remove(job)
-                    on_start(job)
-                    progress.running[job.name] = time.monotonic()
-                    children[job.name] = _start(job)
+                    try:
+                        on_start(job)
+                        children[job.name] = _start(job)
+                    except OSError as error:  # a full disk, for example
+                        progress.failed[job.name] = f"could not be started: {error}"
+                    else:
+                        progress.running[job.name] = time.monotonic()
                 watch(progress)
                 if children:
                     time.sleep(poll_seconds)

@@ -188,7 +188,8 @@ def paper_differences(study: Study, outcomes: Outcomes) -> str:
 def gains_table(study: Study, outcomes: Outcomes) -> str:
     """Returns each arm's success on the test lists at the end less that before RL, over its seeds.
 
-    Before RL: as the run itself was played; if it was not, the same seed of the first arm that was.
+    Before RL: as the run itself was played; if it was not, the same seed of the first arm that was, unless that is known
+    to have begun with other weights.
     """
     splits = splits_of(outcomes)
     gains = [_gain(study, outcomes, split) for split in splits]
@@ -204,11 +205,11 @@ def gains_table(study: Study, outcomes: Outcomes) -> str:
 
 
 def _gain(study: Study, outcomes: Outcomes, split: str) -> Value:
-    shared = _before(outcomes, split)
-
     def gain(run: Outcome) -> float | None:
-        end, start = run.converged(split, study.eval_window), run.before(split)
-        start = shared.get(run.seed) if start is None else start
+        same_seed = [runs[run.seed] for runs in outcomes.values() if run.seed in runs]
+        alike = [run, *(one for one in same_seed if not run.has_other_weights(one))]
+        start = next((rate for one in alike if (rate := one.before(split)) is not None), None)
+        end = run.converged(split, study.eval_window)
         return None if end is None or start is None else end - start
 
     return gain
