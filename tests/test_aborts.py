@@ -1,11 +1,19 @@
 """When more of a batch is aborted than the limit allows, the run saves its state and stops with one clear error."""
 
-import pytest
-from test_epo_trainer import logged
-from trainer_kit import ROWS, make_ppo, make_trainer
+from dataclasses import replace
 
+import pytest
+import torch
+from test_epo_trainer import logged
+from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer
+
+from epo_trl.envs.base import Faults
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.long_runs.aborts import TooManyAborted
+from epo_trl.methods import Ranks
+from epo_trl.rollout import RolloutTimes
+from epo_trl.trainers.collection import Collected, as_trl_takes_it
+from epo_trl.trainers.rollout_metrics import rollout_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +77,29 @@ def test_the_limit_itself_is_allowed(tmp_path):
     stricter = breaking(make_trainer, tmp_path, rollout=2, episodes=4, max_aborted_share=0.49)
     with pytest.raises(TooManyAborted, match="50% of the episodes of this batch were aborted, 49% are allowed"):
         stricter.train()
+
+
+def test_rates_leave_aborted_episodes_out():
+    """The sixth of eight is aborted, after 2 of 19 turns with prompts of 13 of 112 tokens."""
+    episodes = make_episodes()
+    episodes[5] = replace(episodes[5], turns=tuple(replace(turn, is_valid=False, dropped_turns=1)
+                                                   for turn in episodes[5].turns))  # fmt: skip
+    end = episodes[5].turns[0].response_ids[-1]
+    found = rollout_metrics(episodes, RolloutTimes(), Faults(), [end], Ranks(), torch.device("cpu"))
+    others = [episode for episode in episodes if episode.is_usable]
+    turns = [turn for episode in others for turn in episode.turns]
+    assert found["env/aborted"] == found["stop/aborted"] == 1 / 8 and found["env/success_rate"] == 3 / 7
+    assert found["env/turns"] == len(turns) / 7 and found["env/invalid_actions"] == 0
+    assert found["rollout/shortened_prompts"] == 0
+    assert found["rollout/prompt_tokens"] == sum(len(turn.prompt_ids) for turn in turns) / len(turns)
+
+
+@pytest.mark.parametrize(("others_have", "zeros"), [(True, [[0.0]]), (False, None)])
+def test_a_rank_without_a_usable_episode_has_log_probabilities_where_the_others_have_them(others_have, zeros):
+    """vLLM gives them, and TRL compares them with its own on every rank."""
+    batch = Collected(["train/0"], [make_episodes()[5]])
+    ranks = Ranks(gather=lambda own: [others_have, *own])
+    assert as_trl_takes_it(batch, batch.rows(0), ranks)["logprobs"] == zeros
 
 
 def test_first_prompts_that_do_not_fit_stop_the_run_like_aborted_episodes(tmp_path):

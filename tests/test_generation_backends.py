@@ -3,7 +3,7 @@
 import pytest
 import torch
 from peft import LoraConfig
-from trainer_kit import make_model, make_trainer
+from trainer_kit import make_model, make_ppo, make_trainer
 
 CONTINUOUS = {
     "use_transformers_continuous_batching": True,
@@ -34,6 +34,15 @@ def test_rl_steps_and_greedy_evaluations_run_on_continuous_batching(tmp_path, co
     assert trainer.rl_step == 2 and trained["step"] == 2 and trained["env/turns"] == 3.0
     for evaluated in (first, second):
         assert "eval_iid/success_rate" in evaluated and "env/turns" not in evaluated
+
+
+@pytest.mark.slow
+def test_continuous_batching_leaves_a_critic_its_precision(tmp_path):
+    """TRL casts the policy to that of the run, and what is a part of it too; the critic is trained in float32."""
+    trainer = make_ppo(tmp_path, bf16=True, **CONTINUOUS)
+    trainer.play([("train/0", 0)])
+    assert {p.dtype for p in trainer.critic.parameters()} == {torch.float32}
+    assert trainer.critic in trainer.model.modules()
 
 
 @pytest.mark.parametrize("wrapped", [{}, {"peft_config": LoraConfig(target_modules="all-linear")}])

@@ -107,6 +107,20 @@ def test_a_method_that_chooses_groups_goes_by_the_episodes_own_rewards(tmp_path)
         make_trainer(tmp_path, policy_method=named("KeepNothing"), reward_funcs=lambda completions, **_: [0.0])
 
 
+@pytest.mark.parametrize(
+    ("credit", "changes"),
+    [
+        ("gigpo", {}),
+        ("rlvmr", {"require_think": False, "prompt_template": "general_tags"}),
+        ("gated", {"method_kwargs": {"gated": {"threshold": 5.0, "weight": 1.0}}}),
+    ],
+)
+def test_a_credit_of_the_turns_rewards_takes_no_reward_functions(tmp_path, credit, changes):
+    """A function that gives the episode something else would change one part of the advantage, or none."""
+    with pytest.raises(ValueError, match=f"reward_funcs: takes none with '{credit}', which learns from the rewards of"):
+        make_trainer(tmp_path, credit=credit, reward_funcs=lambda completions, **_: [0.0], **changes)
+
+
 def test_a_name_alone_is_a_list_of_one_and_null_is_none(tmp_path):
     args = make_config(tmp_path, entropy_method="epo", policy_method=named("OneReward"),
                        method_kwargs='{"method_examples:OneReward": {"scale": 3}}')  # fmt: skip

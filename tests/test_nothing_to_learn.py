@@ -1,14 +1,16 @@
 """A run that learns nothing says so in words, once per stretch."""
 
 import math
+import random
 import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from trainer_kit import make_episodes, make_ppo, make_trainer, toy_tokenizer
+from trainer_kit import make_episode, make_episodes, make_ppo, make_trainer, toy_tokenizer
 
 from epo_trl.trainers.nothing_to_learn import Stretch, equal_rewards_warning, equal_within_groups
+from epo_trl.types import StopReason
 
 NO = math.nan
 
@@ -73,6 +75,21 @@ def test_a_trainer_warns_in_the_third_step_without_differences_and_not_again(tmp
     assert [step for step, _ in found] == [2] * len(warns)
     for (_, text), name in zip(found, warns, strict=True):
         assert f"(up to 2) the episodes of {name} got equal rewards, 43% of them solved" in text
+
+
+@pytest.mark.parametrize(("step_weight", "warns"), [(1.0, False), (0.0, True)])
+def test_episodes_of_equal_rewards_may_differ_in_their_turns(tmp_path, step_weight, warns):
+    """All win 10, after one turn or two from the same start: GiGPO prefers the shorter way."""
+    trainer = make_trainer(tmp_path, credit="gigpo", method_kwargs={"gigpo": {"step_weight": step_weight}})
+    trainer.model.train()
+    won = [make_episode([(5, 2)] * (1 + i % 2), 10.0, random.Random(i), stop=StopReason.WON) for i in range(8)]
+    trainer.play = lambda tasks, **kwargs: won
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(4):
+            trainer.rl_step = step
+            trainer._generate_and_score_completions([{"prompt": "train/0"} for _ in range(8)])
+    assert any("got equal rewards" in str(one.message) for one in caught) is warns
 
 
 def test_a_batch_whose_rows_are_all_left_out_is_told_of(tmp_path):

@@ -264,7 +264,10 @@ def test_pairs_of_which_it_is_not_known_how_they_began_are_named():
     records = [replace(record, begins_with="x" if record.arm != "b" else "") for record in records]
     study = replace(study_of("a", "b", "c"), warm_start=PART)
     text = report(study, records, judge(study, records), picture=False)
-    assert "those of a began with the same weights, and nothing was played before RL; they count as pairs: b (seeds 1 2)." in text
+    assert (
+        "those of a began with the same weights, and nothing was played before RL; they count as pairs: b (seeds 1 2)."
+        in text
+    )
     for known in (
         report(study_of("a", "b", "c"), records, judge(study, records), picture=False),  # all begin with one model
         report(study, records[:2] + records[4:], judge(study, records[:2] + records[4:]), picture=False),
@@ -277,7 +280,10 @@ def test_runs_that_are_shorter_than_the_window_are_named():
     records = [record_of("a", 1, [0.5] * 30), record_of("a", 2, [0.5] * 29), record_of("b", 1, [0.5] * 3),
                record_of("b", 2, evaluations=EVALUATED)]  # fmt: skip
     text = report(study, records, judge(study, records), picture=False)
-    assert "fewer RL steps than `window`, 30, so the tables of training leave them out:\n\n- a: seeds 2\n- b: seeds 1\n" in text
+    assert (
+        "fewer RL steps than `window`, 30, so the tables of training leave them out:\n\n- a: seeds 2\n- b: seeds 1\n"
+        in text
+    )
     assert "Too short" not in report(replace(study, window=3), records, judge(study, records), picture=False)
 
 

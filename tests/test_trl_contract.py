@@ -87,6 +87,7 @@ SEAMS = [
         "self, model_name=None, dataset_name=None, tags=None",
         "overridden: a card of ours takes the place of TRL's (model_card.py)",
     ),
+    Seam("_load_best_model", "self"),
     Seam("_load_from_checkpoint", "self, resume_from_checkpoint, model=None"),
 ]
 

@@ -40,7 +40,7 @@ class ArCHer(Tallied):
             turn out of the replay, since what came after it is not known.
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.FEATURES})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.FEATURES, Need.TURN_REWARDS})
     config_fields: ClassVar[tuple[str, ...]] = ("seed",)
 
     seed: int = 0

@@ -2,8 +2,7 @@
 
 Two facts keep this small. Every policy loss of TRL is proportional to the advantage, which may differ from token to
 token, so a weight on a token's loss is a weight on its advantage: most methods are a map from advantages to advantages
-(`shape`). And statistics of a batch belong to the moment of collection, over all episodes and ranks, never to a
-micro-batch.
+(`shape`). And statistics of a batch belong to its collection, over all episodes and ranks, not to micro-batches.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ class Need(StrEnum):
     VALUES = "values"  # a critic
     NUCLEUS = "nucleus"  # tokens to which the policy at the start of RL gives more than the method's `cut`
     FEATURES = "features"  # what the policy at the start of RL makes of each turn, as vectors
+    TURN_REWARDS = "turn_rewards"  # the rewards of single turns, which no reward function of TRL's sees or changes
     TOP_P = "top_p"  # the policy's own nucleus: the fewest tokens that together have the method's `top_p`
 
 

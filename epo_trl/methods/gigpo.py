@@ -27,7 +27,7 @@ class GiGPO(Method):
         scale: Whether `A_S` is divided by the deviation of the anchor group (the paper has both).
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS, Need.TURN_REWARDS})
 
     gamma: float = 0.95
     step_weight: float = 1.0

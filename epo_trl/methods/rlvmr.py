@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from epo_trl.methods.base import Batch, Credit, StepSummary
+from epo_trl.methods.base import Batch, Credit, Need, StepSummary
 from epo_trl.methods.grpo import GRPO
 from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.methods.token_statistics import on_tokens
@@ -39,6 +39,8 @@ class RLVMR(Tallied, GRPO):
         format_penalty: Taken from the reward of a valid turn without exactly one tag before its action. The paper's
             0.1. The rollout already charges a turn that is not valid.
     """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS, Need.TURN_REWARDS})
 
     alpha: float = 0.5
     format_penalty: float = 0.1

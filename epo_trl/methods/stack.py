@@ -48,6 +48,15 @@ class Methods(Mapping[str, Method]):
         return [name for name, method in self.items() if method.needs & {Need.NUCLEUS, Need.FEATURES}]
 
     @property
+    def readers_of_turn_rewards(self) -> list[str]:
+        """The names of the methods that read the rewards of single turns or give them."""
+        return [
+            name
+            for name, method in self.items()
+            if Need.TURN_REWARDS in method.needs or type(method).turn_rewards is not Method.turn_rewards
+        ]
+
+    @property
     def cut(self) -> float | None:
         """The probability that makes a token one of the nucleus, or `None` if no method needs one."""
         return next((method.cut for method in self.values() if Need.NUCLEUS in method.needs), None)

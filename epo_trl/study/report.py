@@ -61,7 +61,14 @@ def report(study: Study, records: Sequence[Record], outcomes: Outcomes, *, pictu
     parts += _section("Which tokens", tables.tokens_table(outcomes), TOKENS_NOTE)
     if picture:
         parts += ["## Curves\n", f"![curves]({PICTURE})\n"]
-    parts += ["## Settings\n", _settings(study), _missing(study, records), _short(study, records), "## Caveats\n", _caveats(study, outcomes)]
+    parts += [
+        "## Settings\n",
+        _settings(study),
+        _missing(study, records),
+        _short(study, records),
+        "## Caveats\n",
+        _caveats(study, outcomes),
+    ]
     return "\n".join(part for part in parts if part)
 
 

@@ -83,21 +83,17 @@ def run_side_by_side(
     try:
         with _sigterm_as_interrupt():
             while waiting or children:
-                for name, child in list(children.items()):
-                    status = child.exit_status()
-                    if status is not None:
-                        del children[name]
-                        child.close()
-                        _settle(by_name[name], status, progress, on_end)
+                for name, status in _ended(children):
+                    children.pop(name).close()
+                    _settle(by_name[name], status, progress, on_end)
                 for job in _ready(waiting, by_name, progress)[: at_a_time - len(children)]:
                     waiting.remove(job)
                     try:
                         on_start(job)
                         children[job.name] = _start(job)
+                        progress.running[job.name] = time.monotonic()
                     except OSError as error:  # a full disk, for example
                         progress.failed[job.name] = f"could not be started: {error}"
-                    else:
-                        progress.running[job.name] = time.monotonic()
                 watch(progress)
                 if children:
                     time.sleep(poll_seconds)
@@ -110,6 +106,12 @@ def run_side_by_side(
         for child in children.values():
             child.close()
     return progress
+
+
+def _ended(children: Mapping[str, ChildProcess]) -> list[tuple[str, int]]:
+    """Returns name and exit status of those that have ended."""
+    found = [(name, child.exit_status()) for name, child in children.items()]
+    return [(name, status) for name, status in found if status is not None]
 
 
 def _ready(waiting: list[Job], by_name: Mapping[str, Job], progress: Progress) -> list[Job]:

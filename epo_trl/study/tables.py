@@ -188,8 +188,8 @@ def paper_differences(study: Study, outcomes: Outcomes) -> str:
 def gains_table(study: Study, outcomes: Outcomes) -> str:
     """Returns each arm's success on the test lists at the end less that before RL, over its seeds.
 
-    Before RL: as the run itself was played; if it was not, the same seed of the first arm that was, unless that is known
-    to have begun with other weights.
+    Before RL: as the run itself was played; if it was not, the same seed of the first arm that was and is not known to
+    have begun with other weights.
     """
     splits = splits_of(outcomes)
     gains = [_gain(study, outcomes, split) for split in splits]

@@ -139,9 +139,12 @@ def episode_return(completions: Sequence[Any], episode_return: Sequence[float], 
     return list(episode_return)
 
 
-def as_trl_takes_it(batch: Collected, rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns what TRL's `rollout_func` returns. What is not TRL's own reaches the reward functions, row by row."""
-    has_logprobs = any(row.logprobs is not None for row in rows)
+def as_trl_takes_it(batch: Collected, rows: Sequence[Row], ranks: Ranks) -> dict[str, Any]:
+    """Returns what TRL's `rollout_func` returns. What is not TRL's own reaches the reward functions, row by row.
+
+    Collective: where other ranks have log-probabilities, so has one whose episodes were all aborted.
+    """
+    has_logprobs = any(ranks.gather([any(row.logprobs is not None for row in rows)]))
     return {
         "prompt_ids": [row.prompt_ids for row in rows],
         "completion_ids": [row.completion_ids for row in rows],

@@ -80,10 +80,11 @@ def _load_backbone(policy: Any, args: EPOPPOConfig, tokenizer: Any) -> Any:
 
 
 def hide_critic(trainer: GRPOTrainer) -> None:
-    """Lets TRL's reference model and vLLM see a policy without critic.
+    """Lets TRL's reference model and its generation see a policy without critic.
 
     The reference model has none, and `sync_ref_model` pairs every parameter with one of its own; vLLM has none, and TRL
-    sends it every parameter of the model.
+    sends it every parameter of the model. For continuous batching TRL casts the whole model to the precision of the
+    run and leaves it there, the critic and its head in float32 too; DeepSpeed has its own precisions.
     """
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, SyncRefModelCallback):
@@ -102,3 +103,5 @@ def hide_critic(trainer: GRPOTrainer) -> None:
                 sync_weights()
 
         trainer.vllm_generation.sync_weights = sync_policy_weights
+    if trainer.use_transformers_continuous_batching and not trainer.is_deepspeed_enabled:
+        trainer.player.generator.around = lambda: critic_aside(trainer.model)

@@ -42,7 +42,7 @@ from epo_trl.trainers.evaluator import Evaluator, scalars
 from epo_trl.trainers.generation import TurnGenerator
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import CardFacts, card_facts
-from epo_trl.trainers.nothing_to_learn import SilentSteps
+from epo_trl.trainers.nothing_to_learn import silent_steps
 from epo_trl.trainers.player import Player
 from epo_trl.trainers.reference import candidates_of, keeping_reference
 from epo_trl.trainers.row_scorer import RowScorer, RowScores
@@ -116,9 +116,7 @@ class EPOTrainer(LongRunTrainer):
         self.last_reports: list[EvalReport] = []
         self.rl_step = 0
         self._packing_unchecked = args.pack_turns
-        whole = self.has_critic or methods.need(Need.FEATURES)  # critics compare all turns
-        compared = (args.generation_batch_size, "the whole batch") if whole else (self.num_generations, "every group")
-        self._silent = SilentSteps(*compared, warns=self.ranks.index == 0)
+        self._silent = silent_steps(args, methods, self.ranks, self.num_generations, has_critic=self.has_critic)
         self.health = RunHealth(warns=self.ranks.index == 0)
         self._to_print: list[Episode] = []
 
@@ -163,7 +161,8 @@ class EPOTrainer(LongRunTrainer):
         collected = self._collect([row["prompt"] for row in inputs])
         rows = collected.rows(self.processing_class.eos_token_id)
         layout = layout_of(rows, self.rules.context, self.accelerator.device, self.pad_to_multiple_of)
-        self.rollout_func = lambda prompts, trainer: as_trl_takes_it(collected, rows)  # what TRL asks for next
+        # What TRL asks for next.
+        self.rollout_func = lambda prompts, trainer: as_trl_takes_it(collected, rows, self.ranks)
         inputs = [{**row, "prompt": task} for row, task in zip(inputs, collected.tasks, strict=True)]
         with self.scorer.over(layout, top_p=self.methods.top_p) as scores:
             output = super()._generate_and_score_completions(inputs)
@@ -176,10 +175,11 @@ class EPOTrainer(LongRunTrainer):
                 played = self.scorer.score_batch(self.model, *batches.rows_of(output), train_size)
         output |= candidates_of(self, output, layout)
         output |= self.samples.begin(collected.episodes, self.rl_step, self.total_rl_steps)
-        self._silent.add_batch(output["num_episodes"], self.rl_step)
         batch = self._method_batch(output, collected.episodes, layout, played)
         batch = replace(batch, features=features_of(self, output, layout))
-        output |= self.methods.shape(self._advantages(batch, output), batch)
+        advantages = self._advantages(batch, output)
+        self._silent.end_batch(output["num_episodes"], advantages, self.rl_step)
+        output |= self.methods.shape(advantages, batch)
         if batches.is_scored(output):
             assert played is not None
             self.methods.measure(batches.micro_batch(self, output, played))
@@ -205,7 +205,7 @@ class EPOTrainer(LongRunTrainer):
         usable = torch.tensor([row["episode"].is_usable for row in inputs], device=rewards.device)
         rewards[~self.accelerator.gather(usable)] = torch.nan
         weighed = rewards[:, self.reward_weights.to(rewards.device) != 0]
-        self._silent.add_rewards(weighed, self.rl_step, success=self.pending_metrics["env/success_rate"][-1])
+        self._silent.add_rewards(weighed, success=self.pending_metrics["env/success_rate"][-1])
         return rewards
 
     # --- Loss --------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -23,12 +23,14 @@ class TurnGenerator:
 
     def __init__(self, trainer: GRPOTrainer):
         self._trainer = trainer
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # each generation call
 
     def __call__(self, prompt_ids: list[list[int]]) -> Any:
         """Returns a response to each prompt, in the mode that is on: continuous batching leaves another on."""
         model = self._trainer.model
         training = model.training
-        responses = self._trainer._generate_single_turn(prompt_ids, None, {}, 1)
+        with self.around():
+            responses = self._trainer._generate_single_turn(prompt_ids, None, {}, 1)
         if model.training != training:
             model.train(training)
         return responses
@@ -61,6 +63,10 @@ class TurnGenerator:
         if can_reuse(model) and settings_allow_reuse(model, trainer.generation_config):
             return reusing_prefixes(model, trainer.args.rollout_waves)
         return nullcontext()
+
+    def weights_changed(self) -> None:
+        """Has vLLM get the weights before it answers again: TRL sends them when the optimizer step is another one."""
+        self._trainer._last_loaded_step = -1
 
     @contextmanager
     def _keeping_vllm_awake(self) -> Iterator[None]:

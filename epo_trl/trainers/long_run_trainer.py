@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from epo_trl.methods import Methods
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.episode_samples import EpisodeSamples
 from epo_trl.trainers.model_card import OwnModelCard
+from epo_trl.trainers.player import Player
 from epo_trl.trainers.run_health import RunHealth
 
 
@@ -36,6 +38,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     suite: TaskSuite
     methods: Methods
     health: RunHealth
+    player: Player
     samples: EpisodeSamples
     rl_step: int  # batches that were used up
 
@@ -43,6 +46,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         super().__init__(args=args, **kwargs)
         self._guard = UpdateGuard(args.max_skipped_updates, args.output_dir)
         self._train_sampler: Any = None
+        self._before_training: Any = None  # the state in which a run begins
+        self._passed_at = -1  # optimizer steps before the last forward-backward pass
 
     @property
     def micro_steps_done(self) -> int:
@@ -114,24 +119,49 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
 
     def _resume_inside_rl_step(self, checkpoint: str) -> None:
         state = load_batch(checkpoint, self.accelerator.process_index, self.accelerator.device)
-        found = torch.tensor(float(state is not None), device=self.accelerator.device)
+        fits = state is not None and state["methods"]["methods"].keys() == self.methods.keys()
+        found = torch.tensor(float(fits), device=self.accelerator.device)
         everywhere = bool(self.accelerator.reduce(found, reduction="sum") == self.accelerator.num_processes)
         if state is not None and everywhere:
             self._load_batch_state(state)
-        else:  # other ranks than before, which was allowed: the rest of the RL step uses a batch of the new ones
-            self._buffered_inputs = None
+        # Otherwise with other ranks or methods, which was allowed: the rest of the RL step uses a batch of theirs.
 
     def save_between_updates(self) -> str | None:
         """Saves a checkpoint and returns its folder; inside of an optimizer step it does not, and returns `None`."""
-        inside_an_update = self._step % self.args.gradient_accumulation_steps
+        inside_an_update = self._passed_at == self.state.global_step
         return None if inside_an_update else self.save_checkpoint()
 
+    def _load_best_model(self) -> None:
+        """Loads the weights of the best evaluation; vLLM gets them before it answers again."""
+        super()._load_best_model()
+        self.player.generator.weights_changed()
+
     # --- Training -----------------------------------------------------------------------------------------------
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains as `LongRun.train` does. A trainer that has trained before begins anew, with the weights that it has.
+
+        Its schedules and histories begin again, and what an interrupted run left of a batch is gone; the optimizer
+        keeps its moments, as transformers leaves it. From a checkpoint it goes on with what that holds.
+        """
+        if self._before_training is None:
+            parts = self.methods.state_dict(), self.health.state_dict(), self._batch_state()
+            self._before_training = copy.deepcopy(parts)
+        methods, health, batch = copy.deepcopy(self._before_training)
+        self.methods.load_state_dict(methods)
+        self.health.load_state_dict(health)
+        self._load_batch_state(batch)
+        self._metrics["train"].clear()
+        self._step = self.rl_step = self._guard.skipped = 0
+        self._passed_at = -1
+        self.player.generator.weights_changed()
+        return super().train(*args, **kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Runs one forward-backward pass; its loss is kept for the report of an update that is not finite."""
         output = super().training_step(model, inputs, num_items_in_batch)
         self._guard.add_loss(output)
+        self._passed_at = self.state.global_step
         return output
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:

@@ -7,6 +7,9 @@ import warnings
 import torch
 from torch import Tensor
 
+from epo_trl.methods import Methods, Need, Ranks
+from epo_trl.trainers.config import EPOConfig
+
 PATIENCE = 3  # RL steps in a row with equal rewards
 
 
@@ -78,19 +81,47 @@ class SilentSteps:
     Args:
         compared: Number of episodes whose rewards are compared with each other.
         name: What they are called, for example "every group".
-        warns: Whether this process is the one that warns.
+        ranks: The processes; the first one warns.
+        by_turns: Whether turns are compared too, so that episodes of equal rewards may differ in advantage.
     """
 
-    def __init__(self, compared: int, name: str, *, warns: bool):
-        self._compared, self._name, self._warns = compared, name, warns
+    def __init__(self, compared: int, name: str, ranks: Ranks, *, by_turns: bool = False):
+        self._compared, self._name, self._ranks, self._by_turns = compared, name, ranks, by_turns
         self._equal_rewards, self._empty_batches = Stretch(PATIENCE), Stretch(1)
+        self._equal, self._success = False, 0.0  # of the batch that is collected
 
-    def add_rewards(self, rewards: Tensor, rl_step: int, *, success: float) -> None:
-        """Adds the rewards of an RL step, see `equal_within_groups`; `success` is the share of solved episodes."""
-        if self._equal_rewards.add(equal_within_groups(rewards, self._compared)) and self._warns:
-            warnings.warn(equal_rewards_warning(rl_step, success, self._name), stacklevel=2)
+    def add_rewards(self, rewards: Tensor, *, success: float) -> None:
+        """Adds the rewards of a batch, see `equal_within_groups`; `success` is the share of solved episodes."""
+        self._equal, self._success = equal_within_groups(rewards, self._compared), success
 
-    def add_batch(self, num_episodes: Tensor, rl_step: int) -> None:
-        """Adds the number of episodes with a token in the loss."""
-        if self._empty_batches.add(not num_episodes) and self._warns:
+    def end_batch(self, num_episodes: Tensor, advantages: Tensor, rl_step: int) -> None:
+        """Adds what came out of the batch. Collective.
+
+        Args:
+            num_episodes: With a token in the loss.
+            advantages: (B, T) of this rank.
+            rl_step: From 0.
+        """
+        equal = self._equal
+        if equal and self._by_turns:  # `equal` is the same on all ranks
+            equal = not self._ranks.sum((advantages.abs() > 1e-4).sum().float())
+        if self._equal_rewards.add(equal) and self._ranks.index == 0:
+            warnings.warn(equal_rewards_warning(rl_step, self._success, self._name), stacklevel=2)
+        if self._empty_batches.add(not num_episodes) and self._ranks.index == 0:
             warnings.warn(empty_batch_warning(rl_step), stacklevel=2)
+
+
+def silent_steps(args: EPOConfig, methods: Methods, ranks: Ranks, group_size: int, *, has_critic: bool) -> SilentSteps:
+    """Returns what warns in a run of these methods.
+
+    Args:
+        args: The configuration.
+        methods: The first is the credit.
+        ranks: The processes.
+        group_size: Episodes of a task.
+        has_critic: Whether the trainer has one.
+    """
+    if has_critic or methods.need(Need.FEATURES):  # critics compare all turns
+        return SilentSteps(args.generation_batch_size, "the whole batch", ranks)
+    credit = next(iter(methods.values()))
+    return SilentSteps(group_size, "every group", ranks, by_turns=Need.TURN_REWARDS in credit.needs)

@@ -31,16 +31,18 @@ def rollout_metrics(
         ranks: The other processes.
         device: Where their sums can be taken.
     """
+    usable_ones = [episode for episode in episodes if episode.is_usable]
+    turns_of_them = [turn for episode in usable_ones for turn in episode.turns]
     local = {
         "episodes": len(episodes),
-        "usable": sum(e.is_usable for e in episodes),
-        "won": sum(e.won for e in episodes),
-        "return": sum(e.total_reward for e in episodes if e.is_usable),
-        "turns": sum(len(e.turns) for e in episodes),
-        "invalid": sum(e.invalid_actions for e in episodes),
-        "prompt_tokens": sum(len(t.prompt_ids) for e in episodes for t in e.turns),
-        "dropped": sum(t.dropped_turns > 0 for e in episodes for t in e.turns),
-        "cut": sum(t.response_ids[-1] not in end_ids for e in episodes for t in e.turns),
+        "usable": len(usable_ones),
+        "won": sum(e.won for e in usable_ones),
+        "return": sum(e.total_reward for e in usable_ones),
+        "turns": len(turns_of_them),
+        "invalid": sum(e.invalid_actions for e in usable_ones),
+        "prompt_tokens": sum(len(turn.prompt_ids) for turn in turns_of_them),
+        "dropped": sum(turn.dropped_turns > 0 for turn in turns_of_them),
+        "cut": sum(turn.response_ids[-1] not in end_ids for turn in turns_of_them),
         **{f"stop/{reason}": sum(e.stop is reason for e in episodes) for reason in StopReason},
         **asdict(faults),
     }

@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite, PoolSettings
-from epo_trl.methods import Methods, Need, Ranks
+from epo_trl.methods import Methods, Ranks
 from epo_trl.models import load_tokenizer
 from epo_trl.trainers.checks import check_reference, check_settings, check_tokenizer
 from epo_trl.trainers.config import EPOConfig
@@ -81,8 +81,9 @@ def set_up(
     check_settings(args, rules.context)
     if methods.choose_groups and reward_funcs is not None:
         raise ValueError("reward_funcs: takes none with a method that chooses groups by the episodes' own rewards")
-    if methods.need(Need.FEATURES) and reward_funcs is not None:
-        raise ValueError(f"reward_funcs: takes none with {args.credit!r}, which learns from the rewards of the turns")
+    if methods.readers_of_turn_rewards and reward_funcs is not None:
+        names = ", ".join(map(repr, methods.readers_of_turn_rewards))
+        raise ValueError(f"reward_funcs: takes none with {names}, which learns from the rewards of the turns")
     return Setup(_in_workers(suite, args), train_dataset, test_tasks, tokenizer, rules)
 
 

@@ -1,0 +1,101 @@
+"""One trainer that trains again, as in a notebook: a run begins as the first one did, or as its checkpoint says."""
+
+import math
+
+import pytest
+import torch
+from test_epo_trainer import StopAt, assert_bit_equal, logged, resumable, weights
+from test_ppo_trainer import resumable as resumable_ppo
+from trainer_kit import make_ppo, make_trainer
+from transformers import TrainerCallback
+
+MADE = {"standard": make_trainer, "ppo": make_ppo}
+INSIDE = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
+
+
+class InterruptAt(TrainerCallback):
+    """Ctrl-C right after an optimizer step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.step = None
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["standard", pytest.param("ppo", marks=pytest.mark.slow)])
+def test_a_second_run_has_the_schedules_of_the_first(tmp_path, kind):
+    trainer = MADE[kind](tmp_path, max_steps=4)
+    trainer.train()
+    names = ("epo/beta", "epo/lambda", "learning_rate")
+    first = [logged(trainer, name) for name in names]
+    assert len(set(first[0])) == 4 and len(trainer.methods["epo"].history.state_dict()["entries"]) == 4
+    before = weights(trainer)
+    trainer.train()
+    assert [logged(trainer, name) for name in names] == first
+    assert trainer.rl_step == 4 and len(trainer.methods["epo"].history.state_dict()["entries"]) == 4
+    assert any(not torch.equal(before[name], now) for name, now in weights(trainer).items())
+
+
+@pytest.mark.parametrize("kind", ["standard", pytest.param("ppo", marks=pytest.mark.slow)])
+def test_after_an_interruption_inside_a_batch_the_same_trainer_resumes_as_a_new_one_does(tmp_path, kind):
+    """Ctrl-C comes in the middle of the third RL step; the checkpoint is of the end of the second."""
+    make = resumable if kind == "standard" else resumable_ppo
+    changes = {**INSIDE, "save_steps": 4, "max_steps": 8}
+    if kind == "ppo":
+        changes["num_generations"] = 1
+    straight = make(tmp_path / "straight", **changes)
+    straight.train()
+    again = make(tmp_path / "again", callbacks=[InterruptAt(5)], **changes)
+    with pytest.raises(KeyboardInterrupt):
+        again.train()
+    assert again.micro_steps_done
+    again.train(resume_from_checkpoint=True)
+    assert_bit_equal(weights(again), weights(straight))
+    for name in ("entropy/all_tokens", "epo/entropy_loss", *(["critic/value_loss"] if kind == "ppo" else [])):
+        assert logged(again, name) == logged(straight, name) and all(map(math.isfinite, logged(again, name)))
+
+
+def test_a_method_that_is_new_after_a_checkpoint_inside_a_batch_gets_a_batch_of_its_own(tmp_path):
+    """The old batch has no marks for it."""
+    changes = {**INSIDE, "save_steps": 1, "max_steps": 6}
+    resumable(tmp_path, callbacks=[StopAt(3)], **changes).train()
+    other = resumable(
+        tmp_path, resume_with_changes=True, entropy_method=["epo", "decision-bonus"],
+        method_kwargs={"decision-bonus": {"weight": 0.01, "threshold": 0.1}}, **changes,
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="resumed with other settings: .*entropy_method"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert other.state.global_step == 6 and other.rl_step == 3
+
+
+def test_between_updates_is_where_an_update_has_ended_though_an_epoch_s_last_one_is_short(tmp_path):
+    """Passes 1 to 6 are an epoch: updates of four and of two."""
+    settings = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "gradient_accumulation_steps": 4}
+    trainer = make_trainer(tmp_path, max_steps=4, **settings)
+    trainer.train_dataset = trainer.train_dataset.select(range(6))
+    trainer.save_checkpoint = lambda: "saved"
+    asked, collect = [], trainer._collect
+
+    def spy(tasks):
+        asked.append((trainer._step, trainer.state.global_step, trainer.save_between_updates()))
+        return collect(tasks)
+
+    trainer._collect = spy
+    trainer.train()
+    ended = {step: found for step, _, found in asked}
+    updates = dict.fromkeys(step for _, step, _ in asked)
+    assert list(updates) == [0, 1, 2, 3] and len(ended) == 6
+    assert ended == {0: "saved", 2: None, 4: "saved", 6: "saved", 8: None, 10: "saved"}
+
+
+def test_vllm_gets_the_best_weights_after_they_were_loaded(tmp_path, monkeypatch):
+    """TRL sends weights when the optimizer step is another one than at the last time."""
+    trainer = make_trainer(tmp_path)
+    loaded = []
+    monkeypatch.setattr("transformers.Trainer._load_best_model", lambda self: loaded.append(True))
+    trainer._last_loaded_step = trainer.state.global_step = 7
+    trainer._load_best_model()
+    assert loaded and trainer._last_loaded_step != trainer.state.global_step
