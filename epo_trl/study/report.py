@@ -198,7 +198,11 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
                 "before RL differ: other random draws, as another recipe makes them, or other rules of play."
             )
     unknown = {name: starts_of(runs, base).unknown for name, runs in outcomes.items() if name != study.baseline}
-    listed = "; ".join(f"{plain(name)} ({_seeds(seeds)})" for name, seeds in unknown.items() if seeds)
+    listed = "; ".join(
+        plain(name) + ("" if len(seeds) == len(outcomes[name]) else f" ({_seeds(seeds)})")
+        for name, seeds in unknown.items()
+        if seeds
+    )
     if listed and study.warm_start is not None:
         lines.append(
             f"What was kept does not tell whether these runs and those of {plain(study.baseline)} began with the same "
