@@ -66,6 +66,7 @@ def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Cu
     if not files:
         what = "is no directory" if not folder.is_dir() else "holds no TensorBoard event file, not even in subfolders"
         raise RunError(f"run: {folder} {what}; takes the output directory of a training run")
+    _need_one_run(folder, files)
     newest: dict[str, dict[int, tuple[float, float]]] = {tag: {} for tag in tags or ()}
     for file in files:
         events = EventAccumulator(str(file), size_guidance={"scalars": 0}, purge_orphaned_data=False)
@@ -83,6 +84,17 @@ def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Cu
         if finite:
             curves[tag] = (np.array([step for step, _ in finite]), np.array([value for _, value in finite]))
     return curves
+
+
+def _need_one_run(folder: Path, files: Sequence[Path]) -> None:
+    """Refuses files of several runs. Those of a run, of all its attempts, are below one folder `runs`."""
+    places = [file.relative_to(folder).parts[:-1] for file in files]
+    runs = {"/".join(place[: place.index("runs")]) if "runs" in place else "" for place in places}
+    if len(runs) > 1:
+        raise RunError(
+            f"run: {folder} holds several runs ({', '.join(sorted(run or '.' for run in runs))}); takes the output "
+            "directory of one, or several such directories one by one"
+        )
 
 
 def running_mean(values: np.ndarray, window: int) -> np.ndarray:

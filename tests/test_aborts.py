@@ -10,6 +10,7 @@ from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer
 from epo_trl.envs.base import Faults
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.long_runs.aborts import TooManyAborted
+from epo_trl.long_runs.progress import short_line
 from epo_trl.methods import Ranks
 from epo_trl.rollout import RolloutTimes
 from epo_trl.trainers.collection import Collected, as_trl_takes_it
@@ -72,11 +73,35 @@ def test_a_run_stops_with_a_checkpoint_and_goes_on_from_it(tmp_path, make):
 
 def test_the_limit_itself_is_allowed(tmp_path):
     trainer = breaking(make_trainer, tmp_path, rollout=2, episodes=4, max_aborted_share=0.5)
-    trainer.train()
+    with pytest.warns(UserWarning, match="50% of the episodes of this batch were aborted; .*OSError: no such game: 0"):
+        trainer.train()
     assert logged(trainer, "env/aborted") == [0.0, 0.5, 0.0, 0.0]
     stricter = breaking(make_trainer, tmp_path, rollout=2, episodes=4, max_aborted_share=0.49)
     with pytest.raises(TooManyAborted, match="50% of the episodes of this batch were aborted, 49% are allowed"):
         stricter.train()
+
+
+def test_the_line_of_a_step_shows_aborted_episodes_if_there_are_any():
+    assert short_line(1, {"env/success_rate": 0.25, "env/aborted": 0.125}) == "step    1  success 25%  aborted 12%"
+    assert short_line(1, {"env/success_rate": 0.25, "env/aborted": 0.0}) == "step    1  success 25%"
+
+
+def test_an_environment_that_cannot_be_closed_leaves_no_other_open(tmp_path):
+    trainer, closed = make_trainer(tmp_path), []
+
+    class Stuck:
+        def __init__(self, name):
+            self.name = name
+
+        def close(self):
+            closed.append(self.name)
+            if self.name == "last":
+                raise OSError("it hangs")
+
+    trainer.player.envs = [Stuck("first"), Stuck("last")]
+    with pytest.warns(UserWarning, match="close.. has failed: OSError.'it hangs'"):
+        trainer.close_envs()
+    assert closed == ["last", "first"] and not trainer.player.envs
 
 
 def test_rates_leave_aborted_episodes_out():

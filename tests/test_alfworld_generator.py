@@ -166,6 +166,21 @@ def test_a_broken_run_is_completed_and_leaves_no_half_game(tmp_path, monkeypatch
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
 
 
+def test_games_of_two_calls_are_not_mixed(tmp_path):
+    write_games(tmp_path, 2, 1, 0, seed=0)
+    for changes in ({"seed": 1}, {"seed": 0, "max_receptacles": 9}):
+        with pytest.raises(EnvError, match='games of another call, .*"seed": 0.*; takes another folder'):
+            write_games(tmp_path, 2, 1, 0, **changes)
+    with pytest.raises(EnvError, match='"train": 2.*now .*"train": 1'):
+        write_games(tmp_path, 1, 1, 0, seed=0)
+    assert len(list(tmp_path.rglob(GAME_FILE))) == 3
+    write_games(tmp_path, 3, 1, 1, seed=0)
+    assert len(list(tmp_path.rglob(GAME_FILE))) == 5
+    (tmp_path / "generated.json").write_text("[]")
+    with pytest.raises(EnvError, match="generated.json: does not say what the games are of"):
+        write_games(tmp_path, 3, 1, 1, seed=0)
+
+
 def test_an_unknown_filter_or_folder_is_named(tmp_path):
     with pytest.raises(EnvError, match="rooms.*max_receptacles"):
         write_games(tmp_path, 1, 0, 0, rooms=3)

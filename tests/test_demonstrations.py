@@ -3,10 +3,12 @@
 import random
 
 import pytest
+from datasets import Dataset
 from rollout_parts import LOSE, THINKING, WIN, ScriptedEnv, byte_tokenizer, context_of, info, step
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.toy import ToySuite
+from epo_trl.launch.imitation import check_length
 from epo_trl.models import build_tokenizer
 from epo_trl.models.load import corpus
 from epo_trl.rollout import PromptTemplate, RolloutSettings, play_episodes
@@ -84,6 +86,14 @@ def test_an_answer_ends_with_the_end_of_turn(tokenizers):
     [[turn]] = expert_episodes(LineSuite([WIN]), [("a", 0)], context_of(tokenizer), max_turns=3)
     assert turn.response_ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(turn.response_ids[:-1]) == "<think> I see start </think> <action> go </action>"
+
+
+def test_rows_that_would_be_cut_off_are_refused():
+    rows = Dataset.from_dict({"input_ids": [[1] * 3, [1] * 7, [1] * 5]})
+    with pytest.raises(ValueError, match="max_length: got 4, takes 7 or more, .*: 2 of 3 demonstrated turns"):
+        check_length(rows, 4)
+    check_length(rows, 7)
+    check_length(rows, None)
 
 
 def test_an_answer_does_not_repeat_the_tag_that_the_chat_template_writes():

@@ -178,7 +178,14 @@ def looks_or_opens(info, rng):
     return rng.choice([f"open {box}" for box in info["unvisited"]] + ["look"])
 
 
+class CrashesInReset(TreasureHunt):
+    def reset(self, **kwargs):
+        super().reset(**kwargs)
+        raise KeyError("cave")
+
+
 BROKEN = {
+    "reset of 'train/0' raised KeyError: 'cave'": CrashesInReset,
     "is no TextEnv": NotATextEnv,
     "step before reset was accepted": StepsBeforeReset,
     "step before reset raised AttributeError": CrashesBeforeReset,

@@ -87,6 +87,22 @@ def test_a_resumed_run_is_one_curve_in_which_the_newest_value_of_a_step_wins(tmp
     assert values.tolist() == [1.0] * 4 + [2.0] * 6
 
 
+def test_a_folder_of_several_runs_is_no_run(tmp_path):
+    """Their steps would make one curve of pieces. Attempts of one run are below its folder `runs`."""
+    events = [("train/reward", 1, 4.0, 0.5)]
+    for place in ("one/runs/attempt-1", "one/runs/attempt-2", "two/runs/attempt-1"):
+        write_events(tmp_path / "pair" / place, events)
+    with pytest.raises(
+        RunError, match=r"run: .*pair holds several runs \(one, two\); takes the output"
+    ):
+        read_run(tmp_path / "pair")
+    for place in ("one", "one/runs", "two/runs/attempt-1"):
+        assert list(read_run(tmp_path / "pair" / place)) == ["train/reward"]
+    write_events(tmp_path / "pair" / "one" / "round-1" / "runs" / "x", events)
+    with pytest.raises(RunError, match=r"\(., round-1\)"):
+        read_run(tmp_path / "pair" / "one")
+
+
 def test_a_long_run_is_read_whole(tmp_path):
     write_events(tmp_path, [("train/reward", step, 0.0, step) for step in range(12_000)])
     assert len(read_run(tmp_path)["train/reward"][0]) == 12_000

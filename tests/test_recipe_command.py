@@ -109,6 +109,14 @@ def test_an_error_of_ours_is_one_line_without_traceback(main, typed):
     assert err.startswith("alfworld_grpo_epo.py: error: ") and "Traceback" not in err
 
 
+def test_what_an_environment_has_said_reaches_no_terminal_as_a_command(typed):
+    def broken():
+        raise EnvError("games: \x1b]0;title\x07 \x1b[31mred\u202e")
+
+    _, _, err = typed(broken, "--config", str(TINY))
+    assert r"\x1b]0;title\x07 \x1b[31mred\u202e" in err and "\x1b" not in err
+
+
 def test_without_a_config_the_error_is_followed_by_the_configs(typed):
     code, _, err = typed(wrong_environment, "--seed", "1")
     assert code == 1 and err.startswith("alfworld_grpo_epo.py: error: games: got 'x', takes another\n")

@@ -15,7 +15,7 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         path = plot_runs(args.runs, args.out, labels=args.labels, window=args.window)
-    except (RunError, ValueError) as error:
+    except (RunError, ValueError, OSError) as error:
         return fail(error)
     say(f"wrote {path}")
     return 0

@@ -91,6 +91,8 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     except ValueError:
         return {}
+    except OSError as error:
+        raise OSError(f"output: {path} cannot be read ({error.strerror}); takes another file") from error
     return found if isinstance(found, dict) else {}
 
 

@@ -90,6 +90,25 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
     return Dataset.from_dict(rows)
 
 
+def check_length(rows: Dataset, max_length: int | None) -> None:
+    """Refuses to cut demonstrations off: a model that is shown answers without their end learns not to end.
+
+    Args:
+        rows: Of token ids.
+        max_length: What TRL keeps of each, from its start; `None` for all.
+
+    Raises:
+        ValueError: If a row is longer.
+    """
+    lengths = [len(row) for row in rows["input_ids"]]
+    longer = sum(length > max_length for length in lengths) if max_length is not None else 0
+    if longer:
+        raise ValueError(
+            f"max_length: got {max_length}, takes {max(lengths)} or more, or a shorter max_prompt_length: {longer} of "
+            f"{len(lengths)} demonstrated turns, prompt and answer, are longer, and their answers would be cut off"
+        )
+
+
 @dataclass
 class ImitationConfig(LongRunArguments, SFTConfig):
     """TRL's configuration, and how an interrupted run is gone on with."""
@@ -175,6 +194,7 @@ def imitate(
     with run_lock(args):
         policy = policy_for_training(model_args, args, suite, shown.prompt_template)
         rows = demonstrations(suite, policy["processing_class"], shown, args.seed)
+        check_length(rows, args.max_length)
         trainer = ImitationTrainer(suite, shown, args=args, train_dataset=rows, **policy)
         trainer.train_to_end()
     if trainer.preempted:

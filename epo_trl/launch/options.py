@@ -27,6 +27,7 @@ from epo_trl.launch.command_line import (
     read_config,
     with_config_apart,
 )
+from epo_trl.launch.kinds import check_kinds
 from epo_trl.launch.shipped import shown
 from epo_trl.trainers.config import settle_defaults
 
@@ -118,6 +119,7 @@ class RecipeParser(TrlParser):
         assert self._config is not None
         known = {action.dest for action in self._actions} - {"help", "config"}
         self._refuse([key for key in kwargs if key not in known], known, f"unknown in {shown(self._config)}")
+        check_kinds(kwargs, self.dataclass_types, str(shown(self._config)))
         return super().set_defaults_with_config(**kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:

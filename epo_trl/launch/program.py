@@ -15,6 +15,7 @@ from traceback import walk_tb
 import torch
 
 from epo_trl.envs.base import EnvError
+from epo_trl.evaluation.samples import spelled
 from epo_trl.launch.command_line import CHECK, ConfigIsRight
 from epo_trl.launch.shipped import FOLDER, configs_of, with_shipped_config
 
@@ -195,5 +196,5 @@ def _say_once(text: str) -> None:
     """
     if _rank():
         time.sleep(SECONDS_BEFORE_OTHER_RANKS)
-    sys.stderr.write(text)
+    sys.stderr.write(spelled(text))  # it may quote what an environment or a file has said
     sys.stderr.flush()

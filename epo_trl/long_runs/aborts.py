@@ -23,6 +23,19 @@ def first_errors(episodes: Sequence[Episode], rank: int) -> list[str]:
     return [f"rank {rank}, task {episode.task_id!r}: {episode.error or NO_TURN}" for episode in aborted[:SHOWN]]
 
 
+def aborts_warning(share: float, errors: Sequence[str]) -> str:
+    """Returns what is said when aborted episodes begin to occur.
+
+    Args:
+        share: Aborted episodes over all episodes of the batch.
+        errors: What went wrong, see `first_errors`; the first one is shown.
+    """
+    return (
+        f"{share:.0%} of the episodes of this batch were aborted; they are not trained on, and rates leave them out "
+        f"(see env/aborted). The first error: {errors[0]}"
+    )
+
+
 def check_aborts(
     share: float,
     limit: float,

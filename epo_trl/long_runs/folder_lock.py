@@ -57,7 +57,12 @@ def acquire(folder: Path, field: str) -> None:
     if key in _held:
         _held[key].times += 1
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"{field}: got {folder}, where no folder can be made ({error.strerror}); takes another"
+        ) from error
     file = _locked_file(folder / LOCK, field)
     me, other = socket.gethostname(), _record(file)
     if other.get("host", me) != me:

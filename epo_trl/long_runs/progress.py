@@ -13,16 +13,19 @@ _TRAIN = (
     ("reward", "reward", "{:.2f}"),
     ("env/turns", "turns", "{:.1f}"),
     ("env/invalid_actions", "invalid", "{:.0%}"),
+    ("env/aborted", "aborted", "{:.0%}"),
     ("entropy", "entropy", "{:.3f}"),
     ("grad_norm", "grad", "{:.2f}"),
     ("time/generate", "generate", "{:.1f}s"),
     ("time/update", "update", "{:.1f}s"),
 )
+_UNLESS_ZERO = ("env/aborted",)
 
 
 def short_line(step: int, logs: dict[str, Any]) -> str:
     """Returns the line for what was logged at a step, or `""` if there is nothing to show."""
-    parts = [f"{label} {form.format(logs[name])}" for name, label, form in _TRAIN if logs.get(name) is not None]
+    shown = [row for row in _TRAIN if logs.get(row[0]) is not None and (row[0] not in _UNLESS_ZERO or logs[row[0]])]
+    parts = [f"{label} {form.format(logs[name])}" for name, label, form in shown]
     for name, value in logs.items():
         if name.endswith("/success_rate") and name.startswith("eval_"):
             split = name.removeprefix("eval_").removesuffix("/success_rate")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +13,13 @@ from torch import Tensor
 from trl.trainer.utils import pad
 
 from epo_trl.envs.base import TaskSuite
+from epo_trl.long_runs.aborts import aborts_warning, first_errors
 from epo_trl.methods import Group, Methods, Ranks
 from epo_trl.rollout import ContextBuilder, RolloutTimes, episode_to_row
 from epo_trl.rollout.rows import Row
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.group_metrics import group_metrics
+from epo_trl.trainers.nothing_to_learn import Stretch
 from epo_trl.trainers.rollout_metrics import rollout_metrics
 from epo_trl.trainers.turn_forward import TurnLayout
 from epo_trl.types import Episode
@@ -67,6 +70,7 @@ class Collector:
     ):  # fmt: skip
         self._suite, self._methods, self._ranks, self._args = suite, methods, ranks, args
         self._spare_tasks, self._group_size, self._end_ids = spare_tasks, group_size, end_ids
+        self._aborts = Stretch(1)  # of RL steps with aborted episodes
 
     def collect(
         self, tasks: Sequence[str], play: Callable[..., list[Episode]], rl_step: int
@@ -92,6 +96,10 @@ class Collector:
         faults = self._suite.faults() - faults_before
         metrics = rollout_metrics(batch.played, times, faults, self._end_ids, self._ranks, self._args.device)
         metrics |= group_metrics(batch.episodes, self._group_size, self._ranks)
+        if self._aborts.add(metrics["env/aborted"] > 0):
+            errors = self._ranks.gather(first_errors(batch.played, self._ranks.index))
+            if self._ranks.index == 0:
+                warnings.warn(aborts_warning(metrics["env/aborted"], errors), stacklevel=2)
         if self._methods.choose_groups:
             metrics |= {"rollout/resampled_groups": batch.resampled, "rollout/unwanted_groups": batch.unwanted}
         return batch, metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from tqdm.auto import tqdm
@@ -68,4 +69,7 @@ class Player:
     def close(self) -> None:
         """Frees what the environments hold, processes of theirs too. Playing again makes new ones."""
         while self.envs:
-            self.envs.pop().close()
+            try:
+                self.envs.pop().close()
+            except Exception as error:  # another's code; the others are closed all the same
+                warnings.warn(f"an environment's close() has failed: {error!r}", stacklevel=2)

@@ -11,7 +11,8 @@ import os
 import random
 import shutil
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.alfworld.task_specs import ROOM_SHARES, Filters, TaskSpec, task_specs_by_object, type_order
 from epo_trl.envs.base import EnvError
 
+SET_FILE = "generated.json"  # beside the games of a call of `write_games`: what they were made from
 _ATTEMPTS = 100
 
 
@@ -208,8 +210,10 @@ def write_games(
         chosen = Filters(**filters)
     except TypeError as error:
         raise EnvError(f"filters: {error}; known are task_types, room_types and max_receptacles") from error
+    numbers = (("train", n_train), ("iid", n_iid), ("ood", n_ood))
+    _keep_apart(Path(out), {"seed": seed, **asdict(chosen)}, {SPLIT_FOLDERS[split]: n for split, n in numbers})
     root = Path(out) / "json_2.1.1"
-    todo = [(split, i) for split, n in (("train", n_train), ("iid", n_iid), ("ood", n_ood)) for i in range(n)]
+    todo = [(split, i) for split, n in numbers for i in range(n)]
     for split, index in tqdm(todo, desc="ALFWorld games", unit="game"):
         generated = generate(split, index, seed, chosen)
         folder = root / SPLIT_FOLDERS[split] / generated.folder
@@ -219,6 +223,33 @@ def write_games(
             except OSError as error:
                 raise EnvError(f"{folder}: cannot be written ({error}); choose another folder") from error
     return len(todo)
+
+
+def _keep_apart(out: Path, made_from: Mapping[str, Any], counts: Mapping[str, int]) -> None:
+    """Refuses a folder with games of another call: train and test lists of both would be mixed. More games may come.
+
+    Args:
+        out: The folder.
+        made_from: What decides each game.
+        counts: Games of each list.
+    """
+    file = out / SET_FILE
+    now = {"from": json.loads(json.dumps(made_from)), "games": dict(counts)}
+    try:
+        there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else now
+        same = there["from"] == now["from"] and all(counts[name] >= count for name, count in there["games"].items())
+        if same:
+            out.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(now), encoding="utf-8")
+    except OSError as error:
+        raise EnvError(f"{file}: cannot be written ({error}); choose another folder") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise EnvError(f"{file}: does not say what the games are of ({error}); choose another folder") from error
+    if not same:
+        raise EnvError(
+            f"out: {out} has games of another call, {json.dumps(there)}, now {json.dumps(now)}; takes another folder, "
+            "or the same settings with as many games or more"
+        )
 
 
 def _write_one(folder: Path, generated: GeneratedGame) -> None:

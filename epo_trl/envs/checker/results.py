@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from epo_trl.envs.base import Info, TextEnv
+from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.envs.checker.error import failure, require
 
 _REQUIRED: dict[str, type] = {"won": bool, "task": str, "task_type": str}
@@ -15,8 +15,15 @@ Step = tuple[str, float, bool, bool, Info]
 
 def checked_reset(env: TextEnv, task_id: str, seed: int, options: Mapping[str, Any] | None = None) -> tuple[str, Info]:
     """Returns what `reset` returns, or raises `EnvCheckError` for the first thing that is wrong with it."""
-    result = env.reset(seed=seed, options={**(options or {}), "task_id": task_id})
     where = f"reset of {task_id!r}"
+    try:
+        result = env.reset(seed=seed, options={**(options or {}), "task_id": task_id})
+    except EnvError:  # says by itself what is wrong
+        raise
+    except Exception as error:
+        raise failure(
+            f"{where} raised {type(error).__name__}: {error}", "return the first observation of every task of its lists"
+        ) from error
     require(
         isinstance(result, tuple) and len(result) == 2,
         f"{where} returned {_shape(result)}",

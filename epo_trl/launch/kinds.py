@@ -1,0 +1,64 @@
+"""Whether a value of a YAML file is of the kind that its option takes."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, fields
+from enum import Enum
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from epo_trl.launch.command_line import RecipeError
+
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", list: "a list",
+          dict: "'name: value' pairs", type(None): "null"}  # fmt: skip
+
+
+def check_kinds(config: Mapping[str, Any], classes: Iterable[type], where: str) -> None:
+    """Refuses a value that is of another kind than its field. A text is left to the parser, which reads it.
+
+    Args:
+        config: What a YAML file says, by option.
+        classes: Dataclasses whose fields are the options.
+        where: The file, for the message.
+
+    Raises:
+        RecipeError: If a value is of another kind. The message names the field, what it got and what it takes.
+    """
+    for each in classes:
+        hints = get_type_hints(each)
+        for field in fields(each):
+            if field.name in config:
+                _check(field, config[field.name], _members(hints[field.name]), where)
+
+
+def _check(field: Field[Any], value: Any, members: list[Any], where: str) -> None:
+    kinds = {_kind_of(member) for member in members}
+    if isinstance(value, str) or None in kinds or (value is None and field.default is None):
+        return
+    takes = {*kinds, int} if float in kinds else kinds
+    right = type(value) in takes
+    if right and isinstance(value, list):
+        wanted = {_kind_of(part) for member in members if _kind_of(member) is list for part in get_args(member)}
+        wanted |= {int} if float in wanted else set()
+        right = not wanted or None in wanted or all(isinstance(one, str) or type(one) in wanted for one in value)
+    if not right:
+        there = field.default is not MISSING and field.default is None
+        listed = [_KINDS[kind] for kind in _KINDS if kind in kinds or (kind is type(None) and there)]
+        quotes = isinstance(value, bool) and str in kinds
+        hint = "; YAML reads no, yes, on and off as true or false: put the word into quotes" if quotes else ""
+        raise RecipeError(f"{field.name}: got {value!r} in {where}, takes {' or '.join(listed)}{hint}")
+
+
+def _members(hint: Any) -> list[Any]:
+    return [*get_args(hint)] if get_origin(hint) in (Union, types.UnionType) else [hint]
+
+
+def _kind_of(hint: Any) -> type | None:
+    """Returns the kind of a part of a hint, `None` if any value may be right."""
+    origin = get_origin(hint) or hint
+    if origin is Literal or (isinstance(origin, type) and issubclass(origin, Enum)):
+        return str
+    if origin in (tuple, set, frozenset) or getattr(origin, "__module__", "") == "collections.abc":
+        return None
+    return origin if origin in _KINDS else None
