@@ -61,6 +61,12 @@ def test_plot_answers_bad_input_with_one_line(tmp_path, capsys, monkeypatch, arg
     assert error.count("\n") == 1
 
 
+def test_plot_writes_into_no_folder(tmp_path, capsys):
+    write_run(tmp_path / "run", seed=0, steps=10)
+    assert main(["plot", str(tmp_path / "run"), "--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"epo-trl: error: --out: got {tmp_path}, which is a folder; takes a file\n"
+
+
 def test_games_passes_on_the_numbers_and_only_the_filters_that_were_given(fake_module):
     calls = fake_module(*GENERATOR, None)
     assert main(["games", "alfworld", "--out", "d", *COUNTS, "--seed", "7"]) == 0

@@ -8,7 +8,8 @@ from rollout_parts import LOSE, THINKING, WIN, ScriptedEnv, byte_tokenizer, cont
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.toy import ToySuite
-from epo_trl.launch.imitation import check_length
+from epo_trl.launch.imitation import DemonstrationArguments, check_length
+from epo_trl.launch.imitation import demonstrations as rows_of
 from epo_trl.models import build_tokenizer
 from epo_trl.models.load import corpus
 from epo_trl.rollout import PromptTemplate, RolloutSettings, play_episodes
@@ -86,6 +87,23 @@ def test_an_answer_ends_with_the_end_of_turn(tokenizers):
     [[turn]] = expert_episodes(LineSuite([WIN]), [("a", 0)], context_of(tokenizer), max_turns=3)
     assert turn.response_ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(turn.response_ids[:-1]) == "<think> I see start </think> <action> go </action>"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"episodes": 0}, "episodes: got 0, takes an integer >= 1"),
+        (
+            {"max_prompt_length": 3},
+            "episodes: got 4, none of which shows anything: .* no prompt fits into max_prompt_len",
+        ),
+        ({"demonstrated_types": ["cook"]}, r"none is of demonstrated_types \(\['cook'\]\)"),
+    ],
+)
+def test_where_nothing_is_shown_the_fields_are_named(tokenizers, changes, says):
+    settings = {"prompt_template": "compact", "episodes": 4, "max_turns": 7, **changes}
+    with pytest.raises(ValueError, match=says):
+        rows_of(ToySuite(), tokenizers["compact"], DemonstrationArguments(**settings), 0)
 
 
 def test_rows_that_would_be_cut_off_are_refused():

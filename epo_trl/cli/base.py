@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -22,6 +23,12 @@ def at_least(minimum: int) -> Any:
         return value
 
     return integer
+
+
+def need_file(out: str | None) -> None:
+    """Raises `OSError` if what is to be written, `--out`, is a folder."""
+    if out is not None and Path(out).is_dir():
+        raise IsADirectoryError(f"--out: got {out}, which is a folder; takes a file")
 
 
 def say(text: str) -> None:

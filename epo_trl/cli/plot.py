@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from epo_trl.cli.base import at_least, fail, parser_of, say
+from epo_trl.cli.base import at_least, fail, need_file, parser_of, say
 
 
 def main(argv: Sequence[str]) -> int:
@@ -14,6 +14,7 @@ def main(argv: Sequence[str]) -> int:
     from epo_trl.plots import RunError, plot_runs
 
     try:
+        need_file(args.out)
         path = plot_runs(args.runs, args.out, labels=args.labels, window=args.window)
     except (RunError, ValueError, OSError) as error:
         return fail(error)

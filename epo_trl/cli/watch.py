@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from epo_trl.cli.base import at_least, fail, parser_of, say
+from epo_trl.cli.base import at_least, fail, need_file, parser_of, say
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,6 +25,7 @@ def main(argv: Sequence[str]) -> int:
             print_list(samples)
         else:
             run = Path(args.run)
+            need_file(args.out)
             out = Path(args.out or (run / "episodes.html" if run.is_dir() else run.with_suffix(".html")))
             left_out = write_page(out, samples, run.resolve().name, args.max_mb * 2**20)
             say(f"wrote {out} ({out.stat().st_size / 2**20:.1f} MB). {left_out}".rstrip())

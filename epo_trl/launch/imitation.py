@@ -64,6 +64,8 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
         max_prompt_tokens=args.max_prompt_length,
         examples=args.few_shot_of(suite).examples,
     )
+    if args.episodes < 1:
+        raise ValueError(f"episodes: got {args.episodes}, takes an integer >= 1")
     ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
     if not ids:
         raise ValueError(f"max_turns: got {args.max_turns}, takes more: no task is solved in that")
@@ -86,7 +88,11 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
                 rows["input_ids"].append([*turn.prompt_ids, *turn.response_ids])
                 rows["labels"].append(turn.labels(args.prompt_label_rate, rng))
     if not rows["labels"]:
-        raise ValueError(f"demonstrated_types: got {args.demonstrated_types}, takes types of the environment's tasks")
+        raise ValueError(
+            f"episodes: got {args.episodes}, none of which shows anything: the expert has won none within max_turns "
+            f"({args.max_turns}), none is of demonstrated_types ({args.demonstrated_types}), or no prompt fits into "
+            f"max_prompt_length ({args.max_prompt_length})"
+        )
     return Dataset.from_dict(rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -128,9 +129,18 @@ class RecipeParser(TrlParser):
         known = {option for action in self._actions for option in action.option_strings}
         options = [word.split("=", 1)[0] for word in rest if word.startswith("--")]
         self._refuse(options or rest, known, "unknown; options are written out, --help lists them")
+        for name, value in vars(given).items():
+            if isinstance(value, str) and value.startswith("{"):
+                self._check_mapping(name, value)
         _check_device(given, self._config)
         settle_defaults(given)
         return given, rest
+
+    def _check_mapping(self, name: str, value: str) -> None:
+        try:
+            json.loads(value)
+        except ValueError as error:
+            self.error(f"{name}: got {value!r}, takes 'name: value' pairs as JSON ({error})")
 
     def _refuse(self, unknown: list[str], known: Iterable[str], why: str) -> None:
         if unknown:
