@@ -168,6 +168,9 @@ def test_settings_that_an_adapter_does_not_have_are_refused(adapter, tmp_path):
 def test_a_model_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="model_name_or_path: got 'runs/no/model', which cannot be read"):
         policy("runs/no/model", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="model_name_or_path: got '.*empty', which cannot be read: ."):
+        policy(str(tmp_path / "empty"), tmp_path)
 
 
 # ---------------------------------------------------------------------------------- what a model is to be loaded as

@@ -121,6 +121,11 @@ def test_a_credit_of_the_turns_rewards_takes_no_reward_functions(tmp_path, credi
         make_trainer(tmp_path, credit=credit, reward_funcs=lambda completions, **_: [0.0], **changes)
 
 
+def test_a_model_that_only_recipes_make_is_not_looked_for_on_the_hub(tmp_path):
+    with pytest.raises(ValueError, match="model: got 'tiny:64x2', which only recipes and .*load_policy.* make"):
+        EPOTrainer("tiny:64x2", ToySuite(), args=make_config(tmp_path))
+
+
 def test_a_name_alone_is_a_list_of_one_and_null_is_none(tmp_path):
     args = make_config(tmp_path, entropy_method="epo", policy_method=named("OneReward"),
                        method_kwargs='{"method_examples:OneReward": {"scale": 3}}')  # fmt: skip

@@ -207,16 +207,16 @@ def _tokenizer_of(name: str, adapter: Adapter | None, model_args: ModelConfig, t
     trust = {"trust_remote_code": trust_remote_code}
     if adapter is not None and Path(name).is_dir() and not (Path(name) / "tokenizer_config.json").is_file():
         return load_tokenizer(adapter.base, **trust)
-    with _named(name):
+    with _named(name, (OSError, ValueError)):  # the second of a folder without a tokenizer
         return load_tokenizer(name, revision=model_args.model_revision, **trust)
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Says which model it is that cannot be read."""
+def _named(name: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Says which model it is that cannot be read, for these errors."""
     try:
         yield
-    except OSError as error:
+    except errors as error:
         reason = str(error).split("\n")[0]
         raise ValueError(f"model_name_or_path: got {name!r}, which cannot be read: {reason}") from error
 

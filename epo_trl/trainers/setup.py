@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
@@ -12,6 +13,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.methods import Methods, Ranks
 from epo_trl.models import load_tokenizer
+from epo_trl.models.load import tiny_size
 from epo_trl.trainers.checks import check_reference, check_settings, check_tokenizer
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.rules import Rules, rules_of
@@ -73,6 +75,11 @@ def set_up(
     test_tasks = listed_test_tasks(suite, args.eval_episodes)
     if args.eval_strategy != "no":
         check_test_tasks(test_tasks, suite.name)
+    if isinstance(model, str) and tiny_size(model) and not Path(model).is_dir():
+        raise ValueError(
+            f"model: got {model!r}, which only recipes and epo_trl.models.load_policy(ModelConfig({model!r}), ...) "
+            "make, with a tokenizer of the suite's words; takes a model, a Hub id or a path"
+        )
     if tokenizer is None:
         tokenizer = load_tokenizer(model if isinstance(model, str) else model.config.name_or_path)
     check_tokenizer(tokenizer)
