@@ -145,17 +145,19 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         keeps its moments, as transformers leaves it. From a checkpoint it goes on with what that holds.
         """
         if self._before_training is None:
-            parts = self.methods.state_dict(), self.health.state_dict(), self._batch_state()
+            parts = self.rl_step, self.methods.state_dict(), self.health.state_dict(), self._batch_state()
             self._before_training = copy.deepcopy(parts)
-        methods, health, batch = copy.deepcopy(self._before_training)
+        else:
+            self._begin_anew(*copy.deepcopy(self._before_training))
+        return super().train(*args, **kwargs)
+
+    def _begin_anew(self, rl_step: int, methods: Any, health: Any, batch: Any) -> None:
+        self.rl_step, self._step, self._passed_at, self._guard.skipped = rl_step, 0, -1, 0
         self.methods.load_state_dict(methods)
         self.health.load_state_dict(health)
         self._load_batch_state(batch)
         self._metrics["train"].clear()
-        self._step = self.rl_step = self._guard.skipped = 0
-        self._passed_at = -1
         self.player.generator.weights_changed()
-        return super().train(*args, **kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Runs one forward-backward pass; its loss is kept for the report of an update that is not finite."""
