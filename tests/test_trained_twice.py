@@ -9,7 +9,6 @@ from test_ppo_trainer import resumable as resumable_ppo
 from trainer_kit import make_ppo, make_trainer
 from transformers import TrainerCallback
 
-MADE = {"standard": make_trainer, "ppo": make_ppo}
 INSIDE = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
 
 
@@ -25,9 +24,9 @@ class InterruptAt(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("kind", ["standard", pytest.param("ppo", marks=pytest.mark.slow)])
-def test_a_second_run_has_the_schedules_of_the_first(tmp_path, kind):
-    trainer = MADE[kind](tmp_path, max_steps=4)
+@pytest.mark.parametrize("make", [make_trainer, pytest.param(make_ppo, marks=pytest.mark.slow)])
+def test_a_second_run_has_the_schedules_of_the_first(tmp_path, make):
+    trainer = make(tmp_path, max_steps=4)
     trainer.train()
     names = ("epo/beta", "epo/lambda", "learning_rate")
     first = [logged(trainer, name) for name in names]
@@ -39,13 +38,12 @@ def test_a_second_run_has_the_schedules_of_the_first(tmp_path, kind):
     assert any(not torch.equal(before[name], now) for name, now in weights(trainer).items())
 
 
-@pytest.mark.parametrize("kind", ["standard", pytest.param("ppo", marks=pytest.mark.slow)])
-def test_after_an_interruption_inside_a_batch_the_same_trainer_resumes_as_a_new_one_does(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("make", "more"), [(resumable, []), pytest.param(resumable_ppo, ["critic/value_loss"], marks=pytest.mark.slow)]
+)
+def test_after_an_interruption_inside_a_batch_the_same_trainer_resumes_as_a_new_one_does(tmp_path, make, more):
     """Ctrl-C comes in the middle of the third RL step; the checkpoint is of the end of the second."""
-    make = resumable if kind == "standard" else resumable_ppo
     changes = {**INSIDE, "save_steps": 4, "max_steps": 8}
-    if kind == "ppo":
-        changes["num_generations"] = 1
     straight = make(tmp_path / "straight", **changes)
     straight.train()
     again = make(tmp_path / "again", callbacks=[InterruptAt(5)], **changes)
@@ -54,7 +52,7 @@ def test_after_an_interruption_inside_a_batch_the_same_trainer_resumes_as_a_new_
     assert again.micro_steps_done
     again.train(resume_from_checkpoint=True)
     assert_bit_equal(weights(again), weights(straight))
-    for name in ("entropy/all_tokens", "epo/entropy_loss", *(["critic/value_loss"] if kind == "ppo" else [])):
+    for name in ("entropy/all_tokens", "epo/entropy_loss", *more):
         assert logged(again, name) == logged(straight, name) and all(map(math.isfinite, logged(again, name)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field, fields
 from enum import Enum
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -33,21 +33,22 @@ def check_kinds(config: Mapping[str, Any], classes: Iterable[type], where: str) 
 
 
 def _check(field: Field[Any], value: Any, members: list[Any], where: str) -> None:
-    kinds = {_kind_of(member) for member in members}
-    if isinstance(value, str) or None in kinds or (value is None and field.default is None):
-        return
-    takes = {*kinds, int} if float in kinds else kinds
-    right = type(value) in takes
-    if right and isinstance(value, list):
-        wanted = {_kind_of(part) for member in members if _kind_of(member) is list for part in get_args(member)}
-        wanted |= {int} if float in wanted else set()
-        right = not wanted or None in wanted or all(isinstance(one, str) or type(one) in wanted for one in value)
+    kinds = {_kind_of(member) for member in members} | ({type(None)} if field.default is None else set())
+    parts = {_kind_of(part) for member in members if _kind_of(member) is list for part in get_args(member)}
+    right = _is_of(value, kinds)
+    if right and isinstance(value, list) and parts:
+        right = all(_is_of(one, parts) for one in value)
     if not right:
-        there = field.default is not MISSING and field.default is None
-        listed = [_KINDS[kind] for kind in _KINDS if kind in kinds or (kind is type(None) and there)]
+        listed = [text for kind, text in _KINDS.items() if kind in kinds]
         quotes = isinstance(value, bool) and str in kinds
         hint = "; YAML reads no, yes, on and off as true or false: put the word into quotes" if quotes else ""
         raise RecipeError(f"{field.name}: got {value!r} in {where}, takes {' or '.join(listed)}{hint}")
+
+
+def _is_of(value: Any, kinds: set[type | None]) -> bool:
+    """Returns whether a value is of one of the kinds; a text may become any of them."""
+    is_number = type(value) is int and float in kinds
+    return isinstance(value, str) or None in kinds or type(value) in kinds or is_number
 
 
 def _members(hint: Any) -> list[Any]:

@@ -84,19 +84,18 @@ def folder_names(names: Iterable[str]) -> dict[str, str]:
     Raises:
         StudyError: If two would be alike.
     """
-    found: dict[str, str] = {}
+    taken: dict[str, str] = {}
     for name in names:
         short = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.").lower()
         if short in ("", WARM_START):
             short = f"{short}-{hashlib.sha256(name.encode()).hexdigest()[:6]}".lstrip("-")
-        other = next((other for other, taken in found.items() if taken == short), None)
-        if other is not None:
+        if short in taken:
             raise StudyError(
-                f"arms: {other!r} and {name!r} would share the folder {short!r}, in which only small letters, digits, "
-                "'.', '_' and '-' count; rename one of them"
+                f"arms: {taken[short]!r} and {name!r} would share the folder {short!r}, in which only small letters, "
+                "digits, '.', '_' and '-' count; rename one of them"
             )
-        found[name] = short
-    return found
+        taken[short] = name
+    return {name: short for short, name in taken.items()}
 
 
 def _warm_start(part: Part, seed: int, folder: Path) -> Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from epo_trl.study import tables
@@ -151,8 +151,7 @@ def _settings(study: Study) -> str:
 def _missing(study: Study, records: Sequence[Record]) -> str:
     there = {(record.arm, record.seed) for record in records}
     gone = {arm.name: [seed for seed in arm.seeds if (arm.name, seed) not in there] for arm in study.arms}
-    lines = [f"- {plain(name)}: seeds {' '.join(map(str, seeds))}" for name, seeds in gone.items() if seeds]
-    return "\n".join(["## Missing\n\nThese runs have not ended, or have failed:\n", *lines, ""]) if lines else ""
+    return _runs("Missing", "These runs have not ended, or have failed:", gone)
 
 
 def _short(study: Study, records: Sequence[Record]) -> str:
@@ -161,9 +160,13 @@ def _short(study: Study, records: Sequence[Record]) -> str:
     for record in records:
         if record.curves.get(SUCCESS) and final_success(record, study) is None:
             short.setdefault(record.arm, []).append(record.seed)
-    lines = [f"- {plain(name)}: {_seeds(seeds)}" for name, seeds in short.items()]
     note = f"These runs have fewer RL steps than `window`, {study.window}, so the tables of training leave them out:"
-    return "\n".join([f"## Too short\n\n{note}\n", *lines, ""]) if lines else ""
+    return _runs("Too short", note, short)
+
+
+def _runs(title: str, note: str, by_arm: Mapping[str, Sequence[int]]) -> str:
+    lines = [f"- {plain(name)}: {_seeds(seeds)}" for name, seeds in by_arm.items() if seeds]
+    return "\n".join([f"## {title}\n\n{note}\n", *lines, ""]) if lines else ""
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -185,8 +188,9 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
             f"All differences are from the same runs of {plain(study.baseline)}: where those were lucky, every arm on "
             f"their seeds looks worse. Each interval is for one comparison, not corrected for {count}."
         )
-    for name, runs in outcomes.items():
-        pair, starts = f"{plain(name)} and {plain(study.baseline)}", starts_of(runs, base)
+    began = {name: starts_of(runs, base) for name, runs in outcomes.items() if name != study.baseline}
+    for name, starts in began.items():
+        pair = f"{plain(name)} and {plain(study.baseline)}"
         if starts.unlike:
             lines.append(
                 f"{pair} did not begin alike ({_seeds(starts.unlike)}): other warm starts, as another "
@@ -197,11 +201,10 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
                 f"{pair} began with the same weights ({_seeds(starts.played)}), but their evaluations "
                 "before RL differ: other random draws, as another recipe makes them, or other rules of play."
             )
-    unknown = {name: starts_of(runs, base).unknown for name, runs in outcomes.items() if name != study.baseline}
     listed = "; ".join(
-        plain(name) + ("" if len(seeds) == len(outcomes[name]) else f" ({_seeds(seeds)})")
-        for name, seeds in unknown.items()
-        if seeds
+        plain(name) + ("" if len(starts.unknown) == len(outcomes[name]) else f" ({_seeds(starts.unknown)})")
+        for name, starts in began.items()
+        if starts.unknown
     )
     if listed and study.warm_start is not None:
         lines.append(

@@ -13,7 +13,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.methods import Methods, Ranks
 from epo_trl.models import load_tokenizer
-from epo_trl.models.load import tiny_size
+from epo_trl.models.tiny import tiny_size
 from epo_trl.trainers.checks import check_reference, check_settings, check_tokenizer
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.rules import Rules, rules_of
