@@ -13,6 +13,7 @@ from torch import Tensor
 from trl.trainer.utils import pad
 
 from epo_trl.envs.base import TaskSuite
+from epo_trl.evaluation.samples import spelled
 from epo_trl.long_runs.aborts import aborts_warning, first_errors
 from epo_trl.methods import Group, Methods, Ranks
 from epo_trl.rollout import ContextBuilder, RolloutTimes, episode_to_row
@@ -99,7 +100,7 @@ class Collector:
         if self._aborts.add(metrics["env/aborted"] > 0):
             errors = self._ranks.gather(first_errors(batch.played, self._ranks.index))
             if self._ranks.index == 0:
-                warnings.warn(aborts_warning(metrics["env/aborted"], errors), stacklevel=2)
+                warnings.warn(spelled(aborts_warning(metrics["env/aborted"], errors)), stacklevel=2)
         if self._methods.choose_groups:
             metrics |= {"rollout/resampled_groups": batch.resampled, "rollout/unwanted_groups": batch.unwanted}
         return batch, metrics

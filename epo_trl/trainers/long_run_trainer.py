@@ -152,7 +152,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         return super().train(*args, **kwargs)
 
     def _begin_anew(self, rl_step: int, methods: Any, health: Any, batch: Any) -> None:
-        self.rl_step, self._step, self._passed_at, self._guard.skipped = rl_step, 0, -1, 0
+        self.rl_step, self._step, self._passed_at = rl_step, 0, -1
+        self._guard = UpdateGuard(self.args.max_skipped_updates, self.args.output_dir)
         self.methods.load_state_dict(methods)
         self.health.load_state_dict(health)
         self._load_batch_state(batch)

@@ -238,9 +238,11 @@ def _keep_apart(out: Path, made_from: Mapping[str, Any], counts: Mapping[str, in
     try:
         there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else now
         same = there["from"] == now["from"] and all(counts[name] >= count for name, count in there["games"].items())
-        if same:
+        if same:  # whole or not there, also after a kill
             out.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(now), encoding="utf-8")
+            partial = file.with_suffix(".partial")
+            partial.write_text(json.dumps(now), encoding="utf-8")
+            partial.replace(file)
     except OSError as error:
         raise EnvError(f"{file}: cannot be written ({error}); choose another folder") from error
     except (ValueError, KeyError, TypeError) as error:
