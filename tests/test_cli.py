@@ -65,6 +65,11 @@ def test_plot_writes_into_no_folder(tmp_path, capsys):
     write_run(tmp_path / "run", seed=0, steps=10)
     assert main(["plot", str(tmp_path / "run"), "--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"epo-trl: error: --out: got {tmp_path}, which is a folder; takes a file\n"
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "below" / "x.png"
+    assert main(["plot", str(tmp_path / "run"), "--out", str(out)]) == 1
+    error = f"epo-trl: error: --out: got {out}, but {tmp_path / 'file'} is a file; takes a file in a folder\n"
+    assert capsys.readouterr().err == error
 
 
 def test_games_passes_on_the_numbers_and_only_the_filters_that_were_given(fake_module):

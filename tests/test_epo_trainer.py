@@ -656,6 +656,12 @@ def test_weights_are_the_same_with_and_without_evaluation(tmp_path):
         ({"num_generations_eval": 4}, "num_generations_eval: got 4, takes 1 or null: .*plays every task .* once"),
         ({"max_aborted_share": 1.5}, "max_aborted_share: got 1.5, takes a number from 0 to 1"),
         ({"num_generations": 3}, "num_generations"),
+        ({"loss_type": "ppo"}, "loss_type: got 'ppo', takes one of .*'dapo'"),
+        ({"importance_sampling_level": "turn"}, "importance_sampling_level: got 'turn', takes one of .*'sequence'"),
+        ({"scale_rewards": "all"}, "scale_rewards: got 'all', takes one of .*'batch'"),
+        ({"beta": -1.0}, "beta: got -1.0, takes a number >= 0"),
+        ({"epsilon": math.nan}, "epsilon: got nan, takes a number >= 0"),
+        ({"epsilon_high": -1.0}, "epsilon_high: got -1.0, takes a number >= 0 or null"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -255,6 +255,14 @@ def test_a_wrong_option_is_one_line(command):
     assert code == 1 and "environment: got 'minecraft', takes 'alfworld'" in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("config", ["alfworld/tiny_cpu", "alfworld/sft_tiny_cpu"])
+def test_a_config_of_training_is_named_as_one(command, config):
+    code, out, err = command("--config", config)
+    assert (code, out) == (1, "") and err.count("\n") == 1
+    assert f"--config: got {config}, which says how to train (output_dir: runs/alfworld-tiny/" in err
+    assert err.endswith("; takes one that says how to play, such as alfworld/eval_tiny_cpu\n")
+
+
 @pytest.mark.games
 def test_an_evaluation_s_config_says_how_its_prompts_look(command):
     code, out, _ = command(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from trl import ModelConfig, SFTConfig
 
+from epo_trl.cli import main
 from epo_trl.cli.base import at_least
 from epo_trl.envs.base import EnvError
 from epo_trl.evaluation import get_protocol
@@ -255,6 +256,15 @@ def test_the_help_of_a_general_recipe_shows_the_environment_that_is_named(capsys
             parse_recipe(SFTConfig, argv=argv)
         text = capsys.readouterr().out
         assert "--environment" in text and ("--room_types" in text) is shown
+
+
+def test_the_help_of_a_command_says_how_to_start_several_processes(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["epo-trl"])  # the command sets it
+    with pytest.raises(SystemExit) as exit:
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    assert exit.value.code == 0 and text.index("--epo_lambda") < text.index("--accelerate_config FILE")
+    assert "zero3" in text and "--num_processes" in text and text.endswith("  --check FILE [FILE ...]\n")
 
 
 # ------------------------------------------------------------------------------------------------ configs alone

@@ -51,6 +51,11 @@ def test_the_first_prompt_is_the_chat_template_applied_to_one_message(tokenizer)
     assert build(context_of(tokenizer)).ids == chat_ids(tokenizer, FIRST)
 
 
+def test_half_of_a_surrogate_pair_becomes_a_question_mark(tokenizer):
+    context = context_of(tokenizer)
+    assert build(context, observation="a \ud800 b").ids == build(context, observation="a ? b").ids
+
+
 def test_a_later_windowed_prompt_is_the_chat_template_applied_to_one_message(tokenizer):
     # two turns of history by default, numbered from the start of the episode
     past = "(2 saw saw two did look)\n(3 saw saw three did go)"

@@ -63,6 +63,13 @@ def test_every_run_is_made_once_and_the_report_says_what_came_out(study, capsys)
     assert Path("results/mine/report.md").read_text() == report
 
 
+def test_a_place_where_no_results_can_be_is_refused_before_anything_is_run(study, capsys):
+    Path("file").touch()
+    assert study("--results-dir", "file/results") == 1 and not Path("runs").exists()
+    error = "--results-dir: got file/results, where no folder can be made (Not a directory); takes another"
+    assert capsys.readouterr().err == f"epo-trl: error: {error}\n"
+
+
 @pytest.mark.slow
 def test_the_results_alone_give_the_same_report(study, tmp_path):
     assert study() == 0

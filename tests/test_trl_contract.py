@@ -20,6 +20,7 @@ from trl.trainer import utils as trl_utils
 from trl.trainer.callbacks import SyncRefModelCallback
 
 from epo_trl.models import build_model, build_tokenizer
+from epo_trl.trainers.config import LOSSES
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,13 @@ def test_seam_has_the_expected_signature(seam):
 def test_source_says_what_we_rely_on(where, pattern, used):
     source = inspect.getsource(inspect.unwrap(getattr(GRPOTrainer, where)))
     assert re.search(pattern, source), advice(where, pattern, "no such line", used)
+
+
+def test_the_losses_that_we_take_are_those_of_trl():
+    source = inspect.getsource(inspect.unwrap(GRPOTrainer._compute_loss))
+    compared = re.findall(r"self\.loss_type (?:==|in) (\[[^]]*\]|\"\w+\")", source)
+    known = {name for text in compared for name in re.findall(r'"(\w+)"', text)}
+    assert known == set(LOSSES), advice("_compute_loss", sorted(LOSSES), sorted(known), "LOSSES (trainers/config.py)")
 
 
 def test_the_reference_model_is_synchronised_through_one_function():

@@ -26,9 +26,14 @@ def at_least(minimum: int) -> Any:
 
 
 def need_file(out: str | None) -> None:
-    """Raises `OSError` if what is to be written, `--out`, is a folder."""
-    if out is not None and Path(out).is_dir():
+    """Raises `OSError` if what is to be written, `--out`, is a folder, or lies in a file."""
+    if out is None:
+        return
+    if Path(out).is_dir():
         raise IsADirectoryError(f"--out: got {out}, which is a folder; takes a file")
+    for parent in Path(out).parents:
+        if parent.is_file():
+            raise NotADirectoryError(f"--out: got {out}, but {parent} is a file; takes a file in a folder")
 
 
 def say(text: str) -> None:

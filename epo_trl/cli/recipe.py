@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from epo_trl.cli.base import fail
+from epo_trl.cli.base import fail, say
 
 MAINS = {"train": "training", "sft": "imitation", "evaluate": "evaluation"}  # modules of epo_trl.launch
 # In the repository a link to the folder of that name.
@@ -37,8 +37,24 @@ def run(command: str, argv: Sequence[str]) -> int:
 
     from epo_trl.launch.program import run_program, shipped_command
 
-    run_program(import_module(f"epo_trl.launch.{MAINS[command]}").main, shipped_command(command))
+    try:
+        run_program(import_module(f"epo_trl.launch.{MAINS[command]}").main, shipped_command(command))
+    finally:
+        if {"-h", "--help"} & {*words} and os.environ.get("RANK", "0") == "0":
+            say(launch_help())
     return 0
+
+
+def launch_help() -> str:
+    """Returns what `--help` says of the options that are accelerate's, or no option of a config."""
+    shipped = ", ".join(sorted(_shipped()))
+    return (
+        "\nseveral processes, as accelerate launch starts them:\n"
+        f"  --accelerate_config FILE  a YAML file, or one of {shipped}\n"
+        f"  {', '.join(f'--{name}' for name in LAUNCH_OPTIONS)}\n"
+        "\nonly read configs, and say what is wrong with them:\n"
+        "  --check FILE [FILE ...]"
+    )
 
 
 def launch_command(config: str | None, options: Mapping[str, str]) -> list[str]:
@@ -53,7 +69,7 @@ def launch_command(config: str | None, options: Mapping[str, str]) -> list[str]:
     """
     words = [sys.executable, "-m", "accelerate.commands.launch"]
     if config is not None:
-        shipped = {path.stem: path for path in ACCELERATE_CONFIGS.glob("*.yaml")}
+        shipped = _shipped()
         file = shipped.get(config, Path(config))
         if not file.is_file():
             names = ", ".join(sorted(shipped))
@@ -61,3 +77,7 @@ def launch_command(config: str | None, options: Mapping[str, str]) -> list[str]:
         words += ["--config_file", str(file)]
     words += [word for name, value in options.items() for word in (f"--{name}", value)]
     return [*words, "-m", "epo_trl.cli"]
+
+
+def _shipped() -> dict[str, Path]:
+    return {path.stem: path for path in ACCELERATE_CONFIGS.glob("*.yaml")}

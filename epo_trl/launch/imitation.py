@@ -16,6 +16,7 @@ from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.launch.options import parse_recipe
+from epo_trl.long_runs.argument_check import check_training_arguments
 from epo_trl.long_runs.long_run import LongRun, LongRunArguments
 from epo_trl.long_runs.preemption import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
@@ -118,6 +119,10 @@ def check_length(rows: Dataset, max_length: int | None) -> None:
 @dataclass
 class ImitationConfig(LongRunArguments, SFTConfig):
     """TRL's configuration, and how an interrupted run is gone on with."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_training_arguments(self)
 
 
 class EpochSeeded(Sampler[int]):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from transformers import TrainingArguments
 from trl import TrlParser
 
 from epo_trl.envs.base import EnvError
@@ -119,7 +120,14 @@ class RecipeParser(TrlParser):
         """Makes the config's values the defaults; all names have to be known."""
         assert self._config is not None
         known = {action.dest for action in self._actions} - {"help", "config"}
-        self._refuse([key for key in kwargs if key not in known], known, f"unknown in {shown(self._config)}")
+        unknown = [key for key in kwargs if key not in known]
+        trained = [key for key in unknown if key in {entry.name for entry in fields(TrainingArguments)}]
+        if trained and not any(issubclass(kind, TrainingArguments) for kind in self.dataclass_types):
+            raise RecipeError(
+                f"--config: got {shown(self._config)}, which says how to train ({trained[0]}: {kwargs[trained[0]]}); "
+                f"takes one that says how to play, such as {_to_play(self._config)}"
+            )
+        self._refuse(unknown, known, f"unknown in {shown(self._config)}")
         check_kinds(kwargs, self.dataclass_types, str(shown(self._config)))
         return super().set_defaults_with_config(**kwargs)
 
@@ -216,6 +224,12 @@ def _check_device(given: argparse.Namespace, config: Path | None) -> None:
         beside = [path for path in sorted(config.parent.glob("*cpu*.yaml")) if _kind(path) == _kind(config)]
         advice = f"take --config {shown(beside[0])}, or {advice}" if beside else advice
     raise RecipeError(f"{name}: got true, but torch sees no GPU here; {advice}")
+
+
+def _to_play(config: Path) -> str:
+    """Returns the config of an evaluation that lies beside another one, or a shipped one."""
+    beside = sorted(config.parent.glob("eval_*.yaml"), key=lambda path: ("cpu" not in path.name, path))
+    return shown(beside[0]) if beside else "alfworld/eval_tiny_cpu"
 
 
 def _kind(config: Path) -> str:

@@ -206,8 +206,11 @@ class ContextBuilder:
         return _framed(frame.opening, self._words.next, fields, frame.closing)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns ids of texts in which `_frame` and `_words` have the secret names of control tokens."""
-        return self._encoder.encode(texts)
+        """Returns ids of texts in which `_frame` and `_words` have the secret names of control tokens.
+
+        Half of a surrogate pair, of which no tokenizer makes tokens, becomes a question mark.
+        """
+        return self._encoder.encode([text.encode(errors="replace").decode() for text in texts])
 
     def _check_encoder(self) -> None:
         """Raises `ChatTemplateError` if the templates' own text does not come out as from the tokenizer itself."""

@@ -37,6 +37,7 @@ def study(
     whole = load_study(config)
     chosen = whole.chosen(arms, seeds)
     places = Places(Path(runs_dir or f"runs/{whole.name}"), Path(results_dir or f"results/{whole.name}"))
+    _make_folder(places.results)
     shown = whole.joined(chosen)
     runs = plan(shown, places.runs)
     for run in runs:
@@ -53,3 +54,13 @@ def study(
             f"not in the report, since neither {config} nor --seeds names them: {', '.join(sorted(left_out))}\n"
         )
     return 1 if failed else 0
+
+
+def _make_folder(results: Path) -> None:
+    """Raises `OSError` before anything is run if there can be no results afterwards."""
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"--results-dir: got {results}, where no folder can be made ({error.strerror}); takes another"
+        ) from error

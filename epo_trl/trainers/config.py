@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
+from epo_trl.long_runs.argument_check import check_training_arguments
 from epo_trl.long_runs.long_run import LongRunArguments
 from epo_trl.methods import as_names, methods_of
 from epo_trl.objectives.history import GRANULARITIES
@@ -17,6 +18,8 @@ from epo_trl.rollout.context import CONTEXTS
 from epo_trl.rollout.rules import INVALID_ACTIONS
 from epo_trl.rollout.tool_calls import ACTION_FORMATS
 from epo_trl.trainers.rollout_config import RolloutArguments
+
+LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")  # those of TRL
 
 
 def settle_defaults(values: Any) -> None:
@@ -182,6 +185,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             )
         self.num_generations_eval = 1
         GRPOConfig.__post_init__(self)  # past that of FewShotArguments, which ends there
+        check_training_arguments(self)
         if self.epo_lambda and (self.entropy_coef or self.use_adaptive_entropy):
             raise ValueError(
                 f"entropy_coef: got {self.entropy_coef} (use_adaptive_entropy={self.use_adaptive_entropy}) together "
@@ -204,6 +208,10 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             "context": CONTEXTS,
             "invalid_action": INVALID_ACTIONS,
             "action_format": ACTION_FORMATS,
+            # TRL looks at these when a batch has been collected
+            "loss_type": LOSSES,
+            "importance_sampling_level": ("token", "sequence"),
+            "scale_rewards": ("group", "batch", "none", True, False),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -214,7 +222,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             "smoothing_beta_start": 0, "smoothing_beta_end": 0, "turn_buckets": 1, "max_skipped_updates": 1,
             "env_workers": 0, "env_reset_retries": 0, "rollout_waves": 1, "num_generations": 1, "num_iterations": 1,
             "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "gradient_accumulation_steps": 1,
-            "max_resamples": 0, "keep_episodes": 0,
+            "max_resamples": 0, "keep_episodes": 0, "beta": 0, "epsilon": 0,
         }  # fmt: skip
         for name, least in at_least.items():
             value = getattr(self, name)
@@ -240,6 +248,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
                 ),
                 lambda x: x is None or x >= 1,
             ),
+            "a number >= 0 or null": (("epsilon_high",), lambda x: x is None or 0 <= x < math.inf),
             "an integer >= 1, or -1 for num_train_epochs": (("max_steps",), lambda x: x != 0),
         }
         for takes, (names, holds) in checks.items():

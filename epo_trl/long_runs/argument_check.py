@@ -1,0 +1,35 @@
+"""Whether settings of transformers that it looks at late, or never, can be what was meant."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+
+# Of these, transformers has no list of whether they are installed that always holds.
+_NOT_LISTED = {"azure_ml", "flyte"}
+
+
+def check_training_arguments(args: Any) -> None:
+    """Raises `ValueError` for a tracker that is unknown or not installed, or an optimizer or a seed that cannot be.
+
+    Args:
+        args: Of transformers' trainer, after their own checks.
+    """
+    for name in ("learning_rate", "weight_decay", "adam_epsilon"):
+        if not 0 <= getattr(args, name) < math.inf:
+            raise ValueError(f"{name}: got {getattr(args, name)}, takes a number >= 0")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(args, name) < 1:
+            raise ValueError(f"{name}: got {getattr(args, name)}, takes a number from 0 to below 1")
+    if args.max_grad_norm is not None and not args.max_grad_norm >= 0:
+        raise ValueError(f"max_grad_norm: got {args.max_grad_norm}, takes a number >= 0, where 0 clips nothing")
+    if not 0 <= args.seed < 2**32:
+        raise ValueError(f"seed: got {args.seed}, takes an integer from 0 to 2**32 - 1")
+    for name in args.report_to:
+        if name not in INTEGRATION_TO_CALLBACK:
+            known = ", ".join(map(repr, INTEGRATION_TO_CALLBACK))
+            raise ValueError(f"report_to: got {name!r}, takes 'all', 'none', or one or several of {known}")
+        if name not in {*get_available_reporting_integrations(), *_NOT_LISTED}:
+            raise ValueError(f"report_to: got {name!r}, which is not installed here; install it or take 'none'")

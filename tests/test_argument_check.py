@@ -1,0 +1,56 @@
+"""Settings of transformers that it looks at late are refused when a configuration is made, by name."""
+
+import math
+
+import pytest
+from transformers import TrainingArguments
+
+from epo_trl.launch.imitation import ImitationConfig
+from epo_trl.long_runs.argument_check import check_training_arguments
+from epo_trl.trainers import EPOConfig
+
+WRONG = [
+    ("learning_rate", -1.0, "a number >= 0"),
+    ("learning_rate", math.nan, "a number >= 0"),
+    ("weight_decay", math.inf, "a number >= 0"),
+    ("adam_epsilon", -1e-8, "a number >= 0"),
+    ("adam_beta1", 1.0, "a number from 0 to below 1"),
+    ("adam_beta2", -0.1, "a number from 0 to below 1"),
+    ("max_grad_norm", -1.0, "a number >= 0, where 0 clips nothing"),
+    ("max_grad_norm", math.nan, "a number >= 0, where 0 clips nothing"),
+    ("seed", -1, "an integer from 0 to 2**32 - 1"),
+]
+
+
+def arguments(tmp_path, kind=TrainingArguments, **changes):
+    return kind(str(tmp_path), use_cpu=True, bf16=False, **{"report_to": [], **changes})
+
+
+@pytest.mark.parametrize(("name", "value", "takes"), WRONG)
+def test_what_no_optimizer_takes_is_refused(tmp_path, name, value, takes):
+    with pytest.raises(ValueError) as error:
+        check_training_arguments(arguments(tmp_path, **{name: value}))
+    assert str(error.value) == f"{name}: got {value}, takes {takes}"
+
+
+@pytest.mark.parametrize("kind", [EPOConfig, ImitationConfig])
+def test_both_configurations_are_checked_when_they_are_made(tmp_path, kind):
+    with pytest.raises(ValueError, match="learning_rate: got -1.0, takes a number >= 0"):
+        arguments(tmp_path, kind, learning_rate=-1.0)
+
+
+def test_the_ends_of_what_is_taken_are_taken(tmp_path):
+    ends = {"learning_rate": 0.0, "weight_decay": 0.0, "adam_epsilon": 0.0, "adam_beta1": 0.0, "seed": 0}
+    check_training_arguments(arguments(tmp_path, **ends, max_grad_norm=0.0))
+    check_training_arguments(arguments(tmp_path, max_grad_norm=None, seed=2**32 - 1))
+
+
+def test_a_tracker_is_known_and_installed(tmp_path, monkeypatch):
+    installed = "epo_trl.long_runs.argument_check.get_available_reporting_integrations"
+    monkeypatch.setattr(installed, lambda: ["tensorboard"])
+    with pytest.raises(ValueError, match="report_to: got 'tensorbord', takes 'all', 'none', or .*'tensorboard'"):
+        check_training_arguments(arguments(tmp_path, report_to="tensorbord"))
+    with pytest.raises(ValueError, match="report_to: got 'wandb', which is not installed here; install it"):
+        check_training_arguments(arguments(tmp_path, report_to=["tensorboard", "wandb"]))
+    for report_to in ("tensorboard", ["tensorboard"], "none", "all", "flyte"):
+        check_training_arguments(arguments(tmp_path, report_to=report_to))
