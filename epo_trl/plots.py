@@ -136,11 +136,11 @@ def plot_runs(
     window: int = 10,
     panels: Sequence[Panel] = PANELS,
 ) -> Path:
-    """Returns `out` after curves of the runs were drawn to it.
+    """Returns the file after curves of the runs were drawn to it.
 
     Args:
         runs: Run directories.
-        out: An image file; its suffix decides the format.
+        out: An image file; its suffix decides the format, `.png` if it has none.
         labels: One per run. Runs with the same label are averaged and their spread, lowest to highest, is shaded.
         window: Points of the running mean, which is taken per run before averaging.
         panels: What is drawn; by default the paper's curves.
@@ -165,6 +165,7 @@ def plot_runs(
     for axis in rest:
         axis.axis("off")
     path = Path(out)
+    path = path if path.suffix else path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return path

@@ -103,7 +103,7 @@ def successes(
         max_prompt_tokens=shown.max_prompt_length,
         end_ids=policy.eos_ids,
         examples=shown.few_shot_of(suite).examples,
-        actions=action_format("tags", tokenizer, suite.tools),
+        actions=action_format("tags", tokenizer, suite.tools, verbatim=suite.verbatim),
     )
     settings = RolloutSettings(max_turns=shown.max_turns, require_think=evolution.require_think)
     ids = list(suite.task_ids("train"))

@@ -50,6 +50,22 @@ class Doors(gymnasium.Env):
         return "", 3.0, True, False, {"is_success": bool(action == 6)}
 
 
+class Tenths(gymnasium.Env):
+    """Pays a tenth for each of ten steps."""
+
+    observation_space = spaces.Text(200, charset=LETTERS)
+    action_space = spaces.Text(40, charset=string.ascii_lowercase + " ")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return "Go on.", {}
+
+    def step(self, action):
+        self.steps += 1
+        return "Go on.", 0.1, self.steps == 10, False, {}
+
+
 class Grid(gymnasium.Env):
     """Speaks no text."""
 
@@ -59,3 +75,4 @@ class Grid(gymnasium.Env):
 
 for kind in (Keys, Doors, Grid):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=3)
+gymnasium.register("Tenths-v0", Tenths)

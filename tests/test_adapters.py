@@ -1,12 +1,13 @@
 """LoRA from one run to the next: an adapter is found with its base, trained on, merged, evaluated and exported."""
 
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from trainer_kit import make_config, make_model, toy_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -127,6 +128,59 @@ def test_merging_writes_a_plain_checkpoint(adapter, tmp_path, capsys):
     assert "there already; takes a new folder" in capsys.readouterr().err
     assert main(["merge", str(out), "--out", str(tmp_path / "again")]) == 1
     assert "there is no adapter_config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda folder: cut(folder / "adapter_model.safetensors"), "which cannot be put on .*base: "),
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "which cannot be put on .*base: "),
+        (lambda folder: cut(folder / "base" / "model.safetensors"), "whose base .*base cannot be read: "),
+        (lambda folder: other_width(folder / "base"), "which cannot be put on .*base: .*size mismatch"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{"), "whose .*adapter_config.json is no JSON: "),
+    ],
+    ids=["cut", "gone", "base cut", "another base", "no JSON"],
+)
+def test_a_damaged_adapter_is_one_line(adapter, tmp_path, capsys, spoil, says):
+    folder = tmp_path / "copy"
+    shutil.copytree(adapter.folder, folder)
+    spoil(folder)
+    capsys.readouterr()
+    assert main(["merge", str(folder), "--out", str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert re.match(f"epo-trl: error: model_name_or_path: got the adapter {folder}, {says}", error)
+    assert not (tmp_path / "out").exists()
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def other_width(folder):
+    shutil.rmtree(folder)
+    config = make_model(seed=3).config
+    config.hidden_size, config.intermediate_size = 2 * config.hidden_size, 2 * config.intermediate_size
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+def test_the_weights_of_an_adapter_are_of_the_revision_that_was_asked_for(adapter, monkeypatch):
+    asked = []
+    load_weights = PeftModel.from_pretrained
+
+    def noted(*args, **kwargs):
+        asked.append(kwargs["revision"])
+        return load_weights(*args, **kwargs)
+
+    monkeypatch.setattr(PeftModel, "from_pretrained", noted)
+    load_policy(ModelConfig(adapter.path, model_revision="v2"), ToySuite(), "compact")
+    assert asked == ["v2"]
+
+
+def test_the_memory_of_an_adapter_is_that_of_its_base(adapter, capsys):
+    assert main(["memory", "--model", adapter.path, "--gpus", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert main(["memory", "--model", str(adapter.folder / "base"), "--gpus", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == shown.splitlines()[1:]
 
 
 def test_a_base_that_is_gone_is_named(adapter, tmp_path):

@@ -257,6 +257,16 @@ def test_what_alfworld_leaves_out_is_left_out(copied):
     assert kept and all(task_id.startswith(f"train/{kind}-") for task_id in kept)
 
 
+def test_a_list_may_lie_on_another_disk(copied, tmp_path):
+    before = AlfworldData(copied).task_ids("train")
+    folder = copied / "json_2.1.1" / "train"
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    linked = AlfworldData(copied)
+    assert linked.task_ids("train") == before
+    linked.make_env().reset(seed=0, options={"task_id": before[0]})
+
+
 @pytest.mark.parametrize("name", [GAME_FILE, DESCRIPTION_FILE])
 def test_a_missing_file_is_counted_and_a_list_that_is_mostly_gone_is_refused(copied, name):
     files = sorted((copied / "json_2.1.1" / "train").rglob(name))

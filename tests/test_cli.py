@@ -72,6 +72,19 @@ def test_plot_writes_into_no_folder(tmp_path, capsys):
     assert capsys.readouterr().err == error
 
 
+def test_plot_says_which_file_it_has_written(tmp_path, capsys):
+    write_run(tmp_path / "run", seed=0, steps=10)
+    assert main(["plot", str(tmp_path / "run"), "--out", str(tmp_path / "curves")]) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'curves.png'}\n" and (tmp_path / "curves.png").is_file()
+
+
+@pytest.mark.parametrize("size", ["0", "-5", "nan", "inf"])
+def test_a_gpu_without_memory_is_refused(size, capsys):
+    with pytest.raises(SystemExit):
+        main(["memory", "--gpu-gb", size])
+    assert f"argument --gpu-gb: got {size}, takes a number > 0" in capsys.readouterr().err
+
+
 def test_games_passes_on_the_numbers_and_only_the_filters_that_were_given(fake_module):
     calls = fake_module(*GENERATOR, None)
     assert main(["games", "alfworld", "--out", "d", *COUNTS, "--seed", "7"]) == 0

@@ -220,6 +220,7 @@ BROKEN = {
     "info lacks holding, which reset gave": on_step(
         lambda action, *result: (*result[:4], without(result[4], "holding"))
     ),
+    "info['score'] is 'high'": on_info(lambda info: {**info, "score": "high"}),
     "info['task'] changed": on_step(lambda action, *result: (*result[:4], {**result[4], "task": "another"})),
     "raised KeyError": CrashesOnUnknownText,
     "won the game": on_step(

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -15,11 +16,15 @@ import pytest
 from rollout_parts import answer, byte_tokenizer, ids_of
 from trl import ModelConfig
 
-from epo_trl.envs.toy import ToySuite
+from epo_trl.envs import EnvError
+from epo_trl.envs.adapters.tools import ToolsArguments
+from epo_trl.envs.registry import suite_of
+from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.launch import evaluation
+from epo_trl.long_runs.aborts import TooManyAborted
 from epo_trl.models.vllm_policy import load_vllm_policy
-from epo_trl.rollout.templates import TemplateError
+from epo_trl.rollout.templates import TEMPLATES, TemplateError
 from epo_trl.watch.sample import WatchError
 from epo_trl.watch.source import find_samples
 
@@ -294,6 +299,68 @@ def test_the_same_command_on_a_finished_report_plays_nothing_and_shows_it(play, 
     assert (tmp_path / "r.json").read_bytes() == before
     out = capsys.readouterr().out
     assert "is finished; nothing was played" in out and out.startswith(shown)
+
+
+def test_an_outage_is_no_report_and_the_same_command_plays_what_it_spoiled(play, tmp_path, monkeypatch):
+    whole = play(tmp_path / "whole.json")
+    reset, calls = TreasureHunt.reset, []
+
+    def broken(self, *, seed=None, options=None):
+        if options["task_id"].startswith("ood"):
+            raise EnvError("the server is gone")
+        return reset(self, seed=seed, options=options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TreasureHunt, "reset", broken)
+        with pytest.raises(TooManyAborted, match="100% of the episodes of ood .* 50% are allowed.*the server is gone"):
+            play(tmp_path / "r.json")
+        assert not (tmp_path / "r.json").exists()
+        reports = play(tmp_path / "all.json", "--max_aborted_share", "1")
+        assert reports[1]["stop_reasons"] == {"aborted": 8}
+    assert play(tmp_path / "r.json", on_call=lambda: calls.append(1)) == whole
+    assert len(calls) <= 4  # the two parts of the other list, of two turns: the first list was kept
+
+
+def test_a_list_with_the_same_names_and_other_contents_is_another_evaluation(tmp_path):
+    settings = []
+    for word in ("crane", "slate", "crane"):
+        (tmp_path / "rows.jsonl").write_text(json.dumps({"hidden": word}) + "\n")
+        args = evaluation.EvaluationArguments(splits=["iid"], protocol="strict30", prompt_template="tools")
+        suite = suite_of(tools_of(tmp_path / "rows.jsonl"))
+        rules, lists = evaluation.protocol_of(args, suite), evaluation.lists_of(args, suite)
+        settings.append(evaluation.settings_of(suite, args, ModelConfig("tiny"), rules, lists))
+    assert {key for key in settings[0] if settings[0][key] != settings[1][key]} == {"contents"}
+    assert settings[0] == settings[2]
+
+
+def tools_of(rows):
+    return ToolsArguments(factory="word_game:WordGame", iid_rows=str(rows), tool_rewards=["word_game:reward_func"])
+
+
+def test_a_template_that_has_changed_in_its_folder_is_another_one(tmp_path):
+    folder, suite = tmp_path / "mine", ToySuite()
+    shutil.copytree(TEMPLATES / "compact", folder)
+    args = evaluation.EvaluationArguments(splits=["iid"], protocol="strict30", prompt_template=str(folder))
+    given = suite, args, ModelConfig("tiny"), evaluation.protocol_of(args, suite), evaluation.lists_of(args, suite)
+    before = evaluation.settings_of(*given)
+    first = next(folder.glob("first*"))
+    first.write_text(first.read_text() + " Think.")
+    after = evaluation.settings_of(*given)
+    assert {key for key in before if before[key] != after[key]} == {"template"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "takes"),
+    [
+        ("max_episodes", -1, "an integer >= 1 or null"),
+        ("show_episodes", -1, "an integer >= 0"),
+        ("max_aborted_share", 1.5, "a number from 0 to 1"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(name, value, takes):
+    with pytest.raises(ValueError) as error:
+        evaluation.EvaluationArguments(**{name: value})
+    assert str(error.value) == f"{name}: got {value}, takes {takes}"
 
 
 @pytest.mark.parametrize("unfinished", [False, True], ids=["finished", "killed"])

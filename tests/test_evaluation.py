@@ -169,6 +169,36 @@ def test_scores_and_waits_equal_what_one_counts_by_hand(report):
     assert "score" not in format_table([report])
 
 
+def test_what_was_aborted_scores_0_and_is_no_kind_of_task():
+    """An environment that has failed keeps the score that it had, and before it has begun it says no kind of task."""
+    begun = replace(episode("pick", StopReason.ABORTED), score=50.0)
+    won = [replace(episode(kind, StopReason.WON), score=100.0) for kind in ("pick", "heat", "heat")]
+    counted = [*won, begun, episode("", StopReason.ABORTED, ())]
+    report = EvalReport.from_episodes(counted, protocol="strict30", suite="s", split="iid", seconds=0.0)
+    assert report.mean_score == 300 / 5 and report.success_rate == 3 / 5
+    assert report.macro_success_rate == (1 / 2 + 1) / 2
+    assert {name for name in report.scalars() if name.startswith("success_rate_")} == {
+        "success_rate_low", "success_rate_high", "success_rate_pick", "success_rate_heat"}  # fmt: skip
+    assert "(not begun)" in format_table([report])
+    alone = EvalReport.from_episodes(counted[-1:], protocol="strict30", suite="s", split="iid", seconds=0.0)
+    assert alone.macro_success_rate == 0.0 and "success_rate_" not in alone.scalars()
+
+
+def test_a_wait_is_one_however_it_is_written():
+    turns = tuple(Turn((1,), (2,), "r", "a room", action, is_valid=True) for action in ("Wait", "WAIT1", "wait on"))
+    waited = Episode("iid/0", "boil", "boil", turns, StopReason.TURN_LIMIT, score=0.0)
+    report = EvalReport.from_episodes([waited], protocol="strict30", suite="s", split="iid", seconds=0.0)
+    assert report.wait_rate == 2 / 3
+
+
+@pytest.mark.parametrize("kinds", [("[easy]", "[hard]"), ("[/math]", "x"), ("mail :bug: x", "y"), ("[bold]one",)])
+def test_names_in_a_table_are_no_markup(kinds):
+    won = [episode(kind, StopReason.WON) for kind in kinds]
+    report = EvalReport.from_episodes(won, protocol="strict30", suite="[red]s", split="[/x]", seconds=0.0)
+    text = format_table({"[/label]": report, ":bug:": report}, width=160)
+    assert all(name in text for name in (*kinds, "[red]s", "[/x]", "[/label]", ":bug:"))
+
+
 def test_an_aborted_episode_lowers_the_success_rate(report):
     without = EvalReport.from_episodes(
         [e for e in EPISODES if e.stop is not StopReason.ABORTED],

@@ -12,6 +12,8 @@ from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.gymnasium import GymnasiumArguments
 from epo_trl.envs.testing import EnvContract
 from epo_trl.launch import parse_recipe
+from epo_trl.rollout.parsing import Response
+from epo_trl.rollout.tool_calls import action_format
 from epo_trl.trainers import EPOConfig, EPOTrainer
 
 KEYS = "gym_games:Keys-v0"
@@ -90,6 +92,24 @@ def test_actions_with_numbers_have_names_and_success_is_what_the_environment_say
         assert env._game.unwrapped.options == {"level": 2}
         observation, reward, terminated, _, info = env.step(action)
         assert (observation, reward, terminated, info["won"]) == ("(nothing)", 3.0, True, won)
+
+
+@pytest.mark.parametrize(("won_score", "won"), [(1.0, True), (1.01, False)])
+def test_a_sum_of_rewards_wins_up_to_rounding(won_score, won):
+    """0.1 ten times is 0.9999999999999999."""
+    env = GymnasiumArguments(env_id="gym_games:Tenths-v0", won_score=won_score).make_suite().make_env()
+    env.reset(seed=0, options={"task_id": "train/0"})
+    for _ in range(10):
+        *_, terminated, _, info = env.step("on")
+    assert terminated and info["score"] < 1 and info["won"] is won
+
+
+def test_an_action_that_is_not_listed_reaches_the_environment_whole():
+    suite = GymnasiumArguments(env_id=KEYS, env_kwargs='{"listing": false}').make_suite()
+    program = "for i in x:\n    print(i)" + " # long" * 60
+    actions = action_format("tags", None, suite.tools, verbatim=suite.verbatim)
+    parsed = actions.read(Response((), f"<think> a </think><action>{program}</action>", ""), None, require_think=True)
+    assert parsed.action == program and parsed.is_valid
 
 
 def test_a_text_outside_the_action_space_does_not_reach_the_environment():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from importlib import import_module
 
 import pytest
 from test_memory import SHAPE
@@ -11,10 +12,12 @@ from epo_trl.cli import main
 from epo_trl.launch.command_line import RecipeError
 from epo_trl.launch.plain_settings import plain_settings
 from epo_trl.memory import GPUS, Assumed, Hardware, Machines, Run, hardware_of, make_plan, memory_per_gpu, read_rates
-from epo_trl.memory.batch import batch_of, evaluations_of, passes_of
+from epo_trl.memory.batch import WITH_SCORES, batch_of, evaluations_of, passes_of
 from epo_trl.memory.rates import rates_of
 from epo_trl.memory.report import as_json, as_text, print_table, shown
 from epo_trl.memory.speed import Turn, forward_flops, reading_flops, sampling_speed
+from epo_trl.methods.base import Need
+from epo_trl.methods.registry import METHODS
 
 # 2 x 4 x 2 GPUs = 16 episodes, 8 tasks, 4 updates, 10 RL steps.
 SETTINGS = {
@@ -59,6 +62,11 @@ def test_operations_and_speed_are_those_computed_by_hand():
         ({"gradient_checkpointing": True, "beta": 0.01}, 4 + 1 + 1, 0),
         ({"use_peft": True, "entropy_method": ["epo", "ref-nucleus"]}, 2 + 1 + 1, 0),
         ({"num_iterations": 2}, 2 * 3 + 1, 0),
+        # no old log-probabilities, so the scores of the policy that played take a pass; else they are the same pass
+        ({"gradient_accumulation_steps": 4, "entropy_method": ["epo", "ea"]}, 3 + 1, 0),
+        ({"gradient_accumulation_steps": 4, "entropy_method": "kl-cov"}, 3 + 1, 0),
+        ({"entropy_method": ["epo", "ea"]}, 3 + 1, 0),
+        ({"beta": 0.01, "entropy_method": ["epo", "ref-nucleus"]}, 3 + 1 + 2, 0),
         ({"algorithm": "ppo", "critic": "separate"}, 3 + 1, 3 + 1),
         ({"algorithm": "ppo", "critic": "separate", "critic_use_peft": True, "num_iterations": 2}, 7, 2 * 2 + 1),
         ({"algorithm": "ppo", "critic": "value_head"}, 3 + 1, 0),
@@ -69,6 +77,16 @@ def test_each_setting_adds_its_passes(changes, policy, critic):
     settings = SETTINGS | changes
     passes = passes_of(settings, batch_of(settings, 2).rounds)
     assert (passes.policy, passes.critic) == (policy, critic)
+
+
+def test_the_methods_that_need_scores_are_known():
+    found = {name: named_class(place) for slot in METHODS.values() for name, place in slot.items()}
+    assert {name for name, kind in found.items() if Need.SCORES in kind.needs} == WITH_SCORES
+
+
+def named_class(place):
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
 
 
 def test_adapters_take_their_own_memory():

@@ -180,6 +180,7 @@ def test_in_tags_a_call_is_passed_on_whole():
     assert verbatim.read(response, None, require_think=True).action == action
     assert TaggedActions().read(response, None, require_think=True).action != action
     assert action_format("tags", None, ()) == TaggedActions()
+    assert action_format("tags", None, (), verbatim=True) == TaggedActions(verbatim=True)
 
 
 def test_a_suite_in_worker_processes_has_its_tools():

@@ -1,6 +1,7 @@
 """Environments of TRL's `environment_factory` keep our contract; their calls are checked, their rewards are TRL's."""
 
 import asyncio
+import json
 import random
 from pathlib import Path
 from typing import Literal
@@ -10,7 +11,7 @@ from word_game import WORDS, WordGame, reward_func, word_rows
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.tool import Refusal, Tool, read_call
-from epo_trl.envs.adapters.tools import ToolsArguments, ToolSuite, tool_call
+from epo_trl.envs.adapters.tools import ToolsArguments, ToolSuite, _rows, tool_call
 from epo_trl.envs.testing import EnvContract
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.templates import render
@@ -380,6 +381,12 @@ def test_a_factory_that_cannot_work_is_refused(factory, says):
 def test_settings_that_name_nothing_are_refused(settings, says):
     with pytest.raises(EnvError, match=says):
         ToolsArguments(**settings).make_suite()
+
+
+def test_a_row_may_hold_what_python_takes_for_the_end_of_a_line(tmp_path):
+    text = "a\u2028b\u2029c\x85d\x0be\x0cf"
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"hidden": text}, ensure_ascii=False) + "\n  \n")
+    assert _rows("rows", str(tmp_path / "rows.jsonl")) == [{"hidden": text}]
 
 
 def test_rows_may_be_a_file_and_test_lists_are_those_that_are_given(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -82,17 +83,30 @@ def _plan(args: argparse.Namespace, options: Sequence[str]) -> None:
 
 
 def _shape(model: str) -> Any:
-    """Returns the sizes of a preset or of a checkpoint."""
+    """Returns the sizes of a preset, of a checkpoint, or of the base of an adapter."""
     from epo_trl.memory import PRESETS, preset_of, shape_of
 
     shape = PRESETS.get(model) or preset_of(model)
     if shape is not None:
         return shape
-    if model == "tiny":
-        raise ValueError("model_name_or_path: got 'tiny', which is made from a game; takes a checkpoint or a Hub id")
     from transformers import AutoConfig
 
+    from epo_trl.models.adapters import Adapter
+    from epo_trl.models.tiny import tiny_size
+
+    if tiny_size(model):
+        raise ValueError(f"model_name_or_path: got {model!r}, which is made from a game; takes a folder or a Hub id")
+    adapter = Adapter.find(model)
+    if adapter is not None:
+        return _shape(adapter.base)
     return shape_of(model, AutoConfig.from_pretrained(model).get_text_config().to_dict())
+
+
+def _size(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text}, takes a number > 0")
+    return value
 
 
 def _refuse_mixed(args: argparse.Namespace) -> None:
@@ -112,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.allow_abbrev = False
     parser.add_argument("--gpus", type=at_least(1), nargs="+", metavar="N", help="numbers of GPUs (default: 1 4 8)")
-    parser.add_argument("--gpu-gb", type=float, metavar="GB", help="memory of one GPU (default: 80, or by --gpu)")
+    parser.add_argument("--gpu-gb", type=_size, metavar="GB", help="memory of one GPU (default: 80, or by --gpu)")
     parser.add_argument("--zero-stage", type=int, choices=(0, 2, 3), default=3, help="0 is DDP (default: 3)")
     parser.add_argument("--offload", action="store_true", help="ZeRO-3 with weights and optimizer in the machine")
     sizes = parser.add_argument_group("memory of a model")

@@ -117,6 +117,8 @@ class TaskSuite(ABC):
         made_by: The class of these settings as `"module:Class"`, where known.
         protocol: Name of the protocol by which it is evaluated if none is said; `""` if it has to be said.
         tools: If its actions are tool calls in JSON: the functions that can be called, with types and docstrings.
+        verbatim: Whether an action that is not listed reaches the environment whole, white space inside it too: it may
+            be code or JSON. Otherwise white space is squeezed, and of a long text the end is passed on.
     """
 
     name: str
@@ -125,6 +127,7 @@ class TaskSuite(ABC):
     made_by: str = ""
     protocol: str = ""
     tools: Sequence[Callable[..., Any]] = ()
+    verbatim: bool = False
 
     @abstractmethod
     def task_ids(self, split: str) -> Sequence[str]:
@@ -136,6 +139,13 @@ class TaskSuite(ABC):
     @abstractmethod
     def make_env(self) -> TextEnv:
         """Returns a fresh environment that can play every task of the suite."""
+
+    def content(self, split: str) -> Any:
+        """Returns what the tasks of a list are made of, where their ids do not say it; `None` where they do.
+
+        An evaluation goes on only with equal lists, and equal contents.
+        """
+        return None
 
     def make_expert(self, seed: int = 0) -> Expert:
         """Returns a player for demonstrations, or raises `EnvError` if the suite has none. `seed` makes its choices."""

@@ -13,10 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from epo_trl.evaluation.protocol import Protocol, get_protocol
+from epo_trl.evaluation.samples import plain
 from epo_trl.evaluation.wilson import wilson_interval
 from epo_trl.types import Episode, StopReason
 
 WAITS = ("wait", "wait1")
+UNKNOWN = ""  # the kind of a task whose episode was aborted before it had begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class EvalReport:
         protocol: How it was measured.
         suite: Name of the task suite.
         split: Name of the task list.
-        types: Counts per kind of task, by its name.
+        types: Counts per kind of task, by its name; `""` for episodes that were aborted before they had begun.
         turns: Turns of all episodes together.
         invalid_turns: Those whose action was not valid.
         stop_reasons: Number of episodes per `StopReason`, by its value.
@@ -70,7 +72,11 @@ class EvalReport:
         total = Counter(episode.task_type for episode in episodes)
         wins = Counter(episode.task_type for episode in episodes if episode.won)
         stops = Counter(episode.stop for episode in episodes)
-        scores = [episode.score for episode in episodes if episode.score is not None]
+        scores = [
+            0.0 if episode.stop is StopReason.ABORTED else episode.score
+            for episode in episodes
+            if episode.score is not None
+        ]
         return cls(
             protocol=get_protocol(protocol) if isinstance(protocol, str) else protocol,
             suite=suite,
@@ -80,7 +86,7 @@ class EvalReport:
             invalid_turns=sum(episode.invalid_actions for episode in episodes),
             stop_reasons={reason.value: stops[reason] for reason in StopReason if stops[reason]},
             seconds=seconds,
-            wait_turns=sum(turn.action in WAITS for episode in episodes for turn in episode.turns),
+            wait_turns=sum(turn.action.lower() in WAITS for episode in episodes for turn in episode.turns),
             score_sum=sum(max(0.0, score) for score in scores) if scores else None,
         )
 
@@ -106,8 +112,13 @@ class EvalReport:
 
     @property
     def macro_success_rate(self) -> float:
-        """Mean of the success rates of the kinds of task, each with equal weight."""
-        return sum(count.success_rate for count in self.types.values()) / len(self.types)
+        """Mean of the success rates of the kinds of task, each with equal weight; without those that are unknown."""
+        known = self._known_types or self.types
+        return sum(count.success_rate for count in known.values()) / len(known)
+
+    @property
+    def _known_types(self) -> dict[str, TypeCount]:
+        return {name: count for name, count in self.types.items() if name != UNKNOWN}
 
     @property
     def mean_turns(self) -> float:
@@ -142,7 +153,11 @@ class EvalReport:
             "aborted": self.stop_reasons.get(StopReason.ABORTED.value, 0) / self.episodes,
             "seconds": self.seconds,
             **({} if self.mean_score is None else {"score": self.mean_score, "wait_actions": self.wait_rate}),
-            **{f"success_rate_{name}": count.success_rate for name, count in self.types.items() if len(self.types) > 1},
+            **{
+                f"success_rate_{name}": count.success_rate
+                for name, count in self._known_types.items()
+                if len(self._known_types) > 1
+            },
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -216,7 +231,9 @@ def format_table(
     # what is the same in all rows goes into the title
     shared = [f"{name} {values[0]}" for name, values in heads.items() if name != "what" and len(set(values)) == 1]
     columns = [name for name, values in heads.items() if len(set(values)) > 1 or (name == "what" and any(values))]
-    table = Table(title=", ".join(shared) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=plain(", ".join(shared)) if shared else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for heading in (*columns, "split", "task type"):
         table.add_column(heading)
     scored = any(report.mean_score is not None for _, report in rows)
@@ -236,9 +253,9 @@ def _add_rows(table: Table, head: list[str], report: EvalReport, scored: bool) -
     several = len(report.types) > 1
     score = "" if report.mean_score is None else f"{report.mean_score:.1f}"
     table.add_row(
-        *head,
-        report.split,
-        "all" if several else next(iter(report.types)),
+        *map(plain, head),
+        plain(report.split),
+        "all" if several else plain(next(iter(report.types))),
         str(report.episodes),
         f"{100 * report.success_rate:.1f}",
         _percent_interval(*report.success_interval),
@@ -251,7 +268,7 @@ def _add_rows(table: Table, head: list[str], report: EvalReport, scored: bool) -
     for name, count in report.types.items() if several else ():
         table.add_row(
             *[""] * (len(head) + 1),
-            f"  {name}",
+            plain(f"  {name or '(not begun)'}"),
             str(count.episodes),
             f"{100 * count.success_rate:.1f}",
             _percent_interval(*wilson_interval(count.wins, count.episodes)),

@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -24,10 +25,12 @@ from epo_trl.evaluation.play import check_first_task, chunks_of, play_chunks, pr
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.launch.evaluation_arguments import EvaluationArguments, context_of, lists_of, protocol_of
 from epo_trl.launch.options import parse_recipe
+from epo_trl.long_runs.aborts import NO_TURN, SHOWN, TooManyAborted
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.vllm_policy import load_vllm_policy
+from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
 from epo_trl.types import Episode
 from epo_trl.watch.choice import samples_of
@@ -36,7 +39,11 @@ from epo_trl.watch.source import evaluation_file
 
 # What changes nothing that is reported, or is part of the protocol.
 NOT_SETTINGS = {"output", "show_episodes", "keep_episodes", "protocol", "max_turns", "temperature", "context"}
-NOT_SETTINGS |= {"vllm_gpu_memory_utilization", *(field.name for field in fields(FewShotArguments))}
+NOT_SETTINGS |= {
+    "max_aborted_share",
+    "vllm_gpu_memory_utilization",
+    *(field.name for field in fields(FewShotArguments)),
+}
 
 
 def settings_of(
@@ -52,12 +59,18 @@ def settings_of(
     return {
         **chosen,
         "protocol": protocol.to_dict() | {"description": ""},
-        "tasks": hashlib.sha256(json.dumps([suite.name, lists]).encode()).hexdigest(),
+        "tasks": _digest([suite.name, lists]),
+        "contents": _digest([suite.content(split) for split in lists]),
+        "template": _digest(asdict(PromptTemplate.load(args.prompt_template)) | {"name": ""}),
         "environment": {key: str(value) for key, value in suite.settings.items()},
         "model": loading,
         "weights": what_model(model_args.model_name_or_path or ""),
         "processes": PartialState().num_processes,
     }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()
 
 
 def load(
@@ -110,7 +123,11 @@ class Evaluation:
         self.context.end_ids = self.policy.eos_ids
 
     def report(self, split: str, task_ids: list[str]) -> EvalReport:
-        """Returns the report of a list. Collective: every process calls it."""
+        """Returns the report of a list. Collective: every process calls it.
+
+        Raises:
+            TooManyAborted: If more episodes were aborted than `max_aborted_share` allows.
+        """
         state = self.state
         with tqdm(
             total=len(task_ids), desc=split, unit="episode", disable=not state.is_main_process, file=sys.stderr
@@ -120,6 +137,14 @@ class Evaluation:
             bare = [(part, [episode.without_tokens() for episode in played], s) for part, played, s in parts]
             parts = sorted(gather_object(bare), key=lambda part: part[0])
         episodes = [episode for _, played, _ in parts for episode in played]
+        if (share := _aborted_share(episodes)) > self.args.max_aborted_share:
+            aborted = [episode for episode in episodes if not episode.is_usable]
+            errors = "; ".join(f"task {each.task_id!r}: {each.error or NO_TURN}" for each in aborted[:SHOWN])
+            raise TooManyAborted(
+                f"max_aborted_share: {share:.0%} of the episodes of {split} were aborted, "
+                f"{self.args.max_aborted_share:.0%} are allowed. Parts with fewer are kept beside output, if given, "
+                f"and the same command plays the others. The first errors: {errors}"
+            )
         if state.is_main_process and self.args.show_episodes:
             print_episodes(episodes[: self.args.show_episodes])
         draw = random.Random(f"{self.args.seed} {split}")
@@ -148,7 +173,7 @@ class Evaluation:
         )
         for number, (episodes, seconds) in zip(to_play, playing, strict=True):
             done[number] = episodes, seconds
-            if self.kept is not None:
+            if self.kept is not None and _aborted_share(episodes) <= self.args.max_aborted_share:
                 self.kept.keep(f"{split}-{number}", episodes, seconds)
         return [(number, *done[number]) for number in mine]
 
@@ -158,6 +183,10 @@ class Evaluation:
     def _seed(self, split: str, number: int) -> int:
         # Of the part alone: whatever was played before it, and by whom, it is played the same way.
         return random.Random(f"{self.args.seed} {split} {number}").randrange(2**62)
+
+
+def _aborted_share(episodes: Sequence[Episode]) -> float:
+    return sum(not episode.is_usable for episode in episodes) / len(episodes)
 
 
 def kept_for(output: str, settings: dict[str, Any]) -> KeptEpisodes:
@@ -186,12 +215,12 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
         check_first_task(env, next(iter(lists.values()))[0], args.seed, evaluation.context, protocol)
     reports = [evaluation.report(split, task_ids) for split, task_ids in lists.items()]
     if is_main:
-        _say(format_table(reports))
         if kept is not None:
             if evaluation.samples:
                 write_samples(evaluation_file(kept.output), [sample.to_dict() for sample in evaluation.samples])
             found = {"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]}
             kept.finish(found | {"examples": evaluation.context.template.shown(shots.examples)})
+        _say(format_table(reports))
     return reports
 
 

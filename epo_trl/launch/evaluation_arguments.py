@@ -48,6 +48,13 @@ class EvaluationArguments(FewShotArguments):
     output: str | None = field(
         default=None, metadata={"help": "JSON file for the reports; what is played is kept beside it until the end."}
     )
+    max_aborted_share: float = field(
+        default=0.5,
+        metadata={
+            "help": "If a larger share of a list is aborted by errors of environments, there is no report; the same "
+            "command plays these episodes again. 1 never stops."
+        },
+    )
     show_episodes: int = field(default=0, metadata={"help": "Episodes of each list to print."})
     keep_episodes: int = field(
         default=20, metadata={"help": "Episodes of each list that are kept beside the output for `epo-trl watch`."}
@@ -59,8 +66,13 @@ class EvaluationArguments(FewShotArguments):
             raise ValueError(f"backend: got {self.backend!r}, takes one of {', '.join(map(repr, BACKENDS))}")
         if self.parallel < 1:
             raise ValueError(f"parallel: got {self.parallel}, takes an integer >= 1")
-        if self.keep_episodes < 0:
-            raise ValueError(f"keep_episodes: got {self.keep_episodes}, takes an integer >= 0")
+        for name in ("keep_episodes", "show_episodes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: got {getattr(self, name)}, takes an integer >= 0")
+        if self.max_episodes is not None and self.max_episodes < 1:
+            raise ValueError(f"max_episodes: got {self.max_episodes}, takes an integer >= 1 or null")
+        if not 0 <= self.max_aborted_share <= 1:
+            raise ValueError(f"max_aborted_share: got {self.max_aborted_share}, takes a number from 0 to 1")
 
 
 def protocol_of(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
@@ -112,5 +124,5 @@ def context_of(
         max_response_tokens=args.max_completion_length,
         max_context_tokens=longest,
         examples=shots.examples,
-        actions=action_format(args.action_format, tokenizer, suite.tools),
+        actions=action_format(args.action_format, tokenizer, suite.tools, verbatim=suite.verbatim),
     )

@@ -104,7 +104,7 @@ def load_player(
     name, args = model_args.model_name_or_path, replace(args, action_format="tags")  # what a player's answer is made of
     if not args.show_prompt:
         # 0 turns of history and no limits: these prompts are empty
-        actions = action_format("tags", None, suite.tools)
+        actions = action_format("tags", None, suite.tools, verbatim=suite.verbatim)
         return ContextBuilder(
             bare_tokenizer(), NOTHING, history_length=0, max_prompt_tokens=sys.maxsize, actions=actions
         ), None

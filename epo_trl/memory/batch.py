@@ -9,6 +9,9 @@ from typing import Any
 
 Settings = Mapping[str, Any]
 
+# Methods with `Need.SCORES`: where TRL makes no pass for old log-probabilities, they make it.
+WITH_SCORES = {"ea", "aem", "empg", "clip-cov", "kl-cov", "steer", "entrocraft", "aepo", "decision-bonus", "siren"}
+
 
 def whole(settings: Settings, name: str, least: int = 1) -> int:
     """Returns a setting that is an integer.
@@ -135,9 +138,12 @@ def passes_of(settings: Settings, rounds: int) -> Passes:
     if corrected or whole(settings, "gradient_accumulation_steps") % rounds:
         policy += 1
         words.append("old log-probabilities (1)")
-    if has_reference(settings):
+    elif WITH_SCORES & _methods(settings):
         policy += 1
-        words.append("reference (1)")
+        words.append("scores of the policy that played (1)")
+    if (references := _reference_passes(settings)) > 0:
+        policy += references
+        words.append(f"reference ({references})")
     if not has_critic(settings):
         return Passes(policy, 0, ", ".join(words))
     trained = 1 + (1 if settings.get("critic_use_peft") else 2) + checkpointing
@@ -148,9 +154,18 @@ def passes_of(settings: Settings, rounds: int) -> Passes:
 
 def has_reference(settings: Settings) -> bool:
     """Whether a reference model is asked: with a KL term, `ref-nucleus` or `archer`."""
-    names = settings.get("entropy_method") or []
-    names = [names] if isinstance(names, str) else names
-    return bool(settings.get("beta")) or "ref-nucleus" in names or settings.get("credit") == "archer"
+    return _reference_passes(settings) > 0
+
+
+def _reference_passes(settings: Settings) -> int:
+    """Returns how many of the KL term, `ref-nucleus` and `archer` there are, each with a pass of its own."""
+    return bool(settings.get("beta")) + len({"ref-nucleus", "archer"} & _methods(settings))
+
+
+def _methods(settings: Settings) -> set[str]:
+    """Returns the names of all methods."""
+    slots = (settings.get(slot) or [] for slot in ("credit", "entropy_method", "policy_method"))
+    return {name for names in slots for name in ([names] if isinstance(names, str) else names)}
 
 
 def has_critic(settings: Settings) -> bool:

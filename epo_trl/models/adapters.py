@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 from transformers.integrations import deepspeed
 from transformers.utils.peft_utils import find_adapter_config_file
@@ -33,30 +35,40 @@ class Adapter:
         name: Its folder or Hub id.
         base: Folder or Hub id of the model that it belongs to.
         settings: Its `adapter_config.json`.
+        revision: Of the adapter on the Hub; the base's is its own.
     """
 
     name: str
     base: str
     settings: dict[str, Any]
+    revision: str | None = None
 
     @classmethod
     def find(cls, name: str, revision: str | None = None) -> Adapter | None:
         """Returns the adapter of that name, or `None` if it is something else.
 
         Raises:
-            ValueError: If its base is nowhere.
+            ValueError: If its base is nowhere, or its settings cannot be read.
         """
         path = find_adapter_config_file(name, revision=revision)
         if path is None:
             return None
-        settings = json.loads(Path(path).read_text(encoding="utf-8"))
-        return cls(name, _base_of(name, settings.get("base_model_name_or_path")), settings)
+        try:
+            settings = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"model_name_or_path: got the adapter {name}, whose {path} is no JSON: {error}") from error
+        return cls(name, _base_of(name, settings.get("base_model_name_or_path")), settings, revision)
 
     def on(self, model: Any, **kwargs: Any) -> Any:
-        """Returns the model with the adapter on it, as PEFT's model."""
+        """Returns the model with the adapter on it, as PEFT's model.
+
+        Raises:
+            ValueError: If its weights cannot be read, or are for another model.
+        """
         from peft import PeftModel
 
-        both = PeftModel.from_pretrained(model, self.name, **kwargs)
+        with self._named(f"which cannot be put on {self.base}"):
+            both = PeftModel.from_pretrained(model, self.name, revision=self.revision, **kwargs)
         both.peft_config["default"].base_model_name_or_path = self.base  # where it was found, for who saves it again
         return both
 
@@ -65,9 +77,24 @@ class Adapter:
 
         Args:
             **kwargs: For loading the base, as for `from_pretrained`.
+
+        Raises:
+            ValueError: If the base or the adapter cannot be read.
         """
-        model = AutoModelForCausalLM.from_pretrained(self.base, **kwargs)
+        with self._named(f"whose base {self.base} cannot be read"):
+            model = AutoModelForCausalLM.from_pretrained(self.base, **kwargs)
         return self.on(model).merge_and_unload(safe_merge=True)
+
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Says which adapter it is that something is wrong with."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"model_name_or_path: got the adapter {self.name}, {what}: {reason}") from error
 
 
 def _base_of(name: str, recorded: str | None) -> str:

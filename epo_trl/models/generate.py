@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +19,10 @@ def decoding(temperature: float) -> dict[str, Any]:
 
 
 class SamplingPolicy:
-    """Samples responses with a model's own `generate`. Fits `epo_trl.rollout.loop.Generate`.
+    """Samples responses from a model's whole distribution at a temperature. Fits `epo_trl.rollout.loop.Generate`.
+
+    What the checkpoint's `generation_config.json` says of sampling (top_p, repetition_penalty) is left aside: it is no
+    part of a protocol, and training samples without it.
 
     Args:
         model: A causal language model; used on the device where it is.
@@ -31,8 +36,8 @@ class SamplingPolicy:
         self, model: PreTrainedModel, tokenizer: Any, *, max_new_tokens: int, temperature: float = 1.0, seed: int = 0
     ):
         self.model = model.eval()
-        self.pad_id = tokenizer.pad_token_id
         self.eos_ids = end_ids(tokenizer, model.generation_config.eos_token_id)
+        self.pad_id = self.eos_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id  # masked anyway
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
         self.config = GenerationConfig(
             max_new_tokens=max_new_tokens, pad_token_id=self.pad_id, eos_token_id=self.eos_ids, **sampling
@@ -54,7 +59,8 @@ class SamplingPolicy:
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompt_ids], device=device)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(int(torch.randint(2**62, (), generator=self._random)))
-            output = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self.config)
+            with _without_own_settings(self.model):
+                output = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self.config)
         return [self._until_end(row) for row in output[:, width:].tolist()], None
 
     def _until_end(self, ids: list[int]) -> list[int]:
@@ -62,6 +68,16 @@ class SamplingPolicy:
             if token in self.eos_ids:
                 return ids[: index + 1]
         return ids
+
+
+@contextmanager
+def _without_own_settings(model: Any) -> Iterator[None]:
+    """Hides what a checkpoint says of sampling, such as top_p: `generate` takes it where its settings say nothing."""
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 def end_ids(tokenizer: Any, of_generation: int | list[int] | None) -> list[int]:

@@ -234,6 +234,8 @@ def tokenizer_of(model_args: ModelConfig) -> Any:
 def load_tokenizer(path: str, **kwargs: Any) -> Any:
     """Returns the tokenizer of a Hub id or a local path, padding on the left.
 
+    Where there is no padding token, the end token is it, as for TRL.
+
     A local folder whose tokenizer says that it is a plain fast tokenizer is read as one. `AutoTokenizer` would not
     beside every model: for some architectures, Qwen2 among them, it replaces the saved class by the architecture's own.
     """
@@ -241,8 +243,14 @@ def load_tokenizer(path: str, **kwargs: Any) -> Any:
     if config.is_file():
         saved = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class")
         if saved in ("PreTrainedTokenizerFast", "TokenizersBackend"):
-            return PreTrainedTokenizerFast.from_pretrained(path, padding_side="left")
-    return AutoTokenizer.from_pretrained(path, padding_side="left", **kwargs)
+            return _padding(PreTrainedTokenizerFast.from_pretrained(path, padding_side="left"))
+    return _padding(AutoTokenizer.from_pretrained(path, padding_side="left", **kwargs))
+
+
+def _padding(tokenizer: Any) -> Any:
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def corpus(suite: TaskSuite, template: str) -> list[str]:

@@ -139,6 +139,7 @@ class RunningEpisode:
     def to_episode(self) -> Episode:
         """Returns the episode, which has ended."""
         assert self.stop is not None
+        score = self.info.get("score")
         return Episode(
             task_id=self.task_id,
             task=str(self.info.get("task", "")),
@@ -149,6 +150,6 @@ class RunningEpisode:
             final_observation=self.observation,
             error=self.error,
             seed=self.seed,
-            score=self.info.get("score"),
+            score=None if score is None else float(score),  # an environment may have one of NumPy's
             final_info=self.info,
         )

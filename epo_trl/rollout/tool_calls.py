@@ -19,13 +19,16 @@ ACTION_FORMATS = ("tags", "tool_calls")
 _REASONING = ("reasoning_content", "thinking")  # what response templates call it
 
 
-def action_format(name: str, tokenizer: Any, tools: Sequence[Callable[..., Any]]) -> ActionFormat:
+def action_format(
+    name: str, tokenizer: Any, tools: Sequence[Callable[..., Any]], *, verbatim: bool = False
+) -> ActionFormat:
     """Returns how a response names its action.
 
     Args:
         name: `"tags"`, between `<action>` and `</action>`; or `"tool_calls"`, in the model family's own format.
         tokenizer: Of the policy. TRL may set its `response_template`.
         tools: Of the suite.
+        verbatim: Of the suite; tool calls are.
 
     Raises:
         ValueError: If the name is unknown, or there are no tools to call.
@@ -34,7 +37,7 @@ def action_format(name: str, tokenizer: Any, tools: Sequence[Callable[..., Any]]
     if name not in ACTION_FORMATS:
         raise ValueError(f"action_format: got {name!r}, takes one of {ACTION_FORMATS}")
     if name == "tags":
-        return TaggedActions(verbatim=bool(tools))
+        return TaggedActions(verbatim=verbatim or bool(tools))
     if not tools:
         raise ValueError(
             f"action_format: got {name!r} with an environment that has no tools, takes 'tags' (docs/other_worlds.md)"

@@ -232,8 +232,11 @@ def _use(facts: CardFacts, adapter: bool) -> str:
     module, _, maker = (suite.made_by or f"{type(suite).__module__}:{type(suite).__qualname__}").partition(":")
     settings = ", ".join(f"{name}={value!r}" for name, value in _chosen(suite).items())
     made = f"{maker}({settings}).make_suite()" if suite.made_by else f"{maker}()  # with the arguments of your training"
-    imported = "from epo_trl.rollout.tool_calls import action_format\n" if suite.tools else ""
-    actions = f"\n    actions=action_format({rules.action_format!r}, tokenizer, suite.tools)," if suite.tools else ""
+    imported = actions = ""
+    if suite.tools or suite.verbatim:
+        imported = "from epo_trl.rollout.tool_calls import action_format\n"
+        given = f"{rules.action_format!r}, tokenizer, suite.tools, verbatim=suite.verbatim"
+        actions = f"\n    actions=action_format({given}),"
     examples = ""
     if rules.few_shot:
         imported += "from epo_trl.rollout.few_shot import FewShotArguments\n"

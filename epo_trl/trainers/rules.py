@@ -51,7 +51,7 @@ def rules_of(args: EPOConfig, suite: TaskSuite, tokenizer: Any) -> Rules:
     protocol = get_protocol(args.protocol) if args.protocol else _protocol_of(args, suite.name)
     shots = args.few_shot_of(suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)
-    actions = action_format(args.action_format, tokenizer, suite.tools)
+    actions = action_format(args.action_format, tokenizer, suite.tools, verbatim=suite.verbatim)
     context = ContextBuilder(
         tokenizer,
         PromptTemplate.load(args.prompt_template),

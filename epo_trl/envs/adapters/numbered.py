@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from epo_trl.envs.adapters import reaches
 from epo_trl.envs.base import EnvError, Expert, Info, TaskSuite, TextEnv
 from epo_trl.envs.named import named_object
 
@@ -62,6 +63,7 @@ class NumberedSuite(TaskSuite):
     """
 
     splits = SPLITS
+    verbatim = True
 
     def __init__(self, given: NumberedArguments, name: str) -> None:
         given.check()
@@ -129,7 +131,7 @@ class NumberedEnv(TextEnv):
     def _info(self, said: Mapping[str, Any], *, accepted: bool, over: bool, refusal: str = "") -> Info:
         given = self.given
         listed = [text for action in said.get(given.actions_key) or () if (text := str(action).strip())]
-        reached = given.won_score is not None and self._score >= given.won_score
+        reached = reaches(self._score, given.won_score)
         return {
             "admissible_actions": tuple(dict.fromkeys(listed)) if self._lists else None,
             "accepted": accepted,

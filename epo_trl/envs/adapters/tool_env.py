@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from epo_trl.envs.adapters import FINAL_ANSWER
+from epo_trl.envs.adapters import FINAL_ANSWER, reaches
 from epo_trl.envs.adapters.loop import submit
 from epo_trl.envs.adapters.tool import Refusal, Tool, read_call
 from epo_trl.envs.base import EnvError, Info, TextEnv
@@ -74,7 +74,7 @@ class ToolEnv(TextEnv):
             observation, refusal = f"Error: {error}", str(error)
         score = self.suite.score(self.world, self._row, self._messages)
         reward, self._paid = score - self._paid, score
-        reached = self.suite.won_score is not None and score >= self.suite.won_score
+        reached = reaches(score, self.suite.won_score)
         done = getattr(self.world, "done", None)
         over = self._answered or (reached if done is None or callable(done) else bool(done))
         info = self._info(won=over and reached, refusal=refusal)

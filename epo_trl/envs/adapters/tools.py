@@ -87,6 +87,10 @@ class ToolSuite(TaskSuite):
         self.check_split(split)
         return [f"{split}/{number}" for number in range(len(self.rows[split]))]
 
+    def content(self, split: str) -> Any:
+        """Returns the rows of a list."""
+        return self.rows[split]
+
     def row(self, task_id: Any) -> Mapping[str, Any]:
         """Returns the row of a task."""
         split, _, number = str(task_id).partition("/")
@@ -178,7 +182,9 @@ def _rows(name: str, value: str) -> Rows | None:
         return None
     if value.endswith(".jsonl"):
         try:
-            found: Any = [json.loads(line) for line in Path(value).read_text(encoding="utf-8").splitlines() if line]
+            # not splitlines: it cuts at U+2028 and others, which may stand in a text
+            lines = Path(value).read_text(encoding="utf-8").split("\n")
+            found: Any = [json.loads(line) for line in lines if line.strip()]
         except (OSError, ValueError) as error:
             raise EnvError(f"{name}: got {value!r}, which cannot be read: {error}") from error
     else:

@@ -115,7 +115,8 @@ def find_games(folder: Path, task_types: tuple[str, ...]) -> Found:
     """
     games: list[Path] = []
     left_out: dict[str, list[Path]] = {}
-    files = [*folder.resolve().rglob(DESCRIPTION_FILE), *folder.resolve().rglob(GAME_FILE)]
+    folder = folder.absolute()  # not resolved: it may be a link to another disk, and ids go by where it stands
+    files = [*folder.rglob(DESCRIPTION_FILE), *folder.rglob(GAME_FILE)]
     for trial in sorted({path.parent for path in files}):
         if trial.name.startswith("."):  # what a killed `write_games` left behind
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsFloat
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.envs.checker.error import failure, require
@@ -110,6 +110,12 @@ def _check_info(info: object, where: str, *, over: bool) -> None:
         )
     for key in ("task", "task_type"):
         require(bool(info[key]), f"{where}: info[{key!r}] is empty", "prompts and reports show it: fill it")
+    score = info.get("score")
+    require(
+        score is None or (isinstance(score, SupportsFloat) and not isinstance(score, str)),
+        f"{where}: info['score'] is {score!r}",
+        "make it a number, or leave it out",
+    )
     _check_actions(info, where, over=over)
 
 
