@@ -67,7 +67,8 @@ class Trap(TextEnv):
         hatch: Probability that the hatch wins.
         move_limit: The game truncates the episode after so many steps.
         number: Of the environment in its suite. The luck of the hatch is a stream of its own for each, so that the
-            episodes of a group, which start from the identical state, have luck of their own.
+            episodes of a group, which start from the identical state, have luck of their own. Worker processes
+            (`env_workers`) and ranks count anew, and share the luck of each number.
     """
 
     def __init__(self, rooms: int, doors: int, hatch: float, move_limit: int, number: int = 0) -> None:
