@@ -35,6 +35,7 @@ from epo_trl.launch import parse_recipe, run_recipe
 from epo_trl.launch.evaluation import evaluate
 from epo_trl.launch.evaluation_arguments import EvaluationArguments
 from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig, ImitationTrainer, demonstrations
+from epo_trl.long_runs.aborts import TooManyAborted, first_errors
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.preemption import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
@@ -43,9 +44,13 @@ from epo_trl.models import load_policy, policy_for_training
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.tiny import tiny_size
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
+from epo_trl.rollout.chat_frame import template_settings
 from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.rollout.tool_calls import action_format
 from epo_trl.trainers.model_card import REPORTS, CardFacts
+from epo_trl.types import Episode
+
+MAX_ABORTED_SHARE = 0.5  # of a process's episodes, as in RL
 
 
 @dataclass
@@ -87,10 +92,10 @@ class EvolutionTrainer(ImitationTrainer):
         return replace(facts, method=method, rows={**facts.rows, "own successes": f"{self.own_turns} turns"})
 
 
-def successes(
+def episodes_of(
     suite: TaskSuite, path: str, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int
-) -> Iterator[list[list[list[int]]]]:
-    """Yields, for each episode of this process, the `[prompt_ids, response_ids]` of its turns; `[]` if it is lost."""
+) -> Iterator[Episode]:
+    """Yields this process's episodes of a round."""
     state = PartialState()
     model, tokenizer = load_policy(ModelConfig(path, dtype="auto"), suite, shown.prompt_template, device=state.device)
     policy = SamplingPolicy(
@@ -102,6 +107,7 @@ def successes(
         history_length=shown.history_length,
         max_prompt_tokens=shown.max_prompt_length,
         end_ids=policy.eos_ids,
+        chat_template_kwargs=template_settings(shown.chat_template_kwargs),
         examples=shown.few_shot_of(suite).examples,
         actions=action_format("tags", tokenizer, suite.tools, verbatim=suite.verbatim),
     )
@@ -112,19 +118,24 @@ def successes(
     chunks = chunks_of(tasks, evolution.parallel)
     sources = [policy.seeded(seed * 1_000_003 + state.process_index * 1009 + i) for i in range(len(chunks))]
     for episodes, _ in play_chunks(suite, chunks, lambda i: sources[i], context, settings, seed=seed):
-        for episode in episodes:
-            yield [[list(t.prompt_ids), list(t.response_ids)] for t in episode.turns] if episode.won else []
+        yield from episodes
 
 
 def explored(
     folder: str, suite: TaskSuite, path: str, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int
 ) -> Dataset:
-    """Returns one row per turn of the episodes that a policy won; they are kept in the folder. Collective."""
+    """Returns one row per turn of the episodes that a policy won; they are kept in the folder. Collective.
+
+    Raises:
+        TooManyAborted: If environments have failed in most episodes. Nothing is kept then.
+        ValueError: If the folder holds episodes that were played with other settings.
+    """
     state = PartialState()
     settings = {
         "policy": what_model(path),
         "seed": seed,
         "processes": state.num_processes,
+        "environment": {name: str(value) for name, value in suite.settings.items()},
         **vars(evolution),
         **vars(shown),
     }
@@ -137,11 +148,16 @@ def explored(
             raise ValueError(f"{', '.join(other)}: {own} was played with other settings; take another output_dir")
     else:
         os.makedirs(folder, exist_ok=True)
-        episodes = successes(suite, path, shown, evolution, seed)
+        episodes = episodes_of(suite, path, shown, evolution, seed)
         total = len(range(state.process_index, evolution.samples, state.num_processes))
         played = list(tqdm(episodes, total=total, desc=os.path.basename(folder), unit="episode",
                            disable=not state.is_main_process))  # fmt: skip
-        write_state(own, {"settings": settings, "played": len(played), "won": [turns for turns in played if turns]})
+        aborted = [episode for episode in played if not episode.is_usable]
+        if len(aborted) > MAX_ABORTED_SHARE * total:
+            errors = "; ".join(first_errors(aborted, state.process_index))
+            raise TooManyAborted(f"{len(aborted)} of {total} episodes were aborted, and none is kept: {errors}")
+        won = [[[list(t.prompt_ids), list(t.response_ids)] for t in each.turns] for each in played if each.won]
+        write_state(own, {"settings": settings, "played": total, "won": won})
     state.wait_for_everyone()
     files = [os.path.join(folder, f"successes_{rank}.json") for rank in range(state.num_processes)]
     read = [read_state(file, "played", "won") for file in files]
@@ -169,10 +185,12 @@ def tested(
         return
     asked = EvaluationArguments(
         protocol=evolution.protocol,
+        splits=[split for split in suite.splits if split != "train"],
         prompt_template=shown.prompt_template,
         max_prompt_length=shown.max_prompt_length,
         max_completion_length=evolution.max_completion_length,
         require_think=evolution.require_think,
+        chat_template_kwargs=shown.chat_template_kwargs,
         parallel=evolution.parallel,
         seed=args.seed,
         **{field.name: getattr(shown, field.name) for field in fields(FewShotArguments)},
@@ -191,6 +209,12 @@ def main() -> None:
     if model_args.model_name_or_path is None or tiny_size(model_args.model_name_or_path):
         raise ValueError("model_name_or_path: got a policy that has learned nothing, takes one after recipes/sft.py")
     policy_path: Any = model_args.model_name_or_path
+    longest = shown.max_prompt_length + evolution.max_completion_length
+    if args.max_length is not None and longest > args.max_length:
+        raise ValueError(
+            f"max_length: got {args.max_length}, takes {longest} or more, which max_prompt_length and "
+            "max_completion_length make together: the ends of answers would be cut off"
+        )
     with run_lock(args):
         expert = None
         tested(args, 0, suite, policy_path, shown, evolution)

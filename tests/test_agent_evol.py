@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from epo_trl.long_runs.checkpoint_files import what_model
+from epo_trl.types import Episode, StopReason
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "recipes" / "my_env" / "sft_tiny_cpu.yaml"
@@ -75,3 +76,20 @@ def test_it_does_not_begin_with_a_policy_that_has_learned_nothing(tmp_path, reci
     done = recipe("agent_evol.py", "--output_dir", str(tmp_path))
     assert done.returncode == 1
     assert "model_name_or_path: got a policy that has learned nothing, takes one after recipes/sft.py" in done.stderr
+
+
+@pytest.mark.slow
+def test_what_would_go_wrong_after_hours_of_play_is_said_first(tmp_path, recipe, monkeypatch):
+    warm = tmp_path / "warm"
+    assert recipe("sft.py", "--output_dir", str(warm), "--max_steps", "1").returncode == 0
+    options = ["--model_name_or_path", str(warm), "--output_dir", str(tmp_path / "evolved"), "--samples", "4"]
+    cut = recipe("agent_evol.py", *options, "--max_completion_length", "500")
+    assert cut.returncode == 1 and "max_length: got 160, takes 628 or more" in cut.stderr
+    monkeypatch.setattr("epo_trl.rollout.running_episode.RunningEpisode.to_episode", aborted_episode)
+    down = recipe("agent_evol.py", *options, "--max_completion_length", "20")
+    assert down.returncode == 1 and "4 of 4 episodes were aborted, and none is kept: " in down.stderr
+    assert "the server is down" in down.stderr and not list((tmp_path / "evolved").rglob("successes_*"))
+
+
+def aborted_episode(self):
+    return Episode(self.task_id, "t", "t", (), StopReason.ABORTED, error="the server is down")

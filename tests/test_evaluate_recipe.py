@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from rollout_parts import answer, byte_tokenizer, ids_of
+from rollout_parts import QWEN, answer, byte_tokenizer, ids_of
 from trl import ModelConfig
 
 from epo_trl.envs import EnvError
@@ -22,8 +22,10 @@ from epo_trl.envs.registry import suite_of
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.launch import evaluation
+from epo_trl.launch.imitation import DemonstrationArguments
 from epo_trl.long_runs.aborts import TooManyAborted
 from epo_trl.models.vllm_policy import load_vllm_policy
+from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.templates import TEMPLATES, TemplateError
 from epo_trl.watch.sample import WatchError
 from epo_trl.watch.source import find_samples
@@ -347,6 +349,30 @@ def test_a_template_that_has_changed_in_its_folder_is_another_one(tmp_path):
     first.write_text(first.read_text() + " Think.")
     after = evaluation.settings_of(*given)
     assert {key for key in before if before[key] != after[key]} == {"template"}
+
+
+@pytest.mark.parametrize("given", [{"enable_thinking": False}, '{"enable_thinking": false}'])
+def test_settings_of_the_chat_template_are_those_of_training(given):
+    """A template with an empty thought if none is wanted, as Qwen3's."""
+    template = QWEN + "{% if enable_thinking is defined and not enable_thinking %}<think> </think> {% endif %}"
+    tokenizer, suite, shown = byte_tokenizer(template), ToySuite(), {}
+    view = TurnView("a room", {"task": "t", "admissible_actions": ("look",)}, history=())
+    for name, kwargs in (("with", given), ("without", None)):
+        args = evaluation.EvaluationArguments(
+            protocol="alfworld50", prompt_template="general", chat_template_kwargs=kwargs
+        )
+        rules = evaluation.protocol_of(args, suite)
+        context = evaluation.context_of(args, suite, rules, tokenizer, None, args.few_shot_of(suite))
+        (prompt,) = context.build([view])
+        shown[name] = tokenizer.decode(prompt.ids)
+    assert shown["with"] == shown["without"] + "<think> </think> "
+
+
+def test_settings_of_the_chat_template_that_are_no_mapping_are_refused():
+    for kind in (evaluation.EvaluationArguments, DemonstrationArguments):
+        for wrong in ("thinking", "[1]"):
+            with pytest.raises(ValueError, match="chat_template_kwargs: got .*, takes 'name: value' pairs"):
+                kind(chat_template_kwargs=wrong)
 
 
 @pytest.mark.parametrize(

@@ -120,3 +120,10 @@ def test_any_text_has_an_action_and_a_valid_one_is_admissible(text, admissible, 
 def test_every_admissible_action_can_be_given_with_any_thought(action, thought):
     parsed = parse_response(f"<think>{thought}</think><action>{action}</action>", ADMISSIBLE)
     assert (parsed.action, parsed.thought, parsed.error) == (action, " ".join(thought.split()), "")
+
+
+def test_an_exact_spelling_goes_before_one_that_differs_in_case():
+    """In a roguelike `n` and `N` are two actions."""
+    for said, meant in (("n", "n"), ("N", "N"), ("w", "W")):
+        parsed = parse_response(f"<think> t </think><action>{said}</action>", ("n", "N", "W"))
+        assert (parsed.action, parsed.is_valid) == (meant, True)

@@ -1,5 +1,7 @@
 """The tiny model and its tokenizer: round trips by eye, save and load, one family like the other."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import (
@@ -11,6 +13,7 @@ from transformers import (
 )
 from trl import ModelConfig
 
+from epo_trl.envs import EnvError
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import FAMILIES, build_model, build_tokenizer
 from epo_trl.models.load import corpus, load_policy
@@ -261,3 +264,32 @@ def test_a_size_that_no_model_has_is_an_error(name):
         ValueError, match=f"model_name_or_path: got '{name}', takes 'tiny', or a width, a multiple of 8"
     ):
         load_policy(ModelConfig(name), ToySuite(), "general_compact")
+
+
+def test_the_corpus_takes_a_game_that_any_answer_ends():
+    class Quiz(ToySuite):
+        """Lists nothing, and `?` is as good an answer as any."""
+
+        def make_env(self):
+            env = super().make_env()
+            reset, step, over = env.reset, env.step, []
+
+            def begun(**kwargs):
+                over.clear()
+                observation, info = reset(**kwargs)
+                return observation, {**info, "admissible_actions": None, "accepted": True}
+
+            def answered(action):
+                if over:
+                    raise EnvError("the episode is over; call reset")
+                over.append(action)
+                observation, reward, _, truncated, info = step(action)
+                return observation, reward, True, truncated, {**info, "admissible_actions": None, "accepted": True}
+
+            env.reset, env.step = begun, answered
+            return env
+
+        def make_expert(self, seed=0):
+            return SimpleNamespace(reset=lambda *_: None, act=lambda *_: ("I guess", "open the blue box"))
+
+    assert "open the blue box" in corpus(Quiz(), "general_compact")

@@ -164,3 +164,17 @@ def test_an_environment_of_trl_trains_in_our_rollout(context, form, tmp_path):
     assert third.total_reward == pytest.approx(0.2 - 0.25)
     assert [line["env/invalid_actions"] > 0 for line in trainer.state.log_history if "reward" in line] == [True, True]
     assert has_changed(model, before)
+
+
+def test_an_action_is_passed_on_as_in_our_own_rollout():
+    suite = ToySuite()
+    world = as_environment_factory(suite)()
+    world.reset("train/0")
+    sent = []
+    world._env.step = lambda action: sent.append(action) or ("", 0.0, False, False, world.info)
+    program = "for i in x:\n    print(i)"
+    for suite.verbatim, expected in ((False, "for i in x: print(i)"), (True, program)):
+        other = as_environment_factory(suite)()
+        other._env, other.info = world._env, world.info
+        other.act(f" {program} ")
+        assert sent.pop() == expected

@@ -9,6 +9,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.evaluation import Protocol, get_protocol, protocol_names
 from epo_trl.evaluation.play import protocol_context
 from epo_trl.rollout import ContextBuilder
+from epo_trl.rollout.chat_frame import template_settings
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
 from epo_trl.rollout.tool_calls import action_format
 
@@ -36,6 +37,10 @@ class EvaluationArguments(FewShotArguments):
     prompt_template: str = field(default="alfworld", metadata={"help": "As in training."})
     max_prompt_length: int = field(default=2048, metadata={"help": "Longest prompt of a turn, in tokens."})
     max_completion_length: int = field(default=512, metadata={"help": "Longest response of a turn, in tokens."})
+    chat_template_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "As in training: settings of the chat template, such as '{\"enable_thinking\": false}'."},
+    )
     action_format: str = field(default="tags", metadata={"help": "As in training."})
     require_think: bool = field(default=True, metadata={"help": "As in training."})
     parallel: int = field(default=64, metadata={"help": "Episodes played side by side."})
@@ -62,6 +67,7 @@ class EvaluationArguments(FewShotArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.chat_template_kwargs = template_settings(self.chat_template_kwargs)
         if self.backend not in BACKENDS:
             raise ValueError(f"backend: got {self.backend!r}, takes one of {', '.join(map(repr, BACKENDS))}")
         if self.parallel < 1:
@@ -123,6 +129,7 @@ def context_of(
         max_prompt_tokens=args.max_prompt_length,
         max_response_tokens=args.max_completion_length,
         max_context_tokens=longest,
+        chat_template_kwargs=template_settings(args.chat_template_kwargs),
         examples=shots.examples,
         actions=action_format(args.action_format, tokenizer, suite.tools, verbatim=suite.verbatim),
     )

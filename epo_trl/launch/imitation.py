@@ -22,6 +22,7 @@ from epo_trl.long_runs.preemption import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.models import policy_for_training
 from epo_trl.rollout import ContextBuilder, PromptTemplate
+from epo_trl.rollout.chat_frame import template_settings
 from epo_trl.rollout.demonstrations import expert_episodes
 from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules, few_shot_of
@@ -40,6 +41,10 @@ class DemonstrationArguments(FewShotArguments):
         metadata={"help": "Task types that the expert plays; all if not given. The vocabulary covers the others too."},
     )
     prompt_template: str = field(default="alfworld", metadata={"help": "As in the RL recipe."})
+    chat_template_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "As in the RL recipe: of the chat template, such as '{\"enable_thinking\": false}'."},
+    )
     history_length: int = field(default=2, metadata={"help": "As in the RL recipe."})
     max_prompt_length: int = field(default=2048, metadata={"help": "As in the RL recipe, in tokens."})
     mistake_rate: float = field(
@@ -55,6 +60,10 @@ class DemonstrationArguments(FewShotArguments):
         default=0.0, metadata={"help": "Weight of the prompt's own loss; helps a model from scratch, 0 otherwise."}
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.chat_template_kwargs = template_settings(self.chat_template_kwargs)
+
 
 def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArguments, seed: int) -> Dataset:
     """Returns one row per turn of the episodes that the expert won, or ended if `keep_lost` is set."""
@@ -63,6 +72,7 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
         PromptTemplate.load(args.prompt_template),
         history_length=args.history_length,
         max_prompt_tokens=args.max_prompt_length,
+        chat_template_kwargs=template_settings(args.chat_template_kwargs),
         examples=args.few_shot_of(suite).examples,
     )
     if args.episodes < 1:
@@ -175,6 +185,7 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
                 require_think=shown.thoughts,
                 temperature=1.0,
                 few_shot=few_shot_of(shown),
+                chat_template_kwargs=template_settings(shown.chat_template_kwargs),
             ),
         )
 

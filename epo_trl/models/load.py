@@ -267,7 +267,9 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
         observation, info = env.reset(seed=seed, options={"task_id": task_id})
         expert = _expert(suite, seed)
         expert.reset(observation, info)
-        texts.add(env.step(NO_ACTION)[0])  # changes nothing; the answer is what a policy sees after a mistake
+        texts.add(env.step(NO_ACTION)[0])  # what a policy sees after a mistake
+        observation, info = env.reset(seed=seed, options={"task_id": task_id})  # where nothing is listed, `?` is a move
+        expert.reset(observation, info)
         for _ in range(CORPUS_TURNS):
             texts |= {observation, info["task"], *(info["admissible_actions"] or ())}
             for name in shown & info.keys():

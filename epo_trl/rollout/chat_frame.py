@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError as JinjaError
 
 _PROBE = ("userstart", "answerhere", "usernext", "answernext", "userlast")  # the messages that show the frame
+
+
+def template_settings(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """Returns `chat_template_kwargs` as a mapping; on a command line they are JSON.
+
+    Raises:
+        ValueError: If they are something else.
+    """
+    try:
+        found = json.loads(given) if isinstance(given, str) else given or {}
+    except ValueError:
+        found = None
+    if not isinstance(found, Mapping):
+        raise ValueError(f"chat_template_kwargs: got {given!r}, takes 'name: value' pairs, as JSON on a command line")
+    return dict(found)
 
 
 class ChatTemplateError(ValueError):

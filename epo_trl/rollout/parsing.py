@@ -109,12 +109,23 @@ def parse_response(
     if admissible is None:
         spelling = (actions[0].content.strip() if verbatim else action[-MAX_PASSED_CHARS:]) or None
     else:
-        spelling = {_squeeze(a).lower(): a for a in admissible}.get(action.lower())
+        spelling = admissible_spelling(action, admissible)
     if require_think and not (thoughts and thoughts[0].end <= actions[0].start):
         return ParsedResponse(spelling or action[-MAX_PASSED_CHARS:], thought, "no <think> block before the action")
     if spelling is None:
         return ParsedResponse(action[-MAX_PASSED_CHARS:], thought, "not an admissible action")
     return ParsedResponse(spelling, thought)
+
+
+def admissible_spelling(action: str, admissible: Iterable[str]) -> str | None:
+    """Returns the admissible action that is meant: the one that is spelled so, else one that differs in case.
+
+    Args:
+        action: With its white space squeezed.
+        admissible: The actions that the environment accepts now.
+    """
+    squeezed = {_squeeze(known): known for known in admissible}
+    return squeezed.get(action) or {known.lower(): squeezed[known] for known in squeezed}.get(action.lower())
 
 
 class _Block(NamedTuple):

@@ -60,6 +60,7 @@ class PlayRules:
     require_think: bool = True
     action_format: str = "tags"
     few_shot: Mapping[str, Any] = field(default_factory=dict)  # the fields of `FewShotArguments` that are set
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def card_facts(args: EPOConfig, methods: Methods, rules: Rules, suite: TaskSuite, group_size: int) -> CardFacts:
@@ -81,6 +82,7 @@ def card_facts(args: EPOConfig, methods: Methods, rules: Rules, suite: TaskSuite
             require_think=args.require_think,
             action_format=args.action_format,
             few_shot=few_shot_of(args),
+            chat_template_kwargs=args.chat_template_kwargs or {},
         ),
     )
 
@@ -242,6 +244,7 @@ def _use(facts: CardFacts, adapter: bool) -> str:
         imported += "from epo_trl.rollout.few_shot import FewShotArguments\n"
         shots = ", ".join(f"{name}={value!r}" for name, value in rules.few_shot.items())
         examples = f"\n    examples=FewShotArguments({shots}).few_shot_of(suite).examples,"
+    template = f"\n    chat_template_kwargs={dict(rules.chat_template_kwargs)!r}," if rules.chat_template_kwargs else ""
     action = "a tool call" if rules.action_format == "tool_calls" else "an action, as in `<action>look</action>`"
     base = ", and with the base model where the adapter names it" if adapter else ""
     return f"""A prompt is one user message from the template `{_name_of(rules.template)}`; the answer ends with
@@ -264,7 +267,7 @@ context = ContextBuilder(
     mode={rules.context!r},
     history_length={rules.history_length},
     max_prompt_tokens={rules.max_prompt_length},
-    max_response_tokens={rules.max_completion_length},{examples}{actions}
+    max_response_tokens={rules.max_completion_length},{template}{examples}{actions}
 )
 length, temperature = {rules.max_completion_length}, {rules.temperature:g}
 policy = SamplingPolicy(model, tokenizer, max_new_tokens=length, temperature=temperature)

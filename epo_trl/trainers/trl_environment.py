@@ -21,6 +21,7 @@ from datasets import Dataset
 
 from epo_trl.envs.base import Info, TaskSuite
 from epo_trl.rollout import RolloutSettings
+from epo_trl.rollout.parsing import admissible_spelling
 
 PROMPT = "You act in a world described in text. Call the tool `act` with one action at a time.\n"
 OVER = "The episode is over."
@@ -68,6 +69,7 @@ class SuiteEnvironment:
 
     def __init__(self, suite: TaskSuite, settings: RolloutSettings, describe: Describe) -> None:
         self._env, self._settings, self._describe = suite.make_env(), settings, describe
+        self._verbatim = suite.verbatim or bool(suite.tools)
         weakref.finalize(self, self._env.close)
         self._clear({})
 
@@ -99,8 +101,8 @@ class SuiteEnvironment:
         """
         if self.done or not self.info:
             raise ValueError(OVER)
-        listed, said = self.info["admissible_actions"], " ".join(action.split())
-        said = {known.lower(): known for known in listed or ()}.get(said.lower(), said)
+        listed, squeezed = self.info["admissible_actions"], " ".join(action.split())
+        said = admissible_spelling(squeezed, listed or ()) or (action.strip() if self._verbatim else squeezed)
         observation, env_reward, terminated, truncated, info = self._env.step(said)
         is_valid = bool(said) and bool(info.get("accepted", True)) if listed is None else said in listed
         self.won = self._settings.is_won(terminated, truncated, info)
