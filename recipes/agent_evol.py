@@ -22,7 +22,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 from accelerate import PartialState
 from datasets import Dataset, concatenate_datasets
@@ -93,11 +92,11 @@ class EvolutionTrainer(ImitationTrainer):
 
 
 def episodes_of(
-    suite: TaskSuite, path: str, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int
+    suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int
 ) -> Iterator[Episode]:
     """Yields this process's episodes of a round."""
     state = PartialState()
-    model, tokenizer = load_policy(ModelConfig(path, dtype="auto"), suite, shown.prompt_template, device=state.device)
+    model, tokenizer = load_policy(player, suite, shown.prompt_template, device=state.device)
     policy = SamplingPolicy(
         model, tokenizer, max_new_tokens=evolution.max_completion_length, temperature=evolution.sampling_temperature
     )
@@ -122,8 +121,9 @@ def episodes_of(
 
 
 def explored(
-    folder: str, suite: TaskSuite, path: str, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int
-) -> Dataset:
+    folder: str, suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments, evolution: EvolutionArguments,
+    seed: int,
+) -> Dataset:  # fmt: skip
     """Returns one row per turn of the episodes that a policy won; they are kept in the folder. Collective.
 
     Raises:
@@ -132,7 +132,8 @@ def explored(
     """
     state = PartialState()
     settings = {
-        "policy": what_model(path),
+        "policy": what_model(str(player.model_name_or_path)),
+        "revision": player.model_revision,
         "seed": seed,
         "processes": state.num_processes,
         "environment": {name: str(value) for name, value in suite.settings.items()},
@@ -143,12 +144,12 @@ def explored(
     own = os.path.join(folder, f"successes_{state.process_index}.json")
     if os.path.exists(own):
         found = read_state(own, "settings")["settings"]
-        other = sorted(name for name in settings if found.get(name) != settings[name])
+        other = sorted(name for name, value in settings.items() if found.get(name, value) != value)
         if other:
             raise ValueError(f"{', '.join(other)}: {own} was played with other settings; take another output_dir")
     else:
         os.makedirs(folder, exist_ok=True)
-        episodes = episodes_of(suite, path, shown, evolution, seed)
+        episodes = episodes_of(suite, player, shown, evolution, seed)
         total = len(range(state.process_index, evolution.samples, state.num_processes))
         played = list(tqdm(episodes, total=total, desc=os.path.basename(folder), unit="episode",
                            disable=not state.is_main_process))  # fmt: skip
@@ -165,7 +166,9 @@ def explored(
     if state.is_main_process:
         print(f"{os.path.basename(folder)}: {len(won)} of {count} episodes won", flush=True)
     if not won:
-        warnings.warn(f"{path} has won no episode, so this round learns from the expert alone", stacklevel=2)
+        warnings.warn(
+            f"{player.model_name_or_path} has won no episode, so this round learns from the expert alone", stacklevel=2
+        )
     rows = [turn for turns in won for turn in turns]
     return Dataset.from_dict(
         {
@@ -176,12 +179,23 @@ def explored(
 
 
 def tested(
-    args: ImitationConfig, number: int, suite: TaskSuite, path: str, shown: DemonstrationArguments,
+    args: ImitationConfig, number: int, suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments,
     evolution: EvolutionArguments,
 ) -> None:  # fmt: skip
-    """Plays the test lists after so many rounds, unless that was done; the reports lie where an RL run has its own."""
+    """Plays the test lists after so many rounds, unless that was done; the reports lie where an RL run has its own.
+
+    Raises:
+        ValueError: If it was done with another policy or protocol.
+    """
     file = Path(args.output_dir) / REPORTS / f"step_{number:06d}.json"
-    if not evolution.protocol or file.exists():
+    now = {"protocol": evolution.protocol, "policy": what_model(str(player.model_name_or_path))}
+    if not evolution.protocol:
+        return
+    if file.exists():
+        found = read_state(file, "step")
+        for name, value in now.items():
+            if found.get(name, value) != value:
+                raise ValueError(f"{name}: got {value}, but {file} has {found[name]}; take another output_dir")
         return
     asked = EvaluationArguments(
         protocol=evolution.protocol,
@@ -195,10 +209,10 @@ def tested(
         seed=args.seed,
         **{field.name: getattr(shown, field.name) for field in fields(FewShotArguments)},
     )
-    reports = evaluate(suite, asked, ModelConfig(path, dtype="auto"))
+    reports = evaluate(suite, asked, player)
     if PartialState().is_main_process:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_state(file, {"step": number, "reports": [report.to_dict() for report in reports]})
+        write_state(file, {"step": number, **now, "reports": [report.to_dict() for report in reports]})
 
 
 def main() -> None:
@@ -208,7 +222,8 @@ def main() -> None:
     )
     if model_args.model_name_or_path is None or tiny_size(model_args.model_name_or_path):
         raise ValueError("model_name_or_path: got a policy that has learned nothing, takes one after recipes/sft.py")
-    policy_path: Any = model_args.model_name_or_path
+    # Its revision is that of the start; a folder has none.
+    player = replace(model_args, dtype="auto")
     longest = shown.max_prompt_length + evolution.max_completion_length
     if args.max_length is not None and longest > args.max_length:
         raise ValueError(
@@ -217,10 +232,10 @@ def main() -> None:
         )
     with run_lock(args):
         expert = None
-        tested(args, 0, suite, policy_path, shown, evolution)
+        tested(args, 0, suite, player, shown, evolution)
         for number in range(1, evolution.rounds + 1):
             folder = os.path.join(args.output_dir, f"round-{number}")
-            own = explored(folder, suite, policy_path, shown, evolution, args.seed + number)
+            own = explored(folder, suite, player, shown, evolution, args.seed + number)
             round_args = replace(args, output_dir=folder)
             policy = policy_for_training(model_args, round_args, suite, shown.prompt_template)
             if expert is None:
@@ -231,8 +246,8 @@ def main() -> None:
             trainer.train_to_end()
             if trainer.preempted:
                 raise SystemExit(EXIT_CODE)
-            policy_path = folder
-            tested(args, number, suite, policy_path, shown, evolution)
+            player = replace(player, model_name_or_path=folder)
+            tested(args, number, suite, player, shown, evolution)
 
 
 if __name__ == "__main__":

@@ -176,6 +176,28 @@ def test_the_weights_of_an_adapter_are_of_the_revision_that_was_asked_for(adapte
     assert asked == ["v2"]
 
 
+def test_an_adapter_notes_the_revision_of_its_base_and_goes_on_it_again(adapter, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(load.AutoConfig, "from_pretrained", lambda *_, **__: SimpleNamespace(model_type="llama"))
+        for revision, noted in (("v2", "v2"), ("main", None)):
+            new = load._peft_config(ModelConfig("an/id", model_revision=revision, use_peft=True), "an/id", False)
+            assert new.revision == noted
+    folder = tmp_path / "copy"
+    shutil.copytree(adapter.folder, folder)
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(settings | {"revision": "v2"}))
+    asked, load_base = [], AutoModelForCausalLM.from_pretrained
+
+    def base(name, **kwargs):
+        asked.append(kwargs.get("revision"))
+        return load_base(name, **kwargs)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", base)
+    load_policy(ModelConfig(str(folder)), ToySuite(), "compact")
+    load_policy(ModelConfig(adapter.path), ToySuite(), "compact")
+    assert asked == ["v2", "main"]
+
+
 def test_the_memory_of_an_adapter_is_that_of_its_base(adapter, capsys):
     assert main(["memory", "--model", adapter.path, "--gpus", "1"]) == 0
     shown = capsys.readouterr().out

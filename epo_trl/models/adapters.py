@@ -59,6 +59,11 @@ class Adapter:
             raise ValueError(f"model_name_or_path: got the adapter {name}, whose {path} is no JSON: {error}") from error
         return cls(name, _base_of(name, settings.get("base_model_name_or_path")), settings, revision)
 
+    @property
+    def base_revision(self) -> str:
+        """Which version of the base the adapter was trained on, as PEFT has noted it."""
+        return self.settings.get("revision") or "main"
+
     def on(self, model: Any, **kwargs: Any) -> Any:
         """Returns the model with the adapter on it, as PEFT's model.
 
@@ -82,7 +87,7 @@ class Adapter:
             ValueError: If the base or the adapter cannot be read.
         """
         with self._named(f"whose base {self.base} cannot be read"):
-            model = AutoModelForCausalLM.from_pretrained(self.base, **kwargs)
+            model = AutoModelForCausalLM.from_pretrained(self.base, revision=self.base_revision, **kwargs)
         return self.on(model).merge_and_unload(safe_merge=True)
 
     @contextmanager

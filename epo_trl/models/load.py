@@ -111,6 +111,7 @@ def load_policy(
         if quantization is None:
             model = adapter.merged(**kwargs)
         else:
+            kwargs["revision"] = adapter.base_revision
             model = adapter.on(AutoModelForCausalLM.from_pretrained(adapter.base, **kwargs))
     return (model if quantization is not None else model.to(device)).eval(), tokenizer
 
@@ -172,7 +173,7 @@ def _to_train_on(adapter: Adapter, quantization_config: Any, args: Any, **kwargs
         kwargs |= {"quantization_config": quantization_config}
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         kwargs |= {"device_map": None}
-    model = create_model_from_path(adapter.base, **kwargs)
+    model = create_model_from_path(adapter.base, revision=adapter.base_revision, **kwargs)
     plugin = args.deepspeed_plugin
     # As TRL does for a new adapter: ZeRO-3 gathers weights of one precision only.
     one_dtype = plugin is not None and plugin.zero_stage == 3 and quantization_config is None
@@ -193,6 +194,8 @@ def _check_same_lora(model_args: ModelConfig, adapter: Adapter) -> None:
 def _peft_config(model_args: ModelConfig, name: str, trust_remote_code: bool) -> Any:
     """Returns the settings of a new adapter, or `None`; on every linear layer where PEFT does not know the model."""
     config = get_peft_config(model_args)
+    if config is not None and model_args.model_revision not in (None, "main") and not Path(name).is_dir():
+        config.revision = model_args.model_revision  # TRL leaves it out, and the adapter is for these weights alone
     if config is not None and config.target_modules is None and config.target_parameters is None:
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
