@@ -150,6 +150,9 @@ def test_a_damaged_adapter_is_one_line(adapter, tmp_path, capsys, spoil, says):
     error = capsys.readouterr().err.splitlines()[-1]
     assert re.match(f"epo-trl: error: model_name_or_path: got the adapter {folder}, {says}", error)
     assert not (tmp_path / "out").exists()
+    if "base" in says:
+        with pytest.raises(ValueError, match=f"got the adapter {folder}, {says}"):
+            policy(str(folder), tmp_path / "run", use_peft=True)
 
 
 def cut(path):
@@ -271,7 +274,7 @@ def test_four_bits_reach_every_loader(adapter, tmp_path, monkeypatch):
 
     def record(path, **kwargs):
         asked.append(kwargs["quantization_config"])
-        raise NotImplementedError
+        raise LookupError
 
     monkeypatch.setattr(load, "quantization_of", lambda args: wish if args.load_in_4bit else None)
     monkeypatch.setattr(load, "create_model_from_path", record)
@@ -283,7 +286,7 @@ def test_four_bits_reach_every_loader(adapter, tmp_path, monkeypatch):
         lambda: load_policy(ModelConfig(adapter.path, **four), ToySuite(), "compact"),
         lambda: load_policy(ModelConfig(f"{adapter.path}/base", **four), ToySuite(), "compact"),
     ):
-        with pytest.raises(NotImplementedError):
+        with pytest.raises(LookupError):
             begin()
     assert asked == [wish] * 3
     with pytest.raises(ValueError, match="load_in_4bit, load_in_8bit: got True without use_peft"):

@@ -8,10 +8,11 @@ import shutil
 import signal
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 from rollout_parts import QWEN, answer, byte_tokenizer, ids_of
 from trl import ModelConfig
@@ -27,6 +28,7 @@ from epo_trl.long_runs.aborts import TooManyAborted
 from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.templates import TEMPLATES, TemplateError
+from epo_trl.types import Episode, StopReason
 from epo_trl.watch.sample import WatchError
 from epo_trl.watch.source import find_samples
 
@@ -333,6 +335,31 @@ def test_a_list_with_the_same_names_and_other_contents_is_another_evaluation(tmp
         settings.append(evaluation.settings_of(suite, args, ModelConfig("tiny"), rules, lists))
     assert {key for key in settings[0] if settings[0][key] != settings[1][key]} == {"contents"}
     assert settings[0] == settings[2]
+
+
+def test_contents_are_told_apart_and_are_the_same_in_every_process():
+    array = np.zeros(2000)
+    rows = [{"grid": {(0, 0): "wall"}, "seen": {"b", "a"}, "image": array, "thing": object(), "number": np.int64(3)}]
+    digest = evaluation._digest(rows)
+    assert digest == evaluation._digest([dict(reversed(rows[0].items())) | {"thing": object(), "image": array.copy()}])
+    array[1000] = 1
+    assert digest != evaluation._digest(rows)
+    for key, other in (("grid", {(0, 0): "door"}), ("seen", {"a"}), ("number", np.int64(4))):
+        assert evaluation._digest(rows) != evaluation._digest([rows[0] | {key: other}])
+
+
+def test_a_report_of_an_earlier_version_is_still_of_the_same_evaluation(play, tmp_path):
+    whole = play(tmp_path / "r.json")
+    found = json.loads((tmp_path / "r.json").read_text())
+    for key in ("contents", "template"):
+        del found["settings"][key]
+    (tmp_path / "r.json").write_text(json.dumps(found))
+    assert play(tmp_path / "r.json", on_call=lambda: pytest.fail("something was played")) == whole
+
+
+def test_a_prompt_that_does_not_fit_is_no_failure_of_an_environment():
+    full = Episode("iid/0", "t", "t", (), StopReason.CONTEXT_FULL)
+    assert not evaluation._aborted([full]) and evaluation._aborted([replace(full, stop=StopReason.ABORTED)])
 
 
 def tools_of(rows):

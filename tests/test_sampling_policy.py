@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from trainer_kit import make_model, toy_tokenizer
 from transformers import GenerationConfig
 
@@ -30,6 +31,18 @@ def test_what_a_checkpoint_says_of_sampling_changes_nothing(temperature):
     plain, other = policies(temperature)
     assert plain(PROMPTS) == other(PROMPTS)
     assert other.model.generation_config.top_p == OWN["top_p"]  # the model is as it was
+
+
+@pytest.mark.parametrize("task", ["CAUSAL_LM", None])
+def test_what_the_base_of_an_adapter_says_changes_nothing_either(task):
+    plain, other = policies(1.0)
+    expected = plain(PROMPTS)
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type=task)  # begins as if it were not there
+    other.model = get_peft_model(other.model, config).eval()
+    assert other(PROMPTS) == expected
+    base = other.model.get_base_model()
+    assert base.generation_config.top_p == OWN["top_p"] and base.generation_config.eos_token_id is not None
+    assert other.model.merge_and_unload().generation_config.top_p == OWN["top_p"]
 
 
 def test_every_token_can_be_sampled():

@@ -13,6 +13,7 @@ from typing import Any
 from epo_trl.types import Episode
 
 SETTINGS = "settings.json"
+LATER = ("contents", "template")  # which earlier versions did not write
 
 
 class OtherEvaluationError(ValueError):
@@ -67,6 +68,8 @@ class KeptEpisodes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _need_same(self, path: Path, found: Any) -> None:
+        if isinstance(found, dict):
+            found = {key: self.settings[key] for key in LATER if key in self.settings} | found
         if found == self.settings:
             return
         differ = "it does not say of what"

@@ -7,8 +7,9 @@ import hashlib
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -25,14 +26,14 @@ from epo_trl.evaluation.play import check_first_task, chunks_of, play_chunks, pr
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.launch.evaluation_arguments import EvaluationArguments, context_of, lists_of, protocol_of
 from epo_trl.launch.options import parse_recipe
-from epo_trl.long_runs.aborts import NO_TURN, SHOWN, TooManyAborted
+from epo_trl.long_runs.aborts import SHOWN, TooManyAborted
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
-from epo_trl.types import Episode
+from epo_trl.types import Episode, StopReason
 from epo_trl.watch.choice import samples_of
 from epo_trl.watch.sample import Sample, write_samples
 from epo_trl.watch.source import evaluation_file
@@ -59,7 +60,7 @@ def settings_of(
     return {
         **chosen,
         "protocol": protocol.to_dict() | {"description": ""},
-        "tasks": _digest([suite.name, lists]),
+        "tasks": hashlib.sha256(json.dumps([suite.name, lists]).encode()).hexdigest(),
         "contents": _digest([suite.content(split) for split in lists]),
         "template": _digest(asdict(PromptTemplate.load(args.prompt_template)) | {"name": ""}),
         "environment": {key: str(value) for key, value in suite.settings.items()},
@@ -70,7 +71,23 @@ def settings_of(
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_plain(value)).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON that says the same in every process: rows may hold arrays, images, or any object."""
+    if isinstance(value, Mapping):
+        return {"mapping": sorted(([repr(key), _plain(each)] for key, each in value.items()), key=itemgetter(0))}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted(json.dumps(_plain(each)) for each in value)
+    if isinstance(value, str | int | float | None):
+        return value
+    if hasattr(value, "tobytes"):
+        shape = [repr(getattr(value, name, None)) for name in ("dtype", "shape", "mode", "size")]
+        return [*shape, hashlib.sha256(value.tobytes()).hexdigest()]
+    return f"{type(value).__module__}:{type(value).__qualname__}"
 
 
 def load(
@@ -137,12 +154,12 @@ class Evaluation:
             bare = [(part, [episode.without_tokens() for episode in played], s) for part, played, s in parts]
             parts = sorted(gather_object(bare), key=lambda part: part[0])
         episodes = [episode for _, played, _ in parts for episode in played]
-        if (share := _aborted_share(episodes)) > self.args.max_aborted_share:
-            aborted = [episode for episode in episodes if not episode.is_usable]
-            errors = "; ".join(f"task {each.task_id!r}: {each.error or NO_TURN}" for each in aborted[:SHOWN])
+        aborted = _aborted(episodes)
+        if (share := len(aborted) / len(episodes)) > self.args.max_aborted_share:
+            errors = "; ".join(f"task {each.task_id!r}: {each.error}" for each in aborted[:SHOWN])
             raise TooManyAborted(
                 f"max_aborted_share: {share:.0%} of the episodes of {split} were aborted, "
-                f"{self.args.max_aborted_share:.0%} are allowed. Parts with fewer are kept beside output, if given, "
+                f"{self.args.max_aborted_share:.0%} are allowed. Parts without one are kept beside output, if given, "
                 f"and the same command plays the others. The first errors: {errors}"
             )
         if state.is_main_process and self.args.show_episodes:
@@ -173,7 +190,7 @@ class Evaluation:
         )
         for number, (episodes, seconds) in zip(to_play, playing, strict=True):
             done[number] = episodes, seconds
-            if self.kept is not None and _aborted_share(episodes) <= self.args.max_aborted_share:
+            if self.kept is not None and not _aborted(episodes):  # what an environment has spoiled is played again
                 self.kept.keep(f"{split}-{number}", episodes, seconds)
         return [(number, *done[number]) for number in mine]
 
@@ -185,8 +202,8 @@ class Evaluation:
         return random.Random(f"{self.args.seed} {split} {number}").randrange(2**62)
 
 
-def _aborted_share(episodes: Sequence[Episode]) -> float:
-    return sum(not episode.is_usable for episode in episodes) / len(episodes)
+def _aborted(episodes: Sequence[Episode]) -> list[Episode]:
+    return [episode for episode in episodes if episode.stop is StopReason.ABORTED]
 
 
 def kept_for(output: str, settings: dict[str, Any]) -> KeptEpisodes:

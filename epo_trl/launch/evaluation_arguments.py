@@ -56,8 +56,8 @@ class EvaluationArguments(FewShotArguments):
     max_aborted_share: float = field(
         default=0.5,
         metadata={
-            "help": "If a larger share of a list is aborted by errors of environments, there is no report; the same "
-            "command plays these episodes again. 1 never stops."
+            "help": "If errors of environments abort a larger share of a list, there is no report, and the same "
+            "command plays again what they have spoiled. 1 never stops."
         },
     )
     show_episodes: int = field(default=0, metadata={"help": "Episodes of each list to print."})

@@ -8,7 +8,7 @@ from typing import Any
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 # Of these, transformers has no list of whether they are installed that always holds.
-_NOT_LISTED = {"azure_ml", "flyte"}
+_NOT_LISTED = {"azure_ml", "comet_ml", "flyte"}
 
 
 def check_training_arguments(args: Any) -> None:

@@ -72,7 +72,7 @@ class Adapter:
         """
         from peft import PeftModel
 
-        with self._named(f"which cannot be put on {self.base}"):
+        with self.named(f"which cannot be put on {self.base}"):
             both = PeftModel.from_pretrained(model, self.name, revision=self.revision, **kwargs)
         both.peft_config["default"].base_model_name_or_path = self.base  # where it was found, for who saves it again
         return both
@@ -86,19 +86,20 @@ class Adapter:
         Raises:
             ValueError: If the base or the adapter cannot be read.
         """
-        with self._named(f"whose base {self.base} cannot be read"):
+        with self.named():
             model = AutoModelForCausalLM.from_pretrained(self.base, revision=self.base_revision, **kwargs)
         return self.on(model).merge_and_unload(safe_merge=True)
 
     @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
-        """Says which adapter it is that something is wrong with."""
+    def named(self, what: str = "") -> Iterator[None]:
+        """Says which adapter it is that something is wrong with; with its base, if `what` says nothing else."""
         try:
             yield
         except torch.OutOfMemoryError:
             raise
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = " ".join(str(error).split())
+            what = what or f"whose base {self.base} cannot be read"
             raise ValueError(f"model_name_or_path: got the adapter {self.name}, {what}: {reason}") from error
 
 

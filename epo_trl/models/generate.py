@@ -73,11 +73,12 @@ class SamplingPolicy:
 @contextmanager
 def _without_own_settings(model: Any) -> Iterator[None]:
     """Hides what a checkpoint says of sampling, such as top_p: `generate` takes it where its settings say nothing."""
-    own, model.generation_config = model.generation_config, GenerationConfig()
+    owner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's models ask their base
+    own, owner.generation_config = owner.generation_config, GenerationConfig()
     try:
         yield
     finally:
-        model.generation_config = own
+        owner.generation_config = own
 
 
 def end_ids(tokenizer: Any, of_generation: int | list[int] | None) -> list[int]:

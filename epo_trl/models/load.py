@@ -112,7 +112,9 @@ def load_policy(
             model = adapter.merged(**kwargs)
         else:
             kwargs["revision"] = adapter.base_revision
-            model = adapter.on(AutoModelForCausalLM.from_pretrained(adapter.base, **kwargs))
+            with adapter.named():
+                base = AutoModelForCausalLM.from_pretrained(adapter.base, **kwargs)
+            model = adapter.on(base)
     return (model if quantization is not None else model.to(device)).eval(), tokenizer
 
 
@@ -173,7 +175,8 @@ def _to_train_on(adapter: Adapter, quantization_config: Any, args: Any, **kwargs
         kwargs |= {"quantization_config": quantization_config}
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         kwargs |= {"device_map": None}
-    model = create_model_from_path(adapter.base, revision=adapter.base_revision, **kwargs)
+    with adapter.named():
+        model = create_model_from_path(adapter.base, revision=adapter.base_revision, **kwargs)
     plugin = args.deepspeed_plugin
     # As TRL does for a new adapter: ZeRO-3 gathers weights of one precision only.
     one_dtype = plugin is not None and plugin.zero_stage == 3 and quantization_config is None
