@@ -15,7 +15,7 @@ from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
 from epo_trl.envs.toy import ToySuite
 from epo_trl.launch import AlgorithmArguments, evaluation, parse_recipe
-from epo_trl.launch.evaluation_arguments import EvaluationArguments
+from epo_trl.launch.evaluation_arguments import EvaluationArguments, lists_of
 from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.study.config import load_study
 from epo_trl.study.plan import plan
@@ -90,7 +90,7 @@ def test_the_recipes_are_all_here(environment, largest):
     if (RECIPES / f"{environment}_ppo_epo.py").is_file() or ppo:
         assert ppo - real == {f"ppo_{size}" for size in sizes}
     others = {path.stem for path in CONFIGS if path.parent == folder and path not in RL}
-    warm = {f"sft_{name}" for name in pretrained}
+    warm = {f"{kind}_{name}" for name in pretrained for kind in ("sft", "eval")}
     assert others - real == {"sft_tiny_cpu", "eval_tiny_cpu", "eval_react_qwen2.5-1.5b"} | warm
     assert (RECIPES / f"{environment}_grpo_epo.py").is_file()
 
@@ -236,8 +236,16 @@ def test_the_evaluation_recipe_reports_each_list(monkeypatch, tmp_path, capsys):
 
 
 def test_an_evaluation_without_tasks_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match="splits: got .*takes names of lists that are not empty.*has {'train': "):
+    with pytest.raises(ValueError, match="max_episodes: got 0, takes an integer >= 1 or null"):
         evaluate(monkeypatch, "--max_episodes", "0")
+    with pytest.raises(ValueError, match="splits: got .*takes names of lists that are not empty.*has {'train': "):
+        lists_of(EvaluationArguments(splits=[]), ToySuite())
+
+
+def test_the_evaluation_of_the_pretrained_recipe_plays_its_lists_as_its_run_does():
+    rl, own = (values(RECIPES / "alfworld" / f"{name}.yaml") for name in ("pretrained", "eval_pretrained"))
+    assert own.pop("environment") == "alfworld"
+    assert own == {name: rl[name] for name in own} and {"n_iid", "max_prompt_length", "protocol"} <= own.keys()
 
 
 def test_an_unknown_key_is_refused_by_name(tmp_path):
