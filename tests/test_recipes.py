@@ -243,7 +243,8 @@ def test_an_evaluation_without_tasks_is_refused(monkeypatch):
 
 
 def test_the_evaluation_of_the_pretrained_recipe_plays_its_lists_as_its_run_does():
-    rl, own = (values(RECIPES / "alfworld" / f"{name}.yaml") for name in ("pretrained", "eval_pretrained"))
+    files = (RECIPES / "alfworld" / f"{name}.yaml" for name in ("pretrained", "eval_pretrained"))
+    rl, own = (yaml.safe_load(file.read_text()) for file in files)
     assert own.pop("environment") == "alfworld"
     assert own == {name: rl[name] for name in own} and {"n_iid", "max_prompt_length", "protocol"} <= own.keys()
 
