@@ -11,7 +11,7 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.launch.imitation import DemonstrationArguments, check_length
 from epo_trl.launch.imitation import demonstrations as rows_of
 from epo_trl.models import build_tokenizer
-from epo_trl.models.load import corpus
+from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate, RolloutSettings, play_episodes
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
 from epo_trl.types import StopReason

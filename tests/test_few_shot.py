@@ -23,7 +23,7 @@ from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.launch.imitation import DemonstrationArguments, demonstrations
 from epo_trl.models import build_tokenizer
-from epo_trl.models.load import corpus
+from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate, RolloutSettings, TemplateError, parse_response, play_episodes
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.encoding import control_tokens

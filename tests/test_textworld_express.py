@@ -12,7 +12,7 @@ from trainer_kit import make_config
 from epo_trl.envs.registry import environment_arguments
 from epo_trl.envs.testing import EnvContract
 from epo_trl.models import build_model, build_tokenizer
-from epo_trl.models.load import corpus
+from epo_trl.models.corpus import corpus
 from epo_trl.trainers import EPOTrainer
 
 EXAMPLE = Path(__file__).parents[1] / "recipes" / "textworld_express"

@@ -21,7 +21,7 @@ from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig, Im
 from epo_trl.methods import Batch, Credit
 from epo_trl.methods.epo import EPO
 from epo_trl.models import build_model, build_tokenizer
-from epo_trl.models.load import corpus
+from epo_trl.models.corpus import corpus
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 from epo_trl.types import Episode, StopReason, Turn
 
