@@ -35,12 +35,13 @@ def run(command: str, argv: Sequence[str]) -> int:
     sys.argv = [f"epo-trl {command}", *words]
     import epo_trl.threads  # noqa: F401 - before torch
 
+    from epo_trl.launch.command_line import HELP
     from epo_trl.launch.program import run_program, shipped_command
 
     try:
         run_program(import_module(f"epo_trl.launch.{MAINS[command]}").main, shipped_command(command))
     finally:
-        if {"-h", "--help"} & {*words} and os.environ.get("RANK", "0") == "0":
+        if not HELP.isdisjoint(words) and os.environ.get("RANK", "0") == "0":
             say(launch_help())
     return 0
 

@@ -41,6 +41,7 @@ from epo_trl.watch.source import evaluation_file
 # What changes nothing that is reported, or is part of the protocol.
 NOT_SETTINGS = {"output", "show_episodes", "keep_episodes", "protocol", "max_turns", "temperature", "context"}
 NOT_SETTINGS |= {
+    "chat_template_kwargs",
     "max_aborted_share",
     "vllm_gpu_memory_utilization",
     *(field.name for field in fields(FewShotArguments)),
@@ -57,6 +58,8 @@ def settings_of(
     """Returns all that the result depends on. Of another result nothing is gone on with."""
     loading = {key: str(value) for key, value in asdict(model_args).items() if key != "model_name_or_path"}
     chosen = {key: value for key, value in asdict(args).items() if key not in NOT_SETTINGS}
+    if args.chat_template_kwargs:  # without, as earlier versions wrote it
+        chosen["chat_template_kwargs"] = args.chat_template_kwargs
     return {
         **chosen,
         "protocol": protocol.to_dict() | {"description": ""},

@@ -50,6 +50,20 @@ def folder_lock(folder: Path, field: str) -> Iterator[None]:
         release(folder)
 
 
+def make_folder(folder: Path, field: str) -> None:
+    """Makes a folder, unless it is there.
+
+    Raises:
+        OSError: If there can be none. The message names the field that says where.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"{field}: got {folder}, where no folder can be made ({error.strerror}); takes another"
+        ) from error
+
+
 def acquire(folder: Path, field: str) -> None:
     """Takes the lock, once more if this process has it already; see `folder_lock`."""
     folder = folder.resolve()
@@ -57,12 +71,7 @@ def acquire(folder: Path, field: str) -> None:
     if key in _held:
         _held[key].times += 1
         return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"{field}: got {folder}, where no folder can be made ({error.strerror}); takes another"
-        ) from error
+    make_folder(folder, field)
     file = _locked_file(folder / LOCK, field)
     me, other = socket.gethostname(), _record(file)
     if other.get("host", me) != me:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from epo_trl.long_runs.folder_lock import make_folder
 from epo_trl.study.config import load_study
 from epo_trl.study.plan import plan
 from epo_trl.study.report import write_report
@@ -37,7 +38,7 @@ def study(
     whole = load_study(config)
     chosen = whole.chosen(arms, seeds)
     places = Places(Path(runs_dir or f"runs/{whole.name}"), Path(results_dir or f"results/{whole.name}"))
-    _make_folder(places.results)
+    make_folder(places.results, "--results-dir")  # what can have no results is refused before anything is run
     shown = whole.joined(chosen)
     runs = plan(shown, places.runs)
     for run in runs:
@@ -54,13 +55,3 @@ def study(
             f"not in the report, since neither {config} nor --seeds names them: {', '.join(sorted(left_out))}\n"
         )
     return 1 if failed else 0
-
-
-def _make_folder(results: Path) -> None:
-    """Raises `OSError` before anything is run if there can be no results afterwards."""
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"--results-dir: got {results}, where no folder can be made ({error.strerror}); takes another"
-        ) from error
