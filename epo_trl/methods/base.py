@@ -112,11 +112,14 @@ class Credit:
         advantages: (B, T), 0 where no token was sampled.
         returns: (B, T) targets of the critic; `None` without one.
         points: (B, T) boolean, where the critic is trained; `None` without one.
+        outcomes: (B, K) discounted rewards from each turn on, NaN for a turn without a decision: if no two episodes
+            differ in them, the trainer sets the advantages to 0. `None` leaves the advantages as they are.
     """
 
     advantages: Tensor
     returns: Tensor | None = None
     points: Tensor | None = None
+    outcomes: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +153,10 @@ class MicroBatch:
             `loss` made of it counts like the policy loss, `policy_mean(x)` as much as advantages of `-x`.
         rl_step: From 0.
         total_rl_steps: Of the run.
-        nucleus_entropy: (b, T) in nats, with gradient: entropy of the policy restricted to, and renormalised over, the
-            tokens to which the policy at the start of RL gives more than `cut`. 0 where those are less than two. With
-            `Need.NUCLEUS`.
+        nucleus_entropy: (b, T) in nats, with gradient and `Need.NUCLEUS`: entropy over the tokens to which the policy at
+            the start of RL gives more than `cut`, renormalised; 0 where those are less than two.
         choice: (b, T) boolean, where they are two or more, with `Need.NUCLEUS`.
-        top_p_entropy: (b, T) in nats, with gradient: entropy of the policy restricted to, and renormalised over, the
-            fewest tokens that together have `top_p` of it now. With `Need.TOP_P`.
+        top_p_entropy: (b, T) the same over the fewest tokens that have `top_p` of the policy now, with `Need.TOP_P`.
         marks: What the method's `shape` has attached to these rows.
     """
 
@@ -211,9 +212,8 @@ class StepSummary:
 class Method:
     """One idea of how a policy learns from episodes. A subclass is a dataclass whose fields are its settings.
 
-    Each hook does nothing unless it is overridden. The configuration names the methods (`credit`, `entropy_method`,
-    `policy_method`); a run has one method with `credit`, at most one with `ratio`, and any number with the others,
-    which follow each other in the order of the configuration.
+    Each hook does nothing unless it is overridden. The configuration names the methods. A run has one with `credit`, at
+    most one with `ratio`, and any number with the other hooks, called in the order of the configuration.
 
     Attributes:
         needs: What has to be there.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from epo_trl.methods.base import Batch, Credit, Method, Need
 from epo_trl.methods.token_statistics import on_tokens
-from epo_trl.objectives.gae import generalized_advantages, turn_edges
+from epo_trl.objectives.gae import generalized_advantages, rewards_to_go, turn_edges
 
 
 @dataclass
@@ -43,11 +43,24 @@ class _GAE(Method):
             gae_lambda=self.gae_lambda,
         )
 
+    def _outcomes(self, batch: Batch, points: Tensor, turn_rewards: Tensor, *, chained: bool = True) -> Tensor:
+        """Returns (B, K) rewards from the first decision point of each turn on, discounted from point to point.
 
-def _credit(advantages: Tensor, batch: Batch, points: Tensor, shared: Tensor | None = None) -> Credit:
-    assert batch.values is not None
-    returns = torch.where(points, advantages + batch.values, 0.0)
-    return Credit(advantages if shared is None else shared, returns, points)
+        What the advantages would be with lambda 1 and a critic that is 0 everywhere, a cut-off episode's end included:
+        nothing of the critic's error is in them.
+
+        Args:
+            batch: What was collected.
+            points: (B, T) boolean, the decision points.
+            turn_rewards: (B, K) paid at the last point of each turn.
+            chained: Whether a turn's points see the rewards of later turns.
+        """
+        rewards = turn_rewards.double()
+        count = torch.zeros_like(rewards).scatter_add(1, batch.turn_ids.clamp(min=0).long(), points.double())
+        decided = count > 0
+        paid = torch.where(decided, self.gamma ** (count - 1).clamp(min=0) * rewards, 0.0)
+        discounts = torch.where(decided, self.gamma**count, 1.0) * chained
+        return torch.where(decided, rewards_to_go(paid, discounts), torch.nan)
 
 
 @dataclass
@@ -63,7 +76,8 @@ class TurnGAE(_GAE):
         advantages = self._over_episodes(batch, first)
         per_turn = torch.zeros_like(batch.turn_rewards, dtype=advantages.dtype)
         per_turn.scatter_add_(1, batch.turn_ids.clamp(min=0), advantages)  # one token of each turn is not 0
-        return _credit(advantages, batch, first, shared=on_tokens(per_turn, batch) * batch.mask)
+        outcomes = self._outcomes(batch, first, batch.turn_rewards)
+        return Credit(on_tokens(per_turn, batch) * batch.mask, _targets(advantages, batch, first), first, outcomes)
 
 
 @dataclass
@@ -76,7 +90,9 @@ class TokenGAE(_GAE):
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per token."""
         points = batch.mask.bool()
-        return _credit(self._over_episodes(batch, points), batch, points)
+        advantages = self._over_episodes(batch, points)
+        outcomes = self._outcomes(batch, points, batch.turn_rewards)
+        return Credit(advantages, _targets(advantages, batch, points), points, outcomes)
 
 
 @dataclass
@@ -91,9 +107,9 @@ class OutcomeGAE(_GAE):
         assert batch.values is not None
         points = batch.mask.bool()
         _, last = turn_edges(batch.turn_ids, points)
-        total = batch.turn_rewards.sum(1, keepdim=True).expand_as(batch.values)
+        total = batch.turn_rewards.sum(1, keepdim=True)
         advantages = generalized_advantages(
-            torch.where(last, total, 0.0),
+            torch.where(last, total.expand_as(batch.values), 0.0),
             batch.values,
             points,
             last,
@@ -101,4 +117,11 @@ class OutcomeGAE(_GAE):
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         )
-        return _credit(advantages, batch, points)
+        outcomes = self._outcomes(batch, points, total.expand_as(batch.turn_rewards), chained=False)
+        return Credit(advantages, _targets(advantages, batch, points), points, outcomes)
+
+
+def _targets(advantages: Tensor, batch: Batch, points: Tensor) -> Tensor:
+    """Returns (B, T) what the critic learns, 0 where there is no decision point."""
+    assert batch.values is not None
+    return torch.where(points, advantages + batch.values, 0.0)

@@ -11,6 +11,7 @@ import torch
 
 from epo_trl.methods.base import Batch, Credit, Method, Need
 from epo_trl.methods.token_statistics import on_tokens
+from epo_trl.objectives.gae import rewards_to_go
 
 
 @dataclass
@@ -45,7 +46,7 @@ class GiGPO(Method):
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per turn."""
-        returns = self._returns(batch)
+        returns = rewards_to_go(batch.turn_rewards.double(), self.gamma).tolist()
         groups = batch.group_ids.tolist()
         seen = [
             (group, turn.observation, value)
@@ -61,16 +62,6 @@ class GiGPO(Method):
                 steps[i, k] = self._against(returns[i][k], anchors[group, turn.observation])
         per_turn = batch.group_advantages.unsqueeze(1) + self.step_weight * steps
         return Credit(on_tokens(per_turn, batch) * batch.mask)
-
-    def _returns(self, batch: Batch) -> list[list[float]]:
-        """Returns the discounted return from each turn on, for each episode."""
-        rewards = batch.turn_rewards.double()
-        returns = torch.zeros_like(rewards)
-        later = torch.zeros_like(rewards[:, 0])
-        for k in reversed(range(rewards.shape[1])):
-            later = rewards[:, k] + self.gamma * later
-            returns[:, k] = later
-        return returns.tolist()
 
     def _against(self, value: float, anchor: list[float]) -> float:
         if len(anchor) < 2:

@@ -46,6 +46,22 @@ def generalized_advantages(
     return advantages
 
 
+def rewards_to_go(rewards: Tensor, discounts: Tensor | float) -> Tensor:
+    """Returns (B, K) sums of the rewards from each turn on: `G_k = r_k + d_k * G_{k+1}`.
+
+    Args:
+        rewards: (B, K).
+        discounts: (B, K) or one for all, what the later turns are multiplied by.
+    """
+    discounts = torch.as_tensor(discounts, dtype=rewards.dtype, device=rewards.device).expand_as(rewards)
+    sums = torch.zeros_like(rewards)
+    later = torch.zeros_like(rewards[:, 0])
+    for k in reversed(range(rewards.shape[1])):
+        later = rewards[:, k] + discounts[:, k] * later
+        sums[:, k] = later
+    return sums
+
+
 def turn_edges(turn_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Returns (B, T) booleans: the first and the last response token of each turn."""
     mask = response_mask.bool()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -37,10 +39,31 @@ def equal_within_groups(rewards: Tensor, group: int) -> bool:
         rewards: (N, F) of N episodes by F reward functions, NaN where there is none; members of a group are neighbours.
         group: Episodes that are compared with each other.
     """
-    groups = rewards.view(-1, group, rewards.shape[1])
-    low, high = groups.nan_to_num(torch.inf).amin(1), groups.nan_to_num(-torch.inf).amax(1)
+    low, high = _extremes(rewards.view(-1, group, rewards.shape[1]))
     # Not exactly: rewards that are sums over turns are rounded on the way.
     return bool((high - low <= 1e-6 * high.abs().clamp(min=1)).all())
+
+
+def _extremes(rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (G, F) lowest and highest of (G, N, F), infinite where all are NaN."""
+    return rewards.nan_to_num(torch.inf).amin(1), rewards.nan_to_num(-torch.inf).amax(1)
+
+
+def equal_outcomes(outcomes: Tensor, ranks: Ranks) -> bool:
+    """Returns whether no two episodes, on whichever ranks, differ in the rewards from a turn on. Collective.
+
+    Then no outcome tells one action from another, and what differs among advantages is the critic's own error.
+    Lambda-returns could not tell: they bootstrap from the critic. Turns are compared with those of the same index, so
+    it is no difference that an early turn has more of what all episodes pay in each turn before it.
+
+    Args:
+        outcomes: See `Credit`. This rank's.
+        ranks: The processes.
+    """
+    columns = zip_longest(*ranks.gather(outcomes.tolist()), fillvalue=math.nan)  # ranks differ in their longest episode
+    every = torch.tensor(list(columns), dtype=torch.float64).T[None]
+    low, high = _extremes(every)
+    return bool((high - low <= 1e-6 * every.nan_to_num(0.0).abs().max()).all())  # PPO does not know units of reward
 
 
 def equal_rewards_warning(rl_step: int, success: float, compared: str) -> str:
@@ -82,7 +105,8 @@ class SilentSteps:
         compared: Number of episodes whose rewards are compared with each other.
         name: What they are called, for example "every group".
         ranks: The processes; the first one warns.
-        by_turns: Whether turns are compared too, so that episodes of equal rewards may differ in advantage.
+        by_turns: Whether turns are compared too, or a critic is asked, so that episodes of equal rewards may have
+            advantages.
     """
 
     def __init__(self, compared: int, name: str, ranks: Ranks, *, by_turns: bool = False):
@@ -121,7 +145,7 @@ def silent_steps(args: EPOConfig, methods: Methods, ranks: Ranks, group_size: in
         group_size: Episodes of a task.
         has_critic: Whether the trainer has one.
     """
-    if has_critic or methods.need(Need.FEATURES):  # critics compare all turns
-        return SilentSteps(args.generation_batch_size, "the whole batch", ranks)
+    if has_critic or methods.need(Need.FEATURES):  # critics compare all turns, ArCHer's also with those of earlier batches
+        return SilentSteps(args.generation_batch_size, "the whole batch", ranks, by_turns=True)
     credit = next(iter(methods.values()))
     return SilentSteps(group_size, "every group", ranks, by_turns=Need.TURN_REWARDS in credit.needs)

@@ -2,7 +2,8 @@
 
 What it adds to its parent, at these seams and always around `super()`:
 
-- `_method_batch`, `_advantages`: values of the batch as it was collected for the credit, whitened advantages;
+- `_method_batch`, `_advantages`: values of the batch as it was collected for the credit, whitened advantages,
+  0 where all outcomes are equal;
 - `_terms`: the value loss, from values of the same forward pass;
 - `create_optimizer`, `create_scheduler`, `_clip_grad_norm`: the critic's own rate, warm-up and clipping;
 - `_save`, `_load_from_checkpoint`: the critic's own file.
@@ -28,6 +29,7 @@ from epo_trl.trainers.critic_optimizer import clip_apart, critic_rate, hold_poli
 from epo_trl.trainers.critic_setup import copy_of_policy, hide_critic, make_critic
 from epo_trl.trainers.epo_trainer import EPOTrainer
 from epo_trl.trainers.final_states import final_states, final_values
+from epo_trl.trainers.nothing_to_learn import equal_outcomes
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 from epo_trl.trainers.row_scorer import RowScores
 from epo_trl.trainers.turn_forward import TurnLayout
@@ -97,13 +99,21 @@ class EPOPPOTrainer(EPOTrainer):
         return final_states(episodes, self.rules.context)
 
     def _advantages(self, batch: Batch, output: dict[str, Any]) -> Tensor:
-        """Returns the credit's advantages, whitened if that is asked for; keeps what the critic learns from."""
+        """Returns the credit's advantages, whitened if that is asked for; keeps what the critic learns from.
+
+        They are 0 where outcomes are equal, whitened or not: whitening would divide the critic's error by its own
+        deviation, and without it Adam would still scale a first small gradient up. The critic learns all the same.
+        """
         credit = self.methods.credit(batch)
         assert batch.values is not None and credit.returns is not None and credit.points is not None
         metrics = value_statistics(credit, batch.values, batch.turn_ids, self.args.max_turns, self.ranks.sum)
-        self._keep_metrics(metrics)
         output["old_values"], output["returns"], output["value_points"] = batch.values, credit.returns, credit.points
         output["num_values"] = self.ranks.sum(credit.points.sum().double())
+        if credit.outcomes is not None:
+            metrics["gae/equal_outcomes"] = float(equal_outcomes(credit.outcomes, self.ranks))
+        self._keep_metrics(metrics)
+        if metrics.get("gae/equal_outcomes"):
+            return torch.zeros_like(credit.advantages)
         if not self.args.normalize_advantages:
             return credit.advantages
         return whitened(credit.advantages, batch.mask, self.ranks.sum)
