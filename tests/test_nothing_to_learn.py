@@ -62,34 +62,54 @@ def test_the_advice_for_solved_tasks_is_another():
 )
 def test_a_trainer_warns_in_the_third_step_without_differences_and_not_again(tmp_path, make, rewards, warns):
     trainer = make(tmp_path, **({"bootstrap_truncated": False} if make is make_ppo else {}))
-    trainer.model.train()
-    trainer.play = lambda tasks, **kwargs: make_episodes()  # the sixth is aborted
-    trainer.reward_funcs = [lambda completions, **_: [*rewards[:5], 99.0, *rewards[6:]]]
-    found = []
-    for step in range(5):
-        trainer.rl_step = step
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            trainer._generate_and_score_completions([{"prompt": "train/0"} for _ in range(8)])
-        found += [(step, str(one.message)) for one in caught if "got equal rewards" in str(one.message)]
+    found = warnings_of(trainer, [with_rewards([*rewards[:5], 99.0, *rewards[6:]])] * 5)  # the sixth is aborted
     assert [step for step, _ in found] == [2] * len(warns)
     for (_, text), name in zip(found, warns, strict=True):
         assert f"(up to 2) the episodes of {name} got equal rewards, 43% of them solved" in text
+
+
+def with_rewards(rewards):
+    """Returns the episodes made by hand with these total rewards, paid in the last turn."""
+    return [
+        replace(e, turns=tuple(replace(turn, reward=reward * (turn is e.turns[-1])) for turn in e.turns))
+        for e, reward in zip(make_episodes(), rewards, strict=True)
+    ]
+
+
+def warnings_of(trainer, batches):
+    """Returns RL step and text of each warning of equal rewards while the trainer collects these batches."""
+    trainer.model.train()
+    found = []
+    for step, episodes in enumerate(batches):
+        trainer.rl_step, trainer.play = step, lambda tasks, episodes=episodes, **kwargs: list(episodes)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            batch = trainer._generate_and_score_completions([{"prompt": "train/0"} for _ in range(8)])
+        found += [(step, str(one.message)) for one in caught if "got equal rewards" in str(one.message)]
+        if found:
+            assert not batch["advantages"].any(), "said, although the policy is moved by more than entropy"
+    return found
+
+
+@pytest.mark.parametrize(("gamma", "warns"), [(0.9, False), (1.0, True)])
+def test_with_a_critic_episodes_of_equal_rewards_may_differ_in_when_they_were_paid(tmp_path, gamma, warns):
+    """All win 10, after one to four turns: with a discount the sooner the better."""
+    trainer = make_ppo(tmp_path, gamma=gamma, bootstrap_truncated=False)
+    assert bool(warnings_of(trainer, [with_rewards([10.0] * 8)] * 4)) is warns
+
+
+@pytest.mark.parametrize(("before", "warns"), [([10.0, 0.0] * 4, False), ([0.0] * 8, True)])
+def test_archer_remembers_earlier_rewards_where_a_batch_has_none(tmp_path, before, warns):
+    trainer = make_trainer(tmp_path, credit="archer")
+    assert bool(warnings_of(trainer, [with_rewards(before)] + [with_rewards([0.0] * 8)] * 3)) is warns
 
 
 @pytest.mark.parametrize(("step_weight", "warns"), [(1.0, False), (0.0, True)])
 def test_episodes_of_equal_rewards_may_differ_in_their_turns(tmp_path, step_weight, warns):
     """All win 10, after one turn or two from the same start: GiGPO prefers the shorter way."""
     trainer = make_trainer(tmp_path, credit="gigpo", method_kwargs={"gigpo": {"step_weight": step_weight}})
-    trainer.model.train()
     won = [make_episode([(5, 2)] * (1 + i % 2), 10.0, random.Random(i), stop=StopReason.WON) for i in range(8)]
-    trainer.play = lambda tasks, **kwargs: won
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for step in range(4):
-            trainer.rl_step = step
-            trainer._generate_and_score_completions([{"prompt": "train/0"} for _ in range(8)])
-    assert any("got equal rewards" in str(one.message) for one in caught) is warns
+    assert bool(warnings_of(trainer, [won] * 4)) is warns
 
 
 def test_a_batch_whose_rows_are_all_left_out_is_told_of(tmp_path):
