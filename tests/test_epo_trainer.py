@@ -28,7 +28,7 @@ from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.long_runs.whole_checkpoints import STATE_FILE
 from epo_trl.rollout import ChatTemplateError, TemplateError
 from epo_trl.trainers import EPOTrainer, row_scorer
-from epo_trl.trainers.checks import warn_of_divisor
+from epo_trl.trainers.checks import warn_of_scale
 from epo_trl.trainers.epo_trainer import episode_return
 from epo_trl.types import StopReason
 
@@ -672,10 +672,10 @@ def test_a_bad_setting_is_named(tmp_path, changes, message):
 
 def test_a_divisor_of_one_turns_length_is_warned_of(tmp_path):
     with pytest.warns(UserWarning, match=r"loss_type: got 'dr_grpo', .*max_completion_length \(6\).*max_turns \(3\)"):
-        warn_of_divisor(make_config(tmp_path, loss_type="dr_grpo"))
+        warn_of_scale(make_config(tmp_path, loss_type="dr_grpo"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_divisor(make_config(tmp_path))
+        warn_of_scale(make_config(tmp_path))
 
 
 def test_trls_own_bonus_is_allowed_without_lambda(tmp_path):

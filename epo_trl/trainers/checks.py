@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
+from trl import GRPOTrainer
 
 from epo_trl.methods import Methods
 from epo_trl.models import load_tokenizer
@@ -26,7 +28,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 def check_settings(args: EPOConfig, context: ContextBuilder) -> None:
     """Raises `ValueError` for, or warns of, settings that do not go with the chat template or each other."""
-    warn_of_divisor(args)
+    warn_of_scale(args)
     check_sampling(args)
     warn_of_empty_thought(args, context)
 
@@ -45,17 +47,56 @@ def check_reference(args: EPOConfig, methods: Methods, model: Any, peft_config: 
         )
 
 
-def warn_of_divisor(args: EPOConfig) -> None:
-    """Warns of a loss whose constant divisor is one turn's length where an episode's is meant."""
-    if args.loss_type == "dr_grpo" and args.process_index == 0:
+def warn_of_scale(args: EPOConfig) -> None:
+    """Warns of a loss of TRL's whose scale is another where a sequence is an episode of several turns."""
+    if args.process_index:
+        return
+    turn, tokens = args.max_completion_length, args.max_turns * args.max_completion_length
+    if args.loss_type == "dr_grpo":
         warnings.warn(
-            "loss_type: got 'dr_grpo', which divides the sum over an episode's tokens by max_completion_length "
-            f"({args.max_completion_length}). That is the longest response of one turn here, so policy loss and KL are "
+            f"loss_type: got 'dr_grpo', which divides the sum over an episode's tokens by max_completion_length ({turn}). "
+            "That is the longest response of one turn here, so policy loss and KL are "
             f"up to max_turns ({args.max_turns}) times too large, and the entropy terms, which are means, that much "
             "too small beside them. Take loss_type: dapo (a mean over tokens), or divide learning_rate and multiply "
             "epo_lambda by the turns of an episode.",
             stacklevel=2,
         )
+    if args.loss_type == "luspo":
+        warnings.warn(
+            "loss_type: got 'luspo', which sums over an episode's tokens without a divisor: policy loss and KL are as "
+            "many times those of loss_type: dapo as an episode has tokens, up to max_turns * max_completion_length "
+            f"({tokens}). The entropy terms, which are means, are that much too small beside them, and max_grad_norm "
+            f"({args.max_grad_norm}) clips nearly every update. Take loss_type: dapo, which weighs tokens against each "
+            "other as 'luspo' does, or multiply epo_lambda and max_grad_norm by the tokens of an episode.",
+            stacklevel=2,
+        )
+    if args.loss_type == "vespo" and _ratios_differ_from_1(args) and (weight := vespo_weight(args, tokens)) < 0.1:
+        warnings.warn(
+            "loss_type: got 'vespo', which weighs an episode by the product of its tokens' ratios, over all turns up to "
+            f"max_turns * max_completion_length ({tokens}) factors: an episode of that length whose tokens all have a "
+            f"ratio of {_SOME_RATIO} weighs {weight:.0e} and teaches nothing. Take loss_type: dapo, which clips each "
+            "token's ratio, or policy_method: gspo with it, which has one ratio for each turn; or make one update on "
+            "each batch (num_iterations: 1, steps_per_generation as gradient_accumulation_steps).",
+            stacklevel=2,
+        )
+
+
+_SOME_RATIO = 0.95  # of a token after an update, as an example
+
+
+def vespo_weight(args: EPOConfig, tokens: int) -> float:
+    """Returns TRL's weight of an episode with a positive advantage, all of whose tokens have the example's ratio."""
+    one = torch.ones(1, tokens)
+    weight = GRPOTrainer.get_gamma_weights(
+        one[:, :1], math.log(_SOME_RATIO) * one, one, None, k_pos=args.vespo_k_pos, lambda_pos=args.vespo_lambda_pos
+    )
+    return float(weight)
+
+
+def _ratios_differ_from_1(args: EPOConfig) -> bool:
+    """Returns whether a batch serves several updates, or was sampled by vLLM, which rounds otherwise."""
+    several = args.num_iterations > 1 or args.steps_per_generation > args.gradient_accumulation_steps
+    return several or args.use_vllm and args.vllm_importance_sampling_correction
 
 
 # What leaves the model's whole distribution as it is; the first value is what we advise.

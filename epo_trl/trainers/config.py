@@ -194,6 +194,12 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
                 "EPO, or epo_lambda=0 to use TRL's bonus."
             )
         self._check_methods()
+        if self.loss_type == "cispo" and not (self.epsilon if self.epsilon_high is None else self.epsilon_high) >= 1:
+            raise ValueError(
+                f"epsilon_high: got {self.epsilon_high} with loss_type 'cispo', takes a number >= 1: CISPO caps every "
+                f"ratio at epsilon_high, or at epsilon ({self.epsilon}) without one, so each ratio near 1 would be that "
+                "number and the gradient that part of it. ScaleRL (arXiv 2510.13786) has epsilon_high: 5.0"
+            )
 
     def _check_methods(self) -> None:
         """Raises `ValueError` for methods that are unknown or make no sense here."""

@@ -1,0 +1,99 @@
+"""TRL's losses whose scale is another where a sequence is an episode of several turns, and what is said of them."""
+
+import math
+import warnings
+
+import pytest
+from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
+
+from epo_trl.trainers.checks import vespo_weight, warn_of_scale
+
+TOKENS, EPISODES = 39, 8  # of the episodes made by hand; the aborted one has no token and counts as a row of TRL's
+
+
+def gradients(folder, *, then=lambda trainer: None, **changes):
+    """Returns the gradients of one update on the episodes made by hand, without entropy terms."""
+    trainer = make_trainer(folder, epo_lambda=0.0, **changes)
+    trainer.play = lambda tasks, **kwargs: make_episodes()
+    then(trainer)
+    found = catch_step(trainer)[1]
+    assert largest(found) > 1e-3
+    return found
+
+
+def assert_times(factor, one, other):
+    """Checks that one set of gradients is so many times the other."""
+    assert difference({name: value * factor for name, value in other.items()}, one) < 1e-5 * largest(one)
+
+
+def test_luspo_is_as_many_times_dapo_as_an_episode_has_tokens(tmp_path):
+    """39 tokens in 8 rows: 4.875 a row."""
+    luspo, dapo = (gradients(tmp_path, loss_type=name) for name in ("luspo", "dapo"))
+    assert_times(TOKENS / EPISODES, luspo, dapo)
+
+
+def test_cispo_with_a_cap_below_1_is_that_part_of_itself(tmp_path):
+    """All ratios are 1: capped at 5 they stay, and the gradient is that of any clipped loss; at 0.2 a fifth is left."""
+    whole, dapo = (gradients(tmp_path, **x) for x in ({"loss_type": "cispo", "epsilon_high": 5.0}, {"loss_type": "dapo"}))
+    assert_times(1.0, whole, dapo)
+    part = gradients(
+        tmp_path, loss_type="cispo", epsilon_high=5.0, then=lambda trainer: setattr(trainer, "epsilon_high", 0.2)
+    )
+    assert_times(0.2, part, whole)
+
+
+@pytest.mark.parametrize("changes", [{}, {"epsilon_high": 0.28}, {"epsilon_high": 0.0}], ids=str)
+def test_cispo_with_such_a_cap_is_refused(tmp_path, changes):
+    with pytest.raises(ValueError, match=f"epsilon_high: got {changes.get('epsilon_high')} .*'cispo'.*epsilon_high: 5.0"):
+        make_config(tmp_path, loss_type="cispo", **changes)
+    for cap in ({"epsilon_high": 1.0}, {"epsilon": 1.0}):
+        make_config(tmp_path, loss_type="cispo", **cap)
+
+
+def test_vespo_weighs_an_episode_by_the_product_of_its_ratios(tmp_path):
+    """Positive advantage, k 2, lambda 3: e^3 w^2 e^(-3 w). 20 turns of 10 tokens at 0.95: w = 0.95^200 = 3.5e-5, so
+    20.1 * 1.2e-9 * 1 = 2.5e-8. One turn of 10 tokens: w = 0.599, so 20.1 * 0.358 * 0.166 = 1.19."""
+    args = make_config(tmp_path, loss_type="vespo")
+    w = 0.95**200
+    assert vespo_weight(args, 200) == pytest.approx(math.exp(3 - 3 * w) * w**2, rel=1e-3)
+    assert vespo_weight(args, 200) == pytest.approx(2.47e-8, rel=1e-2)
+    assert vespo_weight(args, 10) == pytest.approx(1.19, rel=1e-2)
+
+
+@pytest.mark.parametrize(("loss", "same"), [("vespo", "dapo"), ("sapo", "grpo")])
+def test_in_the_first_update_on_a_batch_every_ratio_is_1_and_weighs_1(tmp_path, loss, same):
+    one, other = (gradients(tmp_path, loss_type=name) for name in (loss, same))
+    assert_times(1.0, one, other)
+
+
+def said(args):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_scale(args)
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"loss_type": "dapo"}, []),
+        ({"loss_type": "cispo", "epsilon_high": 5.0}, []),
+        ({"loss_type": "dr_grpo"}, ["'dr_grpo'", "max_completion_length (10)", "max_turns (20)"]),
+        ({"loss_type": "luspo"}, ["'luspo'", "max_turns * max_completion_length (200)", "loss_type: dapo"]),
+        ({"loss_type": "vespo"}, []),
+        ({"loss_type": "vespo", "num_iterations": 2}, ["'vespo'", "(200) factors", "0.95 weighs 2e-08", "num_iterations: 1"]),
+        ({"loss_type": "vespo", "steps_per_generation": 2, "per_device_train_batch_size": 4}, ["weighs 2e-08"]),
+        ({"loss_type": "vespo", "num_iterations": 2, "max_turns": 1}, []),
+    ],
+    ids=str,
+)
+def test_what_is_said_of_a_loss(tmp_path, changes, parts):
+    texts = said(make_config(tmp_path, **{"max_turns": 20, "max_completion_length": 10, **changes}))
+    assert len(texts) == bool(parts)
+    assert all(part in texts[0] for part in parts)
+
+
+def test_a_trainer_says_it(tmp_path):
+    with pytest.warns(UserWarning, match="loss_type: got 'luspo', which sums over an episode's tokens"):
+        make_trainer(tmp_path, loss_type="luspo")
+
