@@ -12,6 +12,10 @@ SUCCESS_RULES = {
     "ended-with-score": "the engine ended the episode, for whatever reason, with a score above 0 (exploitable)",
 }
 
+# Largest size of a turn's reward. Returns are squared and summed in float32, which ends at 3.4e38: two returns of 1,000
+# such turns differ by 2e15 at most, the square is 4e30, and the sum over a million tokens of a batch 4e36.
+LARGEST_REWARD = 1e12
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +10,7 @@ from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
 from epo_trl.rollout.examples import PastTurn
 from epo_trl.rollout.parsing import ParsedResponse
-from epo_trl.rollout.rules import RolloutSettings
+from epo_trl.rollout.rules import LARGEST_REWARD, RolloutSettings
 from epo_trl.types import Episode, StopReason, Turn
 
 NOT_ACCEPTED = "the environment does not know this action"
@@ -107,8 +106,12 @@ class RunningEpisode:
             observation, env_reward, terminated, truncated, info = self.observation, 0.0, False, False, self.info
         won = self.settings.is_won(terminated, truncated, info)
         reward = self.settings.reward(float(env_reward), won=won, is_valid=parsed.is_valid)
-        if not math.isfinite(reward):
-            raise EnvError(f"reward: the environment gave {env_reward!r} for {parsed.action!r}, takes a finite number")
+        if not abs(reward) <= LARGEST_REWARD:  # NaN neither
+            raise EnvError(
+                f"reward: expected a number from {-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}, beyond which a loss may "
+                f"overflow, got {reward!r} (the environment gave {env_reward!r} for {parsed.action!r}); lower "
+                "env_reward_weight, or have the environment give less"
+            )
         self.turns.append(
             Turn(
                 prompt_ids=tuple(prompt.ids),

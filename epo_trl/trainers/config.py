@@ -15,7 +15,7 @@ from epo_trl.methods import as_names, methods_of
 from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
 from epo_trl.rollout.context import CONTEXTS
-from epo_trl.rollout.rules import INVALID_ACTIONS
+from epo_trl.rollout.rules import INVALID_ACTIONS, LARGEST_REWARD
 from epo_trl.rollout.tool_calls import ACTION_FORMATS
 from epo_trl.trainers.rollout_config import RolloutArguments
 
@@ -243,7 +243,10 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         checks = {
             "a number > 0": (("temperature", "env_step_seconds", "env_reset_seconds"), lambda x: 0 < x < math.inf),
             "a number >= 0": (("eval_temperature",), lambda x: 0 <= x < math.inf),
-            "a finite number": (("success_reward", "env_reward_weight"), math.isfinite),
+            "a finite number": (("env_reward_weight",), math.isfinite),
+            f"a number from {-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}": (
+                ("success_reward", "invalid_action_penalty"), lambda x: abs(x) <= LARGEST_REWARD,
+            ),
             "an integer >= 1 or null": (
                 (
                     "eval_episodes",
