@@ -13,7 +13,7 @@ from trainer_kit import catch_step, difference, largest, make_episode, make_epis
 
 from epo_trl.methods import Ranks
 from epo_trl.methods.gae import TokenGAE, TurnGAE
-from epo_trl.objectives.gae import generalized_advantages, rewards_to_go, turn_edges
+from epo_trl.objectives.gae import turn_edges
 from epo_trl.trainers.nothing_to_learn import equal_outcomes
 from epo_trl.trainers.value_statistics import whitened
 from epo_trl.types import StopReason
@@ -146,7 +146,8 @@ def test_outcomes_by_hand():
         turn_ids=torch.tensor([[0, 0, 1, 1], [0, 0, -1, -1], [0, 0, -1, -1]]),
         mask=torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]),
     )
-    for credit, expected in {TurnGAE: [[5.5, 10], [0.5, NO], [NO, NO]], TokenGAE: [[1.5, 5], [0.25, NO], [NO, NO]]}.items():
+    by_hand = {TurnGAE: [[5.5, 10], [0.5, NO], [NO, NO]], TokenGAE: [[1.5, 5], [0.25, NO], [NO, NO]]}
+    for credit, expected in by_hand.items():
         outcomes = credit(0.5, 0.9).credit(batch).outcomes
         torch.testing.assert_close(outcomes, torch.tensor(expected).double(), equal_nan=True)
 

@@ -34,7 +34,8 @@ def test_luspo_is_as_many_times_dapo_as_an_episode_has_tokens(tmp_path):
 
 def test_cispo_with_a_cap_below_1_is_that_part_of_itself(tmp_path):
     """All ratios are 1: capped at 5 they stay, and the gradient is that of any clipped loss; at 0.2 a fifth is left."""
-    whole, dapo = (gradients(tmp_path, **x) for x in ({"loss_type": "cispo", "epsilon_high": 5.0}, {"loss_type": "dapo"}))
+    whole = gradients(tmp_path, loss_type="cispo", epsilon_high=5.0)
+    dapo = gradients(tmp_path, loss_type="dapo")
     assert_times(1.0, whole, dapo)
     part = gradients(
         tmp_path, loss_type="cispo", epsilon_high=5.0, then=lambda trainer: setattr(trainer, "epsilon_high", 0.2)
@@ -44,7 +45,8 @@ def test_cispo_with_a_cap_below_1_is_that_part_of_itself(tmp_path):
 
 @pytest.mark.parametrize("changes", [{}, {"epsilon_high": 0.28}, {"epsilon_high": 0.0}], ids=str)
 def test_cispo_with_such_a_cap_is_refused(tmp_path, changes):
-    with pytest.raises(ValueError, match=f"epsilon_high: got {changes.get('epsilon_high')} .*'cispo'.*epsilon_high: 5.0"):
+    got = changes.get("epsilon_high")
+    with pytest.raises(ValueError, match=f"epsilon_high: got {got} with loss_type 'cispo', .* epsilon_high: 5.0"):
         make_config(tmp_path, loss_type="cispo", **changes)
     for cap in ({"epsilon_high": 1.0}, {"epsilon": 1.0}):
         make_config(tmp_path, loss_type="cispo", **cap)
@@ -81,7 +83,7 @@ def said(args):
         ({"loss_type": "dr_grpo"}, ["'dr_grpo'", "max_completion_length (10)", "max_turns (20)"]),
         ({"loss_type": "luspo"}, ["'luspo'", "max_turns * max_completion_length (200)", "loss_type: dapo"]),
         ({"loss_type": "vespo"}, []),
-        ({"loss_type": "vespo", "num_iterations": 2}, ["'vespo'", "(200) factors", "0.95 weighs 2e-08", "num_iterations: 1"]),
+        ({"loss_type": "vespo", "num_iterations": 2}, ["'vespo'", "(200) factors", "0.95 weighs 2e-08"]),
         ({"loss_type": "vespo", "steps_per_generation": 2, "per_device_train_batch_size": 4}, ["weighs 2e-08"]),
         ({"loss_type": "vespo", "num_iterations": 2, "max_turns": 1}, []),
     ],
@@ -96,4 +98,3 @@ def test_what_is_said_of_a_loss(tmp_path, changes, parts):
 def test_a_trainer_says_it(tmp_path):
     with pytest.warns(UserWarning, match="loss_type: got 'luspo', which sums over an episode's tokens"):
         make_trainer(tmp_path, loss_type="luspo")
-

@@ -153,8 +153,8 @@ class MicroBatch:
             `loss` made of it counts like the policy loss, `policy_mean(x)` as much as advantages of `-x`.
         rl_step: From 0.
         total_rl_steps: Of the run.
-        nucleus_entropy: (b, T) in nats, with gradient and `Need.NUCLEUS`: entropy over the tokens to which the policy at
-            the start of RL gives more than `cut`, renormalised; 0 where those are less than two.
+        nucleus_entropy: (b, T) in nats, with gradient and `Need.NUCLEUS`: entropy over the tokens to which the policy
+            at the start of RL gives more than `cut`, renormalised; 0 where those are less than two.
         choice: (b, T) boolean, where they are two or more, with `Need.NUCLEUS`.
         top_p_entropy: (b, T) the same over the fewest tokens that have `top_p` of the policy now, with `Need.TOP_P`.
         marks: What the method's `shape` has attached to these rows.

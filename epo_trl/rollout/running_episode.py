@@ -108,8 +108,8 @@ class RunningEpisode:
         reward = self.settings.reward(float(env_reward), won=won, is_valid=parsed.is_valid)
         if not abs(reward) <= LARGEST_REWARD:  # NaN neither
             raise EnvError(
-                f"reward: expected a number from {-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}, beyond which a loss may "
-                f"overflow, got {reward!r} (the environment gave {env_reward!r} for {parsed.action!r}); lower "
+                f"reward: expected a number from {-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}, beyond which a loss "
+                f"may overflow, got {reward!r} (the environment gave {env_reward!r} for {parsed.action!r}); lower "
                 "env_reward_weight, or have the environment give less"
             )
         self.turns.append(

@@ -54,27 +54,27 @@ def warn_of_scale(args: EPOConfig) -> None:
     turn, tokens = args.max_completion_length, args.max_turns * args.max_completion_length
     if args.loss_type == "dr_grpo":
         warnings.warn(
-            f"loss_type: got 'dr_grpo', which divides the sum over an episode's tokens by max_completion_length ({turn}). "
-            "That is the longest response of one turn here, so policy loss and KL are "
-            f"up to max_turns ({args.max_turns}) times too large, and the entropy terms, which are means, that much "
-            "too small beside them. Take loss_type: dapo (a mean over tokens), or divide learning_rate and multiply "
-            "epo_lambda by the turns of an episode.",
+            "loss_type: got 'dr_grpo', which divides the sum over an episode's tokens by max_completion_length "
+            f"({turn}). That is the longest response of one turn here, so policy loss and KL are up to max_turns "
+            f"({args.max_turns}) times too large, and the entropy terms, which are means, that much too small beside "
+            "them. Take loss_type: dapo (a mean over tokens), or divide learning_rate and multiply epo_lambda by the "
+            "turns of an episode.",
             stacklevel=2,
         )
     if args.loss_type == "luspo":
         warnings.warn(
             "loss_type: got 'luspo', which sums over an episode's tokens without a divisor: policy loss and KL are as "
             "many times those of loss_type: dapo as an episode has tokens, up to max_turns * max_completion_length "
-            f"({tokens}). The entropy terms, which are means, are that much too small beside them, and max_grad_norm "
-            f"({args.max_grad_norm}) clips nearly every update. Take loss_type: dapo, which weighs tokens against each "
-            "other as 'luspo' does, or multiply epo_lambda and max_grad_norm by the tokens of an episode.",
+            f"({tokens}), and the entropy terms, which are means, that much too small beside them. Take loss_type: "
+            "dapo, which weighs tokens against each other as 'luspo' does, or multiply epo_lambda and max_grad_norm "
+            "by the tokens of an episode.",
             stacklevel=2,
         )
     if args.loss_type == "vespo" and _ratios_differ_from_1(args) and (weight := vespo_weight(args, tokens)) < 0.1:
         warnings.warn(
-            "loss_type: got 'vespo', which weighs an episode by the product of its tokens' ratios, over all turns up to "
-            f"max_turns * max_completion_length ({tokens}) factors: an episode of that length whose tokens all have a "
-            f"ratio of {_SOME_RATIO} weighs {weight:.0e} and teaches nothing. Take loss_type: dapo, which clips each "
+            "loss_type: got 'vespo', which weighs an episode by the product of its tokens' ratios, over all turns up "
+            f"to max_turns * max_completion_length ({tokens}) factors: an episode of that length whose tokens all have "
+            f"a ratio of {_SOME_RATIO} weighs {weight:.0e} and teaches nothing. Take loss_type: dapo, which clips each "
             "token's ratio, or policy_method: gspo with it, which has one ratio for each turn; or make one update on "
             "each batch (num_iterations: 1, steps_per_generation as gradient_accumulation_steps).",
             stacklevel=2,

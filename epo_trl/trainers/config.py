@@ -197,8 +197,8 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         if self.loss_type == "cispo" and not (self.epsilon if self.epsilon_high is None else self.epsilon_high) >= 1:
             raise ValueError(
                 f"epsilon_high: got {self.epsilon_high} with loss_type 'cispo', takes a number >= 1: CISPO caps every "
-                f"ratio at epsilon_high, or at epsilon ({self.epsilon}) without one, so each ratio near 1 would be that "
-                "number and the gradient that part of it. ScaleRL (arXiv 2510.13786) has epsilon_high: 5.0"
+                f"ratio at epsilon_high, or at epsilon ({self.epsilon}) without one, so each ratio near 1 would be "
+                "that number and the gradient that part of it. ScaleRL (arXiv 2510.13786) has epsilon_high: 5.0"
             )
 
     def _check_methods(self) -> None:
@@ -245,7 +245,8 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             "a number >= 0": (("eval_temperature",), lambda x: 0 <= x < math.inf),
             "a finite number": (("env_reward_weight",), math.isfinite),
             f"a number from {-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}": (
-                ("success_reward", "invalid_action_penalty"), lambda x: abs(x) <= LARGEST_REWARD,
+                ("success_reward", "invalid_action_penalty"),
+                lambda x: abs(x) <= LARGEST_REWARD,
             ),
             "an integer >= 1 or null": (
                 (

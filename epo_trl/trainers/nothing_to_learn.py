@@ -145,7 +145,7 @@ def silent_steps(args: EPOConfig, methods: Methods, ranks: Ranks, group_size: in
         group_size: Episodes of a task.
         has_critic: Whether the trainer has one.
     """
-    if has_critic or methods.need(Need.FEATURES):  # critics compare all turns, ArCHer's also with those of earlier batches
+    if has_critic or methods.need(Need.FEATURES):  # critics compare all turns, ArCHer's those of earlier batches too
         return SilentSteps(args.generation_batch_size, "the whole batch", ranks, by_turns=True)
     credit = next(iter(methods.values()))
     return SilentSteps(group_size, "every group", ranks, by_turns=Need.TURN_REWARDS in credit.needs)
