@@ -156,6 +156,7 @@ class MicroBatch:
         choice: (b, T) boolean, where they are two or more, with `Need.NUCLEUS`.
         top_p_entropy: (b, T) in nats, with gradient: entropy of the policy restricted to, and renormalised over, the
             fewest tokens that together have `top_p` of it now. With `Need.TOP_P`.
+        compute_dtype: What the logits were computed in: two passes of one policy differ by its rounding.
         marks: What the method's `shape` has attached to these rows.
     """
 
@@ -172,6 +173,7 @@ class MicroBatch:
     nucleus_entropy: Tensor | None = None
     choice: Tensor | None = None
     top_p_entropy: Tensor | None = None
+    compute_dtype: torch.dtype = torch.float32
     marks: Mapping[str, Tensor] = field(default_factory=dict)
 
     @cached_property
