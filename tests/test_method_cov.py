@@ -90,7 +90,7 @@ def test_rounding_of_logits_is_no_distance(dtype):
     """Two passes whose logits differ by their rounding alone have no penalty; a change of 0.2 nats has."""
     generator = torch.Generator().manual_seed(0)
     logits = (2.5 * torch.randn(400, 64, generator=generator, dtype=torch.float64)).clamp(-6, 6)
-    noise = torch.finfo(dtype).eps / 2 * (torch.rand(logits.shape, generator=generator) - 0.5)  # before they are rounded
+    noise = torch.finfo(dtype).eps / 2 * (torch.rand(logits.shape, generator=generator) - 0.5)
     rounded = ((x.to(dtype).float()).log_softmax(-1)[None, :, 0] for x in (logits, logits * (1 + noise)))
     old, logps = rounded
     ones = torch.ones_like(old)

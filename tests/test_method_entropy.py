@@ -77,7 +77,8 @@ def test_the_adaptive_coefficient_stays_at_its_maximum():
 
 def test_the_adaptive_bonus_is_epos_bonus_without_its_band(tmp_path):
     """lambda 0.5 and no smoothing against a coefficient of 0.5."""
-    adaptive = {"method_kwargs": {"adaptive": {"target": 9.0, "start": 0.5, "maximum": 0.5}}, "entropy_method": ["adaptive"]}
+    settings = {"target": 9.0, "start": 0.5, "maximum": 0.5}
+    adaptive = {"method_kwargs": {"adaptive": settings}, "entropy_method": ["adaptive"]}
     for size in (8, 2):
         cut = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 8 // size}
         epo = catch_step(trainer_of(tmp_path, epo_lambda=0.5, smoothing_alpha=0.0, **cut))[1]
@@ -86,8 +87,8 @@ def test_the_adaptive_bonus_is_epos_bonus_without_its_band(tmp_path):
 
 def test_the_adaptive_coefficient_goes_through_a_checkpoint(tmp_path):
     settings = {
-        "entropy_method": ["adaptive"], "method_kwargs": {"adaptive": {"target": 9.0, "delta": 0.1, "maximum": 1.0}}, "max_steps": 4,
-        "save_strategy": "steps", "save_steps": 2,
+        "entropy_method": ["adaptive"], "method_kwargs": {"adaptive": {"target": 9.0, "delta": 0.1, "maximum": 1.0}},
+        "max_steps": 4, "save_strategy": "steps", "save_steps": 2,
     }  # fmt: skip
     straight = trainer_of(tmp_path, **settings)
     straight.train()

@@ -66,14 +66,14 @@ def test_what_each_tag_is_paid_for():
 
 
 def test_a_turn_that_is_not_valid_has_no_tag_and_earns_nothing():
-    """Not in a won episode, and not a new action; what it tried in vain is still new, and reflection needs a failure."""
+    """Not in a won episode, not a new action; what it tried in vain is still new, and reflection needs a failure."""
     turns = [("planning", "a", False), ("explore", "a", True), ("explore", "a", True), ("explore", "b", False)]
     assert list(tag_rewards(episode(*turns, won=True))) == [("", 0), ("explore", 1), ("explore", 0), ("", 0)]
     assert list(tag_rewards(episode(("reflection", "a", True), won=True))) == [("reflection", 0)]
 
 
 def test_a_turn_that_is_not_valid_is_not_compared_with_those_of_its_tag():
-    """Two planning turns of a lost and a won episode: 0 and 1, whatever the invalid one of another episode is tagged."""
+    """Two planning turns of a lost and a won episode: 0 and 1, whatever the invalid one of a third is tagged."""
     won, lost = episode(("planning", "a", True), won=True), episode(("planning", "a", True))
     third = episode(("planning", "b", False), won=True)
     got = RLVMR(alpha=0.0).credit(batch_of([won, lost, third], [0.0, 0.0, 0.0])).advantages

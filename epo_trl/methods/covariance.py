@@ -108,7 +108,7 @@ class KLCov(Method):
     """Adds `coefficient * |log pi - log pi_old|` to the policy loss of the tokens with the highest covariance.
 
     As many as `share` of all tokens, at least one. The policy loss itself stays TRL's. The term carries gradient. It is
-    0 as long as pi is pi_old, so there has to be an update inside of some batch. A distance that rounding alone can make
+    0 as long as pi is pi_old, so an update has to fall inside of some batch. A distance that rounding alone can make
     (`rounding_nats`) is 0 too: its sign is random, and the gradient of a distance is as large near 0 as far from it.
 
     Args:

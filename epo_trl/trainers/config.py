@@ -119,8 +119,8 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     top_entropy_quantile: float = field(
         default=1.0,
         metadata={
-            "help": "TRL's: the share of tokens, those with the highest entropy, that the policy loss keeps; 1 keeps all. "
-            "The threshold is that of each micro-batch, so which tokens are kept depends on how a batch is cut."
+            "help": "TRL's: the share of tokens, those with the highest entropy, that the policy loss keeps; 1 keeps "
+            "all. The threshold is that of each micro-batch, so which are kept depends on how a batch is cut."
         },
     )
 
