@@ -54,7 +54,7 @@ CREDITS = {
         "num_generations": 2,
     },
 }
-OF_PPO = ("critic_learning_rate", "critic_warmup_steps", "value_clip")
+OF_PPO = ("critic_learning_rate", "critic_warmup_steps", "value_clip", "bootstrap_truncated")
 
 
 def room_prompts(suite: CorridorSuite, context: ContextBuilder) -> list[list[int]]:
@@ -111,6 +111,7 @@ def make_trainer(
         critic_learning_rate=CRITIC_RATE,
         critic_warmup_steps=WARM_UP * EPOCHS,
         value_clip=None,
+        bootstrap_truncated=True,  # the rooms do not show the limit
         beta=KL,
         epo_lambda=0.0,
         smoothing_alpha=0.0,

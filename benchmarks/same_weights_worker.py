@@ -46,8 +46,8 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "grpo-epo": {"epo_lambda": 0.05},
-    "ppo": {"gamma": 0.95, "gae_lambda": 0.9, "critic_learning_rate": 5e-3},
-    "ppo-epo": {"gamma": 0.95, "gae_lambda": 0.9, "epo_lambda": 0.05},
+    "ppo": {"gamma": 0.95, "gae_lambda": 0.9, "bootstrap_truncated": True, "critic_learning_rate": 5e-3},
+    "ppo-epo": {"gamma": 0.95, "gae_lambda": 0.9, "bootstrap_truncated": True, "epo_lambda": 0.05},
 }
 # What one run has and the others have not. `num_iterations` and `steps_per_generation` make several updates of a batch.
 OWN: dict[str, dict[str, Any]] = {

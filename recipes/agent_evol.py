@@ -9,6 +9,9 @@ from:
         --model_name_or_path runs/alfworld-tiny/sft --output_dir runs/alfworld-tiny/agent_evol \\
         --rounds 4 --samples 1000 --max_steps 1000 --max_completion_length 20
 
+The authors' rounds start from the chat model before any imitation. Here they start from what you name, which has to
+be a warm start: a model that has learned nothing wins no episode, and this recipe plays before it trains.
+
 The policies are in `output_dir/round-1`, `round-2`, ... With a `protocol` the test lists are played before the first
 round and after each; without, play the last policy with recipes/evaluate.py. The same command goes on where a run was
 interrupted.

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import random
 import warnings
 
 import pytest
@@ -15,6 +16,7 @@ from trainer_kit import (
     difference,
     largest,
     make_config,
+    make_episode,
     make_episodes,
     make_model,
     make_trainer,
@@ -27,7 +29,7 @@ from epo_trl.long_runs.checkpoint_files import seal
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.long_runs.whole_checkpoints import STATE_FILE
 from epo_trl.rollout import ChatTemplateError, TemplateError
-from epo_trl.trainers import EPOTrainer, row_scorer
+from epo_trl.trainers import EPOConfig, EPOTrainer, row_scorer
 from epo_trl.trainers.checks import warn_of_scale
 from epo_trl.trainers.epo_trainer import episode_return
 from epo_trl.types import StopReason
@@ -681,8 +683,45 @@ def test_a_divisor_of_one_turns_length_is_warned_of(tmp_path):
         warn_of_scale(make_config(tmp_path))
 
 
-def test_trls_own_bonus_is_allowed_without_lambda(tmp_path):
-    assert make_config(tmp_path, epo_lambda=0.0, entropy_coef=0.01).entropy_coef == 0.01
+@pytest.mark.parametrize("bonus", [{"entropy_coef": 0.01}, {"use_adaptive_entropy": True, "entropy_target": 1.0}])
+@pytest.mark.parametrize(
+    "without", [{"epo_lambda": 0.0}, {"entropy_method": []}, {"entropy_method": ["ea"]}], ids=["lambda", "none", "ea"]
+)
+def test_trls_own_bonus_is_allowed_without_epo(tmp_path, bonus, without):
+    make_config(tmp_path, **bonus, **without)
+
+
+@pytest.mark.parametrize("name", ["epo-base", "epo-v2", "turn-band"])
+def test_trls_own_bonus_is_refused_beside_a_variant_of_epo(tmp_path, name):
+    with pytest.raises(ValueError, match="entropy_coef: got 0.01 .*epo_lambda=0.001"):
+        make_config(tmp_path, entropy_coef=0.01, entropy_method=[name])
+
+
+def test_trls_own_bonus_without_epo_is_epos_where_all_episodes_are_alike(tmp_path):
+    """A mean over tokens and one over episodes are the same for episodes of one turn with four tokens."""
+
+    def step(**changes):
+        trainer = make_trainer(tmp_path, **changes)
+        rng = random.Random(0)
+        episodes = [make_episode([(5, 4)], float(i), rng) for i in range(ROWS)]
+        trainer.play = lambda tasks, **_: episodes
+        return catch_step(trainer)[1]
+
+    plain, epo = step(entropy_method=[]), step(epo_lambda=0.5, smoothing_alpha=0.0)
+    assert difference(step(entropy_method=[], entropy_coef=0.5), epo) < 1e-5 < 1e-3 < difference(plain, epo)
+
+
+def test_top_entropy_quantile_depends_on_the_cut_and_says_so(tmp_path):
+    def step(size):
+        cut = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 8 // size}
+        trainer = make_trainer(tmp_path, epo_lambda=0.0, top_entropy_quantile=0.2, **cut)
+        trainer.play = lambda tasks, **_: make_episodes()
+        return catch_step(trainer)[1]
+
+    whole, cut = step(8), step(2)
+    assert difference(whole, cut) > 0.1 * largest(whole)
+    help_text = EPOConfig.__dataclass_fields__["top_entropy_quantile"].metadata["help"]
+    assert "depends on how a batch is cut" in help_text
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ def episode(actions, reward, won=False, stop=StopReason.TURN_LIMIT):
 
 ABORTED = episode("z", 99.0, stop=StopReason.ABORTED)
 MIXED = [episode("ab", 10.0, won=True), episode("ac", 0.0), episode("ab", 5.0), ABORTED]
-EQUAL = [episode("ab", 1.0), episode("ba", 1.0), episode("cd", 1.0), episode("d", 1.0)]
+EQUAL = [episode("ab", 1.0), episode("ba", 1.0), episode("cb", 1.0), episode("db", 3.0)]  # none has won
 ALONE = [episode("a", 1.0), ABORTED, ABORTED, ABORTED]
 WANT = {
-    "env/group_return_std": (5.0 + 0.0) / 2,
+    "env/group_return_std": (5.0 + 1.0) / 2,
     "env/group_equal": 0.5,
     "env/group_first_actions": (1 + 4) / 2,
     "env/group_actions": (3 + 4) / 2,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from method_batches import batch_of, check_two_ranks, random_batch
-from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
+from trainer_kit import catch_step, difference, make_config, make_episodes, make_model, make_trainer
 
 from epo_trl.methods import MicroBatch
 from epo_trl.methods.covariance import ClipCov, KLCov, covariances
@@ -19,10 +19,9 @@ def hand_made(**others):
 
 
 def trainer_of(folder, name, settings, size=8, **changes):
-    trainer = make_trainer(
-        folder, epo_lambda=0.0, entropy_method=[name], method_kwargs={name: settings},
-        per_device_train_batch_size=size, gradient_accumulation_steps=8 // size, **changes,
-    )  # fmt: skip
+    cut = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 8 // size}
+    method = {"epo_lambda": 0.0, "entropy_method": [name], "method_kwargs": {name: settings}}
+    trainer = make_trainer(folder, **{**method, **cut, **changes})
     trainer.play = lambda tasks, **_: make_episodes()
     return trainer
 
@@ -86,6 +85,44 @@ def test_the_penalty_of_kl_cov_and_its_gradient_by_hand():
     torch.testing.assert_close(logps.grad, torch.tensor([[0.125, -0.125, 0.0, 0.0]]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounding_of_logits_is_no_distance(dtype):
+    """Two passes whose logits differ by their rounding alone have no penalty; a change of 0.2 nats has."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (2.5 * torch.randn(400, 64, generator=generator, dtype=torch.float64)).clamp(-6, 6)
+    noise = torch.finfo(dtype).eps / 2 * (torch.rand(logits.shape, generator=generator) - 0.5)
+    rounded = ((x.to(dtype).float()).log_softmax(-1)[None, :, 0] for x in (logits, logits * (1 + noise)))
+    old, logps = rounded
+    ones = torch.ones_like(old)
+    marks = {"marked": ones.bool()}
+    if dtype is not torch.float32:
+        assert ((old - logps).abs() > 1e-4).double().mean() > 0.5, "most tokens pass the threshold of float32"
+    for moved in (0.0, 0.2):
+        micro = MicroBatch(
+            logps + moved, ones, old, ones, ones, ones, torch.tensor(1.0), torch.mean, marks=marks, compute_dtype=dtype
+        )
+        assert KLCov().loss(micro).item() == pytest.approx(moved, abs=0.01 * moved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights", "want"),
+    [
+        ({"bf16": True}, torch.float32, torch.bfloat16),
+        ({}, torch.bfloat16, torch.bfloat16),
+        ({}, torch.float32, torch.float32),
+    ],
+)
+def test_methods_know_what_the_logits_were_computed_in(tmp_path, changes, weights, want):
+    trainer = make_trainer(
+        tmp_path, model=make_model().to(weights), entropy_method="kl-cov", num_iterations=2, max_steps=1, **changes
+    )
+    trainer.play = lambda tasks, **_: make_episodes()
+    seen, loss = [], trainer.methods["kl-cov"].loss
+    trainer.methods["kl-cov"].loss = lambda micro: seen.append(micro.compute_dtype) or loss(micro)
+    trainer.train()
+    assert seen == [want]
+
+
 def test_only_tokens_that_count_are_marked():
     advantages, batch = random_batch()
     marked = KLCov(share=1.0).shape(advantages, batch).marks["marked"]
@@ -116,11 +153,35 @@ def test_kl_cov_holds_back_in_the_second_update_however_the_batch_is_cut(tmp_pat
     assert difference(whole, cut) < 1e-4 < 1e-3 < difference(whole, without)
 
 
-def test_kl_cov_is_refused_where_a_batch_serves_one_update(tmp_path):
-    with pytest.raises(ValueError, match="num_iterations: got 1 with .* in which the penalty of 'kl-cov' is 0"):
-        make_config(tmp_path, entropy_method="kl-cov")
-    make_config(tmp_path, entropy_method="kl-cov", steps_per_generation=2)
-    make_config(tmp_path, entropy_method="kl-cov", num_iterations=2)
+@pytest.mark.parametrize(
+    "passes",
+    [
+        {},
+        {"gradient_accumulation_steps": 2, "num_iterations": 2, "steps_per_generation": 1},
+        {"gradient_accumulation_steps": 2, "steps_per_generation": 1},
+    ],
+)
+def test_kl_cov_is_refused_where_no_update_falls_into_a_batch(tmp_path, passes):
+    with pytest.raises(ValueError, match="num_iterations: got . with .* and the penalty of 'kl-cov' is 0"):
+        make_config(tmp_path, entropy_method="kl-cov", **passes)
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        {"steps_per_generation": 2},
+        {"num_iterations": 2},
+        {"gradient_accumulation_steps": 3, "steps_per_generation": 2},
+    ],
+)
+def test_kl_cov_is_taken_where_an_update_falls_into_a_batch(tmp_path, passes):
+    """Also into each second batch alone, which two updates share."""
+    trainer = trainer_of(tmp_path, "kl-cov", {"share": 1.0}, max_steps=3, **passes)
+    trainer.play = lambda tasks, **_: (2 * make_episodes())[: len(tasks)]
+    seen, loss = [], trainer.methods["kl-cov"].loss
+    trainer.methods["kl-cov"].loss = lambda micro: seen.append(loss(micro).item()) or loss(micro)
+    trainer.train()
+    assert max(seen) > 1e-3
 
 
 @pytest.mark.parametrize(

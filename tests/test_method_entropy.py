@@ -47,7 +47,7 @@ def test_entropy_based_advantages_change_the_gradient_alike_however_the_batch_is
 
 def test_the_adaptive_coefficient_by_hand():
     """Target 1, delta 0.25: up while the entropy is at most 1; above it, down, and no bonus in the next step."""
-    method = AdaptiveEntropy(target=1.0, delta=0.25, start=0.25)
+    method = AdaptiveEntropy(target=1.0, delta=0.25, start=0.25, maximum=1.0)
     seen = []
     for entropy in (0.5, 1.0, 2.0, math.nan, 0.5, 3.0, 3.0, 3.0, 3.0, 3.0):
         metrics = method.end_rl_step(StepSummary(entropy, {}))
@@ -66,9 +66,19 @@ def test_the_adaptive_coefficient_by_hand():
     ]
 
 
+def test_the_adaptive_coefficient_stays_at_its_maximum():
+    """The authors' 0.005 by default; from there it falls as from any other."""
+    method = AdaptiveEntropy(target=1.0, delta=0.002)
+    used = [method.end_rl_step(StepSummary(0.5, {}))["adaptive/coefficient"] for _ in range(5)]
+    assert used == pytest.approx([0.0, 0.002, 0.004, 0.005, 0.005])
+    method.end_rl_step(StepSummary(2.0, {}))
+    assert method.coefficient == pytest.approx(0.003)
+
+
 def test_the_adaptive_bonus_is_epos_bonus_without_its_band(tmp_path):
     """lambda 0.5 and no smoothing against a coefficient of 0.5."""
-    adaptive = {"method_kwargs": {"adaptive": {"target": 9.0, "start": 0.5}}, "entropy_method": ["adaptive"]}
+    settings = {"target": 9.0, "start": 0.5, "maximum": 0.5}
+    adaptive = {"method_kwargs": {"adaptive": settings}, "entropy_method": ["adaptive"]}
     for size in (8, 2):
         cut = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 8 // size}
         epo = catch_step(trainer_of(tmp_path, epo_lambda=0.5, smoothing_alpha=0.0, **cut))[1]
@@ -77,8 +87,8 @@ def test_the_adaptive_bonus_is_epos_bonus_without_its_band(tmp_path):
 
 def test_the_adaptive_coefficient_goes_through_a_checkpoint(tmp_path):
     settings = {
-        "entropy_method": ["adaptive"], "method_kwargs": {"adaptive": {"target": 9.0, "delta": 0.1}}, "max_steps": 4,
-        "save_strategy": "steps", "save_steps": 2,
+        "entropy_method": ["adaptive"], "method_kwargs": {"adaptive": {"target": 9.0, "delta": 0.1, "maximum": 1.0}},
+        "max_steps": 4, "save_strategy": "steps", "save_steps": 2,
     }  # fmt: skip
     straight = trainer_of(tmp_path, **settings)
     straight.train()
@@ -95,6 +105,8 @@ def test_the_adaptive_coefficient_goes_through_a_checkpoint(tmp_path):
         ("ea", {"kappa": 1}, "kappa: got 1, takes a number > 1"),
         ("adaptive", {"target": math.nan}, "target: got nan, takes a number >= 0"),
         ("adaptive", {"target": 1, "delta": -1}, "delta: got -1, takes a number >= 0"),
+        ("adaptive", {"target": 1, "maximum": -1}, "maximum: got -1, takes a number >= 0"),
+        ("adaptive", {"target": 1, "start": 0.1}, r"start: got 0.1, takes a number <= maximum \(0.005\)"),
     ],
 )
 def test_bad_settings_are_named(tmp_path, name, settings, message):

@@ -1,5 +1,8 @@
 """GiGPO: advantages worked out by hand, across ranks too, and the gradient's independence of how a batch is cut."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from trainer_kit import catch_step, difference, largest, make_config, make_trainer
@@ -47,6 +50,22 @@ def test_by_hand():
     torch.testing.assert_close(got, torch.tensor(want), rtol=0, atol=1e-5)
     plain = GiGPO(gamma=0.5, scale=False).credit(batch).advantages
     torch.testing.assert_close(plain[0], torch.tensor([3.7, 3.7, 0.7, 0.7]))
+
+
+@pytest.mark.parametrize("scale", [True, False], ids=["mean_std_norm", "mean_norm"])
+def test_step_advantages_are_those_of_the_authors_code(scale):
+    """Six groups of 3 to 7 episodes with 1 to 9 turns; the file says how its numbers were made."""
+    golden = json.loads((Path(__file__).parent / "gigpo_golden.json").read_text(encoding="utf-8"))
+    episodes = [episode([turn[:2] for turn in made["turns"]]) for made in golden["episodes"]]
+    groups = [made["group"] for made in golden["episodes"]]
+    batch = batch_of(episodes, groups, [0.0] * len(episodes))
+    got = GiGPO(gamma=golden["gamma"], scale=scale).credit(batch).advantages[:, ::2]  # two tokens a turn
+    want = torch.zeros_like(got)
+    for i, made in enumerate(golden["episodes"]):
+        for k, (_, _, scaled, plain) in enumerate(made["turns"]):
+            want[i, k] = scaled if scale else plain
+    assert (want != 0).sum() > 100 and want.abs().max() > 1
+    torch.testing.assert_close(got, want, rtol=0, atol=5e-6)
 
 
 def test_an_aborted_episode_is_in_no_anchor_group():

@@ -65,6 +65,21 @@ def test_what_each_tag_is_paid_for():
     assert list(tag_rewards(episode(("think", "a", True)))) == [("", 0.0)]
 
 
+def test_a_turn_that_is_not_valid_has_no_tag_and_earns_nothing():
+    """Not in a won episode, not a new action; what it tried in vain is still new, and reflection needs a failure."""
+    turns = [("planning", "a", False), ("explore", "a", True), ("explore", "a", True), ("explore", "b", False)]
+    assert list(tag_rewards(episode(*turns, won=True))) == [("", 0), ("explore", 1), ("explore", 0), ("", 0)]
+    assert list(tag_rewards(episode(("reflection", "a", True), won=True))) == [("reflection", 0)]
+
+
+def test_a_turn_that_is_not_valid_is_not_compared_with_those_of_its_tag():
+    """Two planning turns of a lost and a won episode: 0 and 1, whatever the invalid one of a third is tagged."""
+    won, lost = episode(("planning", "a", True), won=True), episode(("planning", "a", True))
+    third = episode(("planning", "b", False), won=True)
+    got = RLVMR(alpha=0.0).credit(batch_of([won, lost, third], [0.0, 0.0, 0.0])).advantages
+    torch.testing.assert_close(got, torch.tensor([[0.5**0.5] * 2, [-(0.5**0.5)] * 2, [0.0] * 2]), rtol=0, atol=1e-5)
+
+
 def test_the_penalty_is_for_valid_turns_without_a_tag():
     turns = episode(("planning", "a", True), ("think", "a", True), ("think", "a", False))
     assert RLVMR().turn_rewards(turns) == [0.0, -0.1, 0.0]

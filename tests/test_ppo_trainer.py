@@ -205,6 +205,12 @@ def test_a_next_prompt_that_does_not_fit_loses_its_beginning(context):
     assert builder.build([view])[0] is None or context == "concatenated"
 
 
+def test_the_defaults_are_what_docs_ppo_advises():
+    """Without a discount, bootstrapping leaves the value of an endless loop open."""
+    config = EPOPPOConfig.__dataclass_fields__
+    assert config["gamma"].default == 1.0 and config["bootstrap_truncated"].default is False
+
+
 def test_without_bootstrapping_a_cut_off_episode_ends(tmp_path):
     trainer, episodes = played(tmp_path, max_turns=2, bootstrap_truncated=False)
     states = trainer._final_states(episodes)

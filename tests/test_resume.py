@@ -25,6 +25,11 @@ from epo_trl.long_runs import whole_checkpoints
 from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, damage, seal
 from epo_trl.long_runs.disk_room import DiskFullError, DiskRoom
 from epo_trl.long_runs.resume_check import MAY_CHANGE, differences, settings_of
+from epo_trl.long_runs.state_file import read_state, write_state
+from epo_trl.long_runs.whole_checkpoints import STATE_FILE
+from epo_trl.methods.ea import EntropyAdvantage
+from epo_trl.methods.siren import SIREN
+from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.trainers import EPOPPOConfig
 
 TESTS = Path(__file__).parent
@@ -104,6 +109,77 @@ def test_a_model_is_its_weights_wherever_its_folder_is(tmp_path, monkeypatch):
     (line,) = differences(before, seen("there/start"))
     assert line.startswith("model: 'a folder of weights, XXH3 ")
     assert seen("org/name")["model"] == "org/name"
+
+
+def test_the_defaults_of_a_method_are_compared_and_writing_one_out_is_no_change(tmp_path, monkeypatch):
+    def seen(**settings):
+        kwargs = {"method_kwargs": {"siren": settings}} if settings else {}
+        return settings_of(make_trainer(tmp_path, entropy_method=["siren"], **kwargs))
+
+    before = seen()
+    assert before["methods"]["siren"] == {"weight": 0.005, "top_p": 0.8, "quantile": 0.8, "anchor": None}
+    assert differences(before, seen(weight=0.005)) == []
+    assert differences(before, seen(weight=0.1)) == ["methods.siren.weight: 0.005 in the checkpoint, 0.1 now"]
+    made = SIREN.__init__
+    monkeypatch.setattr(SIREN, "__init__", lambda self, **given: made(self, **{"weight": 1.01, **given}))
+    assert differences(before, seen()) == ["methods.siren.weight: 0.005 in the checkpoint, 1.01 now"]
+
+
+def test_a_template_is_its_words_wherever_its_folder_is(tmp_path):
+    shutil.copytree(TEMPLATES / "compact", tmp_path / "mine")
+
+    def seen(folder):
+        return settings_of(make_trainer(tmp_path / "run", prompt_template=str(folder)))
+
+    before = seen(tmp_path / "mine")
+    (tmp_path / "mine").rename(tmp_path / "moved")
+    assert differences(before, seen(tmp_path / "moved")) == []
+    with open(tmp_path / "moved" / "next.txt", "a", encoding="utf-8") as file:
+        file.write("Hurry up.")
+    (line,) = differences(before, seen(tmp_path / "moved"))
+    assert re.fullmatch(r"template.next: 'sha256 [0-9a-f]{12}' in the checkpoint, 'sha256 [0-9a-f]{12}' now", line)
+
+
+def test_a_run_with_another_default_or_template_is_refused_unless_forced(tmp_path, monkeypatch):
+    shutil.copytree(TEMPLATES / "compact", tmp_path / "mine")
+    changes = {"entropy_method": ["ea"], "prompt_template": str(tmp_path / "mine"), "max_steps": 2, "save_steps": 1}
+    resumable(tmp_path / "run", **changes).train()
+    checkpoint = str(tmp_path / "run" / "checkpoint-1")
+    made = EntropyAdvantage.__init__
+    monkeypatch.setattr(EntropyAdvantage, "__init__", lambda self, **given: made(self, **{"alpha": 0.3, **given}))
+    with open(tmp_path / "mine" / "first.txt", "a", encoding="utf-8") as file:
+        file.write("Hurry up.")
+    lines = r"(?s)methods.ea.alpha: 0.4 in the checkpoint, 0.3 now.*template.first: 'sha256"
+    with pytest.raises(ValueError, match=lines):
+        resumable(tmp_path / "run", **changes).train(resume_from_checkpoint=checkpoint)
+    forced = resumable(tmp_path / "run", **changes, resume_with_changes=True)
+    with pytest.warns(UserWarning, match=lines):
+        forced.train(resume_from_checkpoint=checkpoint)
+    assert forced.state.global_step == 2
+
+
+def test_of_a_checkpoint_of_an_earlier_version_it_is_said_what_is_not_compared(tmp_path):
+    changes = {"max_steps": 2, "save_steps": 1}
+    resumable(tmp_path, **changes).train()
+    checkpoint = tmp_path / "checkpoint-1"
+    state = read_state(checkpoint / STATE_FILE)
+    del state["settings"]["methods"], state["settings"]["template"]
+    write_state(checkpoint / STATE_FILE, state)
+    seal(checkpoint)
+    resumed = resumable(tmp_path, **changes)
+    with pytest.warns(UserWarning, match="earlier version, which did not keep methods, template: not compared"):
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert resumed.state.global_step == 2
+
+
+def test_a_trainer_state_without_content_is_named_as_damaged(tmp_path):
+    resumable(tmp_path, max_steps=1, save_steps=1).train()
+    checkpoint = tmp_path / "checkpoint-1"
+    for content in ("{}", "[]", "{"):
+        (checkpoint / "trainer_state.json").write_text(content)
+        seal(checkpoint)
+        with pytest.raises(ValueError, match="resume_from_checkpoint: .*trainer_state.json is damaged .*earlier check"):
+            resumable(tmp_path, max_steps=1, save_steps=1).train(resume_from_checkpoint=str(checkpoint))
 
 
 @pytest.mark.slow

@@ -82,8 +82,9 @@ def make_trainer(folder: Path | str, *, model: Any = None, suite: Any = None, **
 
 
 def make_ppo(folder: Path | str, *, model: Any = None, suite: Any = None, **changes: Any) -> EPOPPOTrainer:
-    """Returns a PPO trainer whose critic's head is not zero, so that values differ."""
-    trainer = _trainer(EPOPPOTrainer, EPOPPOConfig, folder, model, suite, {"num_generations": 1, **changes})
+    """Returns a PPO trainer that bootstraps, whose critic's head is not zero, so that values differ."""
+    defaults = {"num_generations": 1, "bootstrap_truncated": True}
+    trainer = _trainer(EPOPPOTrainer, EPOPPOConfig, folder, model, suite, {**defaults, **changes})
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(1)
         trainer.critic.head.weight.normal_()

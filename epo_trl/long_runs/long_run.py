@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from transformers.trainer import TRAINER_STATE_NAME
+
 from epo_trl.long_runs.checkpoint_files import damage, last_checkpoint, step_of
 from epo_trl.long_runs.main_process import on_main_process
 from epo_trl.long_runs.preemption import StopOnSigterm
-from epo_trl.long_runs.resume_check import differences, digest_of, refusal, settings_of
+from epo_trl.long_runs.resume_check import differences, digest_of, not_kept, refusal, settings_of
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.long_runs.whole_checkpoints import STATE_FILE, WholeCheckpoints
 
 FINISHED = "_finished.json"  # in `output_dir`, written last
+_READ_BY_TRANSFORMERS = ("global_step", "max_steps", "train_batch_size", "log_history")  # of its state in a checkpoint
 
 
 @dataclass
@@ -195,8 +198,11 @@ class LongRun(WholeCheckpoints):
                 raise ValueError(f"resume_from_checkpoint: got {checkpoint}, where {wrong}; take an earlier checkpoint")
         try:
             saved = read_state(os.path.join(checkpoint, STATE_FILE), "settings")["settings"]
+            read_state(os.path.join(checkpoint, TRAINER_STATE_NAME), *_READ_BY_TRANSFORMERS)
         except ValueError as error:
             raise ValueError(f"resume_from_checkpoint: {error}; take an earlier checkpoint") from error
+        if (unknown := not_kept(saved, self._settings)) and self.args.process_index == 0:
+            warnings.warn(f"{checkpoint} {unknown}", stacklevel=5)
         lines = differences(saved, self._settings)
         if lines and not self.args.resume_with_changes:
             raise ValueError(refusal(f"resume_from_checkpoint: {checkpoint}", lines))

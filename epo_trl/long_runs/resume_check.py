@@ -38,6 +38,8 @@ MAY_CHANGE = frozenset(
 )
 # Settings that name a model: a folder of weights or a Hub id.
 MODELS = ("model", "critic_model_name_or_path")
+# Settings as they were written, and what came of them, by which a run is known: defaults are in it, and a path is not.
+RESOLVED = {"method_kwargs": "methods", "prompt_template": "template"}
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
@@ -93,13 +95,20 @@ def _plain(value: Any) -> Any:
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Returns one line per setting that differs. Settings that only one of them has belong to another version."""
     lines = []
-    for name in sorted(saved.keys() & now.keys()):
+    both = saved.keys() & now.keys()
+    for name in sorted(both - {written for written, found in RESOLVED.items() if found in both}):
         old, new = saved[name], now[name]
         if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
             lines += differences(old, new, f"{prefix}{name}.")
         elif old != new:
             lines.append(f"{prefix}{name}: {old!r} in the checkpoint, {new!r} now")
     return lines
+
+
+def not_kept(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Returns what to say of settings that a checkpoint of an earlier version does not hold, `""` if it holds all."""
+    names = sorted(now.keys() - saved.keys())
+    return f"was written by an earlier version, which did not keep {', '.join(names)}: not compared" if names else ""
 
 
 def refusal(run: str, lines: list[str]) -> str:

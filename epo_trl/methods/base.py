@@ -157,6 +157,7 @@ class MicroBatch:
             at the start of RL gives more than `cut`, renormalised; 0 where those are less than two.
         choice: (b, T) boolean, where they are two or more, with `Need.NUCLEUS`.
         top_p_entropy: (b, T) the same over the fewest tokens that have `top_p` of the policy now, with `Need.TOP_P`.
+        compute_dtype: What the logits were computed in: two passes of one policy differ by its rounding.
         marks: What the method's `shape` has attached to these rows.
     """
 
@@ -173,6 +174,7 @@ class MicroBatch:
     nucleus_entropy: Tensor | None = None
     choice: Tensor | None = None
     top_p_entropy: Tensor | None = None
+    compute_dtype: torch.dtype = torch.float32
     marks: Mapping[str, Tensor] = field(default_factory=dict)
 
     @cached_property

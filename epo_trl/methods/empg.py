@@ -24,7 +24,8 @@ class EMPG(Method):
     Args:
         k: The paper's 1.
         zeta: Weight of the bonus for a clear next turn. The paper's 0.05.
-        center: Whether the mean is subtracted. The authors' code has one mean for the whole batch.
+        center: Whether the mean is subtracted. That it is the group's is ours: paper and authors' code have one mean
+            over the turns of the whole batch.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES, Need.GROUPS})

@@ -20,6 +20,9 @@ class Entrocraft(Method):
     What is held against the band is the mean entropy over the sampled tokens of the batch, on all ranks, in nats. Both
     edges move linearly over the run, from the first RL step to the last.
 
+    The paper rejects whole responses, and its loss is a mean over those that are left. Here a dropped token stays in
+    the mean with an advantage of 0, so outside of the band a gradient is smaller by the share that was dropped.
+
     Args:
         low_start: Lower edge at the first RL step. The authors' 0.6.
         low_end: Lower edge at the last one. The authors' 0.4.

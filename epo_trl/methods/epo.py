@@ -49,6 +49,16 @@ class EPO(Tallied):
         paper = "[EPO, entropy-regularized policy optimization](https://arxiv.org/abs/2509.22576)"
         return f"{paper}{self.variant}, weight {self.epo_lambda:g}" if self.epo_lambda else ""
 
+    def check(self, args: Any) -> None:
+        """Refuses a second entropy bonus, TRL's, whose size depends on how a batch is cut."""
+        if self.epo_lambda and (args.entropy_coef or args.use_adaptive_entropy):
+            raise ValueError(
+                f"entropy_coef: got {args.entropy_coef} (use_adaptive_entropy={args.use_adaptive_entropy}) together "
+                f"with epo_lambda={self.epo_lambda}. Both are entropy bonuses, and TRL's is a mean per micro-batch, so "
+                "it changes with the way a batch is cut. Set entropy_coef=0 and use_adaptive_entropy=False to train "
+                "EPO, or epo_lambda=0 or another entropy_method to use TRL's bonus."
+            )
+
     def beta(self, rl_step: int, total_rl_steps: int) -> float:
         """Returns beta_k of Eq. 7."""
         return beta_schedule(

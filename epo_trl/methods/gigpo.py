@@ -22,10 +22,14 @@ class GiGPO(Method):
     anchor group; `A_S` is the discounted return from a turn on, minus its anchor group's mean, over its deviation. A
     turn that is alone in its state has `A_S` 0.
 
+    The reward of a turn that is not valid has its penalty in it, so the penalty is discounted into the returns of the
+    turns before it. The authors' code takes it from the return of that turn alone, after discounting.
+
     Args:
         gamma: Discount from turn to turn in `A_S`. The paper's 0.95.
         step_weight: The paper's 1.
-        scale: Whether `A_S` is divided by the deviation of the anchor group (the paper has both).
+        scale: Whether `A_S` is divided by the deviation of the anchor group. The paper has both; the default of the
+            authors' code is `mean_norm`, which divides by none.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS, Need.TURN_REWARDS})

@@ -30,9 +30,12 @@ class RLVMR(Tallied, GRPO):
     with the same tag, over their deviation; the turns are those of the whole batch, on all ranks. The rewards:
 
     - planning: 1 if the episode solves the task;
-    - explore: 1 if the action is valid and new in the episode;
-    - reflection: 1 if the last action was not valid, and this one is and differs;
-    - monitor, and a response without exactly one tag: 0.
+    - explore: 1 if no earlier valid turn of the episode had this action;
+    - reflection: 1 if the last action was not valid, and this one differs;
+    - monitor: 0.
+
+    A turn that is not valid, or whose response has not exactly one tag, counts as one without a tag and gets 0, as in
+    the authors' code. docs/credit.md lists where that code differs from the paper, and which of the two this follows.
 
     Args:
         alpha: The paper's 0.5; 1 is GRPO.
@@ -104,18 +107,19 @@ def tag_of(response: str) -> str:
 
 
 def tag_rewards(episode: Episode) -> Iterator[tuple[str, float]]:
-    """Yields tag and reward of each turn."""
-    seen: set[str] = set()
+    """Yields tag and reward of each turn; a turn that is not valid has no tag, and so earns nothing."""
+    tried: set[str] = set()  # the actions of valid turns
     failed: str | None = None  # the last action, if it was not valid
     for turn in episode.turns:
-        tag = tag_of(turn.response)
+        tag = tag_of(turn.response) if turn.is_valid else ""
         earned = {
             "planning": episode.won,
-            "explore": turn.is_valid and turn.action not in seen,
-            "reflection": turn.is_valid and failed not in (None, turn.action),
+            "explore": turn.action not in tried,
+            "reflection": failed not in (None, turn.action),
         }
         yield tag, float(earned.get(tag, False))
-        seen.add(turn.action)
+        if turn.is_valid:
+            tried.add(turn.action)
         failed = None if turn.is_valid else turn.action
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -69,6 +69,17 @@ class Methods(Mapping[str, Method]):
     def described(self) -> str:
         """Returns what a model card says was used, in Markdown."""
         return " and ".join(filter(None, (method.described() for method in self.values())))
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Returns what each method was made with, defaults among it, but for what are fields of the configuration."""
+        return {
+            name: {
+                field.name: getattr(method, field.name)
+                for field in fields(method)  # type: ignore[arg-type]  # the registry takes dataclasses only
+                if field.init and field.name not in method.config_fields
+            }
+            for name, method in self.items()
+        }
 
     @property
     def choose_groups(self) -> bool:

@@ -22,7 +22,8 @@ class STEER(Method):
     without gradient, which is to multiply the advantage.
 
     Args:
-        min_weight: w_min, the paper's 0.8. With 1 all weights are 1.
+        min_weight: w_min, the 0.8 of the authors' script for these weights; the default of their code is 0.95. With 1
+            all weights are 1.
         floor: Changes below it count little even where they are the largest. The authors' 0.02.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,11 @@ class PromptTemplate:
             if part in ("first", "next") and "task" not in fields:
                 raise TemplateError(f"prompt_template: {path} never shows {{task}}")
         return cls(str(name_or_path), **texts)
+
+    def checksums(self) -> dict[str, str]:
+        """Returns a checksum of the words of each part. They are the same wherever the folder is."""
+        texts = {part: getattr(self, part) for part in (*PARTS, *OPTIONAL_PARTS)}
+        return {part: f"sha256 {sha256(text.encode()).hexdigest()[:12]}" for part, text in texts.items()}
 
     def written(self, write: Callable[[str], str]) -> PromptTemplate:
         """Returns the template with its own text, all but its placeholders, gone through `write`."""

@@ -131,7 +131,18 @@ def micro_batch(trainer: Any, inputs: Inputs, scores: RowScores) -> MicroBatch:
         nucleus_entropy=scores.nucleus_entropy,
         choice=(inputs["candidates"] >= 0).any(-1) if "candidates" in inputs else None,
         top_p_entropy=scores.top_p_entropy,
+        compute_dtype=compute_dtype(trainer),
     )
+
+
+def compute_dtype(trainer: Any) -> torch.dtype:
+    """Returns what the policy's logits are computed in: the type of autocast, without it that of the weights.
+
+    Args:
+        trainer: TRL's.
+    """
+    autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return autocast.get(trainer.accelerator.mixed_precision, trainer.model.dtype)
 
 
 def update_scale(trainer: Any) -> float:

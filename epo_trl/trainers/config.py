@@ -116,6 +116,13 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     entropy_history_window: int | None = field(
         default=None, metadata={"help": "RL steps to look back; None looks back to the start, as the paper does."}
     )
+    top_entropy_quantile: float = field(
+        default=1.0,
+        metadata={
+            "help": "TRL's: the share of tokens, those with the highest entropy, that the policy loss keeps; 1 keeps "
+            "all. The threshold is that of each micro-batch, so which are kept depends on how a batch is cut."
+        },
+    )
 
     turn_buckets: int = field(
         default=1,
@@ -186,13 +193,6 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         self.num_generations_eval = 1
         GRPOConfig.__post_init__(self)  # past that of FewShotArguments, which ends there
         check_training_arguments(self)
-        if self.epo_lambda and (self.entropy_coef or self.use_adaptive_entropy):
-            raise ValueError(
-                f"entropy_coef: got {self.entropy_coef} (use_adaptive_entropy={self.use_adaptive_entropy}) together "
-                f"with epo_lambda={self.epo_lambda}. Both are entropy bonuses, and TRL's is a mean per micro-batch, so "
-                "it changes with the way a batch is cut. Set entropy_coef=0 and use_adaptive_entropy=False to train "
-                "EPO, or epo_lambda=0 to use TRL's bonus."
-            )
         self._check_methods()
         if self.loss_type == "cispo" and not (self.epsilon if self.epsilon_high is None else self.epsilon_high) >= 1:
             raise ValueError(

@@ -21,6 +21,7 @@ from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.episode_samples import EpisodeSamples
 from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.player import Player
+from epo_trl.trainers.rules import Rules
 from epo_trl.trainers.run_health import RunHealth
 
 
@@ -39,6 +40,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     methods: Methods
     health: RunHealth
     player: Player
+    rules: Rules
     samples: EpisodeSamples
     rl_step: int  # batches that were used up
 
@@ -67,8 +69,10 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     # --- What belongs to a checkpoint ---------------------------------------------------------------------------
 
     def settings_of_data(self) -> dict[str, Any]:
-        """Returns the tasks, their environment and the rewards."""
+        """Returns the tasks, their environment and the rewards, the methods' settings, and the words of the prompts."""
         return {
+            "methods": self.methods.settings(),
+            "template": self.rules.context.template.checksums(),
             "reward_funcs": self.reward_func_names,
             "suite": self.suite.name,
             "environment": dict(self.suite.settings),

@@ -68,10 +68,10 @@ class EPOPPOConfig(EPOConfig):
     )
     gae_lambda: float = field(default=1.0, metadata={"help": "lambda of GAE, from one decision point to the next."})
     bootstrap_truncated: bool = field(
-        default=True,
+        default=False,
         metadata={
             "help": "Whether an episode that was cut off is worth what the critic expects of its last state; false "
-            "treats the cut as the end of the game."
+            "treats the cut as the end of the game. True needs a gamma below 1."
         },
     )
     normalize_advantages: bool = field(

@@ -1,0 +1,157 @@
+"""What is logged about episodes and about time: by hand, over ranks, with a clock that is set, and in a run."""
+
+from dataclasses import astuple, fields
+
+import pytest
+import torch
+from rollout_parts import ScriptedEnv, ScriptedPolicy, byte_tokenizer, context_of
+from test_epo_trainer import logged
+from trainer_kit import make_episodes, make_trainer
+
+from epo_trl.envs.base import Faults
+from epo_trl.envs.toy import ToySuite
+from epo_trl.methods import Ranks
+from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, loop, play_episodes
+from epo_trl.trainers.batches import update_seconds
+from epo_trl.trainers.rollout_metrics import rollout_metrics
+from epo_trl.types import Episode, StopReason, Turn
+
+END = 9  # ends a response
+
+
+def episode(stop, turns, *, won=False):
+    """Returns an episode of `(tokens of the prompt, last token, is_valid, reward, dropped_turns)` turns."""
+    made = (
+        Turn((1,) * prompt, (5, last), "", "", "", valid, reward, dropped_turns=dropped)
+        for prompt, last, valid, reward, dropped in turns
+    )
+    return Episode("train/0", "", "", tuple(made), stop, won=won)
+
+
+WON = episode(StopReason.WON, [(4, END, True, 0.0, 0), (6, 7, False, -0.1, 1), (8, END, True, 10.0, 2)], won=True)
+LATE = episode(StopReason.TURN_LIMIT, [(5, END, True, 0.5, 0), (3, END, False, -0.1, 0)])
+LOST = episode(StopReason.LOST, [(7, 6, True, 0.0, 1)])
+ABORTED = episode(StopReason.ABORTED, [(99, 7, False, 99.0, 3)], won=True)
+EPISODES = [WON, LATE, LOST, ABORTED, episode(StopReason.ABORTED, [])]
+WANT = {
+    "env/success_rate": 1 / 3,
+    "env/return": (9.9 + 0.4 + 0.0) / 3,
+    "env/turns": 6 / 3,
+    "env/invalid_actions": 2 / 6,
+    "env/aborted": 2 / 5,
+    "env/restarts": 2,
+    "env/timeouts": 3,
+    "env/retries": 5,
+    "rollout/prompt_tokens": (18 + 8 + 7) / 6,
+    "rollout/shortened_prompts": 3 / 6,
+    "rollout/cut_responses": 2 / 6,
+    "time/generate": 11.0,
+    "time/env": 13.0,
+    "time/text": 17.0,
+    "stop/won": 1 / 5,
+    "stop/lost": 1 / 5,
+    "stop/truncated": 0.0,
+    "stop/turn_limit": 1 / 5,
+    "stop/context_full": 0.0,
+    "stop/aborted": 2 / 5,
+}
+TIMES = RolloutTimes(generate=11.0, env=13.0, text=17.0)
+FAULTS = Faults(restarts=2, timeouts=3, retries=5)
+
+
+def metrics_of(episodes, faults=FAULTS, ranks=None):
+    return rollout_metrics(episodes, TIMES, faults, [END], ranks or Ranks(), torch.device("cpu"))
+
+
+def test_by_hand():
+    """Two of the five carry no signal; of the three others' six turns the second and the last response were cut."""
+    assert metrics_of(EPISODES) == pytest.approx(WANT)
+
+
+def test_two_ranks_log_what_one_would():
+    """Counts are summed before they are divided; seconds are those of the rank itself."""
+    theirs = []
+    metrics_of(EPISODES[2:], Faults(1, 1, 1), Ranks(sum=lambda own: theirs.append(own) or own))
+    here = Ranks(sum=lambda own: own + theirs[0], count=2)
+    assert metrics_of(EPISODES[:2], Faults(1, 2, 4), here) == pytest.approx(WANT)
+
+
+class Clock:
+    """Stands in for `time`: it moves when it is told to."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def slow(self, call, seconds):
+        def slowed(*args, **kwargs):
+            self.now += seconds
+            return call(*args, **kwargs)
+
+        return slowed
+
+
+def test_a_rollout_tells_its_seconds_apart(monkeypatch):
+    """Two episodes of two turns: 2 resets and 4 steps, 2 calls of the policy, 2 times prompts and 2 times texts."""
+    clock, tokenizer = Clock(), byte_tokenizer()
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(ContextBuilder, "build", clock.slow(ContextBuilder.build, 100.0))
+    context = context_of(tokenizer)
+    monkeypatch.setattr(tokenizer, "batch_decode", clock.slow(tokenizer.batch_decode, 1000.0))
+    envs = [ScriptedEnv(), ScriptedEnv()]
+    for env in envs:
+        monkeypatch.setattr(env, "reset", clock.slow(env.reset, 1.0))
+        monkeypatch.setattr(env, "step", clock.slow(env.step, 10.0))
+    policy, times = clock.slow(ScriptedPolicy(tokenizer), 10000.0), RolloutTimes()
+    play_episodes(envs, [("a", 0), ("b", 0)], policy, context, RolloutSettings(max_turns=2), times=times)
+    assert astuple(times) == (2 * 10000.0, 2 * 1.0 + 4 * 10.0, 2 * 100.0 + 2 * 1000.0)
+    assert [field.name for field in fields(times)] == ["generate", "env", "text"]
+
+
+def test_the_seconds_of_an_update_by_hand():
+    """What is left of the steps' seconds beside the rollouts', for each rollout."""
+    played = {"time/generate": [3.0, 4.0], "time/env": [1.0, 2.0], "time/text": [0.5, 0.5]}
+    assert update_seconds({"step_time": [10.0, 5.0, 11.0, 5.0], **played}) == (31.0 - 11.0) / 2
+    assert update_seconds({"step_time": [2.0], **played}) == 0.0
+    assert update_seconds({"step_time": [2.0, 3.0]}) == 5.0, "of a batch that was collected before the last log"
+    assert update_seconds(played) is update_seconds({"step_time": [], **played}) is None
+
+
+class FaultySuite(ToySuite):
+    """Counts three restarts, one timeout and two retries more each time it is asked."""
+
+    asked = 0
+
+    def faults(self):
+        self.asked += 1
+        return Faults(3 * self.asked, self.asked, 2 * self.asked)
+
+
+def test_a_run_logs_the_seconds_and_faults_of_each_rollout(tmp_path):
+    """Not those since the run began; what the rollout did not take is the update's."""
+    trainer = make_trainer(tmp_path, max_steps=2, suite=FaultySuite())
+
+    def play(tasks, *, times, **_):
+        times.generate, times.env, times.text = times.generate + 0.003, times.env + 0.002, times.text + 0.001
+        return make_episodes()
+
+    trainer.play = play
+    trainer.train()
+    assert logged(trainer, "time/generate") == pytest.approx([0.003, 0.003])
+    assert logged(trainer, "time/env") == pytest.approx([0.002, 0.002])
+    assert logged(trainer, "time/text") == pytest.approx([0.001, 0.001])
+    steps = logged(trainer, "step_time")
+    assert logged(trainer, "time/update") == pytest.approx([seconds - 0.006 for seconds in steps])
+    for name, count in (("restarts", 3), ("timeouts", 1), ("retries", 2)):
+        assert logged(trainer, f"env/{name}") == [count, count]
+
+
+def test_a_run_tells_cut_responses_by_the_end_of_its_model(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    (end,) = trainer.eos_token_ids
+    turns = [Turn((1,), (2, last), "", "", "", True) for last in (end, end, end + 1)]
+    trainer.play = lambda tasks, **_: [Episode("train/0", "", "", tuple(turns), StopReason.TURN_LIMIT)] * len(tasks)
+    trainer.train()
+    assert logged(trainer, "rollout/cut_responses") == pytest.approx([1 / 3])
