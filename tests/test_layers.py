@@ -16,18 +16,21 @@ LAYERS = {
     "envs": {"types"},
     "rollout": {"types", "envs"},
     "evaluation": {"types", "envs", "rollout"},
-    "models": {"types", "envs", "rollout", "long_runs"},
+    "models": {"types", "envs", "rollout", "long_runs", "devices"},
     "methods": {"types", "objectives"},
     "long_runs": {"types"},
     "watch": {"types", "evaluation", "long_runs"},
-    "trainers": {"types", "objectives", "envs", "evaluation", "rollout", "models", "methods", "long_runs", "watch"},
+    "trainers": {
+        "types", "objectives", "envs", "evaluation", "rollout", "models", "methods", "long_runs", "watch", "devices",
+    },
     "launch": {"types", "envs", "rollout", "evaluation", "models", "long_runs", "trainers", "watch"},
     "plots": {"types", "evaluation"},
     "study": {"envs", "evaluation", "long_runs", "plots"},
     "memory": set(),
     "doctor": {"envs"},
     "threads": set(),
-}
+    "devices": set(),
+}  # fmt: skip
 LAYERS["cli"] = set(LAYERS)
 # Third-party modules that a part must not import, not even inside a function.
 HEAVY = {"torch", "trl", "transformers", "accelerate", "datasets", "peft", "deepspeed"}
@@ -43,6 +46,7 @@ FORBIDDEN = {
     "memory": HEAVY | GAMES,
     "doctor": HEAVY | GAMES,
     "threads": HEAVY | GAMES,
+    "devices": (HEAVY - {"torch"}) | GAMES,
 }
 
 

@@ -25,7 +25,9 @@ from epo_trl.methods import Method, MicroBatch, Need, StepSummary
 from epo_trl.methods.ref_nucleus import ReferenceNucleus
 from epo_trl.models import fused_head
 from epo_trl.models.fused_head import HeadInput, nucleus, nucleus_entropy
-from epo_trl.trainers.turn_forward import TurnLayout, cut_turns, nucleus_of_turns, score_turns
+from epo_trl.trainers.batches import layout_in
+from epo_trl.trainers.turn_forward import nucleus_of_turns, score_turns
+from epo_trl.trainers.turn_layout import TurnLayout, cut_turns
 
 NO = -1
 
@@ -135,9 +137,9 @@ HEADS = {
 }
 # Two episodes of two turns; response tokens are those with a 1.
 IDS = torch.tensor([[10, 11, 12, 13, 14, 20, 21, 22], [0, 15, 16, 25, 26, 27, 28, 0]])
-ATTENTION = (IDS != 0).long()
 TURNS = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, -1]])
 RESPONSE = torch.tensor([[1, 1, 0, 0, 1], [0, 0, 1, 1, 0]])
+PROMPTS = torch.tensor([3, 2])
 
 
 def plain(model, reference, sequence, temperature, cut):
@@ -166,7 +168,7 @@ def test_it_is_what_the_whole_distribution_gives(head):
     temperature, cut = 0.7, 0.03
     reference = HEADS[head]()
     model = disturbed(reference)
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=False))
+    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=False))
     wanted = torch.zeros(batch.labels[:, 1:].shape, dtype=torch.float64)
     for i, length in enumerate(batch.lengths.tolist()):
         wanted[i, : length - 1] = plain(model, reference, batch.input_ids[i, :length], temperature, cut)
@@ -187,7 +189,7 @@ def test_it_does_not_depend_on_the_forward_passes(windowed, way):
     model = disturbed(reference)
     for one in (model, reference):
         add_fused_lm_head(one, outputs=("log_probs", "entropy"))
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=windowed))
+    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=windowed))
     candidates, again = nucleus_of_turns(reference, batch, 0.03), nucleus_of_turns(reference, batch, 0.03, **way)
     assert torch.equal(candidates, again) and (candidates >= 0).any()
     one = score_turns(model, batch, candidates=candidates)
@@ -200,7 +202,7 @@ def test_a_head_that_takes_all_positions_is_read_at_the_labelled_ones(monkeypatc
     """As on devices that want static shapes."""
     model = make_model()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
+    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
     candidates = nucleus_of_turns(model, batch, 0.03)
     compact = score_turns(model, batch, candidates=candidates).nucleus_entropy
     monkeypatch.setattr("epo_trl.trainers.turn_forward.compact_scoring", lambda: torch.no_grad())
@@ -210,7 +212,7 @@ def test_a_head_that_takes_all_positions_is_read_at_the_labelled_ones(monkeypatc
 def test_a_batch_without_a_choice_has_no_entropy_and_a_gradient_of_zero():
     model = make_model()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
+    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
     for width in (0, 3):
         none = torch.full((len(batch.sequence), width), NO)
         entropy = score_turns(model, batch, candidates=none).nucleus_entropy
@@ -222,7 +224,7 @@ def test_a_batch_without_a_choice_has_no_entropy_and_a_gradient_of_zero():
 def test_it_takes_half_precision_and_gives_single():
     model = make_model().bfloat16()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
+    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
     candidates = nucleus_of_turns(model, batch, 0.03)
     entropy = score_turns(model, batch, candidates=candidates).nucleus_entropy
     assert entropy.dtype == torch.float32 and entropy.max() > 0.1
@@ -301,9 +303,9 @@ KINDS = {
 @torch.no_grad()
 def nucleus_of(trainer, batch):
     """Returns the candidates that the policy of this moment would give."""
-    layout = TurnLayout(batch["turn_ids"], batch["tool_mask"] * (batch["turn_ids"] >= 0), windowed=True)
-    rows, real = (torch.cat([batch[f"prompt_{x}"], batch[f"completion_{x}"]], 1) for x in ("ids", "mask"))
-    return trainer.scorer.nucleus(trainer.model, rows, real, layout, len(rows), 0.02)
+    rows = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    layout = layout_in(batch, trainer.rules.context)
+    return trainer.scorer.nucleus(trainer.model, rows, layout, len(rows), 0.02)
 
 
 @pytest.mark.parametrize("kind", KINDS)

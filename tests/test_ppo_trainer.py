@@ -344,7 +344,7 @@ def test_old_log_probs_and_values_are_those_of_the_collecting_policy_in_every_ep
         ids, mask, width = rows_of(inputs)
         layout = layout_in(inputs, trainer.rules.context)
         with torch.no_grad(), trainer.scorer.over(layout):
-            again = trainer.scorer.values(trainer.model, ids, mask, layout, 2)
+            again = trainer.scorer.values(trainer.model, ids, layout, 2)
             now = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)[0]
         seen.append((inputs, again, now))
         return loss

@@ -6,14 +6,15 @@ from contextlib import contextmanager
 import pytest
 import torch
 import trl.trainer.utils as trl_utils
-from test_method_ref_nucleus import ATTENTION, HEADS, IDS, RESPONSE, TURNS, head_of
+from test_method_ref_nucleus import HEADS, IDS, PROMPTS, RESPONSE, TURNS, head_of
 from trainer_kit import assert_same_function, make_model
 from trl.trainer.utils import add_fused_lm_head
 
 from epo_trl.models import top_p
 from epo_trl.models.fused_head import HeadInput
 from epo_trl.models.top_p import own_nucleus_entropy, top_p_entropy
-from epo_trl.trainers.turn_forward import TurnLayout, cut_turns, nucleus_of_turns, score_turns
+from epo_trl.trainers.turn_forward import nucleus_of_turns, score_turns
+from epo_trl.trainers.turn_layout import TurnLayout, cut_turns
 
 F64 = torch.float64
 
@@ -111,14 +112,14 @@ def test_a_head_that_was_split_after_the_forward_pass_is_whole_in_the_backward_p
 
 def scored(model, *, windowed=False, temperature=1.0, **way):
     add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=windowed))
+    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=windowed))
     return batch, score_turns(model, batch, **{"top_p": 0.8, **way})
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_it_is_what_the_whole_distribution_gives(head):
     model, temperature = HEADS[head](), 0.7
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=False))
+    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=False))
     wanted = torch.zeros(batch.labels[:, 1:].shape, dtype=F64)
     for i, length in enumerate(batch.lengths.tolist()):
         logits = model(batch.input_ids[i, :length][None]).logits[0, :-1].double() / temperature

@@ -26,7 +26,8 @@ from trl.trainer.utils import add_fused_lm_head
 from epo_trl.models.fused_head import compact_scoring
 from epo_trl.trainers import epo_trainer
 from epo_trl.trainers.checks import check_packing
-from epo_trl.trainers.turn_forward import TurnLayout, cut_turns, score_turns
+from epo_trl.trainers.turn_forward import score_turns
+from epo_trl.trainers.turn_layout import TurnLayout, cut_turns
 
 CONTEXTS = ("windowed", "concatenated")
 _ = 0
@@ -40,7 +41,7 @@ IDS = torch.tensor(
         [_, 17, 18, 19, _, _, _, _, _, _, _],
     ]
 )
-ATTENTION = (IDS != 0).long()
+PROMPTS = torch.tensor([3, 1, 2])
 TURNS = torch.tensor(
     [
         [0, 0, 1, 1, 1, 2, 2, 2],
@@ -61,7 +62,7 @@ RESPONSE = torch.tensor(
 
 
 def test_windowed_every_turn_is_a_sequence():
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
+    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
     assert batch.input_ids.tolist() == [
         [10, 11, 12, 13, 14],
         [20, 21, 22, _, _],
@@ -84,7 +85,7 @@ def test_windowed_every_turn_is_a_sequence():
 
 
 def test_concatenated_the_row_is_one_sequence():
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=False))
+    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=False))
     assert batch.input_ids.tolist() == [
         [10, 11, 12, 13, 14, 20, 21, 22, 30, 31, 32],
         [15, 16, 25, 26, 27, 28, _, _, _, _, _],
@@ -101,7 +102,7 @@ def test_concatenated_the_row_is_one_sequence():
 @pytest.mark.parametrize("windowed", [True, False])
 def test_values_go_back_to_the_token_that_they_belong_to(windowed):
     """Column p - 1 of the model's output belongs to token p: here the value is that token's id."""
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed))
+    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=windowed))
     assert batch.to_rows(batch.input_ids[:, 1:].float()).tolist() == [
         [13, 14, 0, 0, 22, 0, 31, 32],
         [16, 0, 0, 27, 28, 0, 0, 0],
@@ -110,31 +111,22 @@ def test_values_go_back_to_the_token_that_they_belong_to(windowed):
 
 
 def test_values_put_back_carry_the_gradient_of_sampled_tokens_only():
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
+    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
     values = torch.zeros(batch.input_ids.shape[0], batch.input_ids.shape[1] - 1, requires_grad=True)
     batch.to_rows(values).sum().backward()
     assert torch.equal(values.grad, (batch.labels[:, 1:] != -100).float())
 
 
-def test_padding_is_told_by_turn_ids_even_where_trl_clears_its_mask():
-    """`mask_truncated_completions` clears the completion mask of a row; what its tokens see must stay the same."""
-    cleared = ATTENTION.clone()
-    cleared[0, 3:] = 0
-    one = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
-    other = cut_turns(IDS, cleared, TurnLayout(TURNS, RESPONSE, windowed=True))
-    assert torch.equal(one.input_ids, other.input_ids) and torch.equal(one.labels, other.labels)
-
-
 def test_tool_mask_of_ones_on_padding_is_harmless():
     """TRL pads the tool mask with ones."""
     padded_with_ones = torch.where(TURNS < 0, 1, RESPONSE)
-    one = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
-    other = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, padded_with_ones, windowed=True))
-    assert torch.equal(one.labels, other.labels) and torch.equal(one.response_mask, other.response_mask)
+    one = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
+    other = cut_turns(IDS, TurnLayout(TURNS, padded_with_ones, PROMPTS, windowed=True))
+    assert torch.equal(one.labels, other.labels) and torch.equal(one.column, other.column)
 
 
 def test_a_batch_without_sampled_tokens_scores_to_zero_and_still_reaches_the_model():
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, torch.zeros_like(RESPONSE), windowed=True))
+    batch = cut_turns(IDS, TurnLayout(TURNS, torch.zeros_like(RESPONSE), PROMPTS, windowed=True))
     model = scoring_model("llama")
     rows = batch.to_rows(score_turns(model, batch).log_probs)
     assert rows.shape == TURNS.shape and not rows.any()
@@ -162,7 +154,7 @@ def scores(model, batch):
 def test_compact_scoring_changes_neither_values_nor_gradients(monkeypatch, windowed):
     compute_in_float64(monkeypatch)
     model = scoring_model("llama").double()
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed))
+    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=windowed))
     seen = []
     head = trl_utils._ChunkedLogProbFunction
     monkeypatch.setattr(
@@ -185,7 +177,7 @@ def test_values_and_gradients_do_not_depend_on_the_passes(monkeypatch, windowed,
     """Six turns (windowed) or three rows, of lengths 2 to 11, in one padded pass and otherwise."""
     compute_in_float64(monkeypatch)
     model = scoring_model("llama").double()
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed))
+    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=windowed))
     found = []
     for passes in ({}, way):
         model.zero_grad()
@@ -223,7 +215,7 @@ def test_the_router_loss_is_that_of_the_turns_alone(windowed, way):
     model = mixture_of_experts()
     response = RESPONSE.clone()
     response[2] = 0
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, response, windowed))
+    batch = cut_turns(IDS, TurnLayout(TURNS, response, PROMPTS, windowed=windowed))
     logits = []
     for ids, labels, length in zip(batch.input_ids, batch.labels, batch.lengths, strict=True):
         if (labels != -100).any():
@@ -240,14 +232,14 @@ def test_the_router_loss_is_that_of_the_turns_alone(windowed, way):
 
 def test_the_router_loss_of_a_batch_without_sampled_tokens_is_zero():
     model = mixture_of_experts()
-    batch = cut_turns(IDS, ATTENTION, TurnLayout(TURNS, torch.zeros_like(RESPONSE), windowed=True))
+    batch = cut_turns(IDS, TurnLayout(TURNS, torch.zeros_like(RESPONSE), PROMPTS, windowed=True))
     aux_loss = score_turns(model, batch, output_router_logits=True).aux_loss
     aux_loss.backward()
     assert aux_loss == 0 and not model.model.layers[0].mlp.gate.weight.grad.any()
 
 
 def test_packed_turns_have_no_padding_and_positions_of_their_own():
-    model, batch = scoring_model("llama"), cut_turns(IDS, ATTENTION, TurnLayout(TURNS, RESPONSE, windowed=True))
+    model, batch = scoring_model("llama"), cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
     seen = []
     model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
     score_turns(model, batch, packed=True)
@@ -371,6 +363,19 @@ def test_logps_of_the_update_are_those_of_sampling(tmp_path, monkeypatch, family
         mask = inputs["tool_mask"][row].bool() & (inputs["turn_ids"][row] >= 0)
         torch.testing.assert_close(got[row][mask], torch.stack(at_sampling), rtol=0, atol=1e-4)
     assert got.min() < -2, "flat distributions agree with anything"
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_padding_is_told_by_turn_ids_even_where_trl_clears_its_mask(tmp_path, context):
+    """`mask_truncated_completions` clears the completion mask of a row; what its tokens see must stay the same."""
+    trainer = trainer_for(tmp_path, "llama", context)
+    trainer.play = lambda tasks, **kwargs: make_episodes()
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    inputs = trainer._generate_and_score_completions(one_batch())
+    before = update_logps(trainer, inputs)
+    inputs["completion_mask"][2] = 0
+    assert before[2].any() and torch.equal(update_logps(trainer, inputs), before)
 
 
 @pytest.mark.slow

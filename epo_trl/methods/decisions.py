@@ -59,10 +59,9 @@ def decision_metrics(decisions: Tensor, batch: Batch) -> dict[str, float]:
         batch: The same.
     """
     assert batch.entropy is not None
-    parts = [batch.entropy[part].double() for part in (decisions, batch.mask.bool() & ~decisions)]
-    sums, counts = batch.ranks.sum(
-        torch.stack([torch.stack([part.sum() for part in parts]), parts[0].new_tensor([len(part) for part in parts])])
-    ).tolist()
+    parts = torch.stack([decisions, batch.mask.bool() & ~decisions]).flatten(1)
+    sums = torch.where(parts, batch.entropy.double().flatten(), 0.0).sum(1)
+    sums, counts = batch.ranks.sum(torch.stack([sums, parts.sum(1)])).tolist()
     names = ("entropy/decision_tokens", "entropy/forced_tokens")
     means = {name: sums[i] / counts[i] for i, name in enumerate(names) if counts[i]}
     return {**means, "entropy/decision_share": counts[0] / max(sum(counts), 1)}

@@ -46,12 +46,12 @@ class EntropyMeter:
         early = mask & (2 * turns < number)
         third = 3 * turns // number.clamp(min=1)
         thirds = (mask & (third == i) for i in range(3))
-        for column, part in enumerate((mask, early, mask & ~early, *thirds, *_edge_masks(turns, mask))):
-            self._sums[0, column] += entropy[part].sum()
-            self._sums[1, column] += part.sum()
-        index = turns[mask].clamp(max=self.max_turns - 1).long() + len(_PARTS)
-        self._sums[0].index_add_(0, index, entropy[mask].to(self._sums.dtype))
-        self._sums[1].index_add_(0, index, torch.ones_like(index, dtype=self._sums.dtype))
+        # Masks all the way: a device that is asked where a mask is true first has to finish all work before it.
+        parts = torch.stack([mask, early, mask & ~early, *thirds, *_edge_masks(turns, mask)]).flatten(1)
+        values = torch.where(mask, entropy, 0.0).to(self._sums.dtype).flatten()
+        self._sums[:, : len(_PARTS)] += torch.stack([torch.where(parts, values, 0.0).sum(1), parts.sum(1)])
+        index = turns.clamp(min=0, max=self.max_turns - 1).long().flatten() + len(_PARTS)
+        self._sums.index_add_(1, index, torch.stack([values, mask.flatten().to(values.dtype)]))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the sums so far."""

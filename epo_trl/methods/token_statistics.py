@@ -25,8 +25,8 @@ def masked_moments(values: Tensor, mask: Tensor, sum_over_ranks: Callable[[Tenso
 
     Collective.
     """
-    chosen = values[mask.bool()].double()
-    sums = torch.stack([chosen.new_tensor(chosen.numel()), chosen.sum(), chosen.square().sum()])
+    chosen = torch.where(mask.bool(), values, 0.0).double()
+    sums = torch.stack([mask.bool().sum().double(), chosen.sum(), chosen.square().sum()])
     count, total, squared = sum_over_ranks(sums).tolist()
     mean = total / max(count, 1)
     return mean, math.sqrt(max(squared / max(count, 1) - mean**2, 0.0))
@@ -43,7 +43,7 @@ def per_turn_means(values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     The means are float64 and 0 where there are none.
     """
     turns = batch.turn_ids.clamp(min=0).long()
-    zeros = values.new_zeros((len(values), int(turns.max()) + 1), dtype=torch.float64)
+    zeros = torch.zeros_like(batch.turn_rewards, dtype=torch.float64)
     counts = zeros.scatter_add(1, turns, batch.mask.double())
     return zeros.scatter_add(1, turns, values.double() * batch.mask) / counts.clamp(min=1), counts > 0
 
@@ -61,9 +61,10 @@ def turns_by_group(per_turn: Tensor, there: Tensor, batch: Batch) -> dict[int, T
         there: (B, K), the turns that count.
         batch: What they belong to.
     """
-    groups = batch.group_ids.unsqueeze(1).expand_as(per_turn)[there].tolist()
+    values, there = per_turn.cpu(), there.cpu()
+    groups = batch.group_ids.cpu().unsqueeze(1).expand_as(there)[there].tolist()
     gathered: dict[int, list[float]] = defaultdict(list)
-    for group, value in batch.ranks.gather(list(zip(groups, per_turn[there].tolist(), strict=True))):
+    for group, value in batch.ranks.gather(list(zip(groups, values[there].tolist(), strict=True))):
         gathered[group].append(value)
     return {group: per_turn.new_tensor(values) for group, values in gathered.items()}
 
@@ -79,13 +80,14 @@ def lowest(keys: Tensor, candidates: Tensor, number: int, batch: Batch) -> Tenso
         number: Over all ranks.
         batch: What they belong to.
     """
+    device, keys, candidates = candidates.device, keys.cpu(), candidates.cpu()
     places, values = candidates.nonzero(), keys[candidates].double()
     order = values.argsort(stable=True)[:number].tolist()
     mine = [(value, batch.ranks.index, i) for i, value in zip(order, values[order].tolist(), strict=True)]
     taken = [i for _, rank, i in sorted(batch.ranks.gather(mine))[:number] if rank == batch.ranks.index]
     chosen = torch.zeros_like(candidates)
     chosen[tuple(places[taken].T)] = True
-    return chosen
+    return chosen.to(device)
 
 
 def token_extremes(values: Tensor, batch: Batch) -> tuple[float, float]:
@@ -93,6 +95,8 @@ def token_extremes(values: Tensor, batch: Batch) -> tuple[float, float]:
 
     Collective.
     """
-    chosen = values[batch.mask.bool()]
-    every = batch.ranks.gather([float(chosen.min()), float(chosen.max())] if chosen.numel() else [])
+    counted = batch.mask.bool()
+    low, high = (torch.where(counted, x, torch.inf).amin() for x in (values, -values))
+    lowest, minus_highest, number = torch.stack([low, high, counted.sum().to(low)]).tolist()
+    every = batch.ranks.gather([lowest, -minus_highest] if number else [])
     return (min(every), max(every)) if every else (0.0, 0.0)

@@ -66,12 +66,12 @@ class HeadInput:
 
 
 @contextmanager
-def at_head(compute: Callable[[HeadInput], Tensor] | None, labelled: Tensor) -> Iterator[list[Tensor]]:
+def at_head(compute: Callable[[HeadInput], Tensor] | None, scored: Tensor) -> Iterator[list[Tensor]]:
     """Yields a list that gets what `compute` returns in each call of a model with `fused_lm_head=True`.
 
     Args:
         compute: From the labelled positions, row by row, to a tensor; with `None` the list stays empty.
-        labelled: (n, l - 1) boolean, where the next token has a label.
+        scored: (m,) the places in the flattened (n, l - 1) where the next token has a label, in ascending order.
     """
     found: list[Tensor] = []
     if compute is None:
@@ -81,8 +81,8 @@ def at_head(compute: Callable[[HeadInput], Tensor] | None, labelled: Tensor) -> 
 
     def apply(*args: Any) -> Any:
         hidden, weight, bias, _, temperature, _, softcap, scale, *_ = args
-        if len(hidden) == labelled.numel():  # devices where the head takes all positions
-            hidden = hidden[labelled.flatten().to(hidden.device)]
+        if len(hidden) != len(scored):  # devices where the head takes all positions
+            hidden = hidden[scored.to(hidden.device)]
         found.append(compute(HeadInput(hidden, weight, bias, temperature, softcap, scale)))
         return original.apply(*args)
 
@@ -123,16 +123,15 @@ def nucleus_entropy(head: HeadInput, candidates: Tensor) -> Tensor:
         head: Of the model that is measured.
         candidates: (m, K) token ids, -1 where there is none.
     """
-    choice = (candidates >= 0).any(-1)
-    inside = candidates[choice] >= 0
-    row, _ = (candidates >= 0).nonzero(as_tuple=True)
-    ids = candidates[candidates >= 0]
+    inside = candidates >= 0
+    row, column = inside.nonzero(as_tuple=True)
+    ids = candidates[row, column]
     wide = torch.promote_types(head.hidden.dtype, torch.float32)
     projected = (head.hidden[row].to(wide) * head.weight[ids].to(wide)).sum(-1)
     if head.bias is not None:
         projected = projected + head.bias[ids]
-    logits = head.logits(projected)
-    padded = logits.new_full(inside.shape, -torch.inf).masked_scatter(inside, logits)
-    log_p = padded.log_softmax(-1)
-    entropy = -(log_p.exp() * log_p.masked_fill(~inside, 0.0)).sum(-1)
-    return entropy.new_zeros(len(candidates)).masked_scatter(choice, entropy)
+    # Outside of the candidates, but finite where there are none: a row of infinities has no gradient.
+    outside = torch.zeros(inside.shape, dtype=wide, device=inside.device)
+    outside = outside.masked_fill(inside.any(-1, keepdim=True), -torch.inf)
+    log_p = outside.index_put((row, column), head.logits(projected)).log_softmax(-1)
+    return -(log_p.exp() * log_p.masked_fill(~inside, 0.0)).sum(-1)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from epo_trl.devices import seeded
+
 
 def decoding(temperature: float) -> dict[str, Any]:
     """Returns the settings of transformers' generation for a temperature; 0 is greedy decoding."""
@@ -57,10 +59,9 @@ class SamplingPolicy:
         width = max(map(len, prompt_ids))
         ids = torch.tensor([[self.pad_id] * (width - len(p)) + p for p in prompt_ids], device=device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompt_ids], device=device)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(int(torch.randint(2**62, (), generator=self._random)))
-            with _without_own_settings(self.model):
-                output = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self.config)
+        seed = int(torch.randint(2**62, (), generator=self._random))
+        with seeded(seed, device), _without_own_settings(self.model):
+            output = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self.config)
         return [self._until_end(row) for row in output[:, width:].tolist()], None
 
     def _until_end(self, ids: list[int]) -> list[int]:

@@ -13,6 +13,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from epo_trl.devices import to_device
+
 
 class PrefixCache:
     """Stands in for a model's `generate` and keeps the keys and values of what it has seen.
@@ -42,30 +44,35 @@ class PrefixCache:
             generation_config: As for the model.
             **kwargs: As for the model.
         """
-        before, kept = self._take(input_ids, attention_mask)
+        # All that decides what is run is looked at on the CPU, where it takes one copy before and one after.
+        device, (prompts, real) = input_ids.device, torch.stack([input_ids, attention_mask]).cpu()
+        before, kept = self._take(prompts, real)
         if before is None:
-            cache, ids, mask = DynamicCache(), input_ids, attention_mask
+            cache, ids, mask = DynamicCache(), prompts, real
         else:
             cache, ids, mask = before.cache, before.ids[kept], before.mask[kept]
-            cache.batch_select_indices(kept)
+            cache.batch_select_indices(to_device(kept, device))
             self.reused += int(mask.sum())
-            new = attention_mask.sum(1) - mask.sum(1)
+            new = real.sum(1) - mask.sum(1)
             width = int(new.max())
-            fresh = torch.arange(width, device=new.device) >= width - new.unsqueeze(1)
+            fresh = torch.arange(width) >= width - new.unsqueeze(1)
             # The prompts end at the same column, so their last `width` columns hold what is new, after what is not.
-            ids = torch.cat([ids, input_ids[:, -width:]], dim=1)
+            ids = torch.cat([ids, prompts[:, -width:]], dim=1)
             mask = torch.cat([mask, fresh.to(mask.dtype)], dim=1)
         output = self._generate(
-            input_ids=ids, attention_mask=mask, past_key_values=cache, generation_config=generation_config, **kwargs
-        )
-        response = output[:, ids.shape[1] :]
-        ends = torch.tensor(generation_config.eos_token_id, device=response.device).flatten()
-        is_end = torch.isin(response, ends).long()
+            input_ids=to_device(ids, device),
+            attention_mask=to_device(mask, device),
+            past_key_values=cache,
+            generation_config=generation_config,
+            **kwargs,
+        )[:, ids.shape[1] :]
+        response = output.cpu()
+        is_end = torch.isin(response, torch.tensor(generation_config.eos_token_id).flatten()).long()
         before_end = is_end.cumsum(1) == is_end  # true up to the first end token, with it
-        mask = torch.cat([mask, before_end.to(mask.dtype)], dim=1)
+        ids, mask = torch.cat([ids, response], dim=1), torch.cat([mask, before_end.to(mask.dtype)], dim=1)
         # The last column has been sampled, but not been run.
-        self._calls.append(_Call(cache, output[:, :-1], mask[:, :-1]))
-        return torch.cat([input_ids, response], dim=1)
+        self._calls.append(_Call(cache, ids[:, :-1], mask[:, :-1]))
+        return torch.cat([input_ids, output], dim=1)
 
     def _take(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Call | None, Tensor]:
         """Returns a call that all prompts go on from, forgotten from now on, and the row of it for each of them."""
@@ -85,8 +92,8 @@ class _Call:
 
     Args:
         cache: Its keys and values.
-        ids: (N, L), as they lie in the cache, padding between turns included.
-        mask: (N, L), 1 where they are real.
+        ids: (N, L), as they lie in the cache, padding between turns included. On the CPU.
+        mask: (N, L), 1 where they are real. On the CPU.
     """
 
     cache: DynamicCache
@@ -106,7 +113,7 @@ class _Call:
                 return None
             rows.append(candidate)
             candidate += 1
-        kept = torch.tensor(rows, device=input_ids.device)
+        kept = torch.tensor(rows)
         is_mostly_padding = self.mask.shape[1] > 2 * int(lengths[kept].max())
         return None if is_mostly_padding else kept
 

@@ -20,6 +20,8 @@ import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from epo_trl.devices import seeded
+
 PAD, UNK, TURN_START, TURN_END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
 TAGS = ("<think>", "</think>", "<action>", "</action>")
 DEFAULT_SIZE = (128, 2)  # width, layers
@@ -218,8 +220,7 @@ def build_model(
         **names.settings,
         **extra,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         model: PreTrainedModel = getattr(transformers, names.model)(config).float()
     _compose_entities(model, tokenizer.get_vocab())
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)

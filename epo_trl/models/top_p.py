@@ -40,8 +40,9 @@ def top_p_entropy(logits: Tensor, top_p: float) -> Tensor:
 def _least_inside(p: Tensor, top_p: float) -> Tensor:
     """Returns (n, 1), the least probability inside each nucleus."""
     least, wider = _last_needed(p.topk(min(FEW, p.shape[-1])).values, top_p)
-    if FEW < p.shape[-1] and wider.any():
-        least[wider], _ = _last_needed(p[wider].sort(-1, descending=True).values, top_p)
+    if FEW < p.shape[-1]:
+        rows = wider.nonzero().squeeze(1)
+        least[rows], _ = _last_needed(p[rows].sort(-1, descending=True).values, top_p)
     return least
 
 
@@ -87,7 +88,7 @@ class _OwnNucleus(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        chosen = gradient != 0
+        chosen = gradient.nonzero().squeeze(1)
         on_chosen, on_weight, on_bias = [], None, None
         with trl_utils.maybe_gather_lm_head_ctx(weight, bias):  # ZeRO-3 has split them again since the forward pass
             head = _head(ctx, hidden[chosen], weight, bias)

@@ -28,7 +28,8 @@ def turn_mean_weights(
         dtype: Floating type of the weights.
 
     Raises:
-        ValueError: If the shapes differ, or a response token has no turn.
+        ValueError: If the shapes differ, or a response token has no turn. The latter is looked for on the CPU alone: a
+            GPU would have to finish all work before it.
     """
     if turn_ids.shape != response_mask.shape or turn_ids.dim() != 2:
         raise ValueError(
@@ -36,15 +37,15 @@ def turn_mean_weights(
             "both take the same (B, T)"
         )
     mask = response_mask.bool()
-    if bool((mask & (turn_ids < 0)).any()):
+    if turn_ids.device.type == "cpu" and bool((mask & (turn_ids < 0)).any()):
         raise ValueError("turn_ids: a response token has turn id -1; every response token belongs to a turn >= 0")
     if turn_ids.numel() == 0:
         return torch.zeros(turn_ids.shape, dtype=dtype, device=turn_ids.device)
 
-    turns = turn_ids.clamp(min=0).long()
+    turns = _numbered(turn_ids)
     # Counted in float32 at least: bfloat16 cannot count beyond 256.
     counting = torch.promote_types(dtype, torch.float32)
-    tokens_per_turn = torch.zeros(turn_ids.shape[0], int(turns.max()) + 1, dtype=counting, device=turn_ids.device)
+    tokens_per_turn = torch.zeros(turn_ids.shape, dtype=counting, device=turn_ids.device)
     tokens_per_turn.scatter_add_(1, turns, mask.to(counting))  # n_{j,t}
     turns_per_row = (tokens_per_turn > 0).sum(1, keepdim=True)  # T_j
     per_token = (tokens_per_turn.gather(1, turns) * turns_per_row).clamp(min=1)
@@ -62,7 +63,17 @@ def turn_means(values: Tensor, turn_ids: Tensor, response_mask: Tensor) -> Tenso
         turn_ids: (B, T) integers, the turn of each token; -1 on padding.
         response_mask: (B, T), 1 on the tokens that count.
     """
-    turns, mask = turn_ids.clamp(min=0).long(), response_mask.to(values.dtype)
-    sums = values.new_zeros(len(turns), int(turns.max()) + 1 if turns.numel() else 1)
+    turns, mask = _numbered(turn_ids), response_mask.to(values.dtype)
+    sums = torch.zeros_like(values)
     counts = sums.scatter_add(1, turns, mask).clamp(min=1)
     return (sums.scatter_add(1, turns, values * mask) / counts).gather(1, turns)
+
+
+def _numbered(turn_ids: Tensor) -> Tensor:
+    """Returns (B, T) numbers from 0 to T - 1, equal where two tokens of a row are of one turn. Padding is of turn 0.
+
+    So there is room for all turns in T columns, and nobody has to know how many there are: a device that is asked for
+    the largest index first has to finish all work before it.
+    """
+    turns = turn_ids.clamp(min=0).contiguous()
+    return torch.searchsorted(turns.sort(1).values, turns)

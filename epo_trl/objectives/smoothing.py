@@ -92,7 +92,7 @@ def smoothing_penalty(
         raise ValueError(f"alpha: got {alpha}, takes a number >= 0")
     if reference is None:
         return torch.zeros_like(entropy)
-    reference = torch.as_tensor(reference, dtype=entropy.dtype, device=entropy.device).detach()
+    reference = _like(entropy, reference).detach()
     has_history = ~torch.isnan(reference)
     reference = torch.nan_to_num(reference)
     below = kappa_low * reference - entropy
@@ -113,8 +113,13 @@ def band_shares(
     """
     if reference is None:
         reference = float("nan")
-    reference = torch.as_tensor(reference, dtype=entropy.dtype, device=entropy.device)
+    reference = _like(entropy, reference)
     below = (entropy < kappa_low * reference) & mask.bool()  # a comparison with NaN is false
     above = (entropy > kappa_high * reference) & mask.bool()
     inside = mask.bool() & ~below & ~above
     return torch.stack([below.sum(), inside.sum(), above.sum()])
+
+
+def _like(entropy: Tensor, reference: Tensor | float) -> Tensor:
+    """Returns the reference as a tensor beside the entropy. A float is filled in, not copied from the CPU."""
+    return reference.to(entropy) if isinstance(reference, Tensor) else entropy.new_full((), reference)

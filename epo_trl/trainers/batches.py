@@ -8,14 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epo_trl.devices import to_device
 from epo_trl.methods import Batch, Methods, MicroBatch, Ranks
 from epo_trl.rollout import ContextBuilder
 from epo_trl.trainers.policy_mean import policy_mean
 from epo_trl.trainers.row_scorer import RowScores
-from epo_trl.trainers.turn_forward import TurnLayout
+from epo_trl.trainers.turn_layout import TurnLayout
 from epo_trl.types import Episode
 
 Inputs = dict[str, Any]
+_LAYOUT = "layout/{name}"  # in TRL's batch, which shuffles and splits CPU tensors like those of the device
+_ON_CPU = ("turn_ids", "response_mask", "prompt_tokens")
 
 
 def response_mask(inputs: Mapping[str, Any]) -> Tensor:
@@ -40,9 +43,17 @@ def rows_of(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
     return ids, mask, inputs["completion_ids"].shape[1]
 
 
+def layout_entries(layout: TurnLayout, device: torch.device) -> Inputs:
+    """Returns what TRL's batch holds of a layout: `turn_ids` on the device, and all of it on the CPU."""
+    on_cpu = {_LAYOUT.format(name=name): getattr(layout, name) for name in _ON_CPU}
+    return {"turn_ids": to_device(layout.turn_ids, device), **on_cpu}
+
+
 def layout_in(inputs: Mapping[str, Any], context: ContextBuilder) -> TurnLayout:
     """Returns the layout of the rows of TRL's batch, or of a part of it."""
-    return TurnLayout(inputs["turn_ids"], inputs["tool_mask"] * (inputs["turn_ids"] >= 0), context.is_windowed)
+    # A checkpoint inside of an RL step is loaded to the device as a whole.
+    turn_ids, response_mask, prompt_tokens = (inputs[_LAYOUT.format(name=name)].cpu() for name in _ON_CPU)
+    return TurnLayout(turn_ids, response_mask, prompt_tokens, context.is_windowed)
 
 
 def asked_in(inputs: Mapping[str, Any], context: ContextBuilder, methods: Methods) -> dict[str, Any]:
@@ -87,7 +98,7 @@ def method_batch(
     return Batch(
         episodes=episodes,
         group_ids=torch.arange(first, first + len(episodes), device=device) // group_size,
-        turn_rewards=_turn_rewards(episodes).to(device),
+        turn_rewards=to_device(_turn_rewards(episodes), device),
         group_advantages=inputs["advantages"],
         turn_ids=inputs["turn_ids"],
         mask=response_mask(inputs),

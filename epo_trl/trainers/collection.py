@@ -22,7 +22,7 @@ from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.group_metrics import group_metrics
 from epo_trl.trainers.nothing_to_learn import Stretch
 from epo_trl.trainers.rollout_metrics import rollout_metrics
-from epo_trl.trainers.turn_forward import TurnLayout
+from epo_trl.trainers.turn_layout import TurnLayout
 from epo_trl.types import Episode
 
 
@@ -129,16 +129,17 @@ class Collector:
         return [number for number, keep in enumerate(kept) if not keep]
 
 
-def layout_of(rows: Sequence[Row], context: ContextBuilder, device: torch.device, multiple: int | None) -> TurnLayout:
+def layout_of(rows: Sequence[Row], context: ContextBuilder, multiple: int | None) -> TurnLayout:
     """Returns which turn each token of the rows belongs to, padded as TRL pads its completions."""
 
     def padded(lists: list[list[int]], value: int) -> Tensor:
         tensors = [torch.tensor(row) for row in lists]
-        return pad(tensors, padding_value=value, padding_side="right", pad_to_multiple_of=multiple).to(device)
+        return pad(tensors, padding_value=value, padding_side="right", pad_to_multiple_of=multiple)
 
     return TurnLayout(
         padded([row.turn_ids for row in rows], -1),
         padded([row.env_mask for row in rows], 0),
+        torch.tensor([len(row.prompt_ids) for row in rows]),
         windowed=context.is_windowed,
     )
 

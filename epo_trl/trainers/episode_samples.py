@@ -67,7 +67,7 @@ class EpisodeSamples:
                 texts = [self._texts(turn) for turn in episode.turns]
                 self._samples[i - first] = sample_of(episode, texts, **about)
         self._rl_step = rl_step
-        return {ROW: torch.arange(len(episodes), device=self._args.device)}
+        return {ROW: torch.arange(len(episodes))}
 
     def _texts(self, turn: Turn) -> TurnTexts:
         prompt = self._tokenizer.decode(
@@ -84,10 +84,13 @@ class EpisodeSamples:
         """
         if entropy is None or not self._samples:
             return
-        sampled = (inputs["tool_mask"] * (inputs["turn_ids"] >= 0)).bool()
-        for row, i in enumerate(inputs[ROW].tolist()):
-            if i in self._samples:
-                self._samples[i] = self._samples[i].with_entropy(entropy[row][sampled[row]].tolist())
+        kept = {row: i for row, i in enumerate(inputs[ROW].tolist()) if i in self._samples}
+        if not kept:
+            return
+        sampled = inputs["tool_mask"] * (inputs["turn_ids"] >= 0)
+        values, sampled = torch.stack([entropy.detach(), sampled.to(entropy.dtype)]).cpu()  # one copy for all rows
+        for row, i in kept.items():
+            self._samples[i] = self._samples[i].with_entropy(values[row][sampled[row].bool()].tolist())
 
     def end(self) -> None:
         """Writes what was chosen, and shows it to the trackers. Collective."""

@@ -50,7 +50,7 @@ from epo_trl.trainers.run_health import RunHealth
 from epo_trl.trainers.setup import ranks_of, set_up
 from epo_trl.trainers.task_checks import check_arguments
 from epo_trl.trainers.turn_features import features_of
-from epo_trl.trainers.turn_forward import TurnLayout
+from epo_trl.trainers.turn_layout import TurnLayout
 from epo_trl.types import Episode
 
 
@@ -160,13 +160,13 @@ class EPOTrainer(LongRunTrainer):
         train_size = self.args.per_device_train_batch_size
         collected = self._collect([row["prompt"] for row in inputs])
         rows = collected.rows(self.processing_class.eos_token_id)
-        layout = layout_of(rows, self.rules.context, self.accelerator.device, self.pad_to_multiple_of)
+        layout = layout_of(rows, self.rules.context, self.pad_to_multiple_of)
         # What TRL asks for next.
         self.rollout_func = lambda prompts, trainer: as_trl_takes_it(collected, rows, self.ranks)
         inputs = [{**row, "prompt": task} for row, task in zip(inputs, collected.tasks, strict=True)]
         with self.scorer.over(layout, top_p=self.methods.top_p) as scores:
             output = super()._generate_and_score_completions(inputs)
-            output["turn_ids"] = layout.turn_ids
+            output |= batches.layout_entries(layout, self.accelerator.device)
             # Rows without a token in the loss (aborted, or cleared by `mask_truncated_completions`) do not count.
             usable = batches.response_mask(output).any(1).sum()
             output["num_episodes"] = self.ranks.sum(usable.float())
@@ -203,7 +203,7 @@ class EPOTrainer(LongRunTrainer):
         """Returns the rewards of all ranks, NaN for episodes without a signal: TRL leaves those out of baselines."""
         rewards = super()._calculate_rewards(inputs, *args, **kwargs)
         usable = torch.tensor([row["episode"].is_usable for row in inputs], device=rewards.device)
-        rewards[~self.accelerator.gather(usable)] = torch.nan
+        rewards = rewards.masked_fill(~self.accelerator.gather(usable).unsqueeze(1), torch.nan)
         weighed = rewards[:, self.reward_weights.to(rewards.device) != 0]
         self._silent.add_rewards(weighed, success=self.pending_metrics["env/success_rate"][-1])
         return rewards

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epo_trl.devices import to_device
 from epo_trl.rollout import ContextBuilder
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.examples import PastTurn
@@ -68,14 +69,15 @@ def final_values(
     values = []
     for start in range(0, len(states), size):
         part = states[start : start + size]
-        lengths = torch.tensor([max(len(state), 1) for state in part], device=device)
+        lengths = torch.tensor([max(len(state), 1) for state in part])
         ids = torch.zeros(len(part), int(lengths.max()), dtype=torch.long)
         for row, state in zip(ids, part, strict=True):
             row[: len(state)] = torch.tensor(state, dtype=torch.long)
         with autocast():
-            found = model(input_ids=ids.to(device), values_only=True).state_values
-        cut_off = torch.tensor([bool(state) for state in part], device=device)
-        values.append(found.gather(1, lengths.unsqueeze(1) - 1).squeeze(1) * cut_off)
+            found = model(input_ids=to_device(ids, device), values_only=True).state_values
+        cut_off = torch.tensor([bool(state) for state in part])
+        last = found.gather(1, to_device(lengths.unsqueeze(1) - 1, device))
+        values.append(last.squeeze(1) * to_device(cut_off, device))
     return torch.cat(values)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from epo_trl.devices import seeded
 from epo_trl.models.generate import decoding
 from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes, settings_allow_reuse
 from epo_trl.rollout import ContextBuilder
@@ -97,9 +98,7 @@ class TurnGenerator:
         # Plain generation reads them from here too; with vLLM there is no such dictionary.
         kwargs: dict[str, Any] = {} if trainer.use_vllm else trainer.generation_kwargs
         before, kwargs_before = {name: getattr(holder, name) for name in changes}, dict(kwargs)
-        device = trainer.accelerator.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
+        with seeded(seed, trainer.accelerator.device):
             try:
                 vars(holder).update(changes)
                 kwargs.update(changes)

@@ -32,7 +32,7 @@ from epo_trl.trainers.final_states import final_states, final_values
 from epo_trl.trainers.nothing_to_learn import equal_outcomes
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 from epo_trl.trainers.row_scorer import RowScores
-from epo_trl.trainers.turn_forward import TurnLayout
+from epo_trl.trainers.turn_layout import TurnLayout
 from epo_trl.trainers.value_statistics import value_statistics, whitened
 from epo_trl.types import Episode
 
@@ -84,11 +84,11 @@ class EPOPPOTrainer(EPOTrainer):
     ) -> Batch:
         batch = super()._method_batch(output, episodes, layout, scores)
         size = self.args.per_device_train_batch_size
-        ids, mask, _ = rows_of(output)
+        ids, *_ = rows_of(output)
         states = self._final_states(episodes)
         return replace(
             batch,
-            values=self.scorer.values(self.model, ids, mask, layout, size),
+            values=self.scorer.values(self.model, ids, layout, size),
             final_values=final_values(self.model, states, size, self.accelerator.device, self.accelerator.autocast),
         )
 
@@ -128,10 +128,9 @@ class EPOPPOTrainer(EPOTrainer):
         yield from super()._terms(inputs, micro, scores)
         assert scores.values is not None
         values, points = scores.values, inputs["value_points"]
-        losses, clipped = value_loss(
-            values[points], inputs["old_values"][points], inputs["returns"][points], clip=self.args.value_clip
-        )
-        counts = [losses.detach().sum(), clipped.sum(), points.sum()]
+        losses, clipped = value_loss(values, inputs["old_values"], inputs["returns"], clip=self.args.value_clip)
+        losses = torch.where(points, losses, 0.0)
+        counts = [losses.detach().sum(), (clipped & points).sum(), points.sum()]
         self._value_sums += torch.stack([count.double() for count in counts])
         steps = self.current_gradient_accumulation_steps / self.args.steps_per_generation
         per_update = inputs["num_values"].clamp(min=1) / self.accelerator.num_processes * steps

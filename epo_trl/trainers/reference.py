@@ -11,7 +11,7 @@ from torch import Tensor
 from trl.trainer.utils import use_adapter
 
 from epo_trl.trainers.batches import rows_of
-from epo_trl.trainers.turn_forward import TurnLayout
+from epo_trl.trainers.turn_layout import TurnLayout
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def candidates_of(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> d
     cut = trainer.methods.cut
     if cut is None:
         return {}
-    ids, mask, _ = rows_of(output)
+    ids, *_ = rows_of(output)
     with reference_of(trainer) as reference:
         size = trainer.args.per_device_train_batch_size
-        return {"candidates": trainer.scorer.nucleus(reference, ids, mask, layout, size, cut)}
+        return {"candidates": trainer.scorer.nucleus(reference, ids, layout, size, cut)}

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from epo_trl.trainers.turn_forward import TurnBatch, TurnLayout, cut_turns, nucleus_of_turns, score_turns, value_turns
+from epo_trl.trainers.turn_forward import nucleus_of_turns, score_turns, value_turns
+from epo_trl.trainers.turn_layout import TurnBatch, TurnLayout, cut_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,8 @@ class RowScorer:
         if asked.with_values:
             model_inputs["with_values"] = True
         parts: list[tuple[Tensor | None, ...]] = []
-        for rows, turns in _cut(input_ids, attention_mask, asked.layout, batch_size or len(input_ids)):
-            own = None if asked.candidates is None else asked.candidates[rows][turns.response_mask]
+        for rows, turns in _cut(input_ids, asked.layout, batch_size or len(input_ids)):
+            own = None if asked.candidates is None else asked.candidates[rows][turns.row, turns.column]
             with self._autocast():
                 scores = score_turns(model, turns, **self._passes, candidates=own, top_p=asked.top_p, **model_inputs)
             restricted = (scores.nucleus_entropy, scores.top_p_entropy)
@@ -126,43 +127,39 @@ class RowScorer:
         assert self._open is not None
         return self._open.found[-1]
 
-    def values(self, model: Any, input_ids: Tensor, attention_mask: Tensor, layout: TurnLayout, size: int) -> Tensor:
+    def values(self, model: Any, input_ids: Tensor, layout: TurnLayout, size: int) -> Tensor:
         """Returns (B, T) values by the critic, in passes over `size` rows. Collective under ZeRO-3."""
         rows = []
-        for _, turns in _cut(input_ids, attention_mask, layout, size):
+        for _, turns in _cut(input_ids, layout, size):
             with self._autocast():
                 rows.append(turns.to_rows(value_turns(model, turns, **self._passes)))
         return torch.cat(rows)
 
-    def nucleus(
-        self, model: Any, input_ids: Tensor, attention_mask: Tensor, layout: TurnLayout, size: int, cut: float
-    ) -> Tensor:
+    def nucleus(self, model: Any, input_ids: Tensor, layout: TurnLayout, size: int, cut: float) -> Tensor:
         """Returns (B, T, K) candidates, -1 where there is none, K as small as they allow. Collective under ZeRO-3.
 
         Args:
             model: Decides what is one.
             input_ids: (B, P + T).
-            attention_mask: (B, P + T).
             layout: Of the rows.
             size: Rows of a pass.
             cut: Probability above which a token is a candidate.
         """
         rows = []
-        for _, turns in _cut(input_ids, attention_mask, layout, size):
+        for _, turns in _cut(input_ids, layout, size):
             with self._autocast():
                 ids = nucleus_of_turns(model, turns, cut, **self._passes)
             ids = ids[:, (ids >= 0).any(0)]  # the most probable come first
-            rows.append(ids.new_full((*turns.response_mask.shape, ids.shape[1]), -1))
-            rows[-1][turns.response_mask] = ids
+            rows.append(ids.new_full((*turns.shape, ids.shape[1]), -1).index_put((turns.row, turns.column), ids))
         most = max(row.shape[2] for row in rows)
         return torch.cat([pad(row, (0, most - row.shape[2]), value=-1) for row in rows])
 
 
-def _cut(input_ids: Tensor, attention_mask: Tensor, layout: TurnLayout, size: int) -> Iterator[tuple[slice, TurnBatch]]:
+def _cut(input_ids: Tensor, layout: TurnLayout, size: int) -> Iterator[tuple[slice, TurnBatch]]:
     """Yields the turns of `size` rows at a time, and which rows those are."""
     for start in range(0, len(input_ids), size):
         rows = slice(start, start + size)
-        yield rows, cut_turns(input_ids[rows], attention_mask[rows], layout.rows(start, start + size))
+        yield rows, cut_turns(input_ids[rows], layout.rows(start, start + size))
 
 
 def _joined(parts: tuple[Tensor | None, ...]) -> Tensor | None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epo_trl.devices import to_device
 from epo_trl.methods import Need
 from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.models.critic import causal_lm
@@ -14,7 +15,7 @@ from epo_trl.models.fused_head import compact_scoring
 from epo_trl.objectives.gae import turn_edges
 from epo_trl.trainers.batches import rows_of
 from epo_trl.trainers.reference import reference_of
-from epo_trl.trainers.turn_forward import TurnBatch, TurnLayout, cut_turns
+from epo_trl.trainers.turn_layout import TurnBatch, TurnLayout, cut_turns
 
 
 @torch.no_grad()
@@ -28,17 +29,17 @@ def features_of(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> Tur
     """
     if not trainer.methods.need(Need.FEATURES):
         return None
-    ids, mask, _ = rows_of(output)
+    ids, *_ = rows_of(output)
     size, turns = trainer.args.per_device_train_batch_size, int(layout.turn_ids.max()) + 1
     parts = []
     with reference_of(trainer) as reference:
         backbone = causal_lm(trainer.accelerator.unwrap_model(reference)).base_model
         for start in range(0, len(ids), size):
             rows = layout.rows(start, start + size)
-            cut = cut_turns(ids[start : start + size], mask[start : start + size], rows)
+            cut = cut_turns(ids[start : start + size], rows)
             with trainer.accelerator.autocast():
                 hidden = last_hidden_states(reference, backbone, cut.input_ids)
-            parts.append(turn_features(hidden, cut, rows.turn_ids, turns))
+            parts.append(turn_features(hidden, cut, rows, turns))
     states, actions, there = (torch.cat(part) for part in zip(*parts, strict=True))
     return TurnFeatures(states, actions, there)
 
@@ -61,24 +62,25 @@ def last_hidden_states(model: Any, backbone: torch.nn.Module, input_ids: Tensor)
     return seen[0].float()
 
 
-def turn_features(hidden: Tensor, batch: TurnBatch, turn_ids: Tensor, turns: int) -> tuple[Tensor, Tensor, Tensor]:
+def turn_features(hidden: Tensor, batch: TurnBatch, layout: TurnLayout, turns: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the fields of `TurnFeatures`.
 
     Args:
         hidden: (N, L, D) of the sequences of `batch`.
         batch: With the turns of B rows.
-        turn_ids: (B, T).
+        layout: Layout of the B rows.
         turns: K.
     """
-    rows, columns = batch.response_mask.nonzero(as_tuple=True)
-    cells = rows * turns + turn_ids[rows, columns].long()  # of each sampled token
-    first, _ = turn_edges(turn_ids, batch.response_mask)
-    begins = first[batch.response_mask]
-    shape = (len(turn_ids) * turns, hidden.shape[2])
+    sampled = layout.sampled
+    rows, columns = sampled.nonzero(as_tuple=True)
+    cells = rows * turns + layout.turn_ids[rows, columns].long()  # of each sampled token
+    first, _ = turn_edges(layout.turn_ids, sampled)
+    shape = (len(sampled) * turns, hidden.shape[2])
+    counts = torch.bincount(cells, minlength=shape[0])
+    cells, begins, counts = (to_device(x, hidden.device) for x in (cells, first[sampled].nonzero().squeeze(1), counts))
     before = hidden[batch.sequence[begins], batch.position[begins] - 1]
     states = hidden.new_zeros(shape).index_copy_(0, cells[begins], before)
-    counts = torch.bincount(cells, minlength=shape[0])
     actions = hidden.new_zeros(shape).index_add_(0, cells, hidden[batch.sequence, batch.position])
     actions = actions / counts.clamp(min=1).unsqueeze(1)
-    as_rows = (len(turn_ids), turns, -1)
+    as_rows = (len(sampled), turns, -1)
     return states.view(as_rows), actions.view(as_rows), (counts > 0).view(as_rows[:2])

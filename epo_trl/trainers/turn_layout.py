@@ -1,0 +1,126 @@
+"""An episode's row of the batch, cut into the sequences that the model sees.
+
+In windowed context each turn is a sequence of its own, in concatenated context the whole row is one. All lengths and
+indices are worked out on the CPU, where the episodes are when a batch is collected: a device that is asked for a length
+first has to finish all work before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from epo_trl.devices import to_device
+
+
+@dataclass(slots=True)
+class TurnLayout:
+    """Which turn each completion token belongs to, and which tokens were sampled. All tensors are on the CPU.
+
+    Args:
+        turn_ids: (B, T) integers, -1 on padding.
+        response_mask: (B, T), 1 on sampled tokens. Its values on padding are not read.
+        prompt_tokens: (B,) integers, tokens of each row's first prompt.
+        windowed: Whether a turn is a sequence of its own. Otherwise the row is one sequence.
+    """
+
+    turn_ids: Tensor
+    response_mask: Tensor
+    prompt_tokens: Tensor
+    windowed: bool
+
+    def rows(self, start: int, end: int) -> TurnLayout:
+        """Returns the layout of the rows from `start` to `end`."""
+        turn_ids, response_mask = self.turn_ids[start:end], self.response_mask[start:end]
+        return TurnLayout(turn_ids, response_mask, self.prompt_tokens[start:end], self.windowed)
+
+    @property
+    def sampled(self) -> Tensor:
+        """(B, T) booleans, true on sampled tokens."""
+        return self.response_mask.bool() & (self.turn_ids >= 0)
+
+
+@dataclass(slots=True)
+class TurnBatch:
+    """N sequences cut out of B rows, with M sampled tokens in all. What the CPU needs to know is on the CPU.
+
+    Args:
+        input_ids: (N, L), right-padded with 0.
+        labels: (N, L), the token id on sampled tokens, -100 elsewhere.
+        lengths: (N,) tokens of each sequence, on the CPU.
+        numbers: (N, L) which of the M sampled tokens a token is, -1 for the others, on the CPU.
+        sequence: (M,) for each sampled token, its sequence.
+        position: (M,) its position in that sequence, always >= 1.
+        row: (M,) its row.
+        column: (M,) its column among the T completion tokens of the row.
+        shape: (B, T).
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    lengths: Tensor
+    numbers: Tensor
+    sequence: Tensor
+    position: Tensor
+    row: Tensor
+    column: Tensor
+    shape: tuple[int, int]
+
+    def to_rows(self, per_token: Tensor) -> Tensor:
+        """Returns (B, T) values from the model's (N, L - 1), where column p - 1 holds the value of token p.
+
+        Positions that were not sampled are 0. Differentiable.
+        """
+        values = per_token[self.sequence, self.position - 1]
+        return per_token.new_zeros(self.shape).index_put((self.row, self.column), values)
+
+
+def cut_turns(input_ids: Tensor, layout: TurnLayout) -> TurnBatch:
+    """Returns the sequences of a batch of rows, on the device of their ids.
+
+    Padding is told by the layout, not by TRL's completion mask: that one is also cleared by
+    `mask_truncated_completions`, which must not change what the other tokens see.
+
+    Args:
+        input_ids: (B, P + T), left-padded prompts and right-padded completions.
+        layout: Layout of the last T columns.
+    """
+    turns, sampled = layout.turn_ids, layout.sampled
+    prompt_width = input_ids.shape[1] - turns.shape[1]
+    prompt = torch.arange(prompt_width) >= prompt_width - layout.prompt_tokens.unsqueeze(1)
+    real = torch.cat([prompt, turns >= 0], dim=1)
+
+    segment = torch.zeros(real.shape, dtype=torch.long)
+    if layout.windowed:
+        segment[:, prompt_width:] = turns.clamp(min=0)
+    per_row = segment.amax(1) + 1
+    segment += (per_row.cumsum(0) - per_row).unsqueeze(1)
+
+    flat = segment[real]  # turns are contiguous in a row, so this is sorted
+    lengths = torch.bincount(flat, minlength=int(per_row.sum()))
+    place = torch.arange(len(flat)) - (lengths.cumsum(0) - lengths)[flat]
+    is_response = torch.cat([torch.zeros_like(prompt), sampled], dim=1)[real]
+    sequence, position = flat[is_response], place[is_response]
+
+    shape = (len(lengths), max(2, int(lengths.max())))
+    source = torch.full(shape, -1)  # of each token, its place among the flattened ids
+    source[flat, place] = real.flatten().nonzero().squeeze(1)
+    numbers = torch.full(shape, -1)
+    numbers[sequence, position] = torch.arange(len(sequence))
+
+    device = input_ids.device
+    ids = input_ids.take(to_device(source.clamp(min=0), device)).masked_fill(to_device(source < 0, device), 0)
+    row, column = sampled.nonzero(as_tuple=True)
+    return TurnBatch(
+        input_ids=ids,
+        labels=ids.masked_fill(to_device(numbers < 0, device), -100),
+        lengths=lengths,
+        numbers=numbers,
+        sequence=to_device(sequence, device),
+        position=to_device(position, device),
+        row=to_device(row, device),
+        column=to_device(column, device),
+        shape=(turns.shape[0], turns.shape[1]),
+    )
