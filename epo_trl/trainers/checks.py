@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import is_peft_model, parse_flag_from_env
 
 from epo_trl.methods import Methods
 from epo_trl.models import load_tokenizer
@@ -28,6 +28,7 @@ def check_settings(args: EPOConfig, context: ContextBuilder) -> None:
     """Raises `ValueError` for, or warns of, settings that do not go with the chat template or each other."""
     warn_of_divisor(args)
     check_sampling(args)
+    check_masters(args)
     warn_of_empty_thought(args, context)
 
 
@@ -55,6 +56,19 @@ def warn_of_divisor(args: EPOConfig) -> None:
             "too small beside them. Take loss_type: dapo (a mean over tokens), or divide learning_rate and multiply "
             "epo_lambda by the turns of an episode.",
             stacklevel=2,
+        )
+
+
+def check_masters(args: EPOConfig) -> None:
+    """Raises `ValueError` if generation would leave the weights in half precision.
+
+    For continuous batching TRL casts the policy. `keeping_precision` restores it, but not what FSDP has split.
+    """
+    half = "bf16" if args.bf16 else "fp16" if args.fp16 else ""
+    if args.use_transformers_continuous_batching and half and (args.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP")):
+        raise ValueError(
+            f"use_transformers_continuous_batching: expected False with {half} under FSDP, got True: TRL casts the fp32 "
+            f"weights to {half} for good; set it to False, or use_vllm to True, or take ZeRO or DDP (accelerate_configs)"
         )
 
 
