@@ -3,7 +3,10 @@
 import pytest
 import torch
 from peft import LoraConfig
-from trainer_kit import make_model, make_ppo, make_trainer
+from trainer_kit import make_config, make_model, make_ppo, make_trainer
+
+from epo_trl.trainers.checks import check_masters
+from epo_trl.trainers.generation import keeping_precision
 
 CONTINUOUS = {
     "use_transformers_continuous_batching": True,
@@ -34,6 +37,100 @@ def test_rl_steps_and_greedy_evaluations_run_on_continuous_batching(tmp_path, co
     assert trainer.rl_step == 2 and trained["step"] == 2 and trained["env/turns"] == 3.0
     for evaluated in (first, second):
         assert "eval_iid/success_rate" in evaluated and "env/turns" not in evaluated
+
+
+def state_of(model):
+    """Returns a copy of all weights and buffers, those that are not saved too."""
+    return {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+
+
+def assert_same_state(model, before):
+    now = dict((*model.named_parameters(), *model.named_buffers()))
+    assert now.keys() == before.keys()
+    for name, tensor in now.items():
+        assert tensor.dtype == before[name].dtype and torch.equal(tensor, before[name]), name
+
+
+def changed_share(model, before):
+    pairs = [(p, before[name]) for name, p in model.named_parameters() if p.requires_grad]
+    return sum((p != old).sum().item() for p, old in pairs) / sum(p.numel() for p, _ in pairs)
+
+
+def test_weights_gradients_and_buffers_are_bit_equal_after_a_cast():
+    """The weights are no bf16 numbers, so that a cast and one back would change them."""
+    model = make_model()
+    model.tie_weights()
+    frozen, *_ = model.parameters()
+    frozen.requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    model(input_ids=torch.tensor([[5, 6, 7]])).logits.sum().backward()
+    objects, before = list(model.parameters()), state_of(model)
+    gradients = [p.grad.clone() for p in trained]
+    for _ in range(2):
+        with pytest.raises(KeyError), keeping_precision(model):
+            model.to(torch.bfloat16)
+            assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+            raise KeyError
+        assert_same_state(model, before)
+    assert all(p is old for p, old in zip(model.parameters(), objects, strict=True))
+    assert all(torch.equal(p.grad, old) for p, old in zip(trained, gradients, strict=True))
+    torch.optim.SGD(model.parameters(), lr=1e-6).step()  # an optimizer sees the same weights as before
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for (name, p), gradient in zip(named, gradients, strict=True):
+        torch.testing.assert_close(p.detach(), before[name] - 1e-6 * gradient, rtol=0, atol=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapped", [{}, {"peft_config": LoraConfig(target_modules="all-linear")}], ids=["all", "lora"])
+def test_continuous_batching_leaves_the_weights_as_they_are(tmp_path, wrapped):
+    """TRL casts the policy to the precision of the run: rollouts, one after another, and evaluations change no bit."""
+    trainer = make_trainer(tmp_path, bf16=True, **wrapped, **CONTINUOUS)
+    policy, casts = trainer.accelerator.unwrap_model(trainer.model), []
+    generate = policy.generate_batch
+    policy.generate_batch = lambda *args, **kwargs: casts.append(policy.dtype) or generate(*args, **kwargs)
+    before = state_of(trainer.model)
+    assert torch.float32 in {tensor.dtype for tensor in before.values()}
+    for _ in range(2):
+        trainer.play([("train/0", 0)])
+        assert_same_state(trainer.model, before)
+    trainer.evaluate()
+    assert_same_state(trainer.model, before)
+    assert set(casts) == {torch.bfloat16}  # or there would have been nothing to restore
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [1e-6, 1e-5])
+def test_small_updates_reach_the_weights_with_continuous_batching(tmp_path, rate):
+    """At 1e-6 an update is below bf16's resolution of most weights: with weights in bf16 .3 % of them changed."""
+    shares = []
+    for backend in ({}, CONTINUOUS):
+        trainer = make_trainer(tmp_path, bf16=True, max_steps=3, learning_rate=rate, **backend)
+        before = state_of(trainer.model)
+        trainer.train()
+        assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+        shares.append(changed_share(trainer.model, before))
+    plain, continuous = shares
+    assert plain > 0.9 and continuous == pytest.approx(plain, abs=0.03)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_on_continuous_batching_is_the_uninterrupted_one(tmp_path):
+    """A checkpoint holds the weights in float32, bit by bit; in bf16 the resumed run would begin with others."""
+    settings = {"bf16": True, "max_steps": 3, "learning_rate": 1e-5, "save_strategy": "steps", "save_steps": 2}
+    whole = make_trainer(tmp_path / "whole", **settings, **CONTINUOUS)
+    whole.train()
+    resumed = make_trainer(tmp_path / "whole", **settings, **CONTINUOUS)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert_same_state(resumed.model, state_of(whole.model))
+    assert {p.dtype for p in resumed.model.parameters()} == {torch.float32}
+
+
+def test_continuous_batching_is_refused_where_weights_would_stay_cast(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    check_masters(make_config(tmp_path, **CONTINUOUS))  # nothing is cast
+    check_masters(make_config(tmp_path, bf16=True))
+    with pytest.raises(ValueError, match="use_transformers_continuous_batching: expected False with bf16.*use_vllm"):
+        check_masters(make_config(tmp_path, bf16=True, **CONTINUOUS))
 
 
 @pytest.mark.slow

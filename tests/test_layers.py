@@ -86,7 +86,7 @@ def violations(path: Path, source: str) -> list[str]:
     return wrong
 
 
-LONGEST = 300  # lines of a file
+LONGEST = 400  # lines of a file
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 

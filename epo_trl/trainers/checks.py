@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import is_peft_model, parse_flag_from_env
 from trl import GRPOTrainer
 
 from epo_trl.methods import Methods
@@ -30,6 +30,7 @@ def check_settings(args: EPOConfig, context: ContextBuilder) -> None:
     """Raises `ValueError` for, or warns of, settings that do not go with the chat template or each other."""
     warn_of_scale(args)
     check_sampling(args)
+    check_masters(args)
     warn_of_empty_thought(args, context)
 
 
@@ -97,6 +98,19 @@ def _ratios_differ_from_1(args: EPOConfig) -> bool:
     """Returns whether a batch serves several updates, or was sampled by vLLM, which rounds otherwise."""
     several = args.num_iterations > 1 or args.steps_per_generation > args.gradient_accumulation_steps
     return several or args.use_vllm and args.vllm_importance_sampling_correction
+
+
+def check_masters(args: EPOConfig) -> None:
+    """Raises `ValueError` if generation would leave the weights in half precision.
+
+    For continuous batching TRL casts the policy. `keeping_precision` restores it, but not what FSDP has split.
+    """
+    half = "bf16" if args.bf16 else "fp16" if args.fp16 else ""
+    if args.use_transformers_continuous_batching and half and (args.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP")):
+        raise ValueError(
+            f"use_transformers_continuous_batching: expected False with {half} under FSDP, got True: TRL casts the fp32 "
+            f"weights to {half} for good; set it to False, or use_vllm to True, or take ZeRO or DDP (accelerate_configs)"
+        )
 
 
 # What leaves the model's whole distribution as it is; the first value is what we advise.

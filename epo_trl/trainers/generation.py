@@ -15,6 +15,28 @@ from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes, settings_al
 from epo_trl.rollout import ContextBuilder
 
 
+@contextmanager
+def keeping_precision(model: torch.nn.Module) -> Iterator[None]:
+    """Restores the dtype and the bits of whatever the block casts: parameters, their gradients and buffers.
+
+    For continuous batching TRL casts the policy to the precision of the run and leaves it there, so that an fp32 weight
+    loses every update below bf16's resolution. The originals are kept by reference. So restoring copies nothing, and
+    the cast copies (half of the fp32 weights) exist during the block only. The block must not change the weights.
+    """
+    tensors = [tensor for p in model.parameters() for tensor in (p, p.grad) if tensor is not None]
+    originals = [(tensor, tensor.data) for tensor in tensors]
+    buffers = [(module, *named) for module in model.modules() for named in module.named_buffers(recurse=False)]
+    try:
+        yield
+    finally:
+        for tensor, original in originals:
+            if tensor.dtype != original.dtype:
+                tensor.data = original
+        for module, name, original in buffers:
+            if getattr(module, name).dtype != original.dtype:
+                setattr(module, name, original)
+
+
 class TurnGenerator:
     """The policy as the rollout wants it: token ids of prompts in, token ids of responses out.
 
@@ -27,10 +49,10 @@ class TurnGenerator:
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # each generation call
 
     def __call__(self, prompt_ids: list[list[int]]) -> Any:
-        """Returns a response to each prompt, in the mode that is on: continuous batching leaves another on."""
+        """Returns a response to each prompt. Mode and weights stay as they are: continuous batching changes both."""
         model = self._trainer.model
         training = model.training
-        with self.around():
+        with self.around(), keeping_precision(model):
             responses = self._trainer._generate_single_turn(prompt_ids, None, {}, 1)
         if model.training != training:
             model.train(training)
