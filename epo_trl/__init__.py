@@ -8,18 +8,31 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig, imitate
     from epo_trl.trainers.config import EPOConfig
     from epo_trl.trainers.epo_trainer import EPOTrainer
     from epo_trl.trainers.ppo_config import EPOPPOConfig
     from epo_trl.trainers.ppo_trainer import EPOPPOTrainer
 
-__all__ = ["EPOConfig", "EPOPPOConfig", "EPOPPOTrainer", "EPOTrainer", "__version__"]
+__all__ = [
+    "DemonstrationArguments",
+    "EPOConfig",
+    "EPOPPOConfig",
+    "EPOPPOTrainer",
+    "EPOTrainer",
+    "ImitationConfig",
+    "__version__",
+    "imitate",
+]
 
 _LAZY = {
+    "DemonstrationArguments": "epo_trl.launch.imitation",
     "EPOConfig": "epo_trl.trainers.config",
     "EPOPPOConfig": "epo_trl.trainers.ppo_config",
     "EPOPPOTrainer": "epo_trl.trainers.ppo_trainer",
     "EPOTrainer": "epo_trl.trainers.epo_trainer",
+    "ImitationConfig": "epo_trl.launch.imitation",
+    "imitate": "epo_trl.launch.imitation",
 }
 
 

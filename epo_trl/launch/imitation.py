@@ -25,6 +25,7 @@ from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.chat_frame import template_settings
 from epo_trl.rollout.demonstrations import expert_episodes
 from epo_trl.rollout.few_shot import FewShotArguments
+from epo_trl.trainers.config import settle_defaults
 from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules, few_shot_of
 
 
@@ -131,6 +132,7 @@ class ImitationConfig(LongRunArguments, SFTConfig):
     """TRL's configuration, and how an interrupted run is gone on with."""
 
     def __post_init__(self) -> None:
+        settle_defaults(self)
         super().__post_init__()
         check_training_arguments(self)
 

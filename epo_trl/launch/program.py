@@ -18,6 +18,7 @@ from epo_trl.envs.base import EnvError
 from epo_trl.evaluation.samples import spelled
 from epo_trl.launch.command_line import CHECK, ConfigIsRight
 from epo_trl.launch.shipped import FOLDER, configs_of, with_shipped_config
+from epo_trl.launch.warm_start import warm_start_command, warm_start_of
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SECONDS_BEFORE_OTHER_RANKS = 60.0
@@ -149,7 +150,9 @@ def is_ours(error: Exception, recipes: Path) -> bool:
 
 
 def overview(program: Program, gpus: int) -> str:
-    """Returns the recipe's configs, each with the first sentence of its file, and the command for a machine.
+    """Returns the recipe's configs, each with the first sentence of its file, and the commands for a machine.
+
+    Two commands for a config with a warm start of its own.
 
     Args:
         program: How the recipe is called.
@@ -158,21 +161,29 @@ def overview(program: Program, gpus: int) -> str:
     width = max(map(len, program.configs), default=0)
     lines = [f"{program.name} takes a config:"]
     lines += [f"  {typed:{width}}  {_about(path)}" for typed, path in program.configs.items()]
-    lines += [f"Here torch sees {_count(gpus)}:", f"  {command(program, gpus)}", "Every option: --help"]
+    fitting = program.configs.get(_config_for(program, gpus))
+    warm_start = warm_start_of(fitting) if fitting else None
+    typed = [warm_start_command(warm_start)] if warm_start else []
+    lines += [f"Here torch sees {_count(gpus)}:", *(f"  {one}" for one in (*typed, command(program, gpus)))]
+    lines.append("Every option: --help")
     return "\n".join(lines) + "\n"
 
 
 def command(program: Program, gpus: int) -> str:
     """Returns what to type on a machine with so many GPUs."""
-    size = "cpu" if gpus == 0 else "1gpu" if gpus == 1 else "8gpu"
-    stems = {typed: path.stem for typed, path in program.configs.items()}
-    fitting = [typed for typed in stems if size in stems[typed]] or [typed for typed in stems if "cpu" in stems[typed]]
-    config = min(fitting, key=lambda typed: len(stems[typed]), default="FILE")
-    if not fitting or "cpu" in stems[fitting[0]]:
+    config = _config_for(program, gpus)
+    if config not in program.configs or "cpu" in program.configs[config].stem:
         return f"{program.one} --config {config}"
     settings = "single_gpu" if gpus == 1 else "zero3"
     processes = "" if gpus in (1, 8) else f" --num_processes {gpus}"
     return f"{program.several.format(settings=settings, processes=processes)} --config {config}"
+
+
+def _config_for(program: Program, gpus: int) -> str:
+    size = "cpu" if gpus == 0 else "1gpu" if gpus == 1 else "8gpu"
+    stems = {typed: path.stem for typed, path in program.configs.items()}
+    fitting = [typed for typed in stems if size in stems[typed]] or [typed for typed in stems if "cpu" in stems[typed]]
+    return min(fitting, key=lambda typed: len(stems[typed]), default="FILE")
 
 
 def _about(path: Path) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trl import ModelConfig
 
 from epo_trl.envs.base import TaskSuite
-from epo_trl.launch.command_line import RecipeError, early_option
+from epo_trl.launch.command_line import RecipeError, config_path, early_option, with_config_apart
 from epo_trl.launch.options import parse_recipe
 from epo_trl.launch.program import run_recipe
+from epo_trl.launch.warm_start import StartArguments, check_start
 from epo_trl.long_runs.preemption import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.models import policy_for_training
@@ -46,7 +48,9 @@ def main(environment: str | None = None, algorithm: str | None = None) -> None:
     """Parses the command line and trains. The arguments are those of `rl_recipe`."""
     config, trainer_class = ALGORITHMS[algorithm or _algorithm()]
     asked = () if algorithm else (AlgorithmArguments,)
-    suite, *_, args, model_args = parse_recipe(*asked, config, ModelConfig, environment=environment)
+    types = (*asked, StartArguments, config, ModelConfig)
+    suite, *_, start, args, model_args = parse_recipe(*types, environment=environment)
+    check_start(model_args.model_name_or_path, start, config_path(with_config_apart(sys.argv[1:])))
     train(suite, args, model_args, trainer_class)
 
 
