@@ -16,17 +16,18 @@ LAYERS = {
     "envs": {"types"},
     "rollout": {"types", "envs"},
     "evaluation": {"types", "envs", "rollout"},
-    "models": {"types", "envs", "rollout", "long_runs"},
+    "models": {"types", "envs", "rollout", "long_runs", "lazy"},
     "methods": {"types", "objectives"},
     "long_runs": {"types"},
     "watch": {"types", "evaluation", "long_runs"},
     "trainers": {"types", "objectives", "envs", "evaluation", "rollout", "models", "methods", "long_runs", "watch"},
-    "launch": {"types", "envs", "rollout", "evaluation", "models", "long_runs", "trainers", "watch"},
+    "launch": {"types", "envs", "rollout", "evaluation", "models", "long_runs", "trainers", "watch", "lazy"},
     "plots": {"types", "evaluation"},
     "study": {"envs", "evaluation", "long_runs", "plots"},
     "memory": set(),
     "doctor": {"envs"},
     "threads": set(),
+    "lazy": set(),
 }
 LAYERS["cli"] = set(LAYERS)
 # Third-party modules that a part must not import, not even inside a function.
@@ -43,6 +44,7 @@ FORBIDDEN = {
     "memory": HEAVY | GAMES,
     "doctor": HEAVY | GAMES,
     "threads": HEAVY | GAMES,
+    "lazy": HEAVY | GAMES,
 }
 
 

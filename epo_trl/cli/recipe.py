@@ -39,7 +39,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     from epo_trl.launch.program import run_program, shipped_command
 
     try:
-        run_program(import_module(f"epo_trl.launch.{MAINS[command]}").main, shipped_command(command))
+        run_program(lambda: import_module(f"epo_trl.launch.{MAINS[command]}").main(), shipped_command(command))
     finally:
         if not HELP.isdisjoint(words) and os.environ.get("RANK", "0") == "0":
             say(launch_help())

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
 
-import torch
-
 from epo_trl.envs.base import EnvError
 from epo_trl.evaluation.samples import spelled
 from epo_trl.launch.command_line import CHECK, ConfigIsRight
+from epo_trl.launch.early_check import check_early
 from epo_trl.launch.shipped import FOLDER, configs_of, with_shipped_config
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -61,7 +60,13 @@ def shipped_command(name: str) -> Program:
     """Returns `epo-trl train`, `sft`, `evaluate` or `play`, which know the shipped configs by name."""
     command = f"epo-trl {name}"
     several = f"{command} --accelerate_config {{settings}}{{processes}}"
-    return Program(command, configs_of(name), command, several, FOLDER.resolve(), with_shipped_config)
+
+    def read(typed: Sequence[str]) -> list[str]:
+        words = with_shipped_config(typed)
+        check_early(name, words)
+        return words
+
+    return Program(command, configs_of(name), command, several, FOLDER.resolve(), read)
 
 
 def run_recipe(main: Callable[[], None], configs: Sequence[str]) -> None:
@@ -88,6 +93,8 @@ def run_program(main: Callable[[], None], program: Program) -> None:
     words = sys.argv[1:]
     if not words:
         if _rank() == 0:
+            import torch
+
             sys.stdout.write(overview(program, torch.accelerator.device_count()))
         return
     if words[0] == CHECK:
