@@ -16,6 +16,7 @@ from epo_trl.envs.base import EnvError
 from epo_trl.evaluation.samples import spelled
 from epo_trl.launch.command_line import CHECK, ConfigIsRight
 from epo_trl.launch.early_check import check_early
+from epo_trl.launch.interrupt import CtrlC
 from epo_trl.launch.shipped import FOLDER, configs_of, with_shipped_config
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -80,7 +81,7 @@ def run_recipe(main: Callable[[], None], configs: Sequence[str]) -> None:
 
 
 def run_program(main: Callable[[], None], program: Program) -> None:
-    """Runs a recipe's `main`. Errors of ours are one line and exit code 1, without a traceback.
+    """Runs a recipe's `main`. Errors of ours are one line and exit code 1, without a traceback; Ctrl-C is one and 130.
 
     Called with no argument at all it runs nothing: it lists the recipe's configs and the command for this machine. That
     is help that was asked for, and no failure: after one, `accelerate launch` would add a traceback of its own.
@@ -90,6 +91,11 @@ def run_program(main: Callable[[], None], program: Program) -> None:
         main: Reads the command line, `sys.argv`.
         program: How it was called.
     """
+    with CtrlC(program.name).answered():
+        _run(main, program)
+
+
+def _run(main: Callable[[], None], program: Program) -> None:
     words = sys.argv[1:]
     if not words:
         if _rank() == 0:
