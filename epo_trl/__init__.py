@@ -3,7 +3,9 @@
 The heavy parts load on first use, so ``import epo_trl`` costs nothing and needs no game and no torch.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from epo_trl.lazy import load_on_use
 
 __version__ = "0.1.0"
 
@@ -25,20 +27,15 @@ __all__ = [
     "imitate",
 ]
 
-_LAZY = {
-    "DemonstrationArguments": "epo_trl.launch.imitation",
-    "EPOConfig": "epo_trl.trainers.config",
-    "EPOPPOConfig": "epo_trl.trainers.ppo_config",
-    "EPOPPOTrainer": "epo_trl.trainers.ppo_trainer",
-    "EPOTrainer": "epo_trl.trainers.epo_trainer",
-    "ImitationConfig": "epo_trl.launch.imitation",
-    "imitate": "epo_trl.launch.imitation",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        import importlib
-
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = load_on_use(
+    __name__,
+    {
+        "DemonstrationArguments": "epo_trl.launch.imitation",
+        "EPOConfig": "epo_trl.trainers.config",
+        "EPOPPOConfig": "epo_trl.trainers.ppo_config",
+        "EPOPPOTrainer": "epo_trl.trainers.ppo_trainer",
+        "EPOTrainer": "epo_trl.trainers.epo_trainer",
+        "ImitationConfig": "epo_trl.launch.imitation",
+        "imitate": "epo_trl.launch.imitation",
+    },
+)

@@ -15,6 +15,7 @@ import epo_trl.threads  # noqa: F401 - before torch
 import argparse
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,12 @@ def run(script: str, config: Path, output_dir: Path, seed: int, *overrides: str)
         sys.stderr.write(f"{output_dir} is finished\n")
         return
     sys.stderr.write(f"$ {' '.join(command)}\n")
-    subprocess.run(command, check=True)
+    # Ctrl-C reaches the recipe too, which saves a checkpoint: wait for it.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        subprocess.run(command, check=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
     seen.write_text(checksum(), encoding="utf-8")
 
 
@@ -119,10 +125,18 @@ def main() -> None:
     sys.stdout.write(f"\n{table}\ncurves: {plot}\npolicy: {policy}\n")
 
 
+def interrupted() -> None:
+    """Ends the program as Ctrl-C does, after a line."""
+    sys.stderr.write("interrupted; run the same command again to resume from the last checkpoint\n")
+    raise SystemExit(128 + signal.SIGINT)
+
+
 if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        raise SystemExit("interrupted; run the same command again to go on from the last checkpoint") from None
+        interrupted()
     except subprocess.CalledProcessError as error:
+        if error.returncode in (128 + signal.SIGINT, -signal.SIGINT):
+            interrupted()
         raise SystemExit(f"{Path(error.cmd[1]).name} stopped with exit code {error.returncode}") from None

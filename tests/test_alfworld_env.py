@@ -189,7 +189,9 @@ def test_a_bad_setting_is_named_when_the_suite_is_made(bad, message):
 
 def test_a_missing_folder_says_how_to_get_games(tmp_path, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    with pytest.raises(EnvError, match="ALFWORLD_DATA is not set.*alfworld-download.*epo-trl games alfworld"):
+    with pytest.raises(
+        EnvError, match="ALFWORLD_DATA is not set.*--games generated.*alfworld-download.*epo-trl games alfworld"
+    ):
         AlfworldData()
     with pytest.raises(EnvError, match=f"{tmp_path}/nowhere.*alfworld-download"):
         AlfworldData(tmp_path / "nowhere")

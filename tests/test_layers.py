@@ -16,20 +16,21 @@ LAYERS = {
     "envs": {"types"},
     "rollout": {"types", "envs"},
     "evaluation": {"types", "envs", "rollout"},
-    "models": {"types", "envs", "rollout", "long_runs", "devices"},
+    "models": {"types", "envs", "rollout", "long_runs", "devices", "lazy"},
     "methods": {"types", "objectives"},
     "long_runs": {"types"},
     "watch": {"types", "evaluation", "long_runs"},
     "trainers": {
         "types", "objectives", "envs", "evaluation", "rollout", "models", "methods", "long_runs", "watch", "devices",
     },
-    "launch": {"types", "envs", "rollout", "evaluation", "models", "long_runs", "trainers", "watch"},
+    "launch": {"types", "envs", "rollout", "evaluation", "models", "long_runs", "trainers", "watch", "lazy"},
     "plots": {"types", "evaluation"},
     "study": {"envs", "evaluation", "long_runs", "plots"},
     "memory": set(),
     "doctor": {"envs"},
     "threads": set(),
     "devices": set(),
+    "lazy": set(),
 }  # fmt: skip
 LAYERS["cli"] = set(LAYERS)
 # Third-party modules that a part must not import, not even inside a function.
@@ -47,6 +48,7 @@ FORBIDDEN = {
     "doctor": HEAVY | GAMES,
     "threads": HEAVY | GAMES,
     "devices": (HEAVY - {"torch"}) | GAMES,
+    "lazy": HEAVY | GAMES,
 }
 
 

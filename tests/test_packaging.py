@@ -2,6 +2,7 @@
 
 import configparser
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,31 @@ def test_all_means_all_extras(setup):
     extras = setup["options.extras_require"]
     named = Requirement(extras["all"].strip()).extras
     assert named == set(extras) - {"all"}
+
+
+@pytest.fixture(scope="module")
+def page():
+    return runpy.run_path(str(ROOT / "setup.py"), run_name="page")
+
+
+def test_on_a_package_index_links_to_files_lead_to_the_repository(page):
+    text = "[a](docs/a.md#b) ![p](docs/p.png) [s](#start) [u](https://localhost/x.md) [`x`](recipes/)"
+    assert page["with_whole_links"](text, "U") == (
+        "[a](U/blob/main/docs/a.md#b) ![p](U/raw/main/docs/p.png) [s](#start) [u](https://localhost/x.md) "
+        "[`x`](U/blob/main/recipes/)"
+    )
+
+
+def test_every_file_that_readme_links_to_exists_so_that_its_url_will(page):
+    links = [link.partition("#")[0] for link in page["LINK"].findall((ROOT / "README.md").read_text())]
+    assert len(links) > 20 and all((ROOT / link).exists() for link in links)
+
+
+def test_the_repository_s_url_is_said_once(setup, page):
+    url = page["repository"]()
+    assert url.startswith("https://") and setup["metadata"]["project_urls"].count("OWNER") <= 1
+    for name in ("author", "classifiers", "license", "description"):
+        assert setup["metadata"][name].strip()
+    assert "Typing :: Typed" in setup["metadata"]["classifiers"] and (ROOT / "epo_trl" / "py.typed").is_file()
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), ROOT / "setup.py"]
+    assert [file.name for file in files if url in file.read_text()] == []

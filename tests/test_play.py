@@ -68,9 +68,22 @@ def test_a_person_types_actions_or_asks_for_them(show, types):
     assert episode is None and written.endswith("stopped after 4 turns; reward 0\n")
     for number, action in enumerate(first, start=1):
         assert f"\n{number:4}  {action}\n" in written or f"> {number:4}  {action}\n" in written
-    assert written.count("An action in words, or: /actions") == 2, "for nothing typed, and a number that is not there"
+    asked = "at the start, for nothing typed, and for a number that is not there"
+    assert written.count("An action in words, or: /actions") == 3, asked
     assert written.count("not valid: not an admissible action") == 1, "small and large letters do not matter"
     assert f"You open the {first[0].removeprefix('open ')}." in written
+
+
+def test_help_comes_before_the_first_turn_and_words_that_ask_for_it_cost_none(show, types):
+    types("help", "?", "HELP", "/help", "quit", "exit", "look", "/quit")
+    _, written = show(task_id="train/0")
+    assert written.endswith("stopped after 1 turn; reward 0\n") and "not valid" not in written
+    assert written.count("/actions") == written.count("/3") == 7, "once at the start, once for each word"
+    assert written.index("/actions") < written.index("1> ")
+
+
+def test_only_a_person_gets_help(show):
+    assert "/actions" not in show(player="expert")[1]
 
 
 def test_the_end_of_the_input_ends_the_game(show, types):

@@ -130,13 +130,16 @@ def test_settings_of_accelerate_that_are_not_there_are_an_error_that_lists_them(
     assert "--accelerate_config: got 'zero9', takes a YAML file or one of cpu, fsdp2," in capsys.readouterr().err
 
 
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
 @pytest.mark.slow
 def test_a_wheel_has_the_configs_and_its_commands_find_them(tmp_path):
     """Built from a copy, installed without anything else into a folder, called from another."""
-    for name in ("epo_trl", "recipes", "accelerate_configs"):
+    for name in ("epo_trl", "recipes", "studies", "accelerate_configs"):
         hide = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, tmp_path / "source" / name, symlinks=True, ignore=hide)
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / "source")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(tmp_path), str(tmp_path / "source")]
@@ -150,8 +153,22 @@ def test_a_wheel_has_the_configs_and_its_commands_find_them(tmp_path):
         cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(site)},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    for folder in ("recipes", "accelerate_configs"):
+    for folder, pattern in (("recipes", "*.yaml"), ("recipes", "*.py"), ("studies", "*"), ("accelerate_configs", "*")):
         there, here = site / "epo_trl" / folder, ROOT / folder
-        assert {p.relative_to(there) for p in there.rglob("*.yaml")} == {
-            p.relative_to(here) for p in here.rglob("*.yaml")
+        assert {p.relative_to(there) for p in there.rglob(pattern) if "__pycache__" not in p.parts} == {
+            p.relative_to(here) for p in here.rglob(pattern) if "__pycache__" not in p.parts
         }
+    assert (site / "epo_trl" / "py.typed").is_file()
+    (page,) = site.glob("epo_trl-*.dist-info/METADATA")
+    assert LINK.findall(page.read_text()) and all(
+        link.startswith(("http", "#")) for link in LINK.findall(page.read_text())
+    )
+
+    script = (
+        "from pathlib import Path; from epo_trl.study.config import load_study; from epo_trl.study.plan import plan\n"
+        "study = load_study('smoke'); runs = plan(study, Path('runs'))\n"
+        "print(study.path.is_relative_to(Path('site').resolve()), runs[0].identity['recipe'], runs[0].recipe.is_file())"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert (done.stdout, done.stderr) == ("True recipes/train.py True\n", "")

@@ -186,3 +186,15 @@ def test_the_shipped_studies_can_be_read(path, monkeypatch):
 
 def test_shipped_studies_were_found():
     assert (ROOT / "studies" / "smoke.yaml").is_file()
+
+
+def test_a_shipped_study_is_known_by_name_and_its_recipes_where_there_is_no_clone(tmp_path, monkeypatch):
+    here = load_study("studies/smoke.yaml")
+    recipes = [run.identity for run in plan(here, tmp_path)]
+    monkeypatch.chdir(tmp_path)
+    for name in ("smoke", "studies/smoke.yaml"):
+        there = load_study(name)
+        assert there.name == "smoke" and [run.identity for run in plan(there, tmp_path)] == recipes
+        assert all(run.recipe.is_file() and run.config.is_file() for run in plan(there, tmp_path))
+    with pytest.raises(StudyError, match=r"CONFIG: expected a YAML file or one of .*smoke.*, got 'smok'"):
+        load_study("smok")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from epo_trl.cli.base import say
 from epo_trl.envs.registry import ENVIRONMENTS
@@ -26,8 +27,7 @@ def main(argv: Sequence[str]) -> int:
     sys.argv = ["epo-trl play", *named, *argv[len(named) // 2 :]]
     import epo_trl.threads  # noqa: F401 - before torch
 
-    from epo_trl.launch.play import main as play
     from epo_trl.launch.program import run_program, shipped_command
 
-    run_program(play, shipped_command("play"))
+    run_program(lambda: import_module("epo_trl.launch.play").main(), shipped_command("play"))
     return 0

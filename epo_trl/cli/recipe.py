@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -16,6 +17,8 @@ MAINS = {"train": "training", "sft": "imitation", "evaluate": "evaluation"}  # m
 ACCELERATE_CONFIGS = Path(__file__).parents[1] / "accelerate_configs"
 # Options of `accelerate launch` that we hand on: how many processes on how many machines, and which of them this is.
 LAUNCH_OPTIONS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
+
+TORCHRUN_SIGNALS = "PET_SIGNALS_TO_HANDLE"  # what torchrun hands on, and then kills after 30 seconds
 
 
 def run(command: str, argv: Sequence[str]) -> int:
@@ -31,6 +34,9 @@ def run(command: str, argv: Sequence[str]) -> int:
             launch = launch_command(asked.accelerate_config, options)
         except ValueError as error:
             return fail(error)
+        # Ctrl-C is for the processes that train: the launchers wait until these have saved a checkpoint.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.environ.setdefault(TORCHRUN_SIGNALS, "SIGTERM,SIGHUP,SIGQUIT")
         os.execv(sys.executable, [*launch, command, *words])
     sys.argv = [f"epo-trl {command}", *words]
     import epo_trl.threads  # noqa: F401 - before torch
@@ -39,7 +45,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     from epo_trl.launch.program import run_program, shipped_command
 
     try:
-        run_program(import_module(f"epo_trl.launch.{MAINS[command]}").main, shipped_command(command))
+        run_program(lambda: import_module(f"epo_trl.launch.{MAINS[command]}").main(), shipped_command(command))
     finally:
         if not HELP.isdisjoint(words) and os.environ.get("RANK", "0") == "0":
             say(launch_help())

@@ -27,7 +27,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of(
         "study", "Runs what is missing of a study and writes its report. The same command goes on after a kill."
     )
-    parser.add_argument("config", metavar="CONFIG", help="YAML file, see docs/study.md")
+    parser.add_argument(
+        "config", metavar="CONFIG", help="YAML file, see docs/study.md, or the name of a shipped study: smoke"
+    )
     parser.add_argument("--arms", nargs="+", metavar="NAME", help="only these methods")
     parser.add_argument("--seeds", nargs="+", type=at_least(0), metavar="S", help="these seeds instead of the file's")
     parser.add_argument("--jobs", type=at_least(1), metavar="N", help="runs side by side (default: cores / threads)")

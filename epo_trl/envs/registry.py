@@ -26,6 +26,8 @@ class EnvArguments(Protocol):
     """The settings of an environment, as fields of a dataclass.
 
     A class attribute `MAY_CHANGE` names those that do not change what is learned: a resumed run may have other values.
+    A class method `check_early(given)` may raise `EnvError` before torch is loaded, from the settings as they are
+    written: `{name: value}` of the config and the command line.
     """
 
     def make_suite(self) -> TaskSuite:

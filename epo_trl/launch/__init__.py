@@ -1,9 +1,18 @@
-"""What a program in `recipes/` does when it is launched: its configs, its options, its errors, and RL itself."""
+"""What a program in `recipes/` does when it is launched: its configs, its options, its errors, and RL itself.
 
-from epo_trl.launch.command_line import RecipeError, early_option
-from epo_trl.launch.options import parse_recipe
-from epo_trl.launch.program import run_recipe
-from epo_trl.launch.training import ALGORITHMS, AlgorithmArguments, rl_recipe, train
+Loads torch when one of its names is first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from epo_trl.lazy import load_on_use
+
+if TYPE_CHECKING:
+    from epo_trl.launch.command_line import RecipeError, early_option
+    from epo_trl.launch.first_options import AlgorithmArguments
+    from epo_trl.launch.options import parse_recipe
+    from epo_trl.launch.program import run_recipe
+    from epo_trl.launch.training import ALGORITHMS, rl_recipe, train
 
 __all__ = [
     "ALGORITHMS",
@@ -15,3 +24,18 @@ __all__ = [
     "run_recipe",
     "train",
 ]
+
+_TRAINING = "epo_trl.launch.training"
+__getattr__ = load_on_use(
+    __name__,
+    {
+        "ALGORITHMS": _TRAINING,
+        "AlgorithmArguments": "epo_trl.launch.first_options",
+        "RecipeError": "epo_trl.launch.command_line",
+        "early_option": "epo_trl.launch.command_line",
+        "parse_recipe": "epo_trl.launch.options",
+        "rl_recipe": _TRAINING,
+        "run_recipe": "epo_trl.launch.program",
+        "train": _TRAINING,
+    },
+)

@@ -73,3 +73,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns the end of a message about an unknown name: the known one that is most like it, or nothing."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def refuse_unknown(
+    unknown: Sequence[str], known: Iterable[str], why: str = "unknown; options are written out, --help lists them"
+) -> None:
+    """Raises `RecipeError` about the first of the unknown options, if there are any."""
+    if unknown:
+        raise RecipeError(f"{unknown[0]}: {why}{did_you_mean(unknown[0], known)}")

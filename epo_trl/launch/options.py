@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,29 +16,20 @@ import torch
 from transformers import TrainingArguments
 from trl import TrlParser
 
-from epo_trl.envs.base import EnvError
-from epo_trl.envs.registry import ENVIRONMENTS, check_fields, environment_arguments, suite_of
+from epo_trl.envs.registry import check_fields, environment_arguments, suite_of
 from epo_trl.launch.command_line import (
     CHECK,
-    HELP,
     ConfigIsRight,
     RecipeError,
     config_path,
-    did_you_mean,
-    early_option,
     read_config,
+    refuse_unknown,
     with_config_apart,
 )
+from epo_trl.launch.first_options import EnvironmentArguments, environment_name
 from epo_trl.launch.kinds import check_kinds
 from epo_trl.launch.shipped import shown
 from epo_trl.trainers.config import settle_defaults
-
-
-@dataclass
-class EnvironmentArguments:
-    """Which environment is played."""
-
-    environment: str = field(metadata={"help": f"One of {', '.join(ENVIRONMENTS)}, or 'module:Class'."})
 
 
 def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
@@ -60,7 +51,7 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
     check_only, argv = CHECK in argv, [word for word in argv if word != CHECK]
     first: tuple[type, ...] = ()
     if environment is None:
-        environment, first = _environment(argv), (EnvironmentArguments,)
+        environment, first = environment_name(argv), (EnvironmentArguments,)
     path = config_path(argv)
     settings = environment_arguments(environment, path.parent if path else None) if environment else None
     if settings is not None:
@@ -71,15 +62,6 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
     if check_only:
         raise ConfigIsRight
     return suite, *parsed[len(first) + 1 :]
-
-
-def _environment(argv: Sequence[str]) -> str | None:
-    """Returns the name of the environment, or `None` if help is asked for without one."""
-    given = early_option("environment", argv)
-    if given is None and HELP.isdisjoint(argv):
-        known = ", ".join(ENVIRONMENTS)
-        raise EnvError(f"environment: got nothing, takes one of {known} or 'module:Class', in the YAML or as an option")
-    return given
 
 
 class RecipeParser(TrlParser):
@@ -127,7 +109,7 @@ class RecipeParser(TrlParser):
                 f"--config: got {shown(self._config)}, which says how to train ({trained[0]}: {kwargs[trained[0]]}); "
                 f"takes one that says how to play, such as {_to_play(self._config)}"
             )
-        self._refuse(unknown, known, f"unknown in {shown(self._config)}")
+        refuse_unknown(unknown, known, f"unknown in {shown(self._config)}")
         check_kinds(kwargs, self.dataclass_types, str(shown(self._config)))
         return super().set_defaults_with_config(**kwargs)
 
@@ -136,7 +118,7 @@ class RecipeParser(TrlParser):
         given, rest = super().parse_known_args(args, namespace)
         known = {option for action in self._actions for option in action.option_strings}
         options = [word.split("=", 1)[0] for word in rest if word.startswith("--")]
-        self._refuse(options or rest, known, "unknown; options are written out, --help lists them")
+        refuse_unknown(options or rest, known)
         for name, value in vars(given).items():
             if isinstance(value, str) and value.startswith("{"):
                 self._check_mapping(name, value)
@@ -149,10 +131,6 @@ class RecipeParser(TrlParser):
             json.loads(value)
         except ValueError as error:
             self.error(f"{name}: got {value!r}, takes 'name: value' pairs as JSON ({error})")
-
-    def _refuse(self, unknown: list[str], known: Iterable[str], why: str) -> None:
-        if unknown:
-            self.error(f"{unknown[0]}: {why}{did_you_mean(unknown[0], known)}")
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help, on the first of several ranks only."""

@@ -15,6 +15,8 @@ from epo_trl.rollout.demonstrations import ANSWER
 from epo_trl.rollout.loop import Generate
 
 END = "<|end|>"
+# Typed as they are, they cost no turn. Where an environment lists one of them as an action, /N takes it.
+ASKING = {"help", "?", "h", "quit", "exit", "actions"}
 Act = Callable[[str, Info], tuple[str, str]]  # observation, info -> thought, action
 
 
@@ -145,6 +147,8 @@ class Person:
         Raises:
             Quit: If there will be none.
         """
+        if self.turn == 0:
+            self.screen.say(HELP, "dim")
         self.turn += 1
         while True:
             try:
@@ -161,6 +165,9 @@ class Person:
                 self.screen.say(HELP, "dim")
 
     def _action(self, said: str, actions: Any) -> str:
+        """Returns the action, `""` if none was typed."""
+        if said.lower() in ASKING:
+            return ""
         if not said.startswith("/"):
             return said
         number = int(said[1:]) if said[1:].isdecimal() else 0

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
 
-import torch
-
 from epo_trl.envs.base import EnvError
 from epo_trl.evaluation.samples import spelled
 from epo_trl.launch.command_line import CHECK, ConfigIsRight
+from epo_trl.launch.early_check import check_early
+from epo_trl.launch.interrupt import CtrlC
 from epo_trl.launch.shipped import FOLDER, configs_of, with_shipped_config
 from epo_trl.launch.warm_start import warm_start_command, warm_start_of
 
@@ -62,7 +62,13 @@ def shipped_command(name: str) -> Program:
     """Returns `epo-trl train`, `sft`, `evaluate` or `play`, which know the shipped configs by name."""
     command = f"epo-trl {name}"
     several = f"{command} --accelerate_config {{settings}}{{processes}}"
-    return Program(command, configs_of(name), command, several, FOLDER.resolve(), with_shipped_config)
+
+    def read(typed: Sequence[str]) -> list[str]:
+        words = with_shipped_config(typed)
+        check_early(name, words)
+        return words
+
+    return Program(command, configs_of(name), command, several, FOLDER.resolve(), read)
 
 
 def run_recipe(main: Callable[[], None], configs: Sequence[str]) -> None:
@@ -76,7 +82,7 @@ def run_recipe(main: Callable[[], None], configs: Sequence[str]) -> None:
 
 
 def run_program(main: Callable[[], None], program: Program) -> None:
-    """Runs a recipe's `main`. Errors of ours are one line and exit code 1, without a traceback.
+    """Runs a recipe's `main`. Errors of ours are one line and exit code 1, without a traceback; Ctrl-C is one and 130.
 
     Called with no argument at all it runs nothing: it lists the recipe's configs and the command for this machine. That
     is help that was asked for, and no failure: after one, `accelerate launch` would add a traceback of its own.
@@ -86,9 +92,16 @@ def run_program(main: Callable[[], None], program: Program) -> None:
         main: Reads the command line, `sys.argv`.
         program: How it was called.
     """
+    with CtrlC(program.name).answered():
+        _run(main, program)
+
+
+def _run(main: Callable[[], None], program: Program) -> None:
     words = sys.argv[1:]
     if not words:
         if _rank() == 0:
+            import torch
+
             sys.stdout.write(overview(program, torch.accelerator.device_count()))
         return
     if words[0] == CHECK:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from trl import ModelConfig
 
 from epo_trl.envs.base import TaskSuite
-from epo_trl.launch.command_line import RecipeError, config_path, early_option, with_config_apart
+from epo_trl.launch.command_line import config_path, with_config_apart
+from epo_trl.launch.first_options import AlgorithmArguments, algorithm_name
 from epo_trl.launch.options import parse_recipe
 from epo_trl.launch.program import run_recipe
 from epo_trl.launch.warm_start import StartArguments, check_start
@@ -22,15 +22,6 @@ ALGORITHMS: dict[str, tuple[type[EPOConfig], type[EPOTrainer]]] = {
     "grpo": (EPOConfig, EPOTrainer),
     "ppo": (EPOPPOConfig, EPOPPOTrainer),
 }
-
-
-@dataclass
-class AlgorithmArguments:
-    """Which algorithm trains."""
-
-    algorithm: str = field(
-        default="grpo", metadata={"help": "'grpo', or 'ppo' with a critic. epo_lambda=0 leaves out EPO's terms."}
-    )
 
 
 def rl_recipe(configs: Sequence[str], environment: str | None = None, algorithm: str | None = None) -> None:
@@ -46,19 +37,12 @@ def rl_recipe(configs: Sequence[str], environment: str | None = None, algorithm:
 
 def main(environment: str | None = None, algorithm: str | None = None) -> None:
     """Parses the command line and trains. The arguments are those of `rl_recipe`."""
-    config, trainer_class = ALGORITHMS[algorithm or _algorithm()]
+    config, trainer_class = ALGORITHMS[algorithm or algorithm_name()]
     asked = () if algorithm else (AlgorithmArguments,)
     types = (*asked, StartArguments, config, ModelConfig)
     suite, *_, start, args, model_args = parse_recipe(*types, environment=environment)
     check_start(model_args.model_name_or_path, start, config_path(with_config_apart(sys.argv[1:])))
     train(suite, args, model_args, trainer_class)
-
-
-def _algorithm() -> str:
-    name = early_option("algorithm") or AlgorithmArguments.algorithm
-    if name not in ALGORITHMS:
-        raise RecipeError(f"algorithm: got {name!r}, takes one of {', '.join(map(repr, ALGORITHMS))}")
-    return name
 
 
 def train(

@@ -1,7 +1,12 @@
-"""Models that need no download, and how any model is loaded."""
+"""Models that need no download, and how any model is loaded. Loads torch when one of its names is first used."""
 
-from epo_trl.models.load import load_policy, load_tokenizer, merge_adapter, policy_for_training
-from epo_trl.models.tiny import FAMILIES, build_model, build_tokenizer
+from typing import TYPE_CHECKING
+
+from epo_trl.lazy import load_on_use
+
+if TYPE_CHECKING:
+    from epo_trl.models.load import load_policy, load_tokenizer, merge_adapter, policy_for_training
+    from epo_trl.models.tiny import FAMILIES, build_model, build_tokenizer
 
 __all__ = [
     "FAMILIES",
@@ -12,3 +17,17 @@ __all__ = [
     "merge_adapter",
     "policy_for_training",
 ]
+
+_LOAD, _TINY = "epo_trl.models.load", "epo_trl.models.tiny"
+__getattr__ = load_on_use(
+    __name__,
+    {
+        "FAMILIES": _TINY,
+        "build_model": _TINY,
+        "build_tokenizer": _TINY,
+        "load_policy": _LOAD,
+        "load_tokenizer": _LOAD,
+        "merge_adapter": _LOAD,
+        "policy_for_training": _LOAD,
+    },
+)

@@ -17,6 +17,7 @@ from trl.trainer.utils import create_model_from_path
 from epo_trl.envs.base import TaskSuite
 from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
+from epo_trl.models.names import check_model_name
 from epo_trl.models.quantized import quantization_of
 from epo_trl.models.tiny import DEFAULT_SIZE, build_model, build_tokenizer, tiny_size
 
@@ -135,12 +136,8 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
 
 def _find(model_args: ModelConfig) -> tuple[str, Adapter | None]:
     """Returns the name of the model, and the adapter if it is one."""
-    name = model_args.model_name_or_path
-    if name is None:
-        raise ValueError("model_name_or_path: got nothing, takes a Hub id, a local path or 'tiny'")
-    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if is_path and not Path(name).is_dir():
-        raise ValueError(f"model_name_or_path: got {name!r}, which cannot be read: there is no such folder")
+    check_model_name(model_args.model_name_or_path, revision=model_args.model_revision)
+    name: str = model_args.model_name_or_path
     with _named(name):
         return name, None if tiny_size(name) else Adapter.find(name, model_args.model_revision)
 

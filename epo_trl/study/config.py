@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from epo_trl.evaluation.outcomes import LAST_STEPS, SOLVED, TRAPPED, WINDOW
+from epo_trl.study.shipped import find, find_study, names
 
 
 class StudyError(ValueError):
@@ -94,10 +95,10 @@ class Study:
         Raises:
             StudyError: If there is no such arm.
         """
-        names = [arm.name for arm in self.arms]
+        known = [arm.name for arm in self.arms]
         for name in arms or ():
-            if name not in names:
-                raise StudyError(f"--arms: got {name!r}, takes some of {_listed(names)}")
+            if name not in known:
+                raise StudyError(f"--arms: got {name!r}, takes some of {_listed(known)}")
         kept = tuple(arm for arm in self.arms if arms is None or arm.name in arms)
         if seeds is not None:
             _need_distinct("--seeds", seeds)
@@ -142,12 +143,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def load_study(path: str | Path) -> Study:
-    """Returns the study of a YAML file; docs/study.md explains its keys. Paths in it start in the current folder.
+    """Returns the study of a YAML file, or the shipped one of a name; docs/study.md explains its keys.
+
+    Paths in it start in the current folder. Those of recipes and configs that are not there start in the package.
 
     Raises:
         StudyError: If something is missing, unknown or of the wrong kind. The message names it.
     """
-    path = Path(path)
+    path = find_study(path)
+    if not path.is_file():
+        raise StudyError(f"CONFIG: expected a YAML file or one of {', '.join(names())}, got {str(path)!r}")
     given = read_yaml(path)
     numbers = {"window": _integer, "eval_window": _integer, "smooth": _integer, "solved": _share, "trapped": _share}
     known = ["name", "question", "protocol", "warm_start", "train", "seeds", "baseline", "arms", *numbers]
@@ -163,8 +168,8 @@ def load_study(path: str | Path) -> Study:
     seeds = _seeds("seeds", given["seeds"])
     arms = _arms(given["arms"], train, seeds)
     baseline = _text(given, "baseline", arms[0].name)
-    if baseline not in (names := [arm.name for arm in arms]):
-        raise StudyError(f"baseline: got {baseline!r}, takes one of the arms: {_listed(names)}")
+    if baseline not in (known := [arm.name for arm in arms]):
+        raise StudyError(f"baseline: got {baseline!r}, takes one of the arms: {_listed(known)}")
     judged: dict[str, Any] = {key: check(key, given[key]) for key, check in numbers.items() if key in given}
     study = Study(
         name=name, path=path, question=_text(given, "question"), protocol=_text(given, "protocol"),
@@ -199,7 +204,7 @@ def _part(where: str, given: Any, base: Part | None) -> Part:
     for key in ("recipe", "config"):
         if key not in given and base is None:
             raise StudyError(f"{where}: {key} is missing")
-        paths[key] = Path(_text(given, key, where=f"{where}: ")) if key in given else getattr(base, key)
+        paths[key] = find(Path(_text(given, key, where=f"{where}: "))) if key in given else getattr(base, key)
         if not paths[key].is_file():
             raise StudyError(f"{where}: {key}: got {paths[key]}, which is no file; paths start in the current folder")
     kept = base.changes if base is not None and "config" not in given else {}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.study.config import Part, Study, StudyError
+from epo_trl.study.shipped import shown
 
 WARM_START = "warm-start"
 
@@ -118,7 +119,7 @@ def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: Run |
     fields = {name: value for name, value in fields.items() if name not in ("output_dir", "seed")}
     begin = {} if warm_start is None else {"model_name_or_path": str(warm_start.folder)}
     identity = {
-        "recipe": part.recipe.as_posix(),
+        "recipe": shown(part.recipe),
         "seed": seed,
         "fields": {name: value for name, value in fields.items() if name not in begin},
         "warm_start": None if warm_start is None else warm_start.identity,

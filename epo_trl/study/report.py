@@ -11,6 +11,7 @@ from epo_trl.study.config import Study
 from epo_trl.study.judge import SUCCESS, Outcomes, final_success, judge, pairs_of, starts_of
 from epo_trl.study.markdown import code, percent, plain, table
 from epo_trl.study.record import Record, write_text
+from epo_trl.study.shipped import shown
 
 REPORT, PICTURE = "report.md", "curves.png"
 
@@ -78,7 +79,7 @@ def _section(title: str, content: str, note: str) -> list[str]:
 
 def _origin(study: Study, records: Sequence[Record]) -> str:
     versions = ", ".join(sorted({record.version for record in records})) or "none yet"
-    command = f"epo-trl study {study.path.as_posix()}"
+    command = f"epo-trl study {shown(study.path)}"
     return (
         f"Run it anew: {code(command + ' --results-dir FOLDER')}; from the kept results alone: "
         f"{code(command + ' --report-only')}. "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from epo_trl.envs.alfworld.suite import AlfworldData, GeneratedAlfworld
+from epo_trl.envs.alfworld.suite import AlfworldData, GeneratedAlfworld, data_folder
 from epo_trl.envs.base import EnvError, TaskSuite
 
 GAMES = ("generated", "data")
@@ -35,6 +36,12 @@ class AlfworldArguments:
     max_receptacles: int | None = field(
         default=None, metadata={"help": "Most receptacles in the room of a generated game; no limit by default."}
     )
+
+    @classmethod
+    def check_early(cls, given: Mapping[str, Any]) -> None:
+        """Raises `EnvError` if the games of a config, as it is written, are missing."""
+        if given.get("games", cls.games) == "data":
+            data_folder(given.get("alfworld_data"))
 
     def make_suite(self) -> TaskSuite:
         """Returns the task suite.

@@ -209,8 +209,8 @@ def _report_missing(folder: Path, found: Found) -> None:
 
 
 _HOW_TO_GET = (
-    "Run `alfworld-download` for the real games or `epo-trl games alfworld --out DIR` for generated ones, and set "
-    "ALFWORLD_DATA or the path to that folder."
+    "Set games to generated (--games generated) for games that need no download. For others run `alfworld-download` "
+    "(the real games) or `epo-trl games alfworld --out DIR`, and set ALFWORLD_DATA or alfworld_data to that folder."
 )
 
 
@@ -222,7 +222,9 @@ def data_folder(path: str | os.PathLike[str] | None = None) -> Path:
     """
     given = os.fspath(path) if path is not None else os.environ.get("ALFWORLD_DATA", "")
     if not given:
-        raise EnvError(f"path: got none, and ALFWORLD_DATA is not set. {_HOW_TO_GET}")
+        raise EnvError(
+            f"alfworld_data: expected a folder of games, got nothing, and ALFWORLD_DATA is not set. {_HOW_TO_GET}"
+        )
     base = Path(os.path.expandvars(given)).expanduser()
     for folder in (base / "json_2.1.1", base):
         if any((folder / name).is_dir() for name in SPLIT_FOLDERS.values()):

@@ -1,0 +1,23 @@
+"""Packages whose parts load on first use, so that a command can refuse wrong input before it loads torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def load_on_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Returns the `__getattr__` of a package (PEP 562) that imports a name's module when the name is first used.
+
+    Args:
+        package: The package's `__name__`, for the error.
+        homes: Maps each public name to the module that defines it.
+    """
+
+    def get(name: str) -> Any:
+        if name in homes:
+            return getattr(import_module(homes[name]), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get

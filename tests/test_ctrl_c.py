@@ -1,0 +1,224 @@
+"""Ctrl-C in a command saves a checkpoint as SIGTERM does and ends with 130; in a notebook it stays Python's."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_preemption import checkpoints
+from trainer_kit import make_trainer
+from transformers import TrainerCallback
+
+from epo_trl.launch import training
+from epo_trl.launch.interrupt import EXIT_CODE, INTERRUPTED, STOPPING
+from epo_trl.launch.program import recipe_file, run_program
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = recipe_file(ROOT / "recipes" / "train.py", [])
+
+
+class PressCtrlC(TrainerCallback):
+    """Sends SIGINT to this process when `event` happens at a step."""
+
+    def __init__(self, event, step):
+        self.step = step
+        setattr(self, event, self._press)
+
+    def _press(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def python_s_own_handler(monkeypatch):
+    """Tests that run in the background inherit that SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr("sys.argv", ["train.py", "--config", "x"])
+    yield signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+
+
+def test_before_training_ctrl_c_is_one_line_and_130(python_s_own_handler, capfd):
+    with pytest.raises(SystemExit) as end:
+        run_program(press, PROGRAM)
+    assert end.value.code == EXIT_CODE == 130
+    assert capfd.readouterr().err == f"\ntrain.py: {INTERRUPTED}\n"
+    assert signal.getsignal(signal.SIGINT) is python_s_own_handler
+
+
+def test_an_end_that_ctrl_c_did_not_bring_keeps_its_code(python_s_own_handler):
+    for code in (143, 1):
+        with pytest.raises(SystemExit) as end:
+            run_program(lambda code=code: sys.exit(code), PROGRAM)
+        assert end.value.code == code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("event", "changes"),
+    [
+        ("on_step_begin", {}),
+        ("on_evaluate", {"eval_strategy": "steps", "eval_steps": 1}),
+        ("on_save", {"save_strategy": "steps", "save_steps": 1}),
+    ],
+    ids=["in a step", "in an evaluation", "while saving"],
+)
+def test_while_training_ctrl_c_saves_a_checkpoint(event, changes, tmp_path, monkeypatch, capfd, python_s_own_handler):
+    def make(*args, **kwargs):
+        step = 0 if event == "on_step_begin" else 1
+        return make_trainer(tmp_path, callbacks=[PressCtrlC(event, step)], max_steps=3, **changes)
+
+    monkeypatch.setattr(training, "policy_for_training", lambda *args: {})
+    args = make_trainer(tmp_path).args
+    with pytest.raises(SystemExit) as end:
+        run_program(lambda: training.train(None, args, None, trainer_class=make), PROGRAM)
+    assert end.value.code == 130
+    assert checkpoints(tmp_path) == ["checkpoint-1"] and not (tmp_path / "model.safetensors").exists()
+    assert f"train.py: {STOPPING}\n" in (said := capfd.readouterr().err) and "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_in_the_last_step_the_run_ends_as_any_other(tmp_path, monkeypatch, python_s_own_handler):
+    def make(*args, **kwargs):
+        return make_trainer(tmp_path, callbacks=[PressCtrlC("on_step_begin", 1)], max_steps=2)
+
+    monkeypatch.setattr(training, "policy_for_training", lambda *args: {})
+    run_program(lambda: training.train(None, make_trainer(tmp_path).args, None, trainer_class=make), PROGRAM)
+    assert (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_in_a_notebook_ctrl_c_is_a_keyboard_interrupt_at_once(tmp_path, python_s_own_handler):
+    trainer = make_trainer(tmp_path, callbacks=[PressCtrlC("on_step_begin", 0)], max_steps=2)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert trainer.state.global_step == 0 and checkpoints(tmp_path) == []
+
+
+# ------------------------------------------------------------------------------------------------- whole processes
+
+
+def start(folder, *words, **environment):
+    """Starts a program in a process group of its own, as a terminal does. Its output goes to `folder/log.txt`."""
+    log = folder / "log.txt"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment}
+    process = subprocess.Popen(
+        [sys.executable, *map(str, words)], cwd=folder, env=env, stdout=log.open("w"), stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+    return process, log
+
+
+def wait_for(process, log, text, seconds=240):
+    end = time.monotonic() + seconds
+    while text not in log.read_text():
+        assert process.poll() is None and time.monotonic() < end, log.read_text()[-3000:]
+        time.sleep(0.05)
+
+
+def end_of(process, seconds=120):
+    try:
+        return process.wait(seconds)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+RECIPE = """
+import os, signal, sys, time
+from pathlib import Path
+pressed = []
+signal.signal(signal.SIGINT, lambda *_: pressed.append(1))
+print("ready", flush=True)
+while not pressed:
+    time.sleep(0.01)
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+time.sleep(float(os.environ["SAVES"]))
+print("saved", flush=True)
+sys.exit(130)
+"""
+
+
+@pytest.fixture
+def recipes(tmp_path):
+    """`make_train.py` beside a recipe that saves for a while when it gets Ctrl-C."""
+    folder = tmp_path / "recipes"
+    (folder / "alfworld").mkdir(parents=True)
+    (folder / "make_train.py").write_bytes((ROOT / "recipes" / "make_train.py").read_bytes())
+    (folder / "sft.py").write_text(RECIPE)
+    (folder / "alfworld" / "sft_tiny_cpu.yaml").write_text("")
+    return folder
+
+
+def test_make_train_waits_until_its_recipe_has_saved(recipes, tmp_path):
+    process, log = start(tmp_path, recipes / "make_train.py", SAVES="1")
+    wait_for(process, log, "ready")
+    os.killpg(process.pid, signal.SIGINT)
+    assert end_of(process) == 130
+    lines = log.read_text().splitlines()
+    assert lines[-2:] == ["saved", "interrupted; run the same command again to resume from the last checkpoint"]
+
+
+def test_a_second_ctrl_c_ends_make_train_and_its_recipe_at_once(recipes, tmp_path):
+    process, log = start(tmp_path, recipes / "make_train.py", SAVES="60")
+    wait_for(process, log, "ready")
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    assert end_of(process, 20) == 130
+    assert "saved" not in log.read_text() and "Traceback" not in log.read_text()
+
+
+LONG = ("--episodes", "64", "--max_steps", "2000", "--logging_steps", "1", "--report_to", "none", "--seed", "0")
+
+
+def imitate(folder, *words):
+    return start(
+        folder, "-m", "epo_trl.cli", "sft", *words, "--config", "trap/sft_tiny_cpu", "--output_dir", "run", *LONG
+    )
+
+
+@pytest.mark.slow
+def test_the_command_saves_and_ends_with_130_and_goes_on_afterwards(tmp_path):
+    process, log = imitate(tmp_path)
+    wait_for(process, log, "'loss'")
+    os.killpg(process.pid, signal.SIGINT)
+    assert end_of(process) == 130
+    said = log.read_text()
+    (saved,) = checkpoints(tmp_path / "run")
+    assert said.count(STOPPING) == 1 and "Traceback" not in said and said.rstrip().splitlines()[-1].strip()
+    step = int(saved.partition("-")[2])
+    again, log = imitate(tmp_path)
+    wait_for(again, log, "'loss'")
+    os.killpg(again.pid, signal.SIGINT)
+    assert end_of(again) == 130
+    assert max(int(name.partition("-")[2]) for name in checkpoints(tmp_path / "run")) > step
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_the_command_at_once(tmp_path):
+    process, log = imitate(tmp_path)
+    wait_for(process, log, "'loss'")
+    os.kill(process.pid, signal.SIGINT)
+    wait_for(process, log, STOPPING)
+    os.kill(process.pid, signal.SIGINT)
+    assert end_of(process, 20) in (-signal.SIGINT, 130)
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.slow
+def test_two_ranks_under_accelerate_save_one_checkpoint(tmp_path):
+    process, log = imitate(tmp_path, "--accelerate_config", "cpu", "--num_processes", "2")
+    wait_for(process, log, "'loss'")
+    os.killpg(process.pid, signal.SIGINT)
+    assert end_of(process) != 0
+    said = log.read_text()
+    assert said.count(STOPPING) == 1 and len(checkpoints(tmp_path / "run")) == 1, said[-3000:]
