@@ -17,8 +17,10 @@ import epo_trl
 OURS = Path(epo_trl.__file__).parent
 LIBRARIES = ("trl", "transformers", "accelerate", "peft", "torch/optim", "torch/nn/utils")
 MICRO_BATCHES = 4
-# Functions that a phase runs in. A batch is collected and scored inside the first micro-batch, so the order matters.
+# Functions that a phase runs in. Everything but the update runs inside the first micro-batch or the last one, so the
+# order matters.
 PHASES = {
+    "_close_rl_step": "end of the RL step",
     "_generate_single_turn": "generation",
     "play": "play",
     "_generate_and_score_completions": "scoring",
