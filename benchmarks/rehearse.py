@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,20 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = ROOT / "recipes"
 WORKER = Path(__file__).with_name("rehearse_worker.py")
+ALONE = "one process"
 CONFIGS = {"DDP": "multi_gpu", "ZeRO-3": "zero3"}  # of accelerate_configs
+KINDS = {ALONE: "NO", "DDP": "MULTI_CPU", "ZeRO-3": "DEEPSPEED"}  # what accelerate calls it on a CPU
 MINUTES = 15  # of one run
 EPISODES, ROWS = 16, 2  # of an RL step; of a micro-batch
 
 # How far several processes may be from one. Sums over other parts of a batch are rounded otherwise, Adam divides
 # small gradients by themselves, and the second step starts from the weights of the first.
-RELATIVE = {"loss": 1e-4, "grad_norm": 1e-4}
-ADVANTAGES = 1e-5  # largest difference of one
+LOSS = 1e-4  # of loss and gradient norm, relative, plus 1e-6
+ADVANTAGE = 1e-5  # largest difference of one
 WEIGHTS = 1e-3  # norm of the difference, against that of what two steps moved
 
-WARM_START = ["--episodes", "200", "--max_steps", "150", "--warmup_steps", "10", "--save_strategy", "no"]
+WARM_START = ["--episodes", "100", "--max_steps", "60", "--per_device_train_batch_size", "16", "--warmup_steps", "10"]
+WARM_START += ["--save_strategy", "no"]
 RL = ["--per_device_train_batch_size", str(ROWS), "--max_turns", "8", "--max_steps", "2", "--warmup_steps", "0"]
 RL += ["--save_steps", "1", "--eval_on_start", "false", "--eval_strategy", "no"]
 QUIET = ["--report_to", "none", "--disable_tqdm", "true"]
@@ -49,8 +53,9 @@ QUIET = ["--report_to", "none", "--disable_tqdm", "true"]
 
 def run(words: Sequence[str], log: Path) -> None:
     """Runs a program of ours to its end, or exits with what it said."""
-    environ = {
-        **os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1",
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+    environ = inherited | {
+        "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
     }  # fmt: skip
     with log.open("w") as file:
@@ -80,7 +85,7 @@ def rehearse(folder: Path, processes: int) -> dict[str, dict[str, Any]]:
     run([str(RECIPES / "sft.py"), *words, *WARM_START, *QUIET], folder / "start.log")
     print("warm start done", flush=True)
     left = {}
-    for way in ("one process", *CONFIGS):
+    for way in (ALONE, *CONFIGS):
         count = processes if way in CONFIGS else 1
         launch = launcher(CONFIGS[way], count) if way in CONFIGS else []
         words = [str(WORKER), str(folder / "episodes"), "--config", str(RECIPES / "alfworld" / "tiny_cpu.yaml")]
@@ -95,34 +100,34 @@ def rehearse(folder: Path, processes: int) -> dict[str, dict[str, Any]]:
     return left
 
 
-def compare(left: dict[str, dict[str, Any]], processes: int) -> tuple[list[list[str]], list[str]]:
+def compare(left: dict[str, dict[str, Any]], processes: int) -> tuple[list[list[Any]], list[str]]:
     """Returns the rows of the table, and what is not the same."""
-    alone, rows, wrong = left["one process"], [], []
+    alone, rows, wrong = left[ALONE], [], []
     moved = norm(alone["weights"], alone["start"])
+    if not moved > 0 or not all(step["largest"] > 0 and step["grad_norm"] > 0 for step in alone["steps"]):
+        wrong.append("one process has learned nothing, so nothing is compared")
     for way, own in left.items():
-        if own["processes"] != (processes if way in CONFIGS else 1) or own["kind"] != KINDS[way]:
+        if (own["kind"], own["processes"]) != (KINDS[way], processes if way in CONFIGS else 1):
             wrong.append(f"{way}: ran as {own['kind']} with {own['processes']} processes")
-        for step, (mine, theirs) in enumerate(zip(own["steps"], alone["steps"], strict=True), 1):
-            far = (torch.tensor(mine["advantages"]) - torch.tensor(theirs["advantages"])).abs().max().item()
-            rows.append([way, own["processes"], step, f"{mine['loss']:.7f}", f"{mine['grad_norm']:.6f}",
-                         f"{mine['largest']:.4f}", f"{far:.1e}", ""])  # fmt: skip
-            wrong += [
-                f"{way}, RL step {step}: {name} {mine[name]} for {theirs[name]}"
-                for name, limit in RELATIVE.items()
-                if not abs(mine[name] - theirs[name]) <= limit * abs(theirs[name])
-            ]
-            if not far <= ADVANTAGES:
-                wrong.append(f"{way}, RL step {step}: an advantage differs by {far:.1e}")
+        for number, (mine, theirs) in enumerate(zip(own["steps"], alone["steps"], strict=True), 1):
+            far = max(abs(a - b) for a, b in zip(mine["advantages"], theirs["advantages"], strict=True))
+            shown = f"{mine['loss']:.7f}", f"{mine['grad_norm']:.6f}", f"{mine['largest']:.4f}", f"{far:.1e}", ""
+            rows.append([way, own["processes"], number, *shown])
+            wrong += [f"{way}, RL step {number}: {line}" for line in differences(mine, theirs, far)]
         apart = norm(own["weights"], alone["weights"]) / moved
         rows[-1][-1] = f"{apart:.1e}"
         if not apart <= WEIGHTS:
-            wrong.append(f"{way}: the final weights differ by {apart:.1e} of what they moved")
-    if not (moved > 0 and all(step["largest"] > 0 and step["grad_norm"] > 0 for step in alone["steps"])):
-        wrong.append("one process has learned nothing, so nothing was compared")
+            wrong.append(f"{way}: the final weights differ by {apart:.1e} of what they moved, more than {WEIGHTS:g}")
     return rows, wrong
 
 
-KINDS = {"one process": "NO", "DDP": "MULTI_CPU", "ZeRO-3": "DEEPSPEED"}  # accelerate's names
+def differences(mine: dict[str, Any], theirs: dict[str, Any], far: float) -> Iterator[str]:
+    """Yields what is not the same in an RL step; `far` is the largest difference of an advantage."""
+    for name in ("loss", "grad_norm"):
+        if not math.isclose(mine[name], theirs[name], rel_tol=LOSS, abs_tol=1e-6):
+            yield f"{name} is {mine[name]}, in one process {theirs[name]}"
+    if not far <= ADVANTAGE:
+        yield f"an advantage differs by {far:.1e}, more than {ADVANTAGE:g}"
 
 
 def norm(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -141,7 +146,8 @@ def main() -> None:
         rows, wrong = compare(rehearse(Path(folder), processes), processes)
     head = ["", "processes", "RL step", "loss", "gradient norm", "largest advantage", "advantages apart"]
     print(table([*head, "final weights apart"], rows))
-    print("\n".join(wrong) or f"the same: loss and gradient norm to {RELATIVE['loss']:g}, advantages to {ADVANTAGES:g}")
+    same = f"the same: loss and gradient norm to {LOSS:g}, advantages to {ADVANTAGE:g}, weights to {WEIGHTS:g}"
+    print("\n".join(wrong) or same)
     raise SystemExit(1 if wrong else 0)
 
 
