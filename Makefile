@@ -11,7 +11,7 @@ export TOKENIZERS_PARALLELISM = false
 export NO_MKDOCS_2_WARNING = 1
 unexport DS_ACCELERATOR
 
-.PHONY: smoke train compare test test-fast test-hub test-vllm lint bench notebooks docs clean
+.PHONY: smoke train compare rehearse test test-fast test-device test-hub test-vllm lint bench notebooks docs clean
 .DELETE_ON_ERROR:
 
 # The PATH: the build of a dependency calls `python`, which not every machine has under that name.
@@ -39,12 +39,18 @@ study_scienceworld = scienceworld
 compare: $(STAMP)  ## three seeds of each algorithm side by side; hours on 2 cores: make compare [ENV=alfworld] [ALGOS="ppo ppo_epo"] [SEEDS="0 1 2"]
 	$(PY) -m epo_trl.cli study studies/$(study_$(or $(ENV),alfworld)).yaml --arms $(or $(ALGOS),grpo grpo_epo) $(if $(SEEDS),--seeds $(SEEDS))
 
+rehearse: $(STAMP)  ## the main recipe in 8 processes on a CPU, DDP and ZeRO-3, against one process; 6 GB: make rehearse [PROCESSES=8]
+	$(PY) benchmarks/rehearse.py $(if $(PROCESSES),--processes $(PROCESSES))
+
 # One thread each: two workers with two threads each on two cores wait for each other most of the time.
 test: $(STAMP)  ## the whole suite
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
 test-fast: $(STAMP)  ## what one runs while writing
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m "not slow and not games"
+
+test-device: $(STAMP)  ## the trainers on a stand-in for a CUDA device, in host memory; builds it first, which takes a minute
+	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= tests/device
 
 test-hub: $(STAMP)  ## LoRA, plain transformers and PEFT, the merged export, with a real chat model: make test-hub CHECKPOINT=ID_OR_FOLDER
 	EPO_TRL_CHECKPOINT=$(or $(CHECKPOINT),$(error CHECKPOINT: takes the Hub id or the folder of a chat model)) $(PY) -m pytest tests/test_hub_round_trip.py

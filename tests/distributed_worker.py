@@ -50,6 +50,7 @@ from epo_trl.long_runs.update_guard import NonFiniteError
 from epo_trl.trainers import EPOTrainer
 
 WORLD = 2
+BACKEND = "gloo"  # tests/device has another
 SETTINGS: dict[str, Any] = {
     "num_generations": ROWS,  # one group, spread over the ranks
     "optim": "sgd",
@@ -120,8 +121,8 @@ def gathered(model: Any) -> dict[str, torch.Tensor]:
         import deepspeed
 
         with deepspeed.zero.GatheredParameters(list(named.values())):
-            return {name: p.detach().clone() for name, p in named.items()}
-    return {name: p.detach().clone() for name, p in named.items()}
+            return {name: p.detach().cpu().clone() for name, p in named.items()}
+    return {name: p.detach().cpu().clone() for name, p in named.items()}
 
 
 class OneFaultySuite(ToySuite):
@@ -168,7 +169,7 @@ def start(with_deepspeed: bool, timeout_seconds: float = 60) -> int:
         import deepspeed
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it is compiled for 38 s
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
+    dist.init_process_group(BACKEND, timeout=timedelta(seconds=timeout_seconds))
     if with_deepspeed:
         deepspeed.init_distributed("gloo")  # joins that group: a reference is loaded in parts before the engine starts
     return dist.get_rank()
@@ -413,7 +414,8 @@ METHODS: dict[str, Any] = {
     "again": resume_dapo,
 }
 
-if __name__ == "__main__":
+
+def main() -> None:
     runs, folder = sys.argv[1:]
     rank = start("zero" in runs)
     for run in runs.split(","):
@@ -427,3 +429,7 @@ if __name__ == "__main__":
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # some runs abort while the interpreter goes down, after all is done
+
+
+if __name__ == "__main__":
+    main()

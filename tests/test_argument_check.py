@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from distributed_worker import ZERO3, forget_the_mode
+from trainer_kit import make_trainer
 from transformers import TrainingArguments
 
 from epo_trl.launch.imitation import ImitationConfig
@@ -54,3 +56,16 @@ def test_a_tracker_is_known_and_installed(tmp_path, monkeypatch):
         check_training_arguments(arguments(tmp_path, report_to=["tensorboard", "wandb"]))
     for report_to in ("tensorboard", ["tensorboard"], "none", "all", "flyte"):
         check_training_arguments(arguments(tmp_path, report_to=report_to))
+
+
+@pytest.mark.slow
+def test_deepspeed_that_accelerate_would_leave_out_is_refused(tmp_path, monkeypatch):
+    """With it TRL died in the first rollout: 'Parameter' object has no attribute 'ds_status'."""
+    pytest.importorskip("deepspeed")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED", raising=False)  # which comes with `deepspeed`, and would stay
+    try:
+        with pytest.raises(ValueError, match="use_cpu: expected false in accelerate's settings .*, got true"):
+            make_trainer(tmp_path, deepspeed=ZERO3)
+    finally:
+        forget_the_mode()

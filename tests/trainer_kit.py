@@ -27,6 +27,7 @@ from epo_trl.types import Episode, StopReason, Turn
 
 ROWS = 8  # episodes of one RL step
 GROUP = 4
+USE_CPU = True  # False in tests/device
 _TOKENIZERS: dict[str, Any] = {}
 
 
@@ -51,7 +52,7 @@ def make_config(folder: Path | str, *, kind: type = EPOConfig, **changes: Any) -
         "save_strategy": "no",
         "logging_steps": 1,
         "gradient_checkpointing": False,
-        "use_cpu": True,
+        "use_cpu": USE_CPU,
         "bf16": False,
         "report_to": [],
         "disable_tqdm": True,
@@ -98,7 +99,7 @@ def make_warm_start(folder: Path | str, rows: list[list[int]], **changes: Any) -
         ToySuite(),
         DemonstrationArguments(),
         model=make_model(),
-        args=ImitationConfig(str(folder), use_cpu=True, bf16=False, disable_tqdm=True, **settings),
+        args=ImitationConfig(str(folder), use_cpu=USE_CPU, bf16=False, disable_tqdm=True, **settings),
         train_dataset=Dataset.from_dict({"input_ids": rows, "labels": rows}),
         processing_class=toy_tokenizer(),
     )

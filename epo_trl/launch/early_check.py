@@ -31,7 +31,8 @@ CLASSES = {
 PLAYED = ("evaluate", "play")
 FILES = (
     "epo_trl/launch/first_options.py", "epo_trl/launch/imitation.py", "epo_trl/launch/evaluation_arguments.py",
-    "epo_trl/launch/play.py", "epo_trl/launch/warm_start.py", "epo_trl/trainers/ppo_config.py", "epo_trl/trainers/config.py",
+    "epo_trl/launch/play.py", "epo_trl/launch/warm_start.py", "epo_trl/trainers/ppo_config.py",
+    "epo_trl/trainers/config.py",
     "epo_trl/trainers/rollout_config.py", "epo_trl/long_runs/long_run.py", "epo_trl/rollout/few_shot.py",
     "trl/trainer/grpo_config.py", "trl/trainer/sft_config.py", "trl/trainer/base_config.py",
     "trl/trainer/model_config.py", "transformers/training_args.py",

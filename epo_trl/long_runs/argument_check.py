@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from accelerate.utils import DistributedType
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 # Of these, transformers has no list of whether they are installed that always holds.
@@ -33,3 +34,18 @@ def check_training_arguments(args: Any) -> None:
             raise ValueError(f"report_to: got {name!r}, takes 'all', 'none', or one or several of {known}")
         if name not in {*get_available_reporting_integrations(), *_NOT_LISTED}:
             raise ValueError(f"report_to: got {name!r}, which is not installed here; install it or take 'none'")
+
+
+def check_deepspeed_runs(args: Any, kind: DistributedType) -> None:
+    """Raises `ValueError` if DeepSpeed was asked for and accelerate runs without it, which it does in silence.
+
+    Args:
+        args: Of transformers' trainer, after their own checks.
+        kind: How accelerate runs.
+    """
+    if args.deepspeed_plugin is not None and kind != DistributedType.DEEPSPEED:
+        raise ValueError(
+            "use_cpu: expected false in accelerate's settings (its config, ACCELERATE_USE_CPU) for a run with "
+            f"DeepSpeed, got true, with which accelerate runs {kind.value} and leaves DeepSpeed out; set it to false "
+            "there and use_cpu: true in the training config (docs/multi_node.md, A rehearsal on a CPU)"
+        )

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers.trainer import TRAINER_STATE_NAME
 
+from epo_trl.long_runs.argument_check import check_deepspeed_runs
 from epo_trl.long_runs.checkpoint_files import damage, last_checkpoint, step_of
 from epo_trl.long_runs.main_process import on_main_process
 from epo_trl.long_runs.preemption import StopOnSigterm
@@ -57,6 +58,7 @@ class LongRun(WholeCheckpoints):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        check_deepspeed_runs(self.args, self.accelerator.distributed_type)
         self._verified: str | None = None  # a checkpoint whose contents were compared
         self._end_step: int | None = None
         self._nothing_left = False

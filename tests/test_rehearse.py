@@ -1,0 +1,65 @@
+"""`make rehearse`: several processes learn what one process learns, and a difference is found."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rehearse import ALONE, KINDS, compare
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "rehearse.py"
+
+
+def left():
+    """Returns what three runs leave that learn the same."""
+    steps = [{"loss": 0.5, "grad_norm": 2.0, "advantages": [1.0, -1.0], "largest": 1.0} for _ in range(2)]
+    weights = {"weights": {"w": torch.ones(4)}, "start": {"w": torch.zeros(4)}}
+    return {
+        way: copy.deepcopy({"kind": kind, "processes": 1 if way == ALONE else 8, "steps": steps, **weights})
+        for way, kind in KINDS.items()
+    }
+
+
+def test_runs_that_learn_the_same_are_the_same():
+    rows, wrong = compare(left(), 8)
+    assert not wrong
+    assert [(row[0], row[2]) for row in rows] == [(way, step) for way in KINDS for step in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda run: run["steps"][1].update(loss=0.5002), "ZeRO-3, RL step 2: loss is 0.5002, in one process 0.5"),
+        (lambda run: run["steps"][0].update(grad_norm=float("nan")), "ZeRO-3, RL step 1: grad_norm is nan"),
+        (
+            lambda run: run["steps"][0].update(advantages=[1.0, -1.1]),
+            "ZeRO-3, RL step 1: an advantage differs by 1.0e-01",
+        ),
+        (lambda run: run["weights"]["w"].mul_(1.01), "ZeRO-3: the final weights differ by 1.0e-02"),
+        (lambda run: run.update(kind="MULTI_CPU"), "ZeRO-3: ran as MULTI_CPU with 8 processes"),
+        (lambda run: run.update(processes=1), "ZeRO-3: ran as DEEPSPEED with 1 processes"),
+    ],
+)
+def test_a_difference_is_named(change, line):
+    runs = left()
+    change(runs["ZeRO-3"])
+    _, (wrong,) = compare(runs, 8)
+    assert wrong.startswith(line)
+
+
+def test_nothing_learned_is_nothing_compared():
+    runs = left()
+    for run in runs.values():
+        run["steps"][0].update(advantages=[0.0, 0.0], largest=0.0)
+    assert compare(runs, 8)[1] == ["one process has learned nothing, so nothing is compared"]
+
+
+@pytest.mark.slow
+def test_two_processes_rehearse():
+    """Under DDP and ZeRO-3, as `make rehearse` does with eight."""
+    pytest.importorskip("deepspeed")
+    done = subprocess.run([sys.executable, SCRIPT, "--processes", "2"], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| ZeRO-3 | 2 | 2 |" in done.stdout and "the same: loss and gradient norm" in done.stdout
