@@ -12,6 +12,7 @@ from epo_trl.envs.base import Faults
 from epo_trl.envs.toy import ToySuite
 from epo_trl.methods import Ranks
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, loop, play_episodes
+from epo_trl.rollout.parsing import TaggedActions
 from epo_trl.trainers.batches import update_seconds
 from epo_trl.trainers.rollout_metrics import rollout_metrics
 from epo_trl.types import Episode, StopReason, Turn
@@ -94,10 +95,11 @@ class Clock:
 
 
 def test_a_rollout_tells_its_seconds_apart(monkeypatch):
-    """Two episodes of two turns: 2 resets and 4 steps, 2 calls of the policy, 2 times prompts and 2 times texts."""
+    """Two episodes of two turns: 2 resets, 4 steps and 4 parsed responses, 2 calls of the policy, prompts and texts."""
     clock, tokenizer = Clock(), byte_tokenizer()
     monkeypatch.setattr(loop, "time", clock)
     monkeypatch.setattr(ContextBuilder, "build", clock.slow(ContextBuilder.build, 100.0))
+    monkeypatch.setattr(TaggedActions, "read", clock.slow(TaggedActions.read, 0.25))
     context = context_of(tokenizer)
     monkeypatch.setattr(tokenizer, "batch_decode", clock.slow(tokenizer.batch_decode, 1000.0))
     envs = [ScriptedEnv(), ScriptedEnv()]
@@ -106,7 +108,7 @@ def test_a_rollout_tells_its_seconds_apart(monkeypatch):
         monkeypatch.setattr(env, "step", clock.slow(env.step, 10.0))
     policy, times = clock.slow(ScriptedPolicy(tokenizer), 10000.0), RolloutTimes()
     play_episodes(envs, [("a", 0), ("b", 0)], policy, context, RolloutSettings(max_turns=2), times=times)
-    assert astuple(times) == (2 * 10000.0, 2 * 1.0 + 4 * 10.0, 2 * 100.0 + 2 * 1000.0)
+    assert astuple(times) == (2 * 10000.0, 2 * 1.0 + 4 * 10.0 + 4 * 0.25, 2 * 100.0 + 2 * 1000.0)
     assert [field.name for field in fields(times)] == ["generate", "env", "text"]
 
 

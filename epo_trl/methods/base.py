@@ -153,8 +153,8 @@ class MicroBatch:
             `loss` made of it counts like the policy loss, `policy_mean(x)` as much as advantages of `-x`.
         rl_step: From 0.
         total_rl_steps: Of the run.
-        nucleus_entropy: (b, T) in nats, with gradient and `Need.NUCLEUS`: entropy over the tokens to which the policy
-            at the start of RL gives more than `cut`, renormalised; 0 where those are less than two.
+        nucleus_entropy: (b, T) in nats, with gradient: entropy of the policy over the tokens to which the policy at the
+            start of RL gives more than `cut`, renormalised; 0 where those are less than two. With `Need.NUCLEUS`.
         choice: (b, T) boolean, where they are two or more, with `Need.NUCLEUS`.
         top_p_entropy: (b, T) the same over the fewest tokens that have `top_p` of the policy now, with `Need.TOP_P`.
         compute_dtype: What the logits were computed in: two passes of one policy differ by its rounding.
@@ -179,9 +179,8 @@ class MicroBatch:
 
     @cached_property
     def _turn_weights(self) -> Tensor:
-        return turn_mean_weights(
-            self.turn_ids, self.mask, num_trajectories=self.num_episodes.clamp(min=1), dtype=self.entropy.dtype
-        )
+        count = self.num_episodes.clamp(min=1)
+        return turn_mean_weights(self.turn_ids, self.mask, num_trajectories=count, dtype=self.entropy.dtype)
 
     def turn_mean(self, values: Tensor) -> Tensor:
         """Returns what these rows add to the batch's mean over episodes, their turns and their tokens (EPO, Eq. 4).
