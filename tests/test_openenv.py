@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,22 +23,30 @@ from epo_trl.trainers import EPOTrainer
 SESSIONS = 12
 
 
-@pytest.fixture(scope="module")
-def url():
+@contextmanager
+def serving(sessions):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     script = Path(__file__).with_name("openenv_server.py")
-    server = subprocess.Popen([sys.executable, str(script), str(port), str(SESSIONS)])
+    server = subprocess.Popen([sys.executable, str(script), str(port), str(sessions)])
     for _ in range(600):
         with socket.socket() as client:
             if client.connect_ex(("127.0.0.1", port)) == 0:
                 break
         assert server.poll() is None, "the server did not start"
         time.sleep(0.2)
-    yield f"http://127.0.0.1:{port}"
-    server.kill()
-    server.wait()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture(scope="module")
+def url():
+    with serving(SESSIONS) as address:
+        yield address
 
 
 def suite_of(url, **settings):
@@ -87,7 +96,7 @@ def test_what_the_server_does_not_take_is_an_invalid_action(url):
 def test_an_action_may_be_a_json_object_and_an_observation_all_that_is_said(url):
     env = suite_of(url, action_key="", observation_key="").make_env()
     observation, _ = env.reset(options={"task_id": "train/0"})
-    assert observation == '{"messages": [{"content": "old"}, {"content": "Which colour is it?"}], "accepted": true}'
+    assert observation == '{"metadata": {}, "messages": [{"content": "old"}, {"content": "Which colour is it?"}], "accepted": true}'
     assert env.step("red")[4]["refusal"] == "an action is a JSON object here"
     assert env.step('{"message": "red"}')[4]["won"]
     env.close()
@@ -105,7 +114,7 @@ def test_a_request_that_nobody_waited_for_is_void(url):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"observation_key": "text"}, "observation_key: got 'text', but the server said {'messages'"),
+        ({"observation_key": "text"}, "observation_key: got 'text', but the server said {'metadata'"),
         ({"base_url": "http://127.0.0.1:1"}, "base_url: http://127.0.0.1:1: Failed to connect"),
     ],
 )
@@ -138,6 +147,20 @@ def test_it_trains_for_two_steps(context, url, tmp_path):
     logged = [line["env/success_rate"] for line in trainer.state.log_history if "reward" in line]
     assert logged == pytest.approx([1 / 3] * 2)  # one of three colours is right
     assert any((value != old).any() for value, old in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.slow
+def test_a_hundred_rounds_on_three_seats_leave_no_session():
+    with serving(3) as address:
+        for _ in range(100):
+            envs = [suite_of(address).make_env() for _ in range(3)]
+            for number, env in enumerate(envs):
+                env.reset_async(options={"task_id": f"train/{number}"})
+            for env in envs:
+                env.reset_wait()
+            assert envs[0].step("red")[4]["won"]
+            for env in envs:
+                env.close()
 
 
 def test_sessions_are_separate_and_a_server_that_is_full_says_so(url):

@@ -3,6 +3,7 @@
 import configparser
 import re
 import runpy
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def pins():
 def requirements(setup):
     texts = [setup["options"]["install_requires"], *(setup["options.extras_require"][extra] for extra in EXTRAS)]
     return [Requirement(line) for text in texts for line in text.split("\n") if line.strip()]
+
+
+def test_the_extra_vllm_takes_the_versions_that_trl_supports(setup):
+    (ours,) = map(Requirement, setup["options.extras_require"]["vllm"].split())
+    (trls,) = (r for r in map(Requirement, requires("trl")) if r.name == "vllm" and r.marker.evaluate({"extra": "vllm"}))
+    assert ours.specifier == trls.specifier
 
 
 def test_every_requirement_that_make_installs_is_pinned_within_its_range(setup, pins):

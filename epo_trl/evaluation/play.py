@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from epo_trl.envs.base import TaskSuite, TextEnv
+from epo_trl.envs.border import close_all
 from epo_trl.envs.checker import check_first_turn
 from epo_trl.evaluation.protocol import Protocol
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
@@ -172,5 +173,4 @@ def play_chunks(
             episodes = play_episodes(envs, tasks, policy_for(number), context, settings, on_finished=on_finished)
             yield episodes, time.perf_counter() - start
     finally:
-        for env in envs:
-            env.close()
+        close_all(envs)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from epo_trl.envs.base import TextEnv
+from epo_trl.envs.border import ends_episode_alone
 from epo_trl.rollout.context import ContextBuilder, Prompt
 from epo_trl.rollout.rules import RolloutSettings
 from epo_trl.rollout.running_episode import RunningEpisode, Sampled
@@ -133,7 +134,9 @@ def _with_prompts(episodes: list[RunningEpisode], context: ContextBuilder) -> li
     """Gives every episode its next prompt, and returns those that go on."""
     try:
         prompts = context.build([episode.view() for episode in episodes]) if episodes else []
-    except Exception:  # what one environment said cannot be shown; find out which
+    except BaseException as error:  # what one environment said cannot be shown; find out which
+        if not ends_episode_alone(error):
+            raise
         prompts = [_prompt_alone(episode, context) for episode in episodes]
         if all(episode.error and not episode.turns for episode in episodes):
             raise  # no first prompt can be built: the template is wrong, not an environment

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.envs.border import checked_answer, ends_episode_alone, error_text, number
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
 from epo_trl.rollout.examples import PastTurn
 from epo_trl.rollout.parsing import ParsedResponse
@@ -54,11 +55,13 @@ class RunningEpisode:
 
     @contextlib.contextmanager
     def aborted_by_errors(self) -> Iterator[None]:
-        """Ends this episode, and nothing else, at an exception."""
+        """Ends this episode, and nothing else, at an exception; Ctrl-C ends the run."""
         try:
             yield
-        except Exception as error:
-            self.stop, self.error = StopReason.ABORTED, f"{type(error).__name__}: {error}"
+        except BaseException as error:
+            if not ends_episode_alone(error):
+                raise
+            self.stop, self.error = StopReason.ABORTED, error_text(error)
 
     def view(self) -> TurnView:
         """Returns what the next prompt is built from."""
@@ -76,7 +79,7 @@ class RunningEpisode:
 
     def await_reset(self) -> None:
         """Awaits the first observation."""
-        self.observation, self.info = self.env.reset_wait()
+        self.observation, self.info = checked_answer(*self.env.reset_wait())
 
     def ids_to_continue(self) -> list[int]:
         """Returns all that the policy reads before it responds."""
@@ -100,12 +103,14 @@ class RunningEpisode:
         assert prompt is not None and parsed is not None and sampled is not None
         if self.is_sent:
             observation, env_reward, terminated, truncated, info = self.env.step_wait()
+            observation, info = checked_answer(observation, info)
+            env_reward, terminated, truncated = number("reward", env_reward), bool(terminated), bool(truncated)
             if parsed.is_valid and not info.get("accepted", True):
                 parsed = replace(parsed, error=str(info.get("refusal") or NOT_ACCEPTED))
         else:
             observation, env_reward, terminated, truncated, info = self.observation, 0.0, False, False, self.info
         won = self.settings.is_won(terminated, truncated, info)
-        reward = self.settings.reward(float(env_reward), won=won, is_valid=parsed.is_valid)
+        reward = self.settings.reward(env_reward, won=won, is_valid=parsed.is_valid)
         if not abs(reward) <= LARGEST_REWARD:  # NaN neither
             raise EnvError(
                 f"reward: expected a number from {-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}, beyond which a loss "
@@ -124,7 +129,7 @@ class RunningEpisode:
                 logprobs=sampled.logprobs,
                 dropped_turns=prompt.dropped_turns,
                 error=parsed.error,
-                env_reward=float(env_reward),
+                env_reward=env_reward,
                 thought=parsed.thought,
             )
         )
@@ -142,17 +147,16 @@ class RunningEpisode:
     def to_episode(self) -> Episode:
         """Returns the episode, which has ended."""
         assert self.stop is not None
-        score = self.info.get("score")
         return Episode(
             task_id=self.task_id,
-            task=str(self.info.get("task", "")),
-            task_type=str(self.info.get("task_type", "")),
+            task=self.info.get("task", ""),
+            task_type=self.info.get("task_type", ""),
             turns=tuple(self.turns),
             stop=self.stop,
             won=self.stop is StopReason.WON,
             final_observation=self.observation,
             error=self.error,
             seed=self.seed,
-            score=None if score is None else float(score),  # an environment may have one of NumPy's
+            score=self.info.get("score"),
             final_info=self.info,
         )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from tqdm.auto import tqdm
 
 from epo_trl.envs.base import TaskSuite, TextEnv
+from epo_trl.envs.border import close_all
 from epo_trl.evaluation.play import check_first_task
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, play_episodes
 from epo_trl.trainers.generation import TurnGenerator
@@ -68,8 +68,4 @@ class Player:
 
     def close(self) -> None:
         """Frees what the environments hold, processes of theirs too. Playing again makes new ones."""
-        while self.envs:
-            try:
-                self.envs.pop().close()
-            except Exception as error:  # another's code; the others are closed all the same
-                warnings.warn(f"an environment's close() has failed: {error!r}", stacklevel=2)
+        close_all(self.envs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -75,11 +76,16 @@ class OpenEnv(NumberedEnv):
         return self.step_wait()
 
     def close(self) -> None:
-        """Ends the session."""
-        client, self._client, self._pending = self._client, None, None
-        if client is not None:
-            with contextlib.suppress(Exception):  # the server may be gone
-                submit(client.close()).result(self.given.timeout_seconds)
+        """Ends the session, so that the server gives its seat to another. Waits for the server; may be called twice."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.cancel()
+        elif self._client is None:
+            return
+        try:
+            submit(self._close()).result(self.given.timeout_seconds)
+        except Exception as error:  # the server may be gone
+            warnings.warn(f"base_url: {self.given.base_url}: a session was not closed: {error!r}", stacklevel=2)
 
     def _send(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         before, self._pending = self._pending, None
@@ -105,9 +111,15 @@ class OpenEnv(NumberedEnv):
         if self._client is None:
             from openenv.core import GenericEnvClient
 
-            client = GenericEnvClient(self.given.base_url, message_timeout_s=self.given.timeout_seconds)
-            self._client = await client.connect()
+            self._client = GenericEnvClient(self.given.base_url, message_timeout_s=self.given.timeout_seconds)
+            await self._client.connect()
         return await self._client.reset(**options)
+
+    async def _close(self) -> None:
+        """Closes the client in the loop in which it was opened: outside of one, its methods return no awaitable."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
 
     async def _step(self, action: str) -> Any:
         """Returns the result of a step, or why the action is refused."""
@@ -156,7 +168,7 @@ class OpenEnvSuite(NumberedSuite):
         super().__init__(given, given.suite_name)
         given.reset_options()
         if find_spec("openenv") is None:  # importing it takes seconds
-            raise EnvError("environment: 'openenv' needs the package openenv-core; pip install openenv-core")
+            raise EnvError("environment: 'openenv' needs the package openenv; pip install 'epo-trl[openenv]'")
 
     def make_env(self) -> OpenEnv:
         """Returns a fresh environment; its session begins with the first reset."""

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from epo_trl.envs.base import EnvError, TaskSuite, TextEnv
+from epo_trl.envs.border import error_text, shown
 
 
 class Games:
@@ -54,9 +55,8 @@ def main() -> None:
         try:
             games = games or Games(pickle.loads(suite))
             answer = pickle.dumps((True, games.answer(*request)))
-        except Exception as error:
-            text = str(error) if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
-            answer = pickle.dumps((False, text))
+        except BaseException as error:  # Ctrl-C does not come here: the process has a session of its own
+            answer = pickle.dumps((False, shown(error) if isinstance(error, EnvError) else error_text(error)))
         connection.send_bytes(answer)
 
 

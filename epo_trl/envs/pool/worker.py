@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.envs.base import EnvError, Faults
+from epo_trl.envs.border import ends_episode_alone, error_text
 from epo_trl.envs.seats import Seats
 from epo_trl.envs.supervisor import ChildProcess
 
@@ -150,6 +151,8 @@ class WorkerProcess:
 def _unpickled(answer: bytes) -> tuple[bool, Any]:
     try:
         is_good, result = pickle.loads(answer)
-    except Exception as error:  # for example a class in `info` that cannot be imported here
-        return False, f"the environment's answer cannot be read: {type(error).__name__}: {error}"
+    except BaseException as error:  # for example a class in `info` that cannot be imported here
+        if not ends_episode_alone(error):
+            raise
+        return False, f"the environment's answer cannot be read: {error_text(error)}"
     return is_good, result

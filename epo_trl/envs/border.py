@@ -1,0 +1,90 @@
+"""The border to an environment's own code: which exceptions end its episode alone, and which answers are taken."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection, Mapping
+from typing import Any, SupportsFloat
+
+from epo_trl.envs.base import EnvError, Info, TextEnv
+
+MAX_ERROR_CHARS = 2000
+
+
+def ends_episode_alone(error: BaseException) -> bool:
+    """Returns whether an exception from an environment aborts its episode and nothing else: all but Ctrl-C."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(ends_episode_alone, error.exceptions))
+    return not isinstance(error, KeyboardInterrupt)
+
+
+def error_text(error: BaseException) -> str:
+    """Returns type and message of an exception, shortened, even where its `__str__` raises."""
+    return f"{type(error).__name__}: {shown(error)}"
+
+
+def shown(value: object) -> str:
+    """Returns `str(value)`, shortened, even where that raises."""
+    try:
+        text = str.__str__(str(value))  # a subclass of str may have methods of its own
+    except BaseException as error:
+        if not ends_episode_alone(error):
+            raise
+        return f"(its text cannot be shown: {type(error).__name__})"
+    return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}... ({len(text)} characters)"
+
+
+def checked_answer(observation: Any, info: Any) -> tuple[str, Info]:
+    """Returns observation and info of a reset or a step, as plain text and a dict.
+
+    Raises:
+        EnvError: If something has another type than `TextEnv` asks for; the message names it.
+    """
+    if not isinstance(observation, str):
+        raise _wrong("observation", "a str", observation)
+    if not isinstance(info, Mapping):
+        raise _wrong("info", "a dict", info)
+    info = dict(info)
+    listed = info.get("admissible_actions")
+    if listed is not None:
+        if isinstance(listed, str) or not isinstance(listed, Collection):
+            raise _wrong("info['admissible_actions']", "a tuple of str, or None", listed)
+        for action in listed:
+            if not isinstance(action, str):
+                raise _wrong("info['admissible_actions']", "str in it", action)
+    score = info.get("score")
+    if score is not None:
+        info["score"] = number("info['score']", score)
+        if not math.isfinite(info["score"]):
+            raise _wrong("info['score']", "a finite number", score)
+    for name in ("task", "task_type"):
+        if name in info:
+            info[name] = str.__str__(str(info[name]))
+    return str.__str__(observation), info
+
+
+def number(field: str, value: Any) -> float:
+    """Returns a number of an environment as a float.
+
+    Raises:
+        EnvError: If it is none. A text is none, even one that spells a number.
+    """
+    if not isinstance(value, SupportsFloat):
+        raise _wrong(field, "a number", value)
+    return float(value)
+
+
+def close_all(envs: list[TextEnv]) -> None:
+    """Empties the list and closes what was in it. Warns of a `close()` that fails."""
+    while envs:
+        try:
+            envs.pop().close()
+        except BaseException as error:
+            if not ends_episode_alone(error):
+                raise
+            warnings.warn(f"an environment's close() has failed: {error_text(error)}", stacklevel=2)
+
+
+def _wrong(field: str, wanted: str, value: object) -> EnvError:
+    return EnvError(f"{field}: expected {wanted}, got the {type(value).__name__} {shown(value)[:100]!r}")
