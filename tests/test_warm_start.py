@@ -62,8 +62,8 @@ def test_without_its_warm_start_a_config_is_refused_with_the_command_that_makes_
     assert err.startswith(f"epo-trl train: error: {REFUSED}'{model}', which does not exist; ") and err.count("\n") == 1
     assert err.endswith(f"; make it with: epo-trl sft --config {warm_start}\n")
     err = typed("--config", name, "--model_name_or_path", "tiny:32x1")
-    assert f"{REFUSED}'tiny:32x1', random weights" in err and f"make it with: epo-trl sft --config {warm_start}, " in err
-    assert f"then add --model_name_or_path {model}; " in err and "--from_scratch" in err
+    assert f"{REFUSED}'tiny:32x1', random weights" in err and "--from_scratch" in err
+    assert f"make it with: epo-trl sft --config {warm_start}, then add --model_name_or_path {model}; " in err
 
 
 def test_a_folder_that_is_there_other_models_and_asked_for_random_weights_are_let_through(tmp_path, monkeypatch):
