@@ -67,6 +67,7 @@ def test_a_run_that_failed_is_not_taken_for_ended(make_train, started, tmp_path,
 def test_a_finished_folder_is_refused_for_another_run(make_train, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PYTHONPATH", str(RECIPES.parent))
     sizes = ("--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1", "--report_to", "none")
+    sizes += ("--model_name_or_path", "tiny", "--from_scratch")
     make_train.run("train.py", EXAMPLE, tmp_path, 0, *sizes, "--max_steps", "1")
     with pytest.raises(subprocess.CalledProcessError):
         make_train.run("train.py", EXAMPLE, tmp_path, 0, *sizes, "--max_steps", "2")

@@ -72,6 +72,7 @@ def test_the_example_trains_from_any_folder_with_its_critic_in_workers_of_its_ow
     sizes = ["--max_steps", "2", "--num_generations", "1", "--per_device_train_batch_size", "2"]
     done = subprocess.run(
         [sys.executable, str(RECIPES / "train.py"), "--config", "tiny_cpu.yaml", "--algorithm", "ppo"]
+        + ["--model_name_or_path", "tiny", "--from_scratch"]
         + [*sizes, "--gradient_accumulation_steps", "1", "--env_workers", "1", "--report_to", "none"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(RECIPES.parent)},

@@ -51,6 +51,7 @@ def test_the_recipe_runs_with_it(tmp_path):
         "--config", str(ROOT / "recipes" / "alfworld" / "tiny_cpu.yaml"),
         "--policy_method", "my_method:NoRepeats", "--method_kwargs", '{"my_method:NoRepeats": {"penalty": 0.1}}',
         "--output_dir", str(tmp_path), "--max_steps", "2", "--max_turns", "3", "--gradient_accumulation_steps", "1",
+        "--model_name_or_path", "tiny", "--from_scratch",
         "--n_train", "8", "--n_iid", "2", "--n_ood", "2", "--report_to", "none", "--eval_strategy", "no",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, cwd=FOLDER, timeout=300)

@@ -14,6 +14,7 @@ from epo_trl.envs.alfworld.arguments import AlfworldArguments
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
 from epo_trl.envs.toy import ToySuite
+from epo_trl.evaluation import get_protocol
 from epo_trl.launch import AlgorithmArguments, evaluation, parse_recipe
 from epo_trl.launch.evaluation_arguments import EvaluationArguments, lists_of
 from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig
@@ -218,6 +219,9 @@ def test_a_pretrained_model_s_warm_start_shows_the_prompts_of_its_rl():
     for key in (*same, "max_prompt_length", "max_turns", "use_peft"):
         assert warm[key] == rl[key], key
     assert rl["model_name_or_path"] == warm["output_dir"]
+    played = yaml.safe_load((RECIPES / "alfworld" / "eval_pretrained.yaml").read_text())["protocol"]
+    for name in (rl["protocol"], played):
+        assert get_protocol(name).max_turns == warm["max_turns"] == rl["max_turns"]
     assert warm["prompt_label_rate"] == 0 and warm["max_length"] > warm["max_prompt_length"]
 
 

@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from epo_trl.cli.base import at_least, fail, parser_of, say
@@ -96,6 +97,8 @@ def _shape(model: str) -> Any:
 
     if tiny_size(model):
         raise ValueError(f"model_name_or_path: got {model!r}, which is made from a game; takes a folder or a Hub id")
+    if model.count("/") > 1 and not Path(model).is_dir():
+        raise ValueError(f"model_name_or_path: expected a folder that exists or a Hub id, got {model!r}")
     adapter = Adapter.find(model)
     if adapter is not None:
         return _shape(adapter.base)

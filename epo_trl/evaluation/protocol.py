@@ -151,6 +151,16 @@ register_protocol(
 )
 register_protocol(
     Protocol(
+        name="alfworld20",
+        max_turns=20,
+        history_length=2,
+        temperature=0.4,
+        description="ALFWorld-style, generated games of small rooms for a small pretrained model: as alfworld50, with 20 "
+        "turns. Not comparable with any published ALFWorld number.",
+    )
+)
+register_protocol(
+    Protocol(
         name="alfworld-tiny20",
         max_turns=20,
         history_length=2,

@@ -1,0 +1,103 @@
+"""RL begins with a warm start: the shipped configs name theirs, random weights are refused, the pair is listed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import epo_trl
+from epo_trl.cli import main
+from epo_trl.launch import RecipeError
+from epo_trl.launch.program import overview, shipped_command
+from epo_trl.launch.shipped import configs_of
+from epo_trl.launch.warm_start import StartArguments, check_start, warm_start_of
+
+TRAINED = configs_of("train")
+AFTER_WARM_START = {name: warm_start_of(path) for name, path in TRAINED.items() if warm_start_of(path)}
+REFUSED = "model_name_or_path: expected the folder of a warm start, got "
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys, tmp_path):
+    """Returns a function that runs `epo-trl train` in an empty folder and returns its error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*words):
+        with pytest.raises(SystemExit) as exit:
+            main(["train", *words])
+        assert exit.value.code == 1
+        return capsys.readouterr().err
+
+    return run
+
+
+def test_every_config_of_a_tiny_model_has_a_warm_start_and_so_has_the_pretrained_one():
+    small = {name for name in TRAINED if "tiny_cpu" in name} | {"alfworld/pretrained"}
+    assert set(AFTER_WARM_START) == small and len(small) > 9
+
+
+@pytest.mark.parametrize("name", AFTER_WARM_START)
+def test_a_config_begins_with_the_folder_that_its_warm_start_writes(name):
+    rl, warm = (yaml.safe_load(path.read_text()) for path in (TRAINED[name], AFTER_WARM_START[name]))
+    assert rl["model_name_or_path"] == warm["output_dir"]
+    folder, stem = name.split("/")
+    first = f"epo-trl sft --config {folder}/{AFTER_WARM_START[name].stem}"
+    head = TRAINED[name].read_text()
+    assert head.index(f"#   {first}\n") < head.index(f"#   epo-trl train --config {name}\n")
+    assert AFTER_WARM_START[name].stem == "sft_" + stem.removeprefix("ppo_")
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "warm_start"),
+    [
+        ("trap/tiny_cpu", "runs/trap/sft", "trap/sft_tiny_cpu"),
+        ("alfworld/ppo_tiny_cpu", "runs/alfworld-tiny/sft", "alfworld/sft_tiny_cpu"),
+    ],
+)
+def test_without_its_warm_start_a_config_is_refused_with_the_command_that_makes_it(name, model, warm_start, typed):
+    err = typed("--config", name)
+    assert err.startswith(f"epo-trl train: error: {REFUSED}'{model}', which does not exist; ") and err.count("\n") == 1
+    assert err.endswith(f"; make it with: epo-trl sft --config {warm_start}\n")
+    err = typed("--config", name, "--model_name_or_path", "tiny:32x1")
+    assert f"{REFUSED}'tiny:32x1', random weights" in err and "--from_scratch" in err
+    assert f"make it with: epo-trl sft --config {warm_start}, then add --model_name_or_path {model}; " in err
+
+
+def test_a_folder_that_is_there_other_models_and_asked_for_random_weights_are_let_through(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = TRAINED["trap/tiny_cpu"]
+    check_start("Qwen/Qwen2.5-0.5B-Instruct", StartArguments(), config)
+    check_start("tiny", StartArguments(from_scratch=True), config)
+    with pytest.raises(RecipeError, match=REFUSED):
+        check_start("runs/trap/sft", StartArguments(), config)
+    Path("runs/trap/sft").mkdir(parents=True)
+    check_start("runs/trap/sft", StartArguments(), config)
+
+
+def test_a_config_of_one_s_own_without_a_warm_start_is_refused_too(tmp_path):
+    for config in (None, tmp_path / "tiny_cpu.yaml"):
+        with pytest.raises(RecipeError, match=f"{REFUSED}'tiny'.*make it with epo-trl sft, .* FOLDER; .*from_scratch"):
+            check_start("tiny", StartArguments(), config)
+
+
+def test_the_listing_gives_the_warm_start_before_rl_and_says_what_each_config_is():
+    lines = overview(shipped_command("train"), 0).splitlines()
+    at = lines.index("  epo-trl train --config alfworld/tiny_cpu")
+    assert lines[at - 1] == "  epo-trl sft --config alfworld/sft_tiny_cpu"
+    about = {line.split()[0]: line.split()[1:] for line in lines[1 : 1 + len(TRAINED)]}
+    assert set(about) == set(TRAINED) and all(about.values())
+    assert not [line for line in overview(shipped_command("sft"), 0).splitlines() if "sft_sft" in line]
+
+
+def test_a_warm_start_from_python_is_not_in_bf16_on_a_cpu(tmp_path):
+    """TRL's own default is bf16 wherever nothing is said; on a CPU without units for it, ten times as slow."""
+    assert epo_trl.ImitationConfig(str(tmp_path), use_cpu=True).bf16 is False
+    assert epo_trl.ImitationConfig(str(tmp_path), use_cpu=True, bf16=True).bf16 is True
+
+
+def test_what_the_two_steps_take_is_public():
+    for name in ("imitate", "DemonstrationArguments", "ImitationConfig", "EPOConfig", "EPOTrainer"):
+        assert name in epo_trl.__all__ and getattr(epo_trl, name).__name__ == name
