@@ -161,9 +161,10 @@ def plot_runs(
     drawn_on, (legend, *rest) = np.split(figure.subplots(rows, columns, squeeze=False).flatten(), [len(panels)])
     for panel, axis in zip(panels, drawn_on, strict=True):
         _draw_panel(axis, panel, groups, window)
-    _draw_legend(legend, groups, window)
+    _draw_legend(legend, groups)
     for axis in rest:
         axis.axis("off")
+    figure.supxlabel(_note(columns, window, max(map(len, groups.values()))), fontsize=9, color="0.4")
     path = Path(out)
     path = path if path.suffix else path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,14 +215,16 @@ def _draw_curve(axis: Any, curves: list[Curve], color: str, style: str, panel: P
     return bool(len(steps))
 
 
-def _draw_legend(axis: Any, groups: dict[str, list[dict[str, Curve]]], window: int) -> None:
+def _draw_legend(axis: Any, groups: dict[str, list[dict[str, Curve]]]) -> None:
     axis.axis("off")
     lines = [Line2D([], [], color=f"C{index % 10}", linewidth=2.5) for index in range(len(groups))]
     names = [label if len(runs) == 1 else f"{label} ({len(runs)} runs)" for label, runs in groups.items()]
     axis.legend(lines, names, loc="upper left", frameon=False, fontsize=11)
-    note = (
-        f"Lines: running mean over {window} points, where there are as many;\na curve without more is drawn as it is.\n"
-        "Pale: values before smoothing.\n"
-        "Several runs of one label: their mean,\nshaded from lowest to highest."
-    )
-    axis.text(0.03, 0.03, note, transform=axis.transAxes, color="0.4", va="bottom")
+
+
+def _note(columns: int, window: int, seeds: int) -> str:
+    """Returns what the lines are, for below the panels; in lines that are as wide as `columns` of them."""
+    parts = [f"Lines: running mean over {window} points, where there are as many.", "Pale: values before smoothing."]
+    if seeds > 1:
+        parts.append("Runs of one label: their mean, shaded from lowest to highest.")
+    return ("  " if columns > 2 else "\n").join(parts)

@@ -1,9 +1,12 @@
 """Curves are read as they were logged, smoothed as one does by hand, and drawn."""
 
 import math
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -19,6 +22,8 @@ from epo_trl.plots import (
     read_run,
     running_mean,
 )
+
+ROOT = Path(__file__).parents[1]
 
 
 def write_events(folder, points, suffix=""):
@@ -212,6 +217,42 @@ def test_any_number_of_panels_is_drawn_beside_the_legend(tmp_path, monkeypatch, 
     panels = [Panel(name, {f"train/{name}": "-"}) for name in names]
     seen = panel_texts(monkeypatch, [tmp_path / "run"], tmp_path / "some.png", panels=panels)
     assert [seen[name][:2] for name in names] == [([], 2)] * count
+
+
+@pytest.mark.parametrize("names", [["a"], ["a-seed0", "a-seed1", "b"]])
+def test_the_note_is_below_the_panels_and_the_legend_holds_labels_only(tmp_path, monkeypatch, names):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    for name in names:
+        write_run(tmp_path / name, seed=0, steps=20)
+    plot_runs([tmp_path / name for name in names], tmp_path / "x.png")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    note, legend = figure.get_supxlabel(), figure.axes[len(PANELS)]
+    assert "running mean over 10 points" in note and ("lowest to highest" in note) is (len(names) > 1)
+    assert [text.get_text() for text in legend.get_legend().texts] == (
+        ["a"] if len(names) == 1 else ["a (2 runs)", "b"]
+    )
+    assert not legend.texts
+    below = figure._supxlabel.get_window_extent().y1
+    assert below <= min(axis.get_window_extent().y0 for axis in figure.axes)
+
+
+def test_the_readme_s_picture_has_a_key_and_can_be_read_on_a_phone():
+    """At a width of 360 pixels no text is lower than 9; every curve has the colour of a bar that is named."""
+    from matplotlib.colors import to_hex
+
+    figure = runpy.run_path(str(ROOT / "docs" / "make_trap_figure.py"), run_name="figure")["draw"]()
+    figure.draw_without_rendering()
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    assert min(text.get_fontsize() for text in texts) / 72 * 360 / figure.get_figwidth() >= 9
+    curves, bars = figure.axes
+    colors = {to_hex(line.get_color()) for line in curves.lines if line.get_linewidth() > 2}
+    named = {to_hex(text.get_color()) for text in bars.texts if text.get_fontweight() == "bold"}
+    assert len(colors) == 6 and colors == named
+    assert [text.get_text() for text in bars.get_legend().texts] == ["over 80 % success", "50 to 80 %", "under 50 %"]
 
 
 @pytest.mark.parametrize("from_zero", [True, False])

@@ -101,6 +101,34 @@ function mark() {
     button.setAttribute("aria-current", String(shown));
     if (shown) button.scrollIntoView({ block: "nearest" });
   });
+  document.querySelectorAll(".step").forEach((button) => { button.disabled = !neighbour(Number(button.dataset.by)); });
+}
+
+// Of the list as it is filtered and ordered, the episode before or after the open one; its first if that is not in it.
+function neighbour(by) {
+  const place = found.findIndex((episode) => episode.number === asked());
+  return place < 0 ? found[0] : found[place + by];
+}
+
+function go(by) {
+  const to = neighbour(by);
+  if (to) location.hash = `episode-${to.number}`;
+}
+
+function step(by, text) {
+  const button = make("button", "step", text);
+  button.dataset.by = by;
+  button.addEventListener("click", () => go(by));
+  return button;
+}
+
+const KEYS = { ArrowLeft: -1, k: -1, ArrowRight: 1, j: 1 };
+
+function pressed(event) {
+  const typing = event.target instanceof Element && event.target.closest("input, select");
+  if (typing || event.altKey || event.ctrlKey || event.metaKey || !(event.key in KEYS)) return;
+  event.preventDefault();
+  go(KEYS[event.key]);
 }
 
 function show(episode) {
@@ -108,13 +136,15 @@ function show(episode) {
   side.replaceChildren();
   at("token").textContent = "";
   document.body.classList.toggle("open", Boolean(episode));
-  mark();
   if (!episode) {
     side.append(make("p", "dim", "Choose an episode from the list."));
+    mark();
     return;
   }
   const back = make("button", "back", "← all episodes");
   back.addEventListener("click", () => { location.hash = ""; });
+  const keys = make("p", "keys dim", null, step(-1, "← previous"), step(1, "next →"));
+  keys.append(make("span", "hint", "keys ← → or k j"));
   const facts = make("p", "facts dim", null, make("span", `outcome ${kind(episode)}`, episode.outcome));
   const told = [`reward ${signed(episode.reward)}`, count(episode.turns.length, "turn"), where(episode), episode.task_id];
   if (episode.score !== null) told.push(`score ${episode.score}`);
@@ -122,7 +152,7 @@ function show(episode) {
   if (episode.split === "train") told.push(`group ${episode.group + 1}`);
   if (episode.why) told.push(`kept as: ${episode.why}`);
   facts.append(...told.map((text) => make("span", "", text)));
-  side.append(back, make("h2", "", `Episode ${episode.number}`), make("p", "text task", episode.task), facts);
+  side.append(back, keys, make("h2", "", `Episode ${episode.number}`), make("p", "text task", episode.task), facts);
   const known = episode.turns.some((turn) => turn.entropy.length);
   if (known) {
     const card = make("div", "card", null, make("div", "dim", DATA.entropy_note), legend(), ...curve(episode.turns));
@@ -137,6 +167,7 @@ function show(episode) {
     side.append(end);
   }
   if (episode.error) side.append(make("p", "card text bad", episode.error));
+  mark();
 }
 
 // -------------------------------------------------------------------------------------------------- list and filters
@@ -196,8 +227,10 @@ function entry(episode) {
   return make("li", "", null, button);
 }
 
+let found = []; // in the order of the list
+
 function list() {
-  const found = DATA.episodes.filter(wanted).sort(ORDERS[at("order").value]);
+  found = DATA.episodes.filter(wanted).sort(ORDERS[at("order").value]);
   const [turns, invalid] = [found.flatMap((episode) => episode.turns), found.flatMap(errors)];
   const reasons = tally(invalid.map((turn) => turn.error)).map(([reason, number]) => `${number} ${reason}`);
   at("count").textContent =
@@ -205,7 +238,6 @@ function list() {
     (reasons.length ? `: ${reasons.slice(0, 4).join(", ")}${reasons.length > 4 ? ", ..." : ""}` : "");
   at("list").replaceChildren(...found.map(entry));
   mark();
-  return found;
 }
 
 function open() {
@@ -227,8 +259,9 @@ if (steps.length) [at("from").placeholder, at("to").placeholder] = [Math.min(...
 at("filters").addEventListener("input", list);
 at("filters").addEventListener("submit", (event) => event.preventDefault());
 addEventListener("hashchange", open);
-const first = list()[0];
-if (!location.hash && matchMedia("(min-width: 761px)").matches && first) {
-  history.replaceState(null, "", `#episode-${first.number}`);
+addEventListener("keydown", pressed);
+list();
+if (!location.hash && matchMedia("(min-width: 761px)").matches && found.length) {
+  history.replaceState(null, "", `#episode-${found[0].number}`);
 }
 open();
