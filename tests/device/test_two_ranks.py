@@ -25,7 +25,7 @@ RUNS = ["ddp-grpo", "ddp-ppo-separate", "ddp-ppo-value_head", "ddp-dapo-30", "dd
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
     """Returns a function that gives the folder of a run, and what both ranks wrote there."""
-    folder = launched_once(tmp_path_factory, "device/ranks.py", RUNS)
+    folder = launched_once(tmp_path_factory, "device/ranks.py", RUNS, timeout_seconds=1200)
 
     def results_of(run):
         own = folder / run
