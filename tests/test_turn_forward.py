@@ -3,11 +3,13 @@
 Literal tensors: `_` is padding (0 in the ids, -1 in the turn ids), tens of a token id are its turn.
 """
 
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 import trl.trainer.utils as trl_utils
+from accelerate.utils import convert_outputs_to_fp32
 from trainer_kit import (
     ROWS,
     catch_step,
@@ -255,6 +257,51 @@ def test_packing_is_taken_by_models_that_keep_turns_apart(family, dtype):
     with pytest.warns(UserWarning, match=r"pack_turns: 'sdpa' attention works on the whole row"):
         check_packing(model.train(), "sdpa")
     assert model.training
+
+
+class TwiceTheSame(torch.nn.Module):
+    """Gives the second half of a row other logits than the first, float32 whatever it computes in."""
+
+    def __init__(self, difference, dtype=torch.float32):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones((), dtype=dtype))
+        self.difference = difference
+
+    def forward(self, input_ids, **kwargs):
+        logits = torch.ones(*input_ids.shape, 4)
+        logits[:, input_ids.shape[1] // 2 :] += self.difference
+        return SimpleNamespace(logits=logits)
+
+
+@pytest.mark.parametrize(
+    ("difference", "dtype", "autocast", "fits"),
+    [
+        (1e-5, torch.float32, None, True),
+        (0.01, torch.float32, None, False),
+        (0.01, torch.float32, torch.bfloat16, True),
+        (0.01, torch.bfloat16, None, True),
+        (0.01, torch.float32, torch.float16, True),
+        (0.2, torch.float32, torch.bfloat16, False),
+    ],
+    ids=str,
+)
+def test_packing_is_judged_by_the_rounding_of_what_computes(difference, dtype, autocast, fits):
+    """bfloat16 has 8 bits (a unit of 0.0078), float16 11, float32 24. Accelerate turns outputs into float32."""
+    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        model = TwiceTheSame(difference, dtype)
+        if fits:
+            check_packing(model, "flash_attention_2")
+        else:
+            with pytest.raises(ValueError, match=r"pack_turns: got True"):
+                check_packing(model, "flash_attention_2")
+
+
+@pytest.mark.parametrize("family", ["llama", "seed_oss"])
+def test_packing_is_taken_under_autocast(family):
+    model = make_model(family)
+    model.forward = convert_outputs_to_fp32(model.forward)  # as accelerate prepares it
+    with torch.autocast("cpu", torch.bfloat16):
+        check_packing(model, "flash_attention_2")
 
 
 def test_packing_is_refused_where_turns_reach_each_other():
