@@ -71,7 +71,7 @@ class EPOPPOConfig(EPOConfig):
         default=False,
         metadata={
             "help": "Whether an episode that was cut off is worth what the critic expects of its last state; false "
-            "treats the cut as the end of the game. True needs a gamma below 1."
+            "treats the cut as the end of the game. True goes with a gamma below 1."
         },
     )
     normalize_advantages: bool = field(
