@@ -67,7 +67,10 @@ HOSTILE = {
     "info list": (lambda o, i: (o, list(i)), "info: expected a dict, got the list"),
     "no info": (lambda o, i: (o, None), "info: expected a dict, got the NoneType"),
     "empty info": (lambda o, i: (o, {}), ""),
-    "actions of numbers": (lambda o, i: (o, {**i, "admissible_actions": (1, 2)}), "info['admissible_actions']: expected"),
+    "actions of numbers": (
+        lambda o, i: (o, {**i, "admissible_actions": (1, 2)}),
+        "info['admissible_actions']: expected",
+    ),
     "actions in a text": (lambda o, i: (o, {**i, "admissible_actions": "go"}), "info['admissible_actions']: expected"),
     "one more value": (lambda o, i: (o, i, o), ""),
     "not a tuple": (lambda o, i: 7, ""),

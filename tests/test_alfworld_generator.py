@@ -224,3 +224,15 @@ def test_a_comparison_of_few_games_has_a_dash_for_rooms_that_none_has_drawn():
     assert dashes == {f"{what}, {kind}" for kind in others
                       for what in ("receptacles", "things on them", "kinds of things on them")}  # fmt: skip
     assert found[f"receptacles, {own}"] == f"{len(games[0][1].receptacles)}.0"
+
+
+@pytest.mark.parametrize("walkthrough", [5, "look", {"a": 1}, [5], True])
+def test_a_walkthrough_that_is_no_list_of_actions_is_named(tmp_path, walkthrough):
+    texts = dict.fromkeys(("pddl_problem", "pddl_domain", "grammar"), "")
+    path = tmp_path / GAME_FILE
+    path.write_text(json.dumps({**texts, "walkthrough": walkthrough}))
+    with pytest.raises(EnvError, match=f"{path}: 'walkthrough': expected a list of actions, got "):
+        load_game(path)
+    for nothing in ({}, {"walkthrough": None}, {"walkthrough": []}):
+        path.write_text(json.dumps({**texts, **nothing}))
+        assert load_game(path).walkthrough == ()

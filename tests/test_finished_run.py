@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 from test_epo_trainer import StopAt, assert_bit_equal, resumable, weights
 from test_ppo_trainer import resumable as resumable_ppo
-from trainer_kit import make_warm_start
+from trainer_kit import make_trainer, make_warm_start
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.long_runs.checkpoint_files import checkpoints
@@ -132,3 +132,15 @@ def test_a_warm_start_ends_once_too(tmp_path, monkeypatch):
     assert_bit_equal(weights(again), weights(straight))
     with pytest.raises(ValueError, match="train_data: '8 rows, sha256 .* now"):
         warm_start(tmp_path, rows=9).train_to_end()
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"step": 1}', '{"step": "1", "settings": {}, "files": []}', None, "[" * 100_000]
+    + [json.dumps({"step": 1, "settings": 5, "files": []}), json.dumps({"step": 1, "settings": {}, "files": 5})],
+)  # fmt: skip
+def test_a_damaged_end_names_its_file_and_two_ways_out(tmp_path, content):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    end = tmp_path / FINISHED
+    end.mkdir() if content is None else end.write_text(content)
+    with pytest.raises(ValueError, match=f"output_dir: .*{FINISHED}.*; delete that file .* or take another output_dir"):
+        trainer.train_to_end()

@@ -96,7 +96,10 @@ def test_what_the_server_does_not_take_is_an_invalid_action(url):
 def test_an_action_may_be_a_json_object_and_an_observation_all_that_is_said(url):
     env = suite_of(url, action_key="", observation_key="").make_env()
     observation, _ = env.reset(options={"task_id": "train/0"})
-    assert observation == '{"metadata": {}, "messages": [{"content": "old"}, {"content": "Which colour is it?"}], "accepted": true}'
+    assert (
+        observation
+        == '{"metadata": {}, "messages": [{"content": "old"}, {"content": "Which colour is it?"}], "accepted": true}'
+    )
     assert env.step("red")[4]["refusal"] == "an action is a JSON object here"
     assert env.step('{"message": "red"}')[4]["won"]
     env.close()

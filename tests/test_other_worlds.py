@@ -46,5 +46,7 @@ def test_a_package_that_is_not_installed_is_named(name, installed, monkeypatch):
 
     monkeypatch.setitem(sys.modules, name, None)  # as if it were not there
     monkeypatch.setattr("epo_trl.envs.adapters.openenv.find_spec", lambda name: None)
-    with pytest.raises(EnvError, match=re.escape(f"environment: '{name}' needs the package {name}; pip install {installed}")):
+    with pytest.raises(
+        EnvError, match=re.escape(f"environment: '{name}' needs the package {name}; pip install {installed}")
+    ):
         environment_arguments(name)().make_suite()

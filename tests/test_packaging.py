@@ -35,7 +35,9 @@ def requirements(setup):
 
 def test_the_extra_vllm_takes_the_versions_that_trl_supports(setup):
     (ours,) = map(Requirement, setup["options.extras_require"]["vllm"].split())
-    (trls,) = (r for r in map(Requirement, requires("trl")) if r.name == "vllm" and r.marker.evaluate({"extra": "vllm"}))
+    (trls,) = (
+        r for r in map(Requirement, requires("trl")) if r.name == "vllm" and r.marker.evaluate({"extra": "vllm"})
+    )
     assert ours.specifier == trls.specifier
 
 

@@ -6,12 +6,15 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 from trainer_kit import make_trainer
 
+from epo_trl.launch.program import Program, run_program
+from epo_trl.long_runs import folder_lock
 from epo_trl.long_runs.run_lock import LOCK, RunningError, run_lock
 
 
@@ -103,3 +106,74 @@ def test_an_error_in_training_gives_the_folder_back(tmp_path):
     with pytest.raises(KeyError):
         trainer.train()
     assert not (tmp_path / LOCK).exists()
+
+
+@pytest.mark.parametrize("record", [{"pid": 1, "since": "then"}, {"host": 5, "pid": 1}, {}, [], "[" * 100_000])
+def test_a_record_that_does_not_say_who_holds_it_is_nobody_s(tmp_path, record):
+    text = record if isinstance(record, str) else json.dumps(record)
+    (tmp_path / LOCK).write_text(text)
+    with run_lock(args_of(tmp_path)):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [({"pid": 7}, "by another process. Wait"), ({"host": socket.gethostname()}, "by process of unknown number on")],
+)
+def test_a_lock_that_is_held_is_refused_even_if_its_record_is_damaged(tmp_path, other, record, says):
+    (tmp_path / LOCK).write_text(json.dumps(record))
+    with pytest.raises(RunningError, match=says), run_lock(args_of(tmp_path)):
+        pass
+
+
+def test_a_record_of_another_machine_without_its_process_is_refused(tmp_path):
+    (tmp_path / LOCK).write_text(json.dumps({"host": "elsewhere"}))
+    with pytest.raises(RunningError, match=f"on elsewhere since an unknown time.*delete {tmp_path / LOCK}"):
+        with run_lock(args_of(tmp_path)):
+            pass
+
+
+def test_a_file_system_without_locks_and_a_damaged_record_is_free(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for pid in ("x", None, 10**30):
+        (tmp_path / LOCK).write_text(json.dumps({"host": socket.gethostname(), "pid": pid}))
+        with run_lock(args_of(tmp_path)):
+            pass
+
+
+def one_line(tmp_path, capsys):
+    """Returns what a recipe prints that takes the lock."""
+    program = Program("train.py", {}, "", "", tmp_path)
+
+    def main():
+        with run_lock(args_of(tmp_path)):
+            pass
+
+    with pytest.raises(SystemExit):
+        run_program(main, program)
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def test_a_folder_that_cannot_be_written_is_named_in_one_line(tmp_path, monkeypatch, capsys):
+    """As a read-only file system answers; a test that runs as root cannot take its own rights away."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--x", "1"])
+
+    def read_only(path, *_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(folder_lock, "open", read_only, raising=False)
+    line = one_line(tmp_path, capsys)
+    assert line.startswith(f"train.py: error: output_dir: got {tmp_path}, where no file can be written (Read-only file")
+
+
+def test_a_folder_in_place_of_the_lock_is_named_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--x", "1"])
+    (tmp_path / LOCK).mkdir()
+    line = one_line(tmp_path, capsys)
+    assert (
+        line == f"train.py: error: output_dir: {tmp_path / LOCK}: expected a file or nothing, got a folder; delete it"
+    )

@@ -51,6 +51,16 @@ def test_a_response_of_qwen3_is_read_as_trl_reads_it(text, action, thought, erro
     assert action is None or parsed.action == action
 
 
+@pytest.mark.parametrize("opening", ["[", '{"a": '])
+def test_a_call_that_is_nested_too_deeply_is_invalid(opening):
+    """The parser recurses; a response must not abort its episode."""
+    closing = {"[": "]"}.get(opening, "}")
+    for depth in (1200, 100_000):
+        nested = opening * depth + "1" + closing * depth
+        parsed = read(f'<tool_call>\n{{"name": "guess", "arguments": {{"guess": {nested}}}}}\n</tool_call>')
+        assert not parsed.is_valid and len(parsed.action) <= 200
+
+
 def test_reasoning_can_be_required():
     assert read(CALL, require_think=True).error == "no reasoning before the tool call"
     assert read(f"<think>hm</think>{CALL}", require_think=True).is_valid

@@ -89,6 +89,7 @@ SEAMS = [
         "overridden: a card of ours takes the place of TRL's (model_card.py)",
     ),
     Seam("_load_best_model", "self"),
+    Seam("_send_telemetry", "self", "overridden: a run whose model is not of the Hub is not reported"),
     Seam("_load_from_checkpoint", "self, resume_from_checkpoint, model=None"),
 ]
 

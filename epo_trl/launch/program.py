@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import os
+import pickle
 import re
 import sys
 import time
@@ -139,10 +140,35 @@ def _what_is_wrong(main: Callable[[], None], words: Sequence[str], program: Prog
     except ConfigIsRight:
         pass
     except Exception as error:
-        if not is_ours(error, program.folder):
+        said = str(error) if is_ours(error, program.folder) else worded(error)
+        if not said:
             raise
-        return " ".join(str(error).split())
+        return " ".join(said.split())
     return ""
+
+
+def worded(error: Exception) -> str:
+    """Returns what a user can do about an error of a library; `""` for errors that are not known here.
+
+    Args:
+        error: What was raised.
+    """
+    if isinstance(error, pickle.UnpicklingError):
+        return (
+            "model_name_or_path, resume_from_checkpoint: expected tensors, got a pickle that holds other objects, which "
+            "could run code when it is loaded; take safetensors. If you trust who made a model, convert it: load its "
+            f"weights with torch.load(FILE, weights_only=False) and save them with save_pretrained ({_first(error)})"
+        )
+    if isinstance(error, ValueError) and "trust_remote_code" in str(error):
+        return (
+            f"trust_remote_code: expected true for a model with code of its own, got false: {_first(error)} Read the "
+            "code, and set trust_remote_code to true if you trust it, or take a model that transformers knows"
+        )
+    return ""
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
 
 
 def is_ours(error: Exception, recipes: Path) -> bool:

@@ -100,7 +100,7 @@ def release(folder: Path) -> None:
 def _locked_file(path: Path, field: str) -> TextIO:
     """Returns the file, open and locked. The kernel takes the lock back when the process ends."""
     while True:
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+        file = _opened(path, field)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             taken = False
@@ -117,14 +117,27 @@ def _locked_file(path: Path, field: str) -> TextIO:
         file.close()  # it was deleted between the two calls, by the run that ended
 
 
+def _opened(path: Path, field: str) -> TextIO:
+    try:
+        return open(path, "a+", encoding="utf-8")
+    except IsADirectoryError as error:
+        raise OSError(f"{field}: {path}: expected a file or nothing, got a folder; delete it") from error
+    except OSError as error:
+        raise OSError(
+            f"{field}: got {path.parent}, where no file can be written ({error.strerror}); takes a folder that can be "
+            "written, also for a run that is finished: a copy of this one, or another"
+        ) from error
+
+
 def _record(file: TextIO) -> dict[str, Any]:
-    """Returns who holds the lock or has held it last; nothing if that was not written to its end."""
+    """Returns who holds the lock or has held it last; nothing if that was not written to its end, or is not known."""
     file.seek(0)
     try:
         record = json.load(file)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return record if isinstance(record, dict) else {}
+    is_whole = isinstance(record, dict) and isinstance(record.get("host"), str)
+    return {"pid": "of unknown number", "since": "an unknown time"} | record if is_whole else {}
 
 
 def _is_alive(record: dict[str, Any]) -> bool:
@@ -132,7 +145,7 @@ def _is_alive(record: dict[str, Any]) -> bool:
         return False
     try:
         os.kill(int(record["pid"]), 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, TypeError, ValueError, OverflowError):
         return False
     except PermissionError:
         pass  # of another user

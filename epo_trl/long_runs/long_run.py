@@ -25,6 +25,7 @@ from epo_trl.long_runs.whole_checkpoints import STATE_FILE, WholeCheckpoints
 
 FINISHED = "_finished.json"  # in `output_dir`, written last
 _READ_BY_TRANSFORMERS = ("global_step", "max_steps", "train_batch_size", "log_history")  # of its state in a checkpoint
+_END: dict[str, type] = {"step": int, "settings": dict, "files": list}  # what it holds
 
 
 @dataclass
@@ -79,6 +80,15 @@ class LongRun(WholeCheckpoints):
         rows = (hashlib.sha256(json.dumps(row).encode()).hexdigest() for row in self.train_dataset)
         return digest_of(rows, "rows")
 
+    def _send_telemetry(self) -> None:
+        """Lets TRL report a run to huggingface.co only if its model is one of the Hub.
+
+        A run of `tiny`, or of a model in a local folder, needs nothing from the network and asks it for nothing.
+        """
+        name = self.model.config.name_or_path
+        if name and not os.path.isdir(name):
+            super()._send_telemetry()
+
     # --- A whole run --------------------------------------------------------------------------------------------
 
     def train_to_end(self) -> None:
@@ -123,8 +133,16 @@ class LongRun(WholeCheckpoints):
         """Returns step and settings of the run that has ended in `output_dir`, if its model is still there."""
         if not os.path.exists(self._end_file):
             return None
-        end = read_state(self._end_file, "step", "settings", "files")
-        there = all(os.path.exists(os.path.join(self.args.output_dir, name)) for name in end["files"])
+        try:
+            end = read_state(self._end_file, *_END)
+            if not all(isinstance(end[name], kind) for name, kind in _END.items()):
+                raise ValueError(f"{self._end_file} is damaged")
+        except ValueError as error:
+            raise ValueError(
+                f"output_dir: {error}; delete that file to resume from the newest checkpoint and save the final model "
+                "again, or take another output_dir"
+            ) from error
+        there = all(os.path.exists(os.path.join(self.args.output_dir, str(name))) for name in end["files"])
         return end if there else None
 
     def _write_end(self) -> None:

@@ -37,7 +37,9 @@ def read_state(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
             state = json.load(file)
     except FileNotFoundError as error:
         raise ValueError(f"{os.fspath(path)} is missing; no trainer of epo_trl has written this folder") from error
-    except ValueError as error:  # neither JSON nor UTF-8
+    except OSError as error:
+        raise ValueError(f"{os.fspath(path)} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:  # neither JSON nor UTF-8
         raise ValueError(f"{os.fspath(path)} is damaged ({error})") from error
     if not isinstance(state, dict) or not state.keys() >= set(keys):
         raise ValueError(f"{os.fspath(path)} is damaged (it has no {', '.join(keys) or 'fields'})")

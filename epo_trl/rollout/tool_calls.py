@@ -16,6 +16,7 @@ from epo_trl.rollout.encoding import control_tokens
 from epo_trl.rollout.parsing import MAX_PASSED_CHARS, ActionFormat, ParsedResponse, Response, TaggedActions
 
 ACTION_FORMATS = ("tags", "tool_calls")
+TOO_DEEP = "the tool call is nested too deeply"
 _REASONING = ("reasoning_content", "thinking")  # what response templates call it
 
 
@@ -93,7 +94,10 @@ class ToolCalls:
         """
         from trl.chat_template_utils import parse_response
 
-        message = parse_response(self.tokenizer, list(response.ids), prefix=response.start, tools=self.schemas)
+        try:
+            message = parse_response(self.tokenizer, list(response.ids), prefix=response.start, tools=self.schemas)
+        except RecursionError:
+            return ParsedResponse(response.text[-MAX_PASSED_CHARS:], error=TOO_DEEP)
         calls, content = message.get("tool_calls") or [], str(message.get("content") or "").strip()
         thought = next((str(message[name]).strip() for name in _REASONING if message.get(name)), "")
         if not calls and content and self._can_answer:
@@ -102,7 +106,10 @@ class ToolCalls:
             error = f"{len(calls)} tool calls, takes one" if calls else "no tool call"
             return ParsedResponse(content[-MAX_PASSED_CHARS:], thought, error)
         call = calls[0].get("function", calls[0])
-        action = json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
+        try:
+            action = json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
+        except RecursionError:
+            return ParsedResponse(content[-MAX_PASSED_CHARS:], thought, TOO_DEEP)
         return ParsedResponse(
             action, thought, "no reasoning before the tool call" if require_think and not thought else ""
         )

@@ -70,7 +70,10 @@ def load_game(path: Path) -> Game:
     problem, domain, grammar = (data.get(key) for key in ("pddl_problem", "pddl_domain", "grammar"))
     if not (isinstance(problem, str) and isinstance(domain, str) and isinstance(grammar, str)):
         raise EnvError(f"{path}: 'pddl_problem', 'pddl_domain' or 'grammar' is missing. {_MEND}")
-    return Game(str(path), problem, domain, grammar, walkthrough=tuple(data.get("walkthrough") or ()))
+    walkthrough = data.get("walkthrough") or []
+    if not (isinstance(walkthrough, list) and all(isinstance(action, str) for action in walkthrough)):
+        raise EnvError(f"{path}: 'walkthrough': expected a list of actions, got {walkthrough!r:.100}. {_MEND}")
+    return Game(str(path), problem, domain, grammar, walkthrough=tuple(walkthrough))
 
 
 @dataclass(frozen=True, slots=True)

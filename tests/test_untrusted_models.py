@@ -1,0 +1,74 @@
+"""A model that could run code is refused in one line, which says what to do."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_kit import make_model, toy_tokenizer
+from transformers import AutoModelForCausalLM
+
+from epo_trl.launch.program import Program, run_program, worded
+
+
+class Payload:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (self.marker,)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make_model().save_pretrained(tmp_path)
+    toy_tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def printed(folder, monkeypatch, capsys):
+    """Returns the line that a recipe prints which loads the model of a folder."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--x", "1"])
+    with pytest.raises(SystemExit) as stopped:
+        run_program(
+            lambda: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False),
+            Program("train.py", {}, "", "", Path(__file__).parent / "no recipes"),
+        )
+    assert stopped.value.code == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    return line
+
+
+def test_pickled_weights_that_hold_more_than_tensors_are_refused(folder, monkeypatch, capsys):
+    (folder / "model.safetensors").unlink()
+    marker = folder / "the code ran"
+    torch.save({"weight": Payload(str(marker))}, folder / "pytorch_model.bin")
+    line = printed(folder, monkeypatch, capsys)
+    assert line.startswith(
+        "train.py: error: model_name_or_path, resume_from_checkpoint: expected tensors, got a pickle"
+    )
+    assert "safetensors" in line and not marker.exists()
+
+
+def test_pickled_tensors_are_loaded(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    again = AutoModelForCausalLM.from_pretrained(folder)
+    assert all(torch.equal(p, old) for p, old in zip(again.parameters(), model.parameters(), strict=True))
+
+
+def test_code_of_a_model_that_is_not_trusted_is_refused(folder, monkeypatch, capsys):
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "strange", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text("raise SystemExit('the code ran')")
+    line = printed(folder, monkeypatch, capsys)
+    assert line.startswith("train.py: error: trust_remote_code: expected true for a model with code of its own")
+    assert str(folder) in line and "set trust_remote_code to true if you trust it" in line
+
+
+def test_other_errors_of_libraries_keep_their_traceback():
+    assert worded(ValueError("anything")) == worded(KeyError("trust_remote_code")) == ""
