@@ -24,7 +24,7 @@ ARMS = {
     "reference nucleus .1": ("entropy over the reference nucleus", "C1"),
     "reference nucleus .1 to 0": ("the same, falling to 0", "C2"),
 }
-BAR = 0.42  # height, where an arm has 1
+BAR = 0.34  # height, where an arm has 1
 LARGE, SMALL = 15, 13  # points: 10 and 9 pixels where a phone shows the picture 360 pixels wide
 
 
@@ -32,7 +32,7 @@ def draw() -> Figure:
     """Returns two panels from the records: success over training, and what became of each seed."""
     study = load_study(ROOT / "studies" / "trap.yaml")
     records = [read_record(path) for path in sorted((ROOT / "results" / "trap" / "runs").glob("*.json"))]
-    figure = Figure(figsize=(7.2, 7.4), layout="constrained")
+    figure = Figure(figsize=(7.2, 6.1), layout="constrained")
     curves, bars = figure.subplots(2, 1, height_ratios=[1, 1.15])
     _draw_curves(curves, records, study.smooth)
     _draw_bars(bars, judge(study, records))
@@ -64,7 +64,7 @@ def _draw_bars(bars: Axes, outcomes: Outcomes) -> None:
         bars.barh(place, len(runs), color="none", edgecolor=color, height=BAR)
         bars.barh(place, solved, color=color, height=BAR)
         bars.barh(place, between, left=solved, color=color, alpha=0.35, height=BAR)
-        bars.text(0, place - 0.27, label, color=color, fontsize=SMALL, va="bottom", fontweight="bold")
+        bars.text(0, place - 0.22, label, color=color, fontsize=SMALL, va="bottom", fontweight="bold")
         bars.text(longest + 0.2, place, f"{solved} of {len(runs)}", va="center", fontsize=SMALL)
     bars.invert_yaxis()
     bars.set(xlim=(0, longest * 1.16), ylim=(len(ARMS) - 0.6, -0.85), xticks=[], yticks=[])

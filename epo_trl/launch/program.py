@@ -18,6 +18,7 @@ from epo_trl.evaluation.samples import spelled
 from epo_trl.launch.command_line import CHECK, ConfigIsRight
 from epo_trl.launch.early_check import check_early
 from epo_trl.launch.interrupt import CtrlC
+from epo_trl.launch.quiet import quiet
 from epo_trl.launch.shipped import FOLDER, configs_of, with_shipped_config
 from epo_trl.launch.warm_start import warm_start_command, warm_start_of
 
@@ -93,6 +94,7 @@ def run_program(main: Callable[[], None], program: Program) -> None:
         main: Reads the command line, `sys.argv`.
         program: How it was called.
     """
+    quiet()
     with CtrlC(program.name).answered():
         _run(main, program)
 
