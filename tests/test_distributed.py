@@ -15,6 +15,7 @@ from distributed_worker import (
     TABLE,
     WORLD,
     KeepWeights,
+    gathered,
     inject_first,
     inject_ppo,
     nucleus_model,
@@ -267,7 +268,7 @@ def test_policy_and_critic_after_three_steps_are_those_of_one_process(ppo, tmp_p
     _, critic, (log, _), (weights, other), _ = ppo
     keep = KeepWeights(3)
     trainer = make_ppo(tmp_path, callbacks=[keep, StopAt(3)], critic=critic, **PPO)
-    start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    start = gathered(trainer.model)
     inject_ppo(trainer, slice(None), rollouts=3)
     trainer.train()
     assert difference(weights["third"], other["third"]) == difference(weights["last"], other["last"]) == 0.0

@@ -22,7 +22,6 @@ MICRO_BATCHES = 4
 PHASES = {
     "_close_rl_step": "end of the RL step",
     "_generate_single_turn": "generation",
-    "play": "play",
     "_generate_and_score_completions": "scoring",
     "training_step": "micro-batch",
 }

@@ -15,10 +15,7 @@ from test_generation_backends import (
     test_continuous_batching_leaves_a_critic_its_precision,
     test_rl_steps_and_greedy_evaluations_run_on_continuous_batching,
 )
-from test_method_table import (
-    test_its_gradient_does_not_depend_on_how_the_batch_is_cut,
-    test_switched_off_it_leaves_every_bit_as_it_is,
-)
+from test_method_table import test_its_gradient_does_not_depend_on_how_the_batch_is_cut
 from test_ppo_trainer import (
     test_a_policy_with_an_adapter_trains_with_every_critic,
     test_old_log_probs_and_values_are_those_of_the_collecting_policy_in_every_epoch,

@@ -4,11 +4,10 @@ import json
 
 import pytest
 import torch
-from distributed_worker import WORLD
+from distributed_worker import TABLE, WORLD
 from launcher import launched_once
 from test_distributed import (  # noqa: F401
     critic,
-    test_a_methods_statistics_are_those_of_all_ranks,
     test_an_exception_in_one_ranks_game_aborts_that_episode_alone,
     test_evaluation_spreads_lists_that_do_not_divide_evenly,
     test_groups_of_equal_outcomes_are_replaced_on_both_ranks_until_the_limit_is_reached,
@@ -18,6 +17,7 @@ from test_distributed import (  # noqa: F401
     test_the_history_is_the_same_on_every_rank,
     test_the_weights_are_the_same_on_every_rank,
 )
+from trainer_kit import difference, make_model
 
 RUNS = ["ddp-grpo", "ddp-ppo-separate", "ddp-ppo-value_head", "ddp-dapo-30", "ddp-again-30", "ddp-dapo-1", "ddp-table"]
 
@@ -48,3 +48,11 @@ def ppo(critic, launched):  # noqa: F811
     """Returns the mode, the kind of critic, what both ranks wrote, and the folder."""
     folder, results, weights = launched(f"ddp-ppo-{critic}")
     return "ddp", critic, [result["log"] for result in results], weights, folder
+
+
+def test_every_method_trains_and_the_ranks_agree(launched):
+    _, _, (one, other) = launched("ddp-table")
+    start = dict(make_model().named_parameters())
+    assert one.keys() == other.keys() == set(TABLE)
+    for name in TABLE:
+        assert difference(one[name], other[name]) == 0.0 < difference(start, one[name]), name
