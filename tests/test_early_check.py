@@ -16,10 +16,11 @@ from trl import ModelConfig
 from epo_trl.launch import early_check
 from epo_trl.launch.early_check import check_early, option_types
 from epo_trl.launch.evaluation_arguments import EvaluationArguments
-from epo_trl.launch.first_options import AlgorithmArguments, EnvironmentArguments
+from epo_trl.launch.first_options import ALGORITHM_NAMES, AlgorithmArguments, EnvironmentArguments
 from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.launch.play import PlayArguments
 from epo_trl.launch.shipped import configs_of, with_shipped_config
+from epo_trl.launch.training import ALGORITHMS
 from epo_trl.models import load_policy
 from epo_trl.models.names import check_model_name
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
@@ -35,6 +36,7 @@ WRONG = [
     (["train", "--config", "trap/tiny_cpu", "--epo_lambda=much"], "epo_lambda: expected a number, got 'much'"),
     (["train", "--config", "trap/tiny_cpu", "--rooms", "many"], "rooms: expected a number, got 'many'"),
     (["train", "--config", "trap/tiny_cpu", "--model_name_or_path", "runs/sft"], "model_name_or_path: got 'runs/sft'"),
+    (["train", "--accelerate_config", "cpu", "--config", "trap/tiny_cpu", "--max_step=3"], "--max_step: unknown"),
     (["sft", "--config", "trap/sft_tiny_cpu", "--model_name_or_path", "./sft"], "model_name_or_path: got './sft'"),
     (["evaluate", "--config", "alfworld/eval_tiny_cpu", "--model_name_or_path", "runs/sft/"], "got 'runs/sft/'"),
     (["evaluate", "--config", "alfworld/eval_tiny_cpu"], "model_name_or_path: got nothing, takes a Hub id"),
@@ -94,6 +96,10 @@ def test_the_options_that_are_read_from_source_files_are_those_of_the_parser(com
     assert real <= found
     own = {field.name for field in fields(EPOPPOConfig)} if EPOConfig in classes else set()
     assert {name for name in found - real - own if not name.startswith("_")} == set()
+
+
+def test_the_names_of_algorithms_are_those_that_train():
+    assert tuple(ALGORITHMS) == ALGORITHM_NAMES
 
 
 def test_every_shipped_config_passes(monkeypatch, tmp_path):

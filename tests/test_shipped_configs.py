@@ -117,6 +117,8 @@ def test_an_error_says_which_command_it_is_of(argv, capsys):
 )
 def test_several_processes_are_started_by_accelerate(words, launch, monkeypatch):
     started = []
+    monkeypatch.setenv(recipe.TORCHRUN_SIGNALS, "")  # set, so that it is set back
+    monkeypatch.setattr(recipe.signal, "signal", lambda *_: None)
     monkeypatch.setattr(recipe.os, "execv", lambda *call: started.append(call) or (_ for _ in ()).throw(SystemExit))
     with pytest.raises(SystemExit):
         main(["train", "--config", "trap/tiny_cpu", *words, "--seed", "3"])

@@ -28,10 +28,15 @@ def run(command: str, argv: Sequence[str]) -> int:
     for name in LAUNCH_OPTIONS:
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
     asked, words = parser.parse_known_args(argv)
+    from epo_trl.launch.command_line import CHECK, HELP
+    from epo_trl.launch.program import run_program, shipped_command
+
     options = {name: value for name in LAUNCH_OPTIONS if (value := getattr(asked, name)) is not None}
     if asked.accelerate_config is not None or options:
         try:
             launch = launch_command(asked.accelerate_config, options)
+            if words and words[0] != CHECK:
+                shipped_command(command).read(words)  # what is wrong is said before several processes say it
         except ValueError as error:
             return fail(error)
         # Ctrl-C is for the processes that train: the launchers wait until these have saved a checkpoint.
@@ -40,9 +45,6 @@ def run(command: str, argv: Sequence[str]) -> int:
         os.execv(sys.executable, [*launch, command, *words])
     sys.argv = [f"epo-trl {command}", *words]
     import epo_trl.threads  # noqa: F401 - before torch
-
-    from epo_trl.launch.command_line import HELP
-    from epo_trl.launch.program import run_program, shipped_command
 
     try:
         run_program(lambda: import_module(f"epo_trl.launch.{MAINS[command]}").main(), shipped_command(command))
