@@ -42,18 +42,19 @@ RUNS_OF_DEEPSPEED = ["zero3-grpo", "zero3-guards-sigterm", "zero3-ppo-separate",
 RUNS_OF_DEEPSPEED += ["zero3-nucleus-tied", "zero3-nucleus-untied"]
 
 
+def left_by(folder):
+    """Returns the folder of a run, and what both ranks wrote there."""
+    results = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
+    return folder, results, [torch.load(folder / f"weights{rank}.pt") for rank in range(WORLD)]
+
+
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
     """Returns a function that gives the folder of a run, and what both ranks wrote there."""
     runs = RUNS + RUNS_OF_DEEPSPEED * HAS_DEEPSPEED
     folder = launched_once(tmp_path_factory, "distributed_worker.py", runs)
 
-    def results_of(run):
-        own = folder / run
-        results = [json.loads((own / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
-        return own, results, [torch.load(own / f"weights{rank}.pt") for rank in range(WORLD)]
-
-    return results_of
+    return lambda run: left_by(folder / run)
 
 
 @pytest.fixture(params=MODES)

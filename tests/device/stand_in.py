@@ -195,7 +195,7 @@ def _replace_torch_cuda(library: ModuleType, devices: int) -> None:
 
     def nothing(*args: Any, **kwargs: Any) -> None: ...
 
-    def no_bytes(*args: Any, **kwargs: Any) -> int:
+    def zero(*args: Any, **kwargs: Any) -> int:
         return 0
 
     properties = SimpleNamespace(
@@ -220,17 +220,17 @@ def _replace_torch_cuda(library: ModuleType, devices: int) -> None:
         "get_device_name": lambda device=None: properties.name,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "get_arch_list": lambda: ["sm_90"],
-        "get_sync_debug_mode": no_bytes,
+        "get_sync_debug_mode": zero,
         "mem_get_info": lambda device=None: (GIB // 4, properties.total_memory),
         "memory_stats": lambda device=None: collections.defaultdict(int),
         "empty_cache": nothing, "ipc_collect": nothing, "reset_peak_memory_stats": nothing,
-        **{f"{most}memory_{what}": no_bytes for most in ("", "max_") for what in ("allocated", "reserved")},
+        **{f"{most}memory_{what}": zero for most in ("", "max_") for what in ("allocated", "reserved")},
     }  # fmt: skip
     for module in (torch.cuda, torch.cuda.random, torch.cuda.memory):
         for name, value in replaced.items():
             if module is torch.cuda or hasattr(module, name):
                 setattr(module, name, value)
-    torch._C._cuda_getCurrentRawStream = no_bytes
+    torch._C._cuda_getCurrentRawStream = zero
     torch._C._cuda_getCurrentStream = lambda device: (0, 0, 1)
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.version.cuda = "12.8"

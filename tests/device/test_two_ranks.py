@@ -1,13 +1,11 @@
 """Two ranks with a stand-in device each: what test_distributed.py asks of DDP, in which no CPU tensor is sent."""
 
-import json
-
 import pytest
-import torch
 from distributed_worker import TABLE, WORLD
 from launcher import launched_once
 from test_distributed import (  # noqa: F401
     critic,
+    left_by,
     test_an_exception_in_one_ranks_game_aborts_that_episode_alone,
     test_evaluation_spreads_lists_that_do_not_divide_evenly,
     test_groups_of_equal_outcomes_are_replaced_on_both_ranks_until_the_limit_is_reached,
@@ -26,13 +24,7 @@ RUNS = ["ddp-grpo", "ddp-ppo-separate", "ddp-ppo-value_head", "ddp-dapo-30", "dd
 def launched(tmp_path_factory):
     """Returns a function that gives the folder of a run, and what both ranks wrote there."""
     folder = launched_once(tmp_path_factory, "device/ranks.py", RUNS, timeout_seconds=1200)
-
-    def results_of(run):
-        own = folder / run
-        results = [json.loads((own / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
-        return own, results, [torch.load(own / f"weights{rank}.pt") for rank in range(WORLD)]
-
-    return results_of
+    return lambda run: left_by(folder / run)
 
 
 @pytest.fixture
@@ -52,7 +44,7 @@ def ppo(critic, launched):  # noqa: F811
 
 def test_every_method_trains_and_the_ranks_agree(launched):
     _, _, (one, other) = launched("ddp-table")
-    start = dict(make_model().named_parameters())
+    start = {name: p.detach() for name, p in make_model().named_parameters()}
     assert one.keys() == other.keys() == set(TABLE)
     for name in TABLE:
         assert difference(one[name], other[name]) == 0.0 < difference(start, one[name]), name
