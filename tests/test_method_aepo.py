@@ -77,7 +77,7 @@ def test_the_second_update_goes_further_however_the_batch_is_cut(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss_type": "cispo"}, "loss_type: got 'cispo', which has no upper clip"),
+        ({"loss_type": "cispo", "epsilon_high": 5.0}, "loss_type: got 'cispo', which has no upper clip"),
         ({"importance_sampling_level": "sequence"}, "got .* and 'sequence', where 'aepo' looks for clipped tokens"),
         ({"policy_method": "gspo", "num_iterations": 2}, r"got \['gspo'\] and 'token', where 'aepo' looks for clipped"),
         ({"top_entropy_quantile": 0.2}, "top_entropy_quantile: got 0.2, which leaves out tokens"),
