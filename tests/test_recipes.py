@@ -145,6 +145,7 @@ def test_the_paper_s_ppo_is_the_8_gpu_config(path, rate, monkeypatch):
     table = {
         "generation_batch_size": 128, "num_generations": 1, "learning_rate": rate, "critic_learning_rate": rate,
         "gamma": 1.0, "gae_lambda": 1.0, "critic": "separate", "epsilon": 0.2, "beta": 0.01,
+        "bootstrap_truncated": False,
     }  # fmt: skip
     assert {name: getattr(args, name) for name in table} == table
 
