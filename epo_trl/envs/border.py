@@ -46,13 +46,7 @@ def checked_answer(observation: Any, info: Any) -> tuple[str, Info]:
     if not isinstance(info, Mapping):
         raise _wrong("info", "a dict", info)
     info = dict(info)
-    listed = info.get("admissible_actions")
-    if listed is not None:
-        if isinstance(listed, str) or not isinstance(listed, Collection):
-            raise _wrong("info['admissible_actions']", "a tuple of str, or None", listed)
-        for action in listed:
-            if not isinstance(action, str):
-                raise _wrong("info['admissible_actions']", "str in it", action)
+    _check_actions(info.get("admissible_actions"))
     score = info.get("score")
     if score is not None:
         info["score"] = number("info['score']", score)
@@ -62,6 +56,17 @@ def checked_answer(observation: Any, info: Any) -> tuple[str, Info]:
         if name in info:
             info[name] = str.__str__(str(info[name]))
     return str.__str__(observation), info
+
+
+def _check_actions(listed: Any) -> None:
+    field = "info['admissible_actions']"
+    if listed is None:
+        return
+    if isinstance(listed, str) or not isinstance(listed, Collection):
+        raise _wrong(field, "a tuple of str, or None", listed)
+    for action in listed:
+        if not isinstance(action, str):
+            raise _wrong(field, "str in it", action)
 
 
 def number(field: str, value: Any) -> float:
