@@ -59,13 +59,14 @@ def checked_answer(observation: Any, info: Any) -> tuple[str, Info]:
 
 
 def _check_actions(listed: Any) -> None:
+    field = "info['admissible_actions']"
     if listed is None:
         return
     if isinstance(listed, str) or not isinstance(listed, Collection):
-        raise _wrong("info['admissible_actions']", "a tuple of str, or None", listed)
+        raise _wrong(field, "a tuple of str, or None", listed)
     for action in listed:
         if not isinstance(action, str):
-            raise _wrong("info['admissible_actions']", "str in it", action)
+            raise _wrong(field, "str in it", action)
 
 
 def number(field: str, value: Any) -> float:

@@ -106,11 +106,11 @@ def check_masters(args: EPOConfig) -> None:
     For continuous batching TRL casts the policy. `keeping_precision` restores it, but not what FSDP has split.
     """
     half = "bf16" if args.bf16 else "fp16" if args.fp16 else ""
-    if args.use_transformers_continuous_batching and half and (args.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP")):
+    is_split = args.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP")
+    if args.use_transformers_continuous_batching and half and is_split:
         raise ValueError(
             f"use_transformers_continuous_batching: expected False with {half} under FSDP, got True: TRL casts the "
-            f"fp32 weights to {half} for good; set it to False, or use_vllm to True, or take ZeRO or DDP "
-            "(accelerate_configs)"
+            f"weights to {half} for good; set it to False, or use_vllm to True, or take ZeRO or DDP"
         )
 
 
