@@ -25,6 +25,7 @@ from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E402
 from epo_trl.launch.evaluation_arguments import EvaluationArguments  # noqa: E402
 from epo_trl.launch.imitation import DemonstrationArguments  # noqa: E402
+from epo_trl.launch.warm_start import StartArguments  # noqa: E402
 from epo_trl.long_runs.long_run import LongRunArguments  # noqa: E402
 from epo_trl.rollout.few_shot import FewShotArguments  # noqa: E402
 from epo_trl.trainers import EPOConfig, EPOPPOConfig  # noqa: E402
@@ -34,6 +35,7 @@ TABLES = {
     "`EPOConfig`: training": EPOConfig,
     "`RolloutArguments`: how episodes are played, a part of `EPOConfig`": RolloutArguments,
     "`EPOPPOConfig`: training with a critic; all of `EPOConfig` too": EPOPPOConfig,
+    "`StartArguments`: where RL begins, for `epo-trl train` and the recipes": StartArguments,
     "`LongRunArguments`: both of these, and `recipes/sft.py`": LongRunArguments,
     "`AlfworldArguments`: games": AlfworldArguments,
     "`ScienceWorldArguments`: tasks": ScienceWorldArguments,

@@ -5,8 +5,9 @@ On 8 GPUs, with the real games in $ALFWORLD_DATA:
     accelerate launch --config_file accelerate_configs/zero3.yaml recipes/alfworld_ppo_epo.py \
         --config recipes/alfworld/ppo_qwen2.5-3b_8gpu.yaml
 
-On a laptop, with generated games and a tiny model (`make train ALGO=ppo_epo` does this after a warm start):
+On a laptop, with generated games and a tiny model, after its warm start (`make train ALGO=ppo_epo` runs both):
 
+    python recipes/sft.py --config recipes/alfworld/sft_tiny_cpu.yaml
     python recipes/alfworld_ppo_epo.py --config recipes/alfworld/ppo_tiny_cpu.yaml
 
 `--epo_lambda 0` is plain PPO. Options and resuming are those of recipes/train.py.

@@ -5,8 +5,9 @@ On 8 GPUs, with the paper's table:
     accelerate launch --config_file accelerate_configs/zero3.yaml recipes/scienceworld_grpo_epo.py \
         --config recipes/scienceworld/qwen2.5-7b_8gpu.yaml
 
-On a laptop, with a tiny model (`make train ENV=scienceworld` does this after a warm start):
+On a laptop, with a tiny model, after its warm start (`make train ENV=scienceworld` runs both):
 
+    python recipes/sft.py --config recipes/scienceworld/sft_tiny_cpu.yaml
     python recipes/scienceworld_grpo_epo.py --config recipes/scienceworld/tiny_cpu.yaml
 
 `--epo_lambda 0` is plain GRPO. Options and resuming are those of recipes/train.py.

@@ -5,8 +5,9 @@ On 8 GPUs:
     accelerate launch --config_file accelerate_configs/zero3.yaml recipes/scienceworld_ppo_epo.py \
         --config recipes/scienceworld/ppo_qwen2.5-7b_8gpu.yaml
 
-On a laptop, with a tiny model (`make train ENV=scienceworld ALGO=ppo_epo` does this after a warm start):
+On a laptop, with a tiny model, after its warm start (`make train ENV=scienceworld ALGO=ppo_epo` runs both):
 
+    python recipes/sft.py --config recipes/scienceworld/sft_tiny_cpu.yaml
     python recipes/scienceworld_ppo_epo.py --config recipes/scienceworld/ppo_tiny_cpu.yaml
 
 `--epo_lambda 0` is plain PPO. Options and resuming are those of recipes/train.py.

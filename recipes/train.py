@@ -3,6 +3,7 @@
 The YAML says what is played, `environment: my_env:MyArguments` (a dataclass in a module beside the YAML or in the
 current folder, or the name of one of ours), and how it is trained, `algorithm: grpo` or `ppo`:
 
+    python recipes/sft.py --config recipes/my_env/sft_tiny_cpu.yaml      # the warm start
     python recipes/train.py --config recipes/my_env/tiny_cpu.yaml
 
 Every field of the config can be overridden on the command line, for example `--epo_lambda 0`. A run that was

@@ -99,3 +99,11 @@ def test_files_that_a_page_names_exist(page):
 def test_the_pages_name_no_path_of_a_machine():
     for page in PAGES:
         assert re.findall(r"(?<![\w.])/(?:tmp|home|work|root|usr)/", page.read_text(encoding="utf-8")) == [], page.name
+
+
+def test_a_clone_cannot_be_taken_for_the_package():
+    """A folder `epo_trl` without `__init__.py` is a namespace package to every script in the folder above it."""
+    clones = [line for page in PAGES for line in page.read_text().splitlines() if "git clone" in line]
+    assert len(clones) == 1  # so the address stands in one place
+    folder = re.fullmatch(r"git clone <[^>]+> (\S+) && cd \1", clones[0])[1]
+    assert not folder.isidentifier()
