@@ -157,9 +157,9 @@ def worded(error: Exception) -> str:
     """
     if isinstance(error, pickle.UnpicklingError):
         return (
-            "model_name_or_path, resume_from_checkpoint: expected tensors, got a pickle of other objects, which may "
-            "run code when it is loaded; take safetensors. If you trust its author, convert it: load its weights "
-            f"with torch.load(FILE, weights_only=False) and save them with save_pretrained ({_first(error)})"
+            "model_name_or_path, resume_from_checkpoint: expected tensors, got a pickle of other objects, which could "
+            "run code when it is loaded; take safetensors. If you trust who made the model, convert it: load its "
+            f"weights with torch.load(FILE, weights_only=False), save them with save_pretrained ({_first(error)})"
         )
     if isinstance(error, ValueError) and "trust_remote_code" in str(error):
         return (
