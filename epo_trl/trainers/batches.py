@@ -49,6 +49,11 @@ def layout_entries(layout: TurnLayout, device: torch.device) -> Inputs:
     return {"turn_ids": to_device(layout.turn_ids, device), **on_cpu}
 
 
+def has_layout(inputs: Mapping[str, Any]) -> bool:
+    """Whether TRL's batch holds a layout. One in a checkpoint of an earlier version does not."""
+    return all(_LAYOUT.format(name=name) in inputs for name in _ON_CPU)
+
+
 def layout_in(inputs: Mapping[str, Any], context: ContextBuilder) -> TurnLayout:
     """Returns the layout of the rows of TRL's batch, or of a part of it."""
     # A checkpoint inside of an RL step is loaded to the device as a whole.

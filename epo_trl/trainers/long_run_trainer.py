@@ -17,6 +17,7 @@ from epo_trl.long_runs.long_run import LongRun
 from epo_trl.long_runs.resume_check import digest_of
 from epo_trl.long_runs.update_guard import UpdateGuard, check_skipped
 from epo_trl.methods import Methods
+from epo_trl.trainers.batches import has_layout
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.episode_samples import EpisodeSamples
 from epo_trl.trainers.model_card import OwnModelCard
@@ -123,12 +124,17 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
 
     def _resume_inside_rl_step(self, checkpoint: str) -> None:
         state = load_batch(checkpoint, self.accelerator.process_index, self.accelerator.device)
-        fits = state is not None and state["methods"]["methods"].keys() == self.methods.keys()
+        fits = (
+            state is not None
+            and state["methods"]["methods"].keys() == self.methods.keys()
+            and all(map(has_layout, state["inputs"]))
+        )
         found = torch.tensor(float(fits), device=self.accelerator.device)
         everywhere = bool(self.accelerator.reduce(found, reduction="sum") == self.accelerator.num_processes)
         if state is not None and everywhere:
             self._load_batch_state(state)
-        # Otherwise with other ranks or methods, which was allowed: the rest of the RL step uses a batch of theirs.
+        # Otherwise with other ranks or methods, which was allowed, or of an earlier version: the rest of the RL step
+        # uses a batch of theirs.
 
     def save_between_updates(self) -> str | None:
         """Saves a checkpoint and returns its folder; inside of an optimizer step it does not, and returns `None`."""
