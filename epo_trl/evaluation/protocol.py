@@ -155,8 +155,8 @@ register_protocol(
         max_turns=20,
         history_length=2,
         temperature=0.4,
-        description="ALFWorld-style, generated games of small rooms for a small pretrained model: as alfworld50, with 20 "
-        "turns. Not comparable with any published ALFWorld number.",
+        description="ALFWorld-style, generated games of small rooms for a small pretrained model: as alfworld50, with "
+        "20 turns. Not comparable with any published ALFWorld number.",
     )
 )
 register_protocol(

@@ -50,8 +50,8 @@ def check_start(model: str | None, start: StartArguments, config: Path | None) -
     make_it = f"make it with: {warm_start_command(warm_start)}" if warm_start else "make it with epo-trl sft"
     if model is not None and tiny_size(model) and not start.from_scratch:
         raise RecipeError(
-            f"model_name_or_path: expected the folder of a warm start, got {model!r}, random weights that never win, so "
-            f"RL teaches them nothing; {make_it}, then add --model_name_or_path {folder or 'FOLDER'}; to debug with "
+            f"model_name_or_path: expected the folder of a warm start, got {model!r}, random weights that never win, "
+            f"so RL teaches them nothing; {make_it}, then add --model_name_or_path {folder or 'FOLDER'}; to debug with "
             "random weights, add --from_scratch"
         )
     if model is not None and model == folder and not Path(model).is_dir():
