@@ -51,8 +51,8 @@ def check_start(model: str | None, start: StartArguments, config: Path | None) -
     if model is not None and tiny_size(model) and not start.from_scratch:
         raise RecipeError(
             f"model_name_or_path: expected the folder of a warm start, got {model!r}, random weights that never win, "
-            f"so RL teaches them nothing; {make_it}, then add --model_name_or_path {folder or 'FOLDER'}; to debug "
-            "with random weights, add --from_scratch"
+            f"so RL teaches them nothing; {make_it}, then add --model_name_or_path {folder or 'FOLDER'}; to debug with "
+            "random weights, add --from_scratch"
         )
     if model is not None and model == folder and not Path(model).is_dir():
         raise RecipeError(
