@@ -14,7 +14,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 # Only sizes are changed.
 SMALLER = {
     "episodes=300": "episodes=24",
-    "per_device_train_batch_size=32, max_steps=100": "per_device_train_batch_size=4, max_steps=2",
+    "per_device_train_batch_size=32, max_steps=150": "per_device_train_batch_size=4, max_steps=2",
     "per_device_train_batch_size=64": "per_device_train_batch_size=8, eval_episodes=2, logging_steps=1",
     "max_steps=60": "max_steps=2",
 }
