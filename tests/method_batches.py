@@ -16,7 +16,7 @@ def batch_of(turn_ids: Any, **others: Any) -> Batch:
     """Returns a batch of (B, T) `turn_ids`, -1 on padding; other fields as lists, the mask everywhere but there."""
     ids = torch.tensor(turn_ids)
     given = {name: torch.tensor(x) if isinstance(x, list) else x for name, x in others.items()}
-    rewards = torch.zeros(len(ids), 1)
+    rewards = torch.zeros(len(ids), int(ids.max()) + 1)
     fields = {"group_ids": torch.zeros(len(ids)).long(), "mask": (ids >= 0).long(), **given}
     return Batch((), turn_rewards=rewards, group_advantages=rewards[:, 0], turn_ids=ids, **fields)
 

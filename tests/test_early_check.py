@@ -21,6 +21,7 @@ from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.launch.play import PlayArguments
 from epo_trl.launch.shipped import configs_of, with_shipped_config
 from epo_trl.launch.training import ALGORITHMS
+from epo_trl.launch.warm_start import StartArguments
 from epo_trl.models import load_policy
 from epo_trl.models.names import check_model_name
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
@@ -83,8 +84,8 @@ def test_wrong_input_is_one_line_before_torch_is_loaded(at, answers):
 @pytest.mark.parametrize(
     ("command", "classes"),
     [
-        ("train", (EnvironmentArguments, AlgorithmArguments, EPOPPOConfig, ModelConfig)),
-        ("train", (EnvironmentArguments, AlgorithmArguments, EPOConfig, ModelConfig)),
+        ("train", (EnvironmentArguments, AlgorithmArguments, StartArguments, EPOPPOConfig, ModelConfig)),
+        ("train", (EnvironmentArguments, AlgorithmArguments, StartArguments, EPOConfig, ModelConfig)),
         ("sft", (EnvironmentArguments, DemonstrationArguments, ImitationConfig, ModelConfig)),
         ("evaluate", (EnvironmentArguments, EvaluationArguments, ModelConfig)),
         ("play", (EnvironmentArguments, PlayArguments, ModelConfig)),

@@ -19,6 +19,7 @@ from epo_trl.envs.registry import environment_arguments
 from epo_trl.launch.command_line import CHECK, HELP, RecipeError, config_path, read_config, refuse_unknown
 from epo_trl.launch.first_options import algorithm_name, environment_name
 from epo_trl.launch.shipped import shown
+from epo_trl.launch.warm_start import StartArguments, check_start
 from epo_trl.models.names import check_model_name
 
 # The classes whose fields are the options of a command. PPO's has GRPO's too.
@@ -68,6 +69,8 @@ def check_early(command: str, words: Sequence[str]) -> None:
         if path:
             _check_config(command, known, config, path)
     if CHECK not in words:
+        if command == "train":
+            check_start(*_start({**config, **given}), path)
         _check_models(command, {**config, **given})
         if hasattr(settings, "check_early"):
             settings.check_early({**config, **given})
@@ -107,6 +110,12 @@ def _check_numbers(known: Mapping[str, str], given: Mapping[str, Any], where: st
                 float(value)
             except ValueError:
                 raise RecipeError(f"{name}: expected a number, got {value!r}{where}") from None
+
+
+def _start(given: Mapping[str, Any]) -> tuple[str | None, StartArguments]:
+    """Returns the model and where RL begins; an option that nothing follows is switched on."""
+    scratch = given.get("from_scratch", False)
+    return given.get("model_name_or_path"), StartArguments(str(scratch).lower() not in ("false", "0", "no", "n", "f"))
 
 
 def _check_models(command: str, given: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from epo_trl.launch.command_line import RecipeError, read_config
 from epo_trl.launch.shipped import shown
-from epo_trl.models.tiny import tiny_size
+from epo_trl.models.names import is_tiny
 
 
 @dataclass
@@ -48,7 +48,7 @@ def check_start(model: str | None, start: StartArguments, config: Path | None) -
     warm_start = warm_start_of(config) if config else None
     folder = str(read_config(warm_start).get("output_dir")) if warm_start else ""
     make_it = f"make it with: {warm_start_command(warm_start)}" if warm_start else "make it with epo-trl sft"
-    if model is not None and tiny_size(model) and not start.from_scratch:
+    if model is not None and is_tiny(model) and not start.from_scratch:
         raise RecipeError(
             f"model_name_or_path: expected the folder of a warm start, got {model!r}, random weights that never win, "
             f"so RL teaches them nothing; {make_it}, then add --model_name_or_path {folder or 'FOLDER'}; to debug with "

@@ -11,6 +11,11 @@ UNREACHABLE = ("ConnectError", "ConnectionError", "OfflineModeIsEnabled")
 NO_NETWORK = ", the Hub cannot be reached, and its local cache does not have the model"
 
 
+def is_tiny(name: str) -> bool:
+    """Returns whether a name stands for a tiny model with random weights, whatever its size."""
+    return name.partition(":")[0] == TINY
+
+
 def check_model_name(name: str | None, field: str = "model_name_or_path", revision: str | None = None) -> None:
     """Raises `ValueError` if a name is neither an existing folder nor, as far as one request can tell, a Hub id.
 
@@ -24,7 +29,7 @@ def check_model_name(name: str | None, field: str = "model_name_or_path", revisi
     """
     if name is None:
         raise ValueError(f"{field}: got nothing, takes a Hub id, a local path or 'tiny'")
-    if name.partition(":")[0] == TINY or Path(name).is_dir():
+    if is_tiny(name) or Path(name).is_dir():
         return
     reason = _why_unreadable(name, revision)
     if reason is not None:
