@@ -121,10 +121,11 @@ def test_several_processes_are_started_by_accelerate(words, launch, monkeypatch)
     monkeypatch.setattr(recipe.signal, "signal", lambda *_: None)
     monkeypatch.setattr(recipe.os, "execv", lambda *call: started.append(call) or (_ for _ in ()).throw(SystemExit))
     with pytest.raises(SystemExit):
-        main(["train", "--config", "trap/tiny_cpu", *words, "--seed", "3"])
+        main(["train", "--config", "trap/tiny_cpu", *words, "--model_name_or_path", "tiny", "--from_scratch"])
     ((program, typed),) = started
     start = [sys.executable, "-m", "accelerate.commands.launch", *launch, "-m", "epo_trl.cli"]
-    assert (program, typed) == (sys.executable, [*start, "train", "--config", "trap/tiny_cpu", "--seed", "3"])
+    rest = ["train", "--config", "trap/tiny_cpu", "--model_name_or_path", "tiny", "--from_scratch"]
+    assert (program, typed) == (sys.executable, [*start, *rest])
 
 
 def test_settings_of_accelerate_that_are_not_there_are_an_error_that_lists_them(capsys):
