@@ -121,7 +121,8 @@ def test_every_shipped_config_passes(monkeypatch, tmp_path):
 
 
 def test_switches_dashes_and_negative_numbers_pass():
-    words = ["--config", "trap/tiny_cpu", *SCRATCH, "--no_bf16", "--max-turns", "7", "--beta", "-1e-3", "--save_steps=0.5"]
+    words = ["--config", "trap/tiny_cpu", *SCRATCH]
+    words += ["--no_bf16", "--max-turns", "7", "--beta", "-1e-3", "--save_steps=0.5"]
     check_early("train", with_shipped_config(words))
     check_early("train", with_shipped_config([*words, "--no-require-think", "--help", "--nothing"]))
 
