@@ -36,7 +36,13 @@ from epo_trl.evaluation.play import chunks_of, play_chunks
 from epo_trl.launch import parse_recipe, run_recipe
 from epo_trl.launch.evaluation import evaluate
 from epo_trl.launch.evaluation_arguments import EvaluationArguments
-from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig, ImitationTrainer, demonstrations
+from epo_trl.launch.imitation import (
+    DemonstrationArguments,
+    ImitationConfig,
+    ImitationTrainer,
+    demonstrations,
+    training_examples,
+)
 from epo_trl.long_runs.aborts import TooManyAborted, first_errors
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.preemption import EXIT_CODE
@@ -44,9 +50,11 @@ from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.models import load_policy, policy_for_training
 from epo_trl.models.generate import SamplingPolicy
+from epo_trl.models.load import sequence_limit
 from epo_trl.models.tiny import tiny_size
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
 from epo_trl.rollout.chat_frame import template_settings
+from epo_trl.rollout.demonstrations import Demonstration
 from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.rollout.tool_calls import action_format
 from epo_trl.trainers.model_card import REPORTS, CardFacts
@@ -95,17 +103,25 @@ class EvolutionTrainer(ImitationTrainer):
 
 
 def episodes_of(
-    suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int
-) -> Iterator[Episode]:
-    """Yields this process's episodes of a round."""
+    suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int,
+    max_length: int | None,
+) -> Iterator[Episode]:  # fmt: skip
+    """Yields this process's episodes of a round. A concatenated one ends before it is longer than `max_length`."""
     state = PartialState()
     model, tokenizer = load_policy(player, suite, shown.prompt_template, device=state.device)
     policy = SamplingPolicy(
-        model, tokenizer, max_new_tokens=evolution.max_completion_length, temperature=evolution.sampling_temperature
+        model,
+        tokenizer,
+        max_new_tokens=evolution.max_completion_length,
+        temperature=evolution.sampling_temperature,
+        reuse_prefixes=shown.context == "concatenated",
     )
     context = ContextBuilder(
         tokenizer,
         PromptTemplate.load(shown.prompt_template),
+        mode=shown.context,
+        max_context_tokens=min((n for n in (max_length, sequence_limit(model.config)) if n), default=None),
+        max_response_tokens=evolution.max_completion_length,
         history_length=shown.history_length,
         max_prompt_tokens=shown.max_prompt_length,
         end_ids=policy.eos_ids,
@@ -118,16 +134,18 @@ def episodes_of(
     random.Random(seed).shuffle(ids)
     tasks = [ids[i % len(ids)] for i in range(evolution.samples)][state.process_index :: state.num_processes]
     chunks = chunks_of(tasks, evolution.parallel)
-    sources = [policy.seeded(seed * 1_000_003 + state.process_index * 1009 + i) for i in range(len(chunks))]
-    for episodes, _ in play_chunks(suite, chunks, lambda i: sources[i], context, settings, seed=seed):
+    first_seed = seed * 1_000_003 + state.process_index * 1009
+    for episodes, _ in play_chunks(
+        suite, chunks, lambda i: policy.seeded(first_seed + i), context, settings, seed=seed
+    ):
         yield from episodes
 
 
 def explored(
     folder: str, suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments, evolution: EvolutionArguments,
-    seed: int,
+    seed: int, max_length: int | None,
 ) -> Dataset:  # fmt: skip
-    """Returns one row per turn of the episodes that a policy won; they are kept in the folder. Collective.
+    """Returns the episodes that a policy won as training examples; they are kept in the folder. Collective.
 
     Raises:
         TooManyAborted: If environments have failed in most episodes. Nothing is kept then.
@@ -139,6 +157,7 @@ def explored(
         "revision": player.model_revision,
         "seed": seed,
         "processes": state.num_processes,
+        "max_length": max_length,
         "environment": {name: str(value) for name, value in suite.settings.items()},
         **vars(evolution),
         **vars(shown),
@@ -152,7 +171,7 @@ def explored(
             raise ValueError(f"{', '.join(other)}: {own} was played with other settings; take another output_dir")
     else:
         os.makedirs(folder, exist_ok=True)
-        episodes = episodes_of(suite, player, shown, evolution, seed)
+        episodes = episodes_of(suite, player, shown, evolution, seed, max_length)
         total = len(range(state.process_index, evolution.samples, state.num_processes))
         played = list(tqdm(episodes, total=total, desc=os.path.basename(folder), unit="episode",
                            disable=not state.is_main_process))  # fmt: skip
@@ -172,13 +191,8 @@ def explored(
         warnings.warn(
             f"{player.model_name_or_path} has won no episode, so this round learns from the expert alone", stacklevel=2
         )
-    rows = [turn for turns in won for turn in turns]
-    return Dataset.from_dict(
-        {
-            "input_ids": [prompt + response for prompt, response in rows],
-            "labels": [[-100] * len(prompt) + response for prompt, response in rows],
-        }
-    )
+    turns_of_episodes = [[Demonstration(*turn) for turn in turns] for turns in won]
+    return training_examples(turns_of_episodes, shown.context)
 
 
 def tested(
@@ -207,6 +221,7 @@ def tested(
         max_prompt_length=shown.max_prompt_length,
         max_completion_length=evolution.max_completion_length,
         require_think=evolution.require_think,
+        context=shown.context,
         chat_template_kwargs=shown.chat_template_kwargs,
         parallel=evolution.parallel,
         seed=args.seed,
@@ -238,7 +253,7 @@ def main() -> None:
         tested(args, 0, suite, player, shown, evolution)
         for number in range(1, evolution.rounds + 1):
             folder = os.path.join(args.output_dir, f"round-{number}")
-            own = explored(folder, suite, player, shown, evolution, args.seed + number)
+            own = explored(folder, suite, player, shown, evolution, args.seed + number, args.max_length)
             round_args = replace(args, output_dir=folder)
             policy = policy_for_training(model_args, round_args, suite, shown.prompt_template)
             if expert is None:

@@ -74,6 +74,27 @@ def test_a_policy_learns_from_what_it_has_won_and_a_finished_run_is_left_as_it_i
 
 
 @pytest.mark.slow
+def test_in_concatenated_context_it_learns_from_whole_episodes(tmp_path, recipe):
+    """Both the expert's and its own are one example each, and it is tested in the context that it learned in."""
+    warm, evolved = tmp_path / "warm", tmp_path / "evolved"
+    shared = ["--context", "concatenated", "--prompt_template", "plain", "--max_length", "600"]
+    done = recipe("sft.py", "--output_dir", str(warm), "--max_steps", "60", *shared)
+    assert done.returncode == 0, done.stderr[-3000:]
+    done = recipe(
+        "agent_evol.py", "--model_name_or_path", str(warm), "--output_dir", str(evolved), "--rounds", "1",
+        "--samples", "24", "--max_steps", "2", "--max_completion_length", "20", "--protocol", "alfworld50", *shared,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    won = json.loads((evolved / "round-1" / "successes_0.json").read_text())["won"]
+    assert won and max(map(len, won)) > 1
+    for turns in won:
+        assert sum(len(prompt) + len(response) for prompt, response in turns) <= 600
+        assert all(len(prompt) < len(turns[0][0]) for prompt, _ in turns[1:])  # a later one appends an observation
+    tested = json.loads((evolved / "evaluations" / "step_000001.json").read_text())
+    assert {report["protocol"]["name"] for report in tested["reports"]} == {"alfworld50+context=concatenated"}
+
+
+@pytest.mark.slow
 def test_it_does_not_begin_with_a_policy_that_has_learned_nothing(tmp_path, recipe):
     done = recipe("agent_evol.py", "--output_dir", str(tmp_path))
     assert done.returncode == 1

@@ -14,6 +14,7 @@ from epo_trl.models import build_tokenizer
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate, RolloutSettings, play_episodes
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
+from epo_trl.rollout.templates import TemplateError
 from epo_trl.types import StopReason
 
 TASKS = [(f"train/{i}", i) for i in range(6)]
@@ -108,8 +109,10 @@ def test_where_nothing_is_shown_the_fields_are_named(tokenizers, changes, says):
 
 def test_rows_that_would_be_cut_off_are_refused():
     rows = Dataset.from_dict({"input_ids": [[1] * 3, [1] * 7, [1] * 5]})
-    with pytest.raises(ValueError, match="max_length: got 4, takes 7 or more, .*: 2 of 3 demonstrated turns"):
+    with pytest.raises(ValueError, match="max_length: expected 7 or more, got 4: 2 of 3 demonstrations"):
         check_length(rows, 4)
+    with pytest.raises(ValueError, match="max_position_embeddings: expected 7 or more, got 6: 1 of 3"):
+        check_length(rows, 6, "max_position_embeddings")
     check_length(rows, 7)
     check_length(rows, None)
 
@@ -217,7 +220,8 @@ def test_mistakes_need_a_list_of_the_actions(tokenizers):
     suite = LineSuite([WIN])
     suite.env.start = start
     with pytest.raises(ValueError, match="mistake_rate: got 0.1, takes 0 .* lists no admissible actions"):
-        next(expert_episodes(suite, [("a", 0)], context_of(tokenizers["alfworld"]), max_turns=3, mistake_rate=0.1))
+        context = context_of(tokenizers["alfworld"], template=PromptTemplate.load("plain"))
+        next(expert_episodes(suite, [("a", 0)], context, max_turns=3, mistake_rate=0.1))
 
 
 def test_the_vocabulary_has_the_expert_s_actions_where_none_are_listed():
@@ -283,6 +287,12 @@ def test_turns_whose_prompt_does_not_fit_are_left_out(tokenizers):
     assert len(episode) == 2
 
 
+def test_a_template_that_shows_what_the_environment_does_not_give_is_refused(tokenizers):
+    context = context_of(tokenizers["alfworld"], template=PromptTemplate.load("compact_notes"))
+    with pytest.raises(TemplateError, match="prompt_template 'compact_notes', .*: unknown field"):
+        next(expert_episodes(ToySuite(), TASKS, context, max_turns=7))
+
+
 def test_the_environment_is_closed_even_if_the_caller_stops_early(tokenizers):
     suite = LineSuite([WIN], [WIN])
     episodes = expert_episodes(suite, [("a", 0), ("b", 0)], context_of(tokenizers["alfworld"]), max_turns=3)
@@ -304,11 +314,6 @@ def test_labels_of_a_rate_between_keep_that_share_of_the_prompt():
     assert 0.18 < sum(label != -100 for label in labels[:-1]) / 10_000 < 0.22
     assert all(label in (-100, i) for label, i in zip(labels, turn.prompt_ids, strict=False))
     assert labels[-1] == 51
-
-
-def test_a_concatenated_context_is_an_error(tokenizers):
-    with pytest.raises(ValueError, match="context: got 'concatenated', demonstrations take 'windowed'"):
-        next(expert_episodes(ToySuite(), TASKS, context_of(tokenizers["alfworld"], "concatenated"), max_turns=3))
 
 
 def test_a_suite_without_expert_says_so(tokenizers):

@@ -45,6 +45,34 @@ def test_what_the_base_of_an_adapter_says_changes_nothing_either(task):
     assert other.model.merge_and_unload().generation_config.top_p == OWN["top_p"]
 
 
+@pytest.mark.parametrize("own", [{}, OWN])
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_reused_prefixes_give_the_same_responses(temperature, own):
+    """Of five turns the first alone is run whole, by each seeded copy; the checkpoint's own sampling is in no way."""
+    tokenizer, played, widths = toy_tokenizer(), [], []
+    for reuse in (False, True):
+        model = make_model(seed=1, sharpness=4.0)
+        model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, **own)
+        policy = SamplingPolicy(
+            model, tokenizer, max_new_tokens=8, temperature=temperature, seed=3, reuse_prefixes=reuse
+        )
+        for one in (policy, policy.seeded(4)):
+            prompts, said = [[5, 6, 7, 5, 6, 7], [9]], []
+            handle = model.register_forward_pre_hook(
+                lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+            )
+            for turn in range(5):
+                widths.clear()
+                answers, _ = one(prompts)
+                assert (widths[0] < max(map(len, prompts))) == (reuse and turn > 0)
+                said.append(answers)
+                prompts = [p + a + [10 + turn, 11] for p, a in zip(prompts, answers, strict=True)]
+            handle.remove()
+            played.append(said)
+    plain, plain_seeded, reusing, reusing_seeded = played
+    assert plain == reusing and plain_seeded == reusing_seeded
+
+
 def test_every_token_can_be_sampled():
     """3,000 draws of one token: of those with a probability of 1 % each comes but once in 10^13 times."""
     _, policy = policies(1.0)

@@ -13,6 +13,7 @@ from epo_trl.envs.scienceworld.gold import GoldPath, cache_folder
 from epo_trl.envs.scienceworld.jvm import Jvm
 from epo_trl.envs.testing import EnvContract
 from epo_trl.models import build_tokenizer
+from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes, play_expert
 
 SHORT = ("find-non-living-thing", "lifespan-longest-lived")  # task types with paths of 3 to 13 actions
@@ -106,12 +107,13 @@ def test_demonstrations_are_made_from_gold_paths(folder):
     [task_id] = suite.demonstration_tasks("ood", max_turns=30, count=1)
     path = suite._gold.path(*suite.lists.find(task_id))
     tokenizer = byte_tokenizer()
-    [turns] = expert_episodes(suite, [(task_id, 0)], context_of(tokenizer), max_turns=path.turns)
+    context = context_of(tokenizer, template=PromptTemplate.load("plain"))
+    [turns] = expert_episodes(suite, [(task_id, 0)], context, max_turns=path.turns)
     shown = [tokenizer.decode(turn.response_ids, skip_special_tokens=True) for turn in turns]
     assert [text.split("<action> ")[1].removesuffix(" </action>") for text in shown] == list(path.actions[: path.turns])
-    assert list(expert_episodes(suite, [(task_id, 0)], context_of(tokenizer), max_turns=path.turns - 1)) == []
+    assert list(expert_episodes(suite, [(task_id, 0)], context, max_turns=path.turns - 1)) == []
     with pytest.raises(ValueError, match="mistake_rate: got 0.5, takes 0"):
-        list(expert_episodes(suite, [(task_id, 0)], context_of(tokenizer), max_turns=9, mistake_rate=0.5))
+        list(expert_episodes(suite, [(task_id, 0)], context, max_turns=9, mistake_rate=0.5))
 
 
 def test_a_guessing_expert_focuses_on_anything_in_reach_that_some_task_asks_for(tmp_path, monkeypatch):

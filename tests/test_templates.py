@@ -30,6 +30,7 @@ PLAYED_WITH = {
     "general_compact": ("alfworld", "toy"),
     "general_free": ("alfworld", "toy", "tools"),
     "general_tags": ("alfworld", "toy"),
+    "plain": ("alfworld", "toy", "tools"),
     "react": ("alfworld", "toy"),
     "tool_calls": ("tools",),
     "tools": ("tools",),

@@ -30,6 +30,7 @@ from epo_trl.long_runs.aborts import SHOWN, TooManyAborted
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
+from epo_trl.models.load import sequence_limit
 from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
@@ -111,8 +112,9 @@ def load(
         config = AutoConfig.from_pretrained(model_args.model_name_or_path, revision=model_args.model_revision)
     else:
         model, tokenizer = load_policy(model_args, suite, args.prompt_template, device=state.device, seed=args.seed)
-        policy, config = SamplingPolicy(model, tokenizer, **sampling), model.config
-    return policy, tokenizer, getattr(config.get_text_config(), "max_position_embeddings", None)
+        policy = SamplingPolicy(model, tokenizer, **sampling, reuse_prefixes=not protocol.is_windowed)
+        config = model.config
+    return policy, tokenizer, sequence_limit(config)
 
 
 class Evaluation:

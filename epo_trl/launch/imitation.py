@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,10 @@ from epo_trl.long_runs.long_run import LongRun, LongRunArguments
 from epo_trl.long_runs.preemption import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.models import policy_for_training
+from epo_trl.models.load import sequence_limit
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.chat_frame import template_settings
-from epo_trl.rollout.demonstrations import expert_episodes
+from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
 from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.trainers.config import settle_defaults
 from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules, few_shot_of
@@ -46,10 +47,17 @@ class DemonstrationArguments(FewShotArguments):
         default=None,
         metadata={"help": "As in the RL recipe: of the chat template, such as '{\"enable_thinking\": false}'."},
     )
+    context: str = field(
+        default="windowed",
+        metadata={
+            "help": "As in the RL recipe: each turn is a training example ('windowed'), or each episode "
+            "('concatenated')."
+        },
+    )
     history_length: int = field(default=2, metadata={"help": "As in the RL recipe."})
     max_prompt_length: int = field(default=2048, metadata={"help": "As in the RL recipe, in tokens."})
     mistake_rate: float = field(
-        default=0.0, metadata={"help": "Share of turns at which a mistake is played; the expert's answer is the label."}
+        default=0.0, metadata={"help": "Share of turns at which a mistake is played; no mistake is a label."}
     )
     keep_lost: bool = field(
         default=False, metadata={"help": "Whether episodes that end in a failure are kept; for an expert that guesses."}
@@ -67,10 +75,15 @@ class DemonstrationArguments(FewShotArguments):
 
 
 def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArguments, seed: int) -> Dataset:
-    """Returns one row per turn of the episodes that the expert won, or ended if `keep_lost` is set."""
+    """Returns the episodes that the expert won, or ended if `keep_lost` is set, as training examples.
+
+    One row is a turn (windowed context) or an episode (concatenated context): `input_ids`, and `labels` that are -100
+    on all but the answers.
+    """
     context = ContextBuilder(
         tokenizer,
         PromptTemplate.load(args.prompt_template),
+        mode=args.context,
         history_length=args.history_length,
         max_prompt_tokens=args.max_prompt_length,
         chat_template_kwargs=template_settings(args.chat_template_kwargs),
@@ -82,10 +95,8 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
     if not ids:
         raise ValueError(f"max_turns: got {args.max_turns}, takes more: no task is solved in that")
     tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes)]
-    rng = random.Random(seed)
-    rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
     with tqdm(total=len(tasks), desc="expert episodes", unit="episode") as bar:
-        for turns in expert_episodes(
+        episodes = expert_episodes(
             suite,
             tasks,
             context,
@@ -95,35 +106,54 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
             keep_lost=args.keep_lost,
             thoughts=args.thoughts,
             on_episode=lambda won: bar.update(),
-        ):
-            for turn in turns:
-                rows["input_ids"].append([*turn.prompt_ids, *turn.response_ids])
-                rows["labels"].append(turn.labels(args.prompt_label_rate, rng))
-    if not rows["labels"]:
+        )
+        shown = [turns for turns in episodes if turns]
+    if not shown:
         raise ValueError(
             f"episodes: got {args.episodes}, none of which shows anything: the expert has won none within max_turns "
             f"({args.max_turns}), none is of demonstrated_types ({args.demonstrated_types}), or no prompt fits into "
             f"max_prompt_length ({args.max_prompt_length})"
         )
+    return training_examples(shown, args.context, args.prompt_label_rate, seed)
+
+
+def training_examples(
+    episodes: Iterable[Sequence[Demonstration]], context: str, prompt_label_rate: float = 0.0, seed: int = 0
+) -> Dataset:
+    """Returns rows of `input_ids` and `labels`: one for each turn (windowed context) or each episode (concatenated).
+
+    Args:
+        episodes: The turns of each.
+        context: `"windowed"` or `"concatenated"`.
+        prompt_label_rate: See `Demonstration.labels`.
+        seed: Of the prompt tokens that are labels.
+    """
+    rng = random.Random(seed)
+    rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+    for turns in episodes:
+        for sequence in [turns] if context == "concatenated" else [[turn] for turn in turns]:
+            rows["input_ids"].append([i for turn in sequence for i in turn.input_ids])
+            rows["labels"].append([i for turn in sequence for i in turn.labels(prompt_label_rate, rng)])
     return Dataset.from_dict(rows)
 
 
-def check_length(rows: Dataset, max_length: int | None) -> None:
+def check_length(rows: Dataset, limit: int | None, name: str = "max_length") -> None:
     """Refuses to cut demonstrations off: a model that is shown answers without their end learns not to end.
 
     Args:
         rows: Of token ids.
-        max_length: What TRL keeps of each, from its start; `None` for all.
+        limit: Tokens of each that training uses, from its start; `None` for all.
+        name: Of the limit.
 
     Raises:
         ValueError: If a row is longer.
     """
     lengths = [len(row) for row in rows["input_ids"]]
-    longer = sum(length > max_length for length in lengths) if max_length is not None else 0
+    longer = sum(length > limit for length in lengths) if limit is not None else 0
     if longer:
         raise ValueError(
-            f"max_length: got {max_length}, takes {max(lengths)} or more, or a shorter max_prompt_length: {longer} of "
-            f"{len(lengths)} demonstrated turns, prompt and answer, are longer, and their answers would be cut off"
+            f"{name}: expected {max(lengths)} or more, got {limit}: {longer} of {len(lengths)} demonstrations are "
+            "longer, and their answers would be cut off; a lower max_prompt_length or max_turns makes them shorter"
         )
 
 
@@ -179,7 +209,7 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
             rows={"demonstrations": f"{shown.episodes} episodes of up to {shown.max_turns} turns; task types: {types}"},
             rules=PlayRules(
                 template=shown.prompt_template,
-                context="windowed",
+                context=shown.context,
                 history_length=shown.history_length,
                 max_turns=shown.max_turns,
                 max_prompt_length=shown.max_prompt_length,
@@ -220,6 +250,7 @@ def imitate(
         rows = demonstrations(suite, policy["processing_class"], shown, args.seed)
         check_length(rows, args.max_length)
         trainer = ImitationTrainer(suite, shown, args=args, train_dataset=rows, **policy)
+        check_length(rows, sequence_limit(trainer.model.config), "max_position_embeddings")
         trainer.train_to_end()
     if trainer.preempted:
         raise SystemExit(EXIT_CODE)

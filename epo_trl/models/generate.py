@@ -11,6 +11,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from epo_trl.devices import seeded
+from epo_trl.models.prefix_cache import PrefixCache, can_reuse, settings_allow_reuse
 
 
 def decoding(temperature: float) -> dict[str, Any]:
@@ -32,10 +33,19 @@ class SamplingPolicy:
         max_new_tokens: Longest response.
         temperature: 0 decodes greedily.
         seed: Of the sampling. The global random state is not touched.
+        reuse_prefixes: Whether to keep the keys and values of each call for the next one, whose prompts extend them in
+            concatenated context. Models and settings that do not allow it generate from the start.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: Any, *, max_new_tokens: int, temperature: float = 1.0, seed: int = 0
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        seed: int = 0,
+        reuse_prefixes: bool = False,
     ):
         self.model = model.eval()
         self.eos_ids = end_ids(tokenizer, model.generation_config.eos_token_id)
@@ -45,11 +55,15 @@ class SamplingPolicy:
             max_new_tokens=max_new_tokens, pad_token_id=self.pad_id, eos_token_id=self.eos_ids, **sampling
         )
         self._random = torch.Generator().manual_seed(seed)
+        with _without_own_settings(model):
+            reuse_prefixes = reuse_prefixes and can_reuse(model) and settings_allow_reuse(model, self.config)
+        self._cache = PrefixCache(model) if reuse_prefixes else None
 
     def seeded(self, seed: int) -> SamplingPolicy:
-        """Returns the same policy with a random source of its own."""
+        """Returns the same policy with a random source and a cache of its own."""
         other = copy.copy(self)
         other._random = torch.Generator().manual_seed(seed)
+        other._cache = PrefixCache(self.model) if self._cache is not None else None
         return other
 
     @torch.inference_mode()
@@ -60,8 +74,9 @@ class SamplingPolicy:
         ids = torch.tensor([[self.pad_id] * (width - len(p)) + p for p in prompt_ids], device=device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompt_ids], device=device)
         seed = int(torch.randint(2**62, (), generator=self._random))
+        generate = self.model.generate if self._cache is None else self._cache.generate
         with seeded(seed, device), _without_own_settings(self.model):
-            output = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self.config)
+            output = generate(input_ids=ids, attention_mask=mask, generation_config=self.config)
         return [self._until_end(row) for row in output[:, width:].tolist()], None
 
     def _until_end(self, ids: list[int]) -> list[int]:

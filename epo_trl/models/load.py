@@ -218,6 +218,11 @@ def _named(name: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Itera
         raise ValueError(f"model_name_or_path: got {name!r}, which cannot be read: {reason}") from error
 
 
+def sequence_limit(config: Any) -> int | None:
+    """Returns the longest sequence that a model with this configuration takes, in tokens; `None` for no limit."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
 def attention_of(model: PreTrainedModel) -> str:
     """Returns the implementation of attention that a model was loaded with, such as "sdpa" or "flash_attention_2"."""
     return model.config._attn_implementation

@@ -1,13 +1,14 @@
-"""Expert episodes as training examples: exactly the prompts that the policy will see, with the expert's answers."""
+"""Expert episodes as training examples: exactly the tokens that the policy will see, with the expert's answers."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from epo_trl.envs.base import Info, TaskSuite, TextEnv
-from epo_trl.rollout.context import ContextBuilder, TurnView
+from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
 from epo_trl.rollout.examples import PastTurn
 
 ACTION = "<action> {action} </action>"
@@ -16,18 +17,40 @@ ANSWER = f"<think> {{thought}} </think> {ACTION}"
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One turn of an expert, as ids: `prompt_ids` and the answer with its end-of-turn token."""
+    """One turn of an expert, as token ids.
+
+    Args:
+        prompt_ids: What the policy reads before it answers: the whole prompt in windowed context, and what this turn
+            appends to the episode in concatenated context.
+        response_ids: The answer with its end-of-turn token.
+        is_learned: Whether the answer is a label. A mistake is context only.
+    """
 
     prompt_ids: list[int]
     response_ids: list[int]
+    is_learned: bool = True
+
+    @property
+    def input_ids(self) -> list[int]:
+        """The prompt and the answer."""
+        return self.prompt_ids + self.response_ids
 
     def labels(self, prompt_label_rate: float, rng: random.Random) -> list[int]:
-        """Returns the labels: every answer token, and each prompt token with the given probability.
+        """Returns the labels: every learned answer token, and each prompt token with the given probability.
 
         A rate r weighs the prompt's loss by r. A model from scratch learns to read from it; a pretrained one needs 0.
         """
         prompt = [i if rng.random() < prompt_label_rate else -100 for i in self.prompt_ids]
-        return prompt + self.response_ids
+        return prompt + (self.response_ids if self.is_learned else [-100] * len(self.response_ids))
+
+
+class ExpertTurn(NamedTuple):
+    """One turn of an expert: what it saw, its thought and action, and the action that the environment got."""
+
+    view: TurnView
+    thought: str
+    action: str
+    played: str
 
 
 def expert_episodes(
@@ -44,7 +67,8 @@ def expert_episodes(
 ) -> Iterator[list[Demonstration]]:
     """Yields the turns of each episode that the suite's expert wins within the turn budget.
 
-    The context must be windowed: a turn is then a training example of its own.
+    In windowed context each turn is a training example of its own. In concatenated context the turns of an episode
+    are consecutive segments of one example.
 
     Args:
         suite: Has an expert.
@@ -53,16 +77,14 @@ def expert_episodes(
         max_turns: Longer episodes are left out, and lost ones unless `keep_lost` is set.
         task_types: Tasks of other types are left out; by default none is.
         mistake_rate: Probability that the environment is given, in place of the expert's action, one that was
-            admissible earlier in the episode and is not now. The example keeps the expert's answer; what is added is
-            the state after the mistake, from which a policy that saw only flawless play does not find back (noise
-            injection as in DART, Laskey et al. 2017, arXiv 1703.09327). An
-            environment that lists no actions takes 0.
+            admissible earlier in the episode and is not now. A windowed example keeps the expert's answer as its
+            label. A concatenated one shows the mistake, as the episode has it, and does not learn it. Either way the
+            policy sees the state after a mistake, from which one trained on flawless play does not recover (noise
+            injection as in DART, Laskey et al. 2017, arXiv 1703.09327). Needs an environment that lists its actions.
         keep_lost: Whether lost episodes that ended within the turn budget are kept too.
         thoughts: Whether the answers have the expert's thoughts; without them a policy of `require_think=False` learns.
         on_episode: Called after each task with whether the expert played and won it.
     """
-    if not context.is_windowed:
-        raise ValueError(f"context: got {context.mode!r}, demonstrations take 'windowed'")
     if not 0 <= mistake_rate < 1:
         raise ValueError(f"mistake_rate: got {mistake_rate}, takes a number in [0, 1)")
     if not thoughts and context.answer_start:
@@ -71,6 +93,7 @@ def expert_episodes(
     try:
         for task_id, seed in tasks:
             observation, info = env.reset(seed=seed, options={"task_id": task_id})
+            context.template.check(info)
             if task_types is not None and info["task_type"] not in task_types:
                 on_episode(False)
                 continue
@@ -84,8 +107,8 @@ def expert_episodes(
 
 def play_expert(
     suite: TaskSuite, env: TextEnv, start: tuple[str, Info], seed: int, max_turns: int, mistake_rate: float = 0.0
-) -> tuple[list[tuple[TurnView, dict[str, str]]], bool, bool]:
-    """Returns what the expert saw, thought and did at each turn, whether it won, and whether the game ended.
+) -> tuple[list[ExpertTurn], bool, bool]:
+    """Returns the expert's turns, whether it won, and whether the game ended.
 
     Args:
         suite: Has the expert.
@@ -98,18 +121,17 @@ def play_expert(
     observation, info = start
     expert = suite.make_expert(seed)
     expert.reset(observation, info)
-    turns: list[tuple[TurnView, dict[str, str]]] = []
+    turns: list[ExpertTurn] = []
     history: list[PastTurn] = []
     chance = random.Random(seed)
     known: set[str] = set()
     for _ in range(max_turns):
         thought, action = expert.act(observation, info)
         view = TurnView(observation=observation, info=info, history=tuple(history))
-        turns.append((view, {"thought": thought, "action": action}))
-        if mistake_rate:
-            action = _with_mistake(action, known, info, mistake_rate, chance)
-        history.append(PastTurn(observation, action, thought))
-        observation, _, terminated, truncated, info = env.step(action)
+        played = _with_mistake(action, known, info, mistake_rate, chance) if mistake_rate else action
+        turns.append(ExpertTurn(view, thought, action, played))
+        history.append(PastTurn(observation, played, thought))
+        observation, _, terminated, truncated, info = env.step(played)
         if terminated or truncated:
             break
     return turns, bool(info["won"]), terminated
@@ -125,14 +147,28 @@ def _with_mistake(action: str, known: set[str], info: Info, rate: float, chance:
     return chance.choice(mistakes) if mistakes and chance.random() < rate else action
 
 
-def _encode(
-    turns: Sequence[tuple[TurnView, dict[str, str]]], context: ContextBuilder, answer: str
-) -> list[Demonstration]:
-    prompts = context.build([view for view, _ in turns])
-    answers = context.encode(answer.removeprefix(context.answer_start), [said for _, said in turns])
+def _encode(turns: Sequence[ExpertTurn], context: ContextBuilder, answer: str) -> list[Demonstration]:
+    actions = [turn.action if context.is_windowed else turn.played for turn in turns]
+    said = [{"thought": turn.thought, "action": action} for turn, action in zip(turns, actions, strict=True)]
     end = context.tokenizer.eos_token_id
+    answers = [[*ids, end] for ids in context.encode(answer.removeprefix(context.answer_start), said)]
+    views = [turn.view for turn in turns]
+    prompts = context.build(views) if context.is_windowed else _appended(views, answers, context)
     return [
-        Demonstration(prompt.ids, [*ids, end])
-        for prompt, ids in zip(prompts, answers, strict=True)
+        Demonstration(prompt.ids, ids, is_learned=action == turn.action)
+        for prompt, ids, action, turn in zip(prompts, answers, actions, turns, strict=True)
         if prompt is not None
     ]
+
+
+def _appended(views: Sequence[TurnView], answers: Sequence[list[int]], context: ContextBuilder) -> list[Prompt | None]:
+    """Returns what each turn appends to a concatenated episode, `None` from the first turn on that does not fit."""
+    prompts: list[Prompt | None] = []
+    carried: list[int] = []
+    for view, before, ids in zip(views, [[], *answers], answers, strict=False):
+        (prompt,) = context.build([replace(view, last_response_ids=before, context_tokens=len(carried))])
+        if prompt is None:
+            break
+        prompts.append(prompt)
+        carried = context.carried(carried, prompt, ids)
+    return prompts + [None] * (len(views) - len(prompts))

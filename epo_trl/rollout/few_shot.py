@@ -129,7 +129,7 @@ def expert_examples(
             start = env.reset(seed=own, options={**(env_options or {}), "task_id": task_id})
             turns, won, _ = play_expert(suite, env, start, own, max_turns)
             if won:
-                past = (PastTurn(view.observation, said["action"], said["thought"]) for view, said in turns)
+                past = (PastTurn(turn.view.observation, turn.action, turn.thought) for turn in turns)
                 found.append(Example(str(start[1]["task"]), tuple(past)))
             if len(found) == count:
                 return tuple(found)

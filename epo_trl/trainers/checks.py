@@ -12,6 +12,7 @@ from trl import GRPOTrainer
 
 from epo_trl.methods import Methods
 from epo_trl.models import load_tokenizer
+from epo_trl.models.load import sequence_limit
 from epo_trl.rollout import ContextBuilder
 from epo_trl.trainers.config import EPOConfig
 
@@ -219,7 +220,7 @@ def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: A
         ValueError: If one turn (windowed), or `max_turns` responses after the first prompt (concatenated), cannot fit.
     """
     limits = {
-        "max_position_embeddings": getattr(model_config.get_text_config(), "max_position_embeddings", None),
+        "max_position_embeddings": sequence_limit(model_config),
         "vllm_max_model_length": args.vllm_max_model_length if args.use_vllm else None,
     }
     known = {name: limit for name, limit in limits.items() if limit is not None}

@@ -1,0 +1,103 @@
+"""Expert episodes in concatenated context: the tokens are those of a policy that plays the same episode."""
+
+import random
+
+import pytest
+from rollout_parts import THINKING, WIN, byte_tokenizer, context_of, step
+from test_demonstrations import TASKS, LineSuite, Recorded
+from tokenizer_families import FAMILIES
+
+from epo_trl.envs.toy import ToySuite
+from epo_trl.evaluation import Protocol
+from epo_trl.evaluation.play import protocol_context
+from epo_trl.launch.imitation import DemonstrationArguments, demonstrations, training_examples
+from epo_trl.models import build_tokenizer
+from epo_trl.models.corpus import corpus
+from epo_trl.rollout import PromptTemplate, RolloutSettings, play_episodes
+from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
+from epo_trl.rollout.rows import episode_to_row
+
+TOKENIZERS = {
+    **{name: FAMILIES[name] for name in ("qwen", "llama3", "gemma", "harmony")},
+    "thinking": lambda: byte_tokenizer(THINKING),
+    "tiny": lambda: build_tokenizer(corpus(ToySuite(), "general")),
+}
+
+
+def played_like(suite, context, episodes):
+    """Returns the rows of RL of a policy that answers as in these episodes, and all prompts that it was given."""
+    asked = []
+
+    def generate(prompt_ids):
+        turn = len(asked)
+        asked.append(prompt_ids)
+        return [episode[turn].response_ids for episode in episodes if len(episode) > turn], None
+
+    envs = [suite.make_env() for _ in TASKS]
+    played = play_episodes(envs, TASKS, generate, context, RolloutSettings(max_turns=7))
+    return [episode_to_row(episode, 0) for episode in played], [ids for prompts in asked for ids in prompts]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_tokens_are_equal_in_sft_in_rl_and_in_evaluation(name):
+    tokenizer, suite, template = TOKENIZERS[name](), ToySuite(), PromptTemplate.load("general")
+    training = context_of(tokenizer, "concatenated", template=template)
+    episodes = list(expert_episodes(suite, TASKS, training, max_turns=7))
+    assert len(episodes) == len(TASKS) and max(map(len, episodes)) > 2
+    examples = training_examples(episodes, "concatenated")
+
+    rows, _ = played_like(suite, training, episodes)
+    for row, ids, labels in zip(rows, examples["input_ids"], examples["labels"], strict=True):
+        assert row.prompt_ids + row.completion_ids == ids
+        mask = [0] * len(row.prompt_ids) + row.env_mask
+        assert labels == [i if sampled else -100 for i, sampled in zip(ids, mask, strict=True)]
+
+    protocol = Protocol(name="t", max_turns=7, history_length=0, temperature=0.0, context="concatenated")
+    evaluation = protocol_context(protocol, tokenizer, "general", max_prompt_tokens=2048, max_response_tokens=64)
+    _, prompts = played_like(suite, evaluation, episodes)
+    assert prompts and all(any(ids[: len(p)] == p for ids in examples["input_ids"]) for p in prompts)
+
+
+def test_a_mistake_is_shown_and_not_learned():
+    """The next answer is learned after what the mistake led to."""
+    tokenizer, suite = build_tokenizer(corpus(ToySuite(), "compact")), Recorded()
+    context = context_of(tokenizer, "concatenated", template=PromptTemplate.load("compact"))
+    tasks = [(f"train/{i}", i) for i in range(30)]
+    episodes = list(expert_episodes(suite, tasks, context, max_turns=30, mistake_rate=0.3))
+    mistakes = 0
+    for said, played, turns in zip(suite.said, suite.played, episodes, strict=True):
+        for taught, (action, _), turn in zip(said, played, turns, strict=True):
+            assert tokenizer.decode(turn.response_ids).endswith(f"<action> {action} </action> <|im_end|>")
+            assert turn.is_learned == (taught == action)
+            mistakes += taught != action
+    assert mistakes > 20
+
+
+def test_labels_of_a_mistake_are_its_prompt_alone():
+    turns = [Demonstration([1, 2], [51]), Demonstration([3], [52, 53], is_learned=False), Demonstration([4], [54])]
+    assert [turn.labels(0.0, random.Random(0)) for turn in turns] == [[-100, -100, 51], [-100] * 3, [-100, 54]]
+    assert turns[1].labels(1.0, random.Random(0)) == [3, -100, -100]
+    rows = training_examples([turns], "concatenated")
+    assert rows["input_ids"] == [[1, 2, 51, 3, 52, 53, 4, 54]]
+    assert rows["labels"] == [[-100, -100, 51, -100, -100, -100, -100, 54]]
+    assert training_examples([turns], "windowed")["input_ids"] == [[1, 2, 51], [3, 52, 53], [4, 54]]
+
+
+@pytest.mark.parametrize("limit", ["max_prompt_tokens", "max_context_tokens"])
+def test_an_episode_ends_where_the_policy_s_would(limit):
+    """The third observation does not fit, and what comes after it would have another context."""
+    suite = LineSuite([step(), step("far " * 300), step("near"), WIN])
+    context = context_of(byte_tokenizer(), "concatenated", **{limit: 600})
+    [turns] = expert_episodes(suite, [("a", 0)], context, max_turns=4)
+    assert len(turns) == 2
+
+
+def test_a_warm_start_s_row_is_an_episode():
+    suite = ToySuite()
+    tokenizer = build_tokenizer(corpus(suite, "compact"))
+    shown = DemonstrationArguments(episodes=3, max_turns=7, prompt_template="compact", context="concatenated")
+    rows = demonstrations(suite, tokenizer, shown, 0)
+    assert len(rows) == 3
+    assert (
+        len(demonstrations(suite, tokenizer, DemonstrationArguments(**{**vars(shown), "context": "windowed"}), 0)) > 3
+    )
