@@ -56,14 +56,15 @@ class SamplingPolicy:
         )
         self._random = torch.Generator().manual_seed(seed)
         with _without_own_settings(model):
-            reuse_prefixes = reuse_prefixes and can_reuse(model) and settings_allow_reuse(model, self.config)
-        self._cache = PrefixCache(model) if reuse_prefixes else None
+            own_cache = can_reuse(model) and settings_allow_reuse(model, self.config)
+        self._calls = int(reuse_prefixes)
+        self._cache = PrefixCache(model, self._calls) if own_cache else None
 
     def seeded(self, seed: int) -> SamplingPolicy:
         """Returns the same policy with a random source and a cache of its own."""
         other = copy.copy(self)
         other._random = torch.Generator().manual_seed(seed)
-        other._cache = PrefixCache(self.model) if self._cache is not None else None
+        other._cache = PrefixCache(self.model, self._calls) if self._cache is not None else None
         return other
 
     @torch.inference_mode()

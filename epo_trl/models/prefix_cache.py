@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 from epo_trl.devices import to_device
+from epo_trl.models.kv_cache import growing_cache
 
 
 class PrefixCache:
@@ -27,7 +28,8 @@ class PrefixCache:
 
     Args:
         model: A causal language model whose layers attend to everything, see `can_reuse`.
-        calls: How many calls are kept to go on from; more than one if several batches take turns.
+        calls: How many calls are kept to go on from; more than one if several batches take turns, 0 for prompts that
+            never go on from one another.
     """
 
     def __init__(self, model: Any, calls: int = 1) -> None:
@@ -44,11 +46,19 @@ class PrefixCache:
             generation_config: As for the model.
             **kwargs: As for the model.
         """
+        if not self._calls.maxlen:
+            return self._generate(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                past_key_values=growing_cache(),
+                generation_config=generation_config,
+                **kwargs,
+            )
         # All that decides what is run is looked at on the CPU, where it takes one copy before and one after.
         device, (prompts, real) = input_ids.device, torch.stack([input_ids, attention_mask]).cpu()
         before, kept = self._take(prompts, real)
         if before is None:
-            cache, ids, mask = DynamicCache(), prompts, real
+            cache, ids, mask = growing_cache(), prompts, real
         else:
             cache, ids, mask = before.cache, before.ids[kept], before.mask[kept]
             cache.batch_select_indices(to_device(kept, device))
@@ -96,7 +106,7 @@ class _Call:
         mask: (N, L), 1 where they are real. On the CPU.
     """
 
-    cache: DynamicCache
+    cache: Cache
     ids: Tensor
     mask: Tensor
 

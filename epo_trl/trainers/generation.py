@@ -81,10 +81,10 @@ class TurnGenerator:
             )  # a server never does
             return self._keeping_vllm_awake() if sleeps else nullcontext()
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        if context.is_windowed or trainer.use_transformers_continuous_batching:
+        if trainer.use_transformers_continuous_batching:
             return nullcontext()
         if can_reuse(model) and settings_allow_reuse(model, trainer.generation_config):
-            return reusing_prefixes(model, trainer.args.rollout_waves)
+            return reusing_prefixes(model, 0 if context.is_windowed else trainer.args.rollout_waves)
         return nullcontext()
 
     def weights_changed(self) -> None:
