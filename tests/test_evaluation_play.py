@@ -5,8 +5,9 @@ from rollout_parts import LOSE, WIN, ScriptedEnv, ScriptedPolicy, answer, byte_t
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.toy import ToySuite
-from epo_trl.evaluation import Protocol
+from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import check_first_task, play_split, protocol_context, protocol_settings
+from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes
 from epo_trl.types import StopReason
 
@@ -162,6 +163,14 @@ def test_the_protocol_decides_the_context(tokenizer):
     windowed = context_for(protocol(), tokenizer, chat_template_kwargs={"enable_thinking": False})
     assert (windowed.mode, windowed.history_length) == ("windowed", 2)
     assert windowed.chat_template_kwargs == {"enable_thinking": False}
+
+
+def test_a_protocol_that_prescribes_a_prompt_template_refuses_another(tokenizer):
+    protocol, lengths = get_protocol("alfworld-plain50"), {"max_prompt_tokens": 64, "max_response_tokens": 8}
+    with pytest.raises(ValueError, match="prompt_template: expected 'plain', .*alfworld-plain50.*, got 'general'"):
+        protocol_context(protocol, tokenizer, "general", **lengths)
+    context = protocol_context(protocol, tokenizer, "plain", **lengths)
+    assert context.template == PromptTemplate.load("plain") and not context.is_windowed
 
 
 def test_the_rules_of_a_protocol_as_rollout_settings():

@@ -87,11 +87,12 @@ def test_the_recipes_are_all_here(environment, largest):
     ppo = {name for name in found if name.startswith("ppo_")}
     real = {path.stem for path in folder.glob("*_real.yaml")}  # the tiny model on the real games
     pretrained = {"pretrained"} if environment == "alfworld" else set()
-    assert found - ppo - real == sizes | pretrained
+    concatenated = {"plain_cpu"} if environment == "alfworld" else set()
+    assert found - ppo - real == sizes | pretrained | concatenated
     if (RECIPES / f"{environment}_ppo_epo.py").is_file() or ppo:
         assert ppo - real == {f"ppo_{size}" for size in sizes}
     others = {path.stem for path in CONFIGS if path.parent == folder and path not in RL}
-    warm = {f"{kind}_{name}" for name in pretrained for kind in ("sft", "eval")}
+    warm = {f"{kind}_{name}" for name in pretrained | concatenated for kind in ("sft", "eval")}
     assert others - real == {"sft_tiny_cpu", "eval_tiny_cpu", "eval_react_qwen2.5-1.5b"} | warm
     assert (RECIPES / f"{environment}_grpo_epo.py").is_file()
 

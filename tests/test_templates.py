@@ -31,6 +31,7 @@ PLAYED_WITH = {
     "general_free": ("alfworld", "toy", "tools"),
     "general_tags": ("alfworld", "toy"),
     "plain": ("alfworld", "toy", "tools"),
+    "plain_list": ("alfworld", "toy"),
     "react": ("alfworld", "toy"),
     "tool_calls": ("tools",),
     "tools": ("tools",),

@@ -32,7 +32,12 @@ def protocol_context(
     examples: Sequence[Example | str] = (),
     actions: ActionFormat | None = None,
 ) -> ContextBuilder:
-    """Returns what builds the protocol's prompts."""
+    """Builds the protocol's prompts.
+
+    Raises:
+        ValueError: If the protocol prescribes another prompt template.
+    """
+    protocol.check_template(template)
     return ContextBuilder(
         tokenizer,
         PromptTemplate.load(template),

@@ -23,6 +23,7 @@ class Protocol:
         context: `"windowed"` or `"concatenated"`.
         env_options: What every `reset` is given beside the task: settings of the engine that change the numbers.
         few_shot: Which example episodes stand in front of the first prompt, see `FewShot.label`; `""` for none.
+        prompt_template: The prompt template that belongs to the protocol; `""` leaves it to the config.
         description: What it is for and what it can be compared with. Not part of the settings.
     """
 
@@ -35,6 +36,7 @@ class Protocol:
     context: str = "windowed"
     env_options: dict[str, Any] = field(default_factory=dict)
     few_shot: str = ""
+    prompt_template: str = ""
     description: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +85,14 @@ class Protocol:
         )
         plain = self.name.partition("+")[0]
         return replace(self, **changed, name=self.name + marks, description=f"{plain} but for what the name says.")
+
+    def check_template(self, template: str) -> None:
+        """Raises `ValueError` if the protocol has a prompt template, and it is not this one."""
+        if self.prompt_template not in ("", template):
+            raise ValueError(
+                f"prompt_template: expected {self.prompt_template!r}, which protocol {self.name!r} prescribes, got "
+                f"{template!r}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields, ready for JSON."""
@@ -179,6 +189,27 @@ register_protocol(
         description="The real ALFWorld games for a tiny model, whole fixed test lists (140 valid_seen, 134 "
         "valid_unseen), 50 turns, sampled at the training temperature. The prompt holds notes that the environment "
         "keeps for the agent, so it is not comparable with any published ALFWorld number.",
+    )
+)
+PLAIN50 = register_protocol(
+    Protocol(
+        name="alfworld-plain50",
+        max_turns=50,
+        history_length=0,
+        temperature=0.0,
+        context="concatenated",
+        prompt_template="plain",
+        description="The real ALFWorld games without help: the prompt has the task and the observations, no notes and "
+        "no admissible actions. The whole episode is the context. Whole fixed test lists (140 valid_seen, 134 "
+        "valid_unseen), 50 turns, greedy decoding, as in the evaluation of BUTLER.",
+    )
+)
+register_protocol(
+    replace(
+        PLAIN50,
+        name="alfworld-plain50-list",
+        prompt_template="plain_list",
+        description="As alfworld-plain50, and every observation comes with the list of the admissible actions.",
     )
 )
 STRICT30 = register_protocol(

@@ -205,8 +205,11 @@ def _check_device(given: argparse.Namespace, config: Path | None) -> None:
 
 
 def _to_play(config: Path) -> str:
-    """Returns the config of an evaluation that lies beside another one, or a shipped one."""
-    beside = sorted(config.parent.glob("eval_*.yaml"), key=lambda path: ("cpu" not in path.name, path))
+    """Returns the config of the evaluation that belongs to a config, else another one beside it, or a shipped one."""
+    own = f"eval_{config.name.removeprefix('sft_').removeprefix('ppo_')}"
+    beside = sorted(
+        config.parent.glob("eval_*.yaml"), key=lambda path: (path.name != own, "cpu" not in path.name, path)
+    )
     return shown(beside[0]) if beside else "alfworld/eval_tiny_cpu"
 
 
