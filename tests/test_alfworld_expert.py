@@ -1,7 +1,9 @@
 """The ALFWorld expert wins, and knows only what it is shown."""
 
+import itertools
+import random
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
 from alfworld_games import edit, pairs
@@ -10,7 +12,9 @@ from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import AlfworldExpert, GeneratedAlfworld
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.env import AlfworldEnv, Opened
+from epo_trl.envs.alfworld.expert import kind_of
 from epo_trl.envs.alfworld.generator import generate
+from epo_trl.envs.alfworld.notes import listed_things
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.alfworld.task_specs import Filters
@@ -50,6 +54,61 @@ def test_it_wins_every_game_of_small_rooms():
     suite = GeneratedAlfworld(n_train=60, room_types=["bedrooms", "bathrooms"], max_receptacles=16)
     env = suite.make_env()
     assert all(play(env, task_id, suite.make_expert())[1] for task_id in suite.task_ids("train"))
+
+
+def searched(log):
+    """Returns the receptacles that an expert tried, in order, until it found the first object."""
+    tried = [re.fullmatch(r"find \w+ , (?:try|open) (.+)", thought) for _, _, thought, _ in log]
+    return list(dict.fromkeys(match[1] for match in itertools.takewhile(bool, tried)))
+
+
+def test_with_odds_it_searches_the_likeliest_receptacles_first_and_equal_ones_as_listed():
+    suite = GeneratedAlfworld(n_train=30)
+    env, lengths = suite.make_env(), set()
+    kinds = sorted({kind_of(name) for id_ in suite.task_ids("train") for name in suite._scene(id_).receptacles})
+    for number, task_id in enumerate(suite.task_ids("train")):
+        rng = random.Random(number)
+        odds = {kind: rng.choice([0.0, 0.5, 1.0]) for kind in kinds}
+        _, info = env.reset(options={"task_id": task_id})
+        ordered = sorted(info["unvisited"], key=lambda name: -odds[kind_of(name)])
+        wanted = info["task"].split()
+        expert = AlfworldExpert(0, {(word, kind): odd for word in wanted for kind, odd in odds.items()})
+        found = searched(play(env, task_id, expert)[0])
+        assert found == ordered[: len(found)]
+        lengths.add(len(found))
+    assert max(lengths) > 5
+
+
+def test_the_odds_are_those_that_one_sees_in_the_training_games():
+    """Of five games the first and the last are counted; here each of their receptacles is looked into."""
+    suite = GeneratedAlfworld(n_train=5, expert_search="likely", room_types=["bathrooms"])
+    env, places, things = suite.make_env(), Counter(), Counter()
+    for task_id in ("train/0", "train/4"):
+        _, info = env.reset(options={"task_id": task_id})
+        for place in info["unvisited"]:
+            seen = ""
+            for action in (f"go to {place}", f"open {place}", f"examine {place}"):
+                seen = env.step(action)[0]
+            places[kind_of(place)] += 1
+            things.update((kind_of(thing), kind_of(place)) for thing in listed_things(seen))
+    expected = {pair: count / places[pair[1]] for pair, count in things.items()}
+    assert len(expected) > 5 and suite.make_expert()._odds == pytest.approx(expected)
+
+
+def test_with_odds_it_wins_more_and_sooner():
+    results = {}
+    for search in ("random", "likely"):
+        suite = GeneratedAlfworld(n_train=60, n_iid=40, n_ood=40, seed=5, expert_search=search)
+        env, ids = suite.make_env(), [*suite.task_ids("iid"), *suite.task_ids("ood")]
+        logs = [play(env, task_id, suite.make_expert()) for task_id in ids]
+        results[search] = sum(won for _, won in logs), sum(len(log) for log, _ in logs) / len(logs)
+    (won, turns), (won_likely, turns_likely) = results["random"], results["likely"]
+    assert won_likely >= won and turns_likely < 0.8 * turns
+
+
+def test_an_unknown_way_to_search_is_refused():
+    with pytest.raises(EnvError, match="expert_search: expected one of random, likely, got 'best'"):
+        GeneratedAlfworld(expert_search="best")
 
 
 def test_the_tiny_tokenizer_can_say_every_action():

@@ -28,6 +28,12 @@ class AlfworldArguments:
     )
     engine: str = field(default="fast", metadata={"help": "'fast' (ours) or 'textworld' (ALFWorld's own)."})
     task_types: list[str] | None = field(default=None, metadata={"help": "Kinds of task to play; all by default."})
+    expert_search: str = field(
+        default="random",
+        metadata={
+            "help": "How the expert searches: 'random', or 'likely': first where training games have such objects."
+        },
+    )
     n_train: int = field(default=4000, metadata={"help": "Number of generated training games."})
     n_iid: int = field(default=200, metadata={"help": "Number of generated test games in the training rooms."})
     n_ood: int = field(default=200, metadata={"help": "Number of generated test games in held-out rooms."})
@@ -50,7 +56,12 @@ class AlfworldArguments:
             EnvError: If a field is wrong, or the games are missing.
         """
         if self.games == "data":
-            return AlfworldData(self.alfworld_data, task_types=self.task_types, engine=self.engine)
+            return AlfworldData(
+                self.alfworld_data,
+                task_types=self.task_types,
+                engine=self.engine,
+                expert_search=self.expert_search,
+            )
         if self.games != "generated":
             raise EnvError(f"games: got {self.games!r}, takes one of {GAMES}")
         return GeneratedAlfworld(
@@ -62,4 +73,5 @@ class AlfworldArguments:
             room_types=self.room_types,
             max_receptacles=self.max_receptacles,
             engine=self.engine,
+            expert_search=self.expert_search,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping
 
 from epo_trl.envs.alfworld.notes import EMPTY_HANDS, MIDDLE, MOVED, SHOWN, listed_things
 from epo_trl.envs.alfworld.treatments import BY_TASK_TYPE, Treatment
@@ -23,14 +24,18 @@ def kind_of(name: str) -> str:
 
 
 class AlfworldExpert:
-    """Explores unvisited receptacles in random order and remembers where it saw what.
+    """Searches the receptacles that it has not seen yet and remembers where it saw what.
 
     Args:
-        seed: Seed of the order.
+        seed: Seed of the order in which it searches.
+        odds: Mean number of objects of a kind on a receptacle of a kind, `{(object, receptacle): mean}`. With it the
+            expert searches the likeliest receptacles first, equal ones in the order of the first observation. Without
+            it the order is random.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, odds: Mapping[tuple[str, str], float] | None = None) -> None:
         self._random = random.Random(seed)
+        self._odds = odds
 
     def reset(self, observation: str, info: Info) -> None:
         """Starts an episode.
@@ -109,7 +114,11 @@ class AlfworldExpert:
             if not left:  # seen everything: look again
                 self._looked.clear()
                 left = list(self._receptacles) or [self._trying]
-            self._trying = self._random.choice(left)
+            if self._odds is None:
+                self._trying = self._random.choice(left)
+            else:
+                odds = self._odds
+                self._trying = max(left, key=lambda place: odds.get((kind, kind_of(place)), 0.0))
         place = self._trying
         step = self._reach(place, info) or f"examine {place}"
         verb = "open" if step.startswith("open ") else "try"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import warnings
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.env import ENGINES, AlfworldEnv, Opened
-from epo_trl.envs.alfworld.expert import AlfworldExpert
+from epo_trl.envs.alfworld.expert import AlfworldExpert, kind_of
 from epo_trl.envs.alfworld.games import GAME_FILE, SPLIT_FOLDERS, Found, Game, find_games, load_game
 from epo_trl.envs.alfworld.generator import GeneratedGame, generate
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
@@ -20,6 +21,8 @@ from epo_trl.envs.alfworld.task_specs import Filters, task_specs
 from epo_trl.envs.base import EnvError, TaskSuite
 
 _CACHED_GAMES = 1024
+SEARCHES = ("random", "likely")
+_EVERY = 4  # training game is counted; more do not change the order
 
 
 @lru_cache(maxsize=_CACHED_GAMES)
@@ -40,10 +43,11 @@ def _stored_scene(path: Path) -> Scene:
 class _AlfworldSuite(TaskSuite):
     """What both suites share: the choice of the engine, and the expert."""
 
-    def __init__(self, engine: str) -> None:
-        if engine not in ENGINES:
-            raise EnvError(f"engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
-        self.engine = engine
+    def __init__(self, engine: str, expert_search: str) -> None:
+        for name, value, choices in (("engine", engine, ENGINES), ("expert_search", expert_search, SEARCHES)):
+            if value not in choices:
+                raise EnvError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+        self.engine, self.expert_search = engine, expert_search
 
     def make_env(self) -> AlfworldEnv:
         """Returns a fresh environment. Environments of one process share the games that they have read."""
@@ -60,8 +64,20 @@ class _AlfworldSuite(TaskSuite):
         return AlfworldEnv(open_stock, engine.close)
 
     def make_expert(self, seed: int = 0) -> AlfworldExpert:
-        """Returns a player that explores at random and knows only what it is shown."""
-        return AlfworldExpert(seed)
+        """Returns a player that knows only what it is shown and, with `likely`, where things are in training games."""
+        return AlfworldExpert(seed, self._odds if self.expert_search == "likely" else None)
+
+    @cached_property
+    def _odds(self) -> dict[tuple[str, str], float]:
+        """Mean number of objects of a kind on a receptacle of a kind, over the first training games."""
+        places: Counter[str] = Counter()
+        things: Counter[tuple[str, str]] = Counter()
+        for task_id in self.task_ids("train")[::_EVERY]:
+            scene = self._scene(task_id)
+            places.update(map(kind_of, scene.receptacles))
+            for place, content in scene.start.contents.items():
+                things.update((kind_of(thing), kind_of(place)) for thing in content)
+        return {(thing, place): count / places[place] for (thing, place), count in things.items()}
 
     def _open_fast(self, task_id: str) -> Opened:
         scene = self._scene(task_id)
@@ -91,6 +107,7 @@ class GeneratedAlfworld(_AlfworldSuite):
         room_types: Names out of `"kitchens"`, `"livingrooms"`, `"bedrooms"`, `"bathrooms"`; all if `None`.
         max_receptacles: Largest number of receptacles in a room; no limit if `None`.
         engine: `"fast"` (ours) or `"textworld"` (ALFWorld's own).
+        expert_search: `"random"`, or `"likely"`: the expert first searches where the training games have such objects.
     """
 
     name = "alfworld-generated"
@@ -106,8 +123,9 @@ class GeneratedAlfworld(_AlfworldSuite):
         room_types: Sequence[str] | None = None,
         max_receptacles: int | None = None,
         engine: str = "fast",
+        expert_search: str = "random",
     ) -> None:
-        super().__init__(engine)
+        super().__init__(engine, expert_search)
         self.seed = seed
         self.filters = Filters(task_types, room_types, max_receptacles)  # type: ignore[arg-type]
         self.sizes = {"train": n_train, "iid": n_iid, "ood": n_ood}
@@ -147,6 +165,7 @@ class AlfworldData(_AlfworldSuite):
         path: Folder with `json_2.1.1`, or that folder itself; `$ALFWORLD_DATA` if `None`.
         task_types: Task types to keep; all six if `None`.
         engine: `"fast"` (ours) or `"textworld"` (ALFWorld's own).
+        expert_search: `"random"`, or `"likely"`: the expert first searches where the training games have such objects.
 
     Raises:
         EnvError: If there is no such folder. `task_ids` reads every game of its split, warns of folders without a game
@@ -158,9 +177,13 @@ class AlfworldData(_AlfworldSuite):
     protocol = "alfworld50"
 
     def __init__(
-        self, path: str | os.PathLike[str] | None = None, task_types: Sequence[str] | None = None, engine: str = "fast"
+        self,
+        path: str | os.PathLike[str] | None = None,
+        task_types: Sequence[str] | None = None,
+        engine: str = "fast",
+        expert_search: str = "random",
     ) -> None:
-        super().__init__(engine)
+        super().__init__(engine, expert_search)
         self.task_types = Filters(task_types).task_types or TASK_TYPES  # type: ignore[arg-type]
         self.root = data_folder(path).resolve()
         self._ids: dict[str, list[str]] = {}
