@@ -96,7 +96,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         default=2.0, metadata={"help": "beta_start of Eq. 7: weight of the smoothing term at the first RL step."}
     )
     smoothing_beta_end: float = field(
-        default=1.0, metadata={"help": "beta_end of Eq. 7: weight at the last RL step; it passes 1 at half time."}
+        default=1.0, metadata={"help": "beta_end of Eq. 7: weight at the last RL step; at half time it is 1."}
     )
     smoothing_decay: float = field(default=3.0, metadata={"help": "lambda_d of Eq. 7: rate of the schedule."})
     kappa_low: float = field(
@@ -111,10 +111,12 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     )
     entropy_history: str = field(
         default="step",
-        metadata={"help": "Granularity of the history: 'step', one mean per RL step, or 'turn', one per turn index."},
+        metadata={
+            "help": "Entries of the history: 'step', a mean per RL step; 'turn', a mean per RL step and turn index."
+        },
     )
     entropy_history_window: int | None = field(
-        default=None, metadata={"help": "Number of RL steps to look back; None uses the whole history, as the paper."}
+        default=None, metadata={"help": "RL steps to look back; None uses the whole history, as in the paper."}
     )
     top_entropy_quantile: float = field(
         default=1.0,
@@ -135,7 +137,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         default=False,
         metadata={
             "help": "Run the turns of a micro-batch as one row without padding, instead of in turn_buckets passes. "
-            "Intended for flash attention; other implementations mask the rest of the row, slower than padding."
+            "Intended for flash attention; other implementations mask the rest, which is slower than padding."
         },
     )
 

@@ -75,7 +75,7 @@ class EPOPPOConfig(EPOConfig):
         },
     )
     normalize_advantages: bool = field(
-        default=True, metadata={"help": "Whether to normalize advantages to mean 0 and deviation 1 over the batch."}
+        default=True, metadata={"help": "Whether advantages are normalized to mean 0 and deviation 1 over tokens."}
     )
 
     def __post_init__(self) -> None:

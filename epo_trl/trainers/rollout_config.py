@@ -18,7 +18,7 @@ class RolloutArguments(FewShotArguments):
     history_length: int = field(default=2, metadata={"help": "Number of past turns in a windowed prompt."})
     max_turns: int = field(default=50, metadata={"help": "Maximum number of turns per episode."})
     max_prompt_length: int = field(
-        default=2048, metadata={"help": "Maximum prompt length of one turn, in tokens; drops the oldest history first."}
+        default=2048, metadata={"help": "Maximum prompt length of a turn, in tokens; oldest history is dropped first."}
     )
     max_completion_length: int = field(default=512, metadata={"help": "Maximum response length per turn, in tokens."})
     prompt_template: str = field(
@@ -53,10 +53,10 @@ class RolloutArguments(FewShotArguments):
         },
     )
     env_step_seconds: float = field(
-        default=60.0, metadata={"help": "Time limit of an environment step; a slower worker is killed and replaced."}
+        default=60.0, metadata={"help": "Seconds per environment step before its worker is killed and replaced."}
     )
     env_reset_seconds: float = field(
-        default=120.0, metadata={"help": "Time limit of an environment reset; a slower worker is killed and replaced."}
+        default=120.0, metadata={"help": "Seconds per environment reset before its worker is killed and replaced."}
     )
     env_reset_retries: int = field(
         default=2, metadata={"help": "Number of times a reset is retried after its worker died or was killed."}
