@@ -161,11 +161,11 @@ def test_the_history_of_a_variant_goes_through_a_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"entropy_method": ["epo", "epo-base"]}, "entropy_method: expected one variant of EPO, got 'epo' and 'epo-base'"),
+        ({"entropy_method": ["epo", "epo-base"]}, "entropy_method: expected one .*got 'epo' and 'epo-base'"),
         ({"entropy_method": "epo-decay"}, "method_kwargs: expected over, end_weight for 'epo-decay', got {}"),
         ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "over": "time"}}, "over: expected one of.*got 'time'"),
         ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "end_weight": 9}}, "end_weight: expected at most.*got 9"),
-        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "schedule": "constant"}}, "end_weight: expected None.*got 0.1"),
+        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "schedule": "constant"}}, "end_weight: .*got 0.1"),
         ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "max_turns": 9}}, "epo-decay.max_turns, which is a field"),
         ({"entropy_method": "epo-constant-beta"}, "expected beta_k for 'epo-constant-beta', got {}"),
         ({"entropy_method": "epo-constant-beta", "kwargs": {"beta_k": -1}}, "beta_k: expected a number >= 0.*got -1"),

@@ -139,8 +139,8 @@ def check_sampling(args: EPOConfig) -> None:
     for name, value in given.items():
         if name in own and value != getattr(args, own[name]):
             raise ValueError(
-                f"generation_kwargs: expected {own[name]} as a field of the configuration, got {name}={value!r}. "
-                f"Generation would follow it, but the loss uses {getattr(args, own[name])!r}. Set {own[name]} instead."
+                f"generation_kwargs: expected no {name}, got {name}={value!r}. It would override {own[name]} "
+                f"({getattr(args, own[name])!r}), which the loss assumes. Set {own[name]} instead."
             )
         if name in _FIXED and value != _FIXED[name]:
             raise ValueError(

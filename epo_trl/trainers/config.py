@@ -111,9 +111,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     )
     entropy_history: str = field(
         default="step",
-        metadata={
-            "help": "Entries of the history: 'step', a mean per RL step; 'turn', a mean per RL step and turn index."
-        },
+        metadata={"help": "Entries of the history: 'step', one mean per RL step; 'turn', one per turn index too."},
     )
     entropy_history_window: int | None = field(
         default=None, metadata={"help": "RL steps to look back; None uses the whole history, as in the paper."}
