@@ -47,7 +47,7 @@ def test_checkpoint_and_final_folder_have_a_card_with_method_environment_protoco
         data, text = card_of(folder)
         assert not [words for words in FALSE if words in text]
         assert "2509.22576" in text and "2402.03300" in text and "weight 0.001" in text
-        assert "`toy`" in text and "1 of 1" in text and "none: made from scratch" in text
+        assert "`toy`" in text and "1 of 1" in text and "none: trained from scratch" in text
         assert "`strict30`: 30 turns, temperature 0.4" in text
         # Wilson's interval of 2 of 20 at 95 %: 2.8 to 30.1
         assert "| 0 | iid | 10.0 % | 2.8 to 30.1 % | 20 | `strict30` on `toy` |" in text

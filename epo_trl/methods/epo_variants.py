@@ -116,8 +116,8 @@ class EPOSecondVersion(EPO):
 class TurnBand(EPO):
     """EPO whose band (Eq. 5) applies to the mean entropy of each turn instead of each token's entropy.
 
-    All tokens of a turn are below, inside or above the band together, and tokens of a turn outside the band get equal
-    gradients. With `smoothing_alpha * beta_k` above 1, the entropy of turns above the band decreases. Not from a paper:
+    All tokens of a turn are below, inside or above the band together, and those of a turn outside the band are pushed
+    equally. With `smoothing_alpha * beta_k` above 1, the entropy of turns above the band decreases. Not from a paper:
     it follows a question of the EPO paper's reviewers. There are no published values.
     """
 
