@@ -39,14 +39,14 @@ class AEM(Method):
     def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
         """Weights the advantages by the entropy of their turn."""
         assert batch.entropy is not None
-        entropy, there = per_turn_means(batch.entropy, batch)
-        groups = turns_by_group(entropy, there, batch)
+        entropy, turn_mask = per_turn_means(batch.entropy, batch)
+        groups = turns_by_group(entropy, turn_mask, batch)
         weights = torch.ones_like(entropy)
         for i, group in enumerate(batch.group_ids.tolist()):
             if group in groups:
-                weights[i] = torch.where(there[i], self._relative(entropy[i], groups[group]), 1.0)
-        every = torch.cat([self._relative(values, values) for values in groups.values()] or [weights.new_ones(1)])
-        metrics = {"aem/weight_min": float(every.min()), "aem/weight_max": float(every.max())}
+                weights[i] = torch.where(turn_mask[i], self._relative(entropy[i], groups[group]), 1.0)
+        all_weights = torch.cat([self._relative(values, values) for values in groups.values()] or [weights.new_ones(1)])
+        metrics = {"aem/weight_min": float(all_weights.min()), "aem/weight_max": float(all_weights.max())}
         return Shaped(advantages * on_tokens(weights, batch).to(advantages.dtype), metrics=metrics)
 
     def _relative(self, entropy: Tensor, group: Tensor) -> Tensor:

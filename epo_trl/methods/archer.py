@@ -82,15 +82,15 @@ class ArCHer(Tallied):
         if self.critics is None or losses is None:
             return Credit(on_tokens(per_turn, batch) * batch.mask)
         assert batch.features is not None
-        there = batch.features.there
+        turn_mask = batch.features.there
         with torch.no_grad(), torch.autocast(per_turn.device.type, enabled=False):
-            states, actions = batch.features.states[there], batch.features.actions[there]
+            states, actions = batch.features.states[turn_mask], batch.features.actions[turn_mask]
             q, v = self.critics.q(states, actions).amin(0), self.critics.v(states).amin(0)
         advantages = q - v
         sums = torch.stack([x.double().sum() for x in (q, v, advantages, advantages.square())])
         self.tally.add(1.0, *losses, len(q), *sums.tolist())
         if batch.rl_step >= self.warmup_rl_steps:
-            per_turn[there] = advantages
+            per_turn[turn_mask] = advantages
         return Credit(on_tokens(per_turn, batch) * batch.mask)
 
     def _learn(self, batch: Batch) -> tuple[float, float] | None:
@@ -139,10 +139,10 @@ def transitions(batch: Batch, *, cut_ends: bool) -> Transitions:
         cut_ends: See `ArCHer`.
     """
     assert batch.features is not None
-    states, actions, there = batch.features.states, batch.features.actions, batch.features.there
-    last = there & ~torch.cat([there[:, 1:], torch.zeros_like(there[:, :1])], dim=1)
-    cut = torch.tensor([episode.stop not in ENDED for episode in batch.episodes], device=there.device)
-    known = there if cut_ends else there & ~(last & cut.unsqueeze(1))
+    states, actions, turn_mask = batch.features.states, batch.features.actions, batch.features.there
+    last = turn_mask & ~torch.cat([turn_mask[:, 1:], torch.zeros_like(turn_mask[:, :1])], dim=1)
+    cut = torch.tensor([episode.stop not in ENDED for episode in batch.episodes], device=turn_mask.device)
+    known = turn_mask if cut_ends else turn_mask & ~(last & cut.unsqueeze(1))
     next_states = torch.cat([states[:, 1:], torch.zeros_like(states[:, :1])], dim=1)
     parts: list[Tensor] = [states, actions, batch.turn_rewards.float(), next_states, last]
     return Transitions(*(part[known] for part in parts))

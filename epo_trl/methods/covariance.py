@@ -153,5 +153,5 @@ class KLCov(Method):
         if not (self.share and self.coefficient):
             return None
         distance = (micro.logps - micro.old_logps).abs()
-        held = micro.marks["marked"] & (distance > rounding_nats(micro.compute_dtype))
-        return self.coefficient * micro.policy_mean(torch.where(held, distance, 0.0))
+        penalised = micro.marks["marked"] & (distance > rounding_nats(micro.compute_dtype))
+        return self.coefficient * micro.policy_mean(torch.where(penalised, distance, 0.0))

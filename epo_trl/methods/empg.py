@@ -47,13 +47,13 @@ class EMPG(Method):
     def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
         """Modulates the advantages by the entropies of this and the next turn."""
         assert batch.entropy is not None
-        entropy, there = per_turn_means(batch.entropy, batch)
-        every = entropy.new_tensor(batch.ranks.gather(entropy[there].tolist()))
-        if not len(every):
+        entropy, turn_mask = per_turn_means(batch.entropy, batch)
+        all_entropies = entropy.new_tensor(batch.ranks.gather(entropy[turn_mask].tolist()))
+        if not len(all_entropies):
             return Shaped(advantages)
-        width = float(every.max() - every.min()) or 1.0
-        clarity, others = ((-self.k * (x - every.min()) / width).exp() for x in (entropy, every))
-        clarity = torch.where(there, clarity, 0.0)
+        width = float(all_entropies.max() - all_entropies.min()) or 1.0
+        clarity, others = ((-self.k * (x - all_entropies.min()) / width).exp() for x in (entropy, all_entropies))
+        clarity = torch.where(turn_mask, clarity, 0.0)
         following = torch.cat([clarity[:, 1:], torch.zeros_like(clarity[:, :1])], dim=1)
         weights, bonus = clarity / others.mean(), self.zeta * following
         shaped = advantages * on_tokens(weights, batch) + on_tokens(bonus, batch)
@@ -67,8 +67,8 @@ class EMPG(Method):
 
     def _group_means(self, shaped: Tensor, batch: Batch) -> Tensor:
         """Returns (B, K) means over all turns of each row's group."""
-        per_turn, there = per_turn_means(shaped, batch)
-        means = {group: values.mean() for group, values in turns_by_group(per_turn, there, batch).items()}
+        per_turn, turn_mask = per_turn_means(shaped, batch)
+        means = {group: values.mean() for group, values in turns_by_group(per_turn, turn_mask, batch).items()}
         zero = per_turn.new_zeros(())
         rows = torch.stack([means.get(group, zero) for group in batch.group_ids.tolist()])
         return rows.unsqueeze(1).expand_as(per_turn)

@@ -70,9 +70,9 @@ def methods_of(args: Any, *, critic: bool) -> Methods:
         for name in names:
             if name in made:
                 raise ValueError(f"{slot}: expected each method once, got {name!r} twice")
-            found = _class_of(slot, name)
-            _check_needs(slot, name, found, args, critic)
-            made[name] = _made(slot, name, found, args)
+            method_class = _class_of(slot, name)
+            _check_needs(slot, name, method_class, args, critic)
+            made[name] = _made(slot, name, method_class, args)
     for name in args.method_kwargs:
         if name not in made:
             raise ValueError(f"method_kwargs: expected settings of {list(made)}, got settings of {name!r}, not in use")
@@ -84,26 +84,26 @@ def methods_of(args: Any, *, critic: bool) -> Methods:
     return methods
 
 
-def _made(slot: str, name: str, found: type[Any], args: Any) -> Method:
+def _made(slot: str, name: str, method_class: type[Any], args: Any) -> Method:
     given = args.method_kwargs.get(name, {})
     if not isinstance(given, Mapping):
         raise ValueError(f"method_kwargs: expected a mapping from setting to value for {name!r}, got {given!r}")
-    own = {field.name for field in fields(found) if field.init}
+    own = {field.name for field in fields(method_class) if field.init}
     for setting in given:
-        if setting in found.config_fields:
+        if setting in method_class.config_fields:
             raise ValueError(
                 f"method_kwargs: expected no {name}.{setting}, which is a field of the configuration. Set {setting}."
             )
         if setting not in own:
             raise ValueError(f"method_kwargs: expected one of {sorted(own)} for {name!r}, got {setting!r}")
-    required = [field.name for field in fields(found) if field.init and _has_no_default(field)]
-    missing = [setting for setting in required if setting not in (*given, *found.config_fields)]
+    required = [field.name for field in fields(method_class) if field.init and _has_no_default(field)]
+    missing = [setting for setting in required if setting not in (*given, *method_class.config_fields)]
     if missing:
         raise ValueError(f"method_kwargs: expected {', '.join(missing)} for {name!r}, got {dict(given)}")
-    hints = get_type_hints(found)
+    hints = get_type_hints(method_class)
     given = {setting: _value(f"{name}.{setting}", hints[setting], value) for setting, value in given.items()}
     try:
-        return found(**{setting: getattr(args, setting) for setting in found.config_fields}, **given)
+        return method_class(**{setting: getattr(args, setting) for setting in method_class.config_fields}, **given)
     except AttributeError as error:
         raise ValueError(f"{slot}: got {name!r}, which reads a setting that this trainer lacks: {error}") from error
     except (TypeError, ValueError) as error:
@@ -140,14 +140,14 @@ def _class_of(slot: str, name: str) -> type[Any]:
     if str(Path.cwd()) not in sys.path:  # last, so that nothing in it hides a library
         sys.path.append(str(Path.cwd()))
     try:
-        found = getattr(import_module(module), attribute)
+        method_class = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError) as error:
         raise ValueError(
             f"{slot}: expected {expected}, got {name!r}, which cannot be imported ({type(error).__name__}: {error})"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)):
+    if not (isinstance(method_class, type) and issubclass(method_class, Method) and is_dataclass(method_class)):
         raise ValueError(f"{slot}: expected a dataclass that derives from epo_trl.methods.Method, got {name!r}")
-    return found
+    return method_class
 
 
 def _check_needs(slot: str, name: str, method: type[Method], args: Any, critic: bool) -> None:

@@ -99,11 +99,11 @@ class RLVMR(Tallied, GRPO):
 def tag_of(response: str) -> str:
     """Returns the tag of a response, or `""` unless exactly one nonempty tag precedes the action."""
     text = response.lower()
-    found = list(_OPENING.finditer(text))
-    if len(found) != 1:
+    tags = list(_OPENING.finditer(text))
+    if len(tags) != 1:
         return ""
-    thought, closing, rest = text[found[0].end() :].partition(f"</{found[0][1]}>")
-    return found[0][1] if closing and thought.strip() and "<action>" in rest else ""
+    thought, closing, rest = text[tags[0].end() :].partition(f"</{tags[0][1]}>")
+    return tags[0][1] if closing and thought.strip() and "<action>" in rest else ""
 
 
 def tag_rewards(episode: Episode) -> Iterator[tuple[str, float]]:

@@ -53,18 +53,18 @@ def on_tokens(per_turn: Tensor, batch: Batch) -> Tensor:
     return per_turn.gather(1, batch.turn_ids.clamp(min=0).long())
 
 
-def turns_by_group(per_turn: Tensor, there: Tensor, batch: Batch) -> dict[int, Tensor]:
+def turns_by_group(per_turn: Tensor, turn_mask: Tensor, batch: Batch) -> dict[int, Tensor]:
     """Returns, for each task group, the values of its turns on all ranks, concatenated. Collective.
 
     Args:
         per_turn: (B, K) values.
-        there: (B, K) boolean, the turns that count.
+        turn_mask: (B, K) boolean, the turns that count.
         batch: The batch they belong to.
     """
-    values, there = per_turn.cpu(), there.cpu()
-    groups = batch.group_ids.cpu().unsqueeze(1).expand_as(there)[there].tolist()
+    values, turn_mask = per_turn.cpu(), turn_mask.cpu()
+    groups = batch.group_ids.cpu().unsqueeze(1).expand_as(turn_mask)[turn_mask].tolist()
     gathered: dict[int, list[float]] = defaultdict(list)
-    for group, value in batch.ranks.gather(list(zip(groups, values[there].tolist(), strict=True))):
+    for group, value in batch.ranks.gather(list(zip(groups, values[turn_mask].tolist(), strict=True))):
         gathered[group].append(value)
     return {group: per_turn.new_tensor(values) for group, values in gathered.items()}
 

@@ -33,7 +33,7 @@ def is_scored(inputs: Mapping[str, Any]) -> bool:
 
 def played_scores(inputs: Mapping[str, Any], scores: Sequence[RowScores]) -> RowScores | None:
     """Returns the scores under the behaviour policy among those that TRL has requested, if any."""
-    return next((found for found in scores if found.log_probs is inputs.get("old_per_token_logps")), None)
+    return next((one for one in scores if one.log_probs is inputs.get("old_per_token_logps")), None)
 
 
 def rows_of(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:

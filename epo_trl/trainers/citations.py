@@ -22,8 +22,8 @@ def citation(method: str) -> str:
     Args:
         method: Markdown description of how a model was trained.
     """
-    found = {number: f"[{name}]({link})" for name, link, number in _PAPER.findall(method)}
-    papers = ", ".join([*found.values(), "[TRL](https://github.com/huggingface/trl#citation)"])
-    entries = [_BIBTEX[number] for number in found if number in _BIBTEX]
+    links = {number: f"[{name}]({link})" for name, link, number in _PAPER.findall(method)}
+    papers = ", ".join([*links.values(), "[TRL](https://github.com/huggingface/trl#citation)"])
+    entries = [_BIBTEX[number] for number in links if number in _BIBTEX]
     bibtex = "\n\n```bibtex\n" + "\n\n".join(entries) + "\n```" if entries else ""
     return f"Please cite what was used: {papers}, and the authors of the environment.{bibtex}"

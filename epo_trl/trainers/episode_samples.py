@@ -56,8 +56,8 @@ class EpisodeSamples:
         every = self._args.keep_episodes_steps or -(-total_rl_steps // RL_STEPS)
         if not self._args.keep_episodes or (rl_step % every and rl_step != total_rl_steps - 1):
             return {}
-        found = self._ranks.gather([(episode.total_reward, episode.is_usable) for episode in episodes])
-        outcomes = [Outcome(reward, usable, i // self._group_size) for i, (reward, usable) in enumerate(found)]
+        rewards = self._ranks.gather([(episode.total_reward, episode.is_usable) for episode in episodes])
+        outcomes = [Outcome(reward, usable, i // self._group_size) for i, (reward, usable) in enumerate(rewards)]
         draw = random.Random(f"{self._args.seed}/{rl_step}")
         first = self._ranks.index * len(episodes)
         for i, why in choose(outcomes, self._args.keep_episodes, draw).items():

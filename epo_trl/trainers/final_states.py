@@ -74,9 +74,9 @@ def final_values(
         for row, state in zip(ids, part, strict=True):
             row[: len(state)] = torch.tensor(state, dtype=torch.long)
         with autocast():
-            found = model(input_ids=to_device(ids, device), values_only=True).state_values
+            state_values = model(input_ids=to_device(ids, device), values_only=True).state_values
         cut_off = torch.tensor([bool(state) for state in part])
-        last = found.gather(1, to_device(lengths.unsqueeze(1) - 1, device))
+        last = state_values.gather(1, to_device(lengths.unsqueeze(1) - 1, device))
         values.append(last.squeeze(1) * to_device(cut_off, device))
     return torch.cat(values)
 

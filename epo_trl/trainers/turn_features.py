@@ -40,8 +40,8 @@ def features_of(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> Tur
             with trainer.accelerator.autocast():
                 hidden = last_hidden_states(reference, backbone, cut.input_ids)
             parts.append(turn_features(hidden, cut, rows, turns))
-    states, actions, there = (torch.cat(part) for part in zip(*parts, strict=True))
-    return TurnFeatures(states, actions, there)
+    states, actions, turn_mask = (torch.cat(part) for part in zip(*parts, strict=True))
+    return TurnFeatures(states, actions, turn_mask)
 
 
 def last_hidden_states(model: Any, backbone: torch.nn.Module, input_ids: Tensor) -> Tensor:
@@ -52,14 +52,14 @@ def last_hidden_states(model: Any, backbone: torch.nn.Module, input_ids: Tensor)
         backbone: The part of the model before the head.
         input_ids: (N, L) token ids, right-padded.
     """
-    seen: list[Tensor] = []
-    hook = backbone.register_forward_hook(lambda module, args, out: seen.append(out.last_hidden_state))
+    hidden_states: list[Tensor] = []
+    hook = backbone.register_forward_hook(lambda module, args, out: hidden_states.append(out.last_hidden_state))
     try:
         with compact_scoring():
             model(input_ids=input_ids, labels=torch.full_like(input_ids, -100), fused_lm_head=True)
     finally:
         hook.remove()
-    return seen[0].float()
+    return hidden_states[0].float()
 
 
 def turn_features(hidden: Tensor, batch: TurnBatch, layout: TurnLayout, turns: int) -> tuple[Tensor, Tensor, Tensor]:
