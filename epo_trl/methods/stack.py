@@ -113,7 +113,7 @@ class Methods(Mapping[str, Method]):
         return next(iter(self.values())).credit(batch)
 
     def shape(self, advantages: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Returns the modified (B, T) advantages and the marks, as entries of TRL's batch."""
+        """Returns the modified (B, T) advantages and the token annotations, as entries of TRL's batch."""
         marks: dict[str, Tensor] = {}
         self._shape_metrics = {}
         for method, hooks in self.items():
@@ -136,7 +136,7 @@ class Methods(Mapping[str, Method]):
 
         Args:
             micro: The forward pass.
-            batch: TRL's batch, which contains the marks.
+            batch: TRL's batch, which contains the token annotations.
         """
         terms = [method.loss(self._marked(name, micro, batch)) for name, method in self.items()]
         given = [term for term in terms if term is not None]
