@@ -2,8 +2,8 @@
 
 Two facts keep the interface small. First, every policy loss in TRL is proportional to the advantage, and advantages may
 differ per token. Weighting a token's loss is therefore the same as weighting its advantage, so most methods are a map
-from advantages to advantages (`shape`). Second, batch statistics are computed once at collection, over all episodes and
-ranks, and never per micro-batch.
+from advantages to advantages (`shape`).
+Second, batch statistics are computed once at collection, over all episodes and ranks, and never per micro-batch.
 """
 
 from __future__ import annotations
