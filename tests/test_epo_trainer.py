@@ -727,15 +727,17 @@ def test_top_entropy_quantile_depends_on_the_cut_and_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "needed"),
     [
-        ({"context": "windowed", "max_prompt_length": 96}, "windowed context needs at least 96 . 6 = 102 tokens"),
+        ({"context": "windowed", "max_prompt_length": 96}, "got 96 . 6 = 102 in windowed context"),
         (
             {"context": "concatenated", "max_prompt_length": 80, "max_turns": 4},
-            "concatenated context needs at least 80 . 4 x 6 = 104 tokens",
+            "got 80 . 4 x 6 = 104 in concatenated context",
         ),
     ],
 )
 def test_a_turn_budget_that_cannot_fit_is_named(tmp_path, changes, needed):
-    with pytest.raises(ValueError, match=f"max_turns, max_prompt_length.*{needed}, but max_position_embeddings is 100"):
+    with pytest.raises(
+        ValueError, match=f"max_turns, max_prompt_length.*max_position_embeddings = 100 tokens, {needed}"
+    ):
         make_trainer(tmp_path, model=make_model(max_position_embeddings=100), **changes)
 
 
@@ -754,8 +756,8 @@ def broken_tokenizer(**changes):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"pad_token": None}, ValueError, "processing_class: the tokenizer has no pad_token"),
-        ({"eos_token": None}, ValueError, "processing_class: the tokenizer has no eos_token"),
+        ({"pad_token": None}, ValueError, "processing_class: expected a tokenizer with `pad_token`"),
+        ({"eos_token": None}, ValueError, "processing_class: expected a tokenizer with `eos_token`"),
         ({"chat_template": None}, ChatTemplateError, "processing_class: the tokenizer has no chat template"),
         (
             {"chat_template": "{{ messages[-1]['content'] }}"},

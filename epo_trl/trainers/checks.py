@@ -22,7 +22,7 @@ def check_tokenizer(tokenizer: Any) -> None:
     for token in ("pad_token", "eos_token"):
         if getattr(tokenizer, token, None) is None:
             raise ValueError(
-                f"processing_class: expected a tokenizer with a {token}, got none. Set one that is not used for "
+                f"processing_class: expected a tokenizer with `{token}`, got none. Set one that is not used for "
                 f"anything else, for example `tokenizer.{token} = '<|endoftext|>'` for a Qwen model."
             )
 
@@ -77,8 +77,8 @@ def warn_of_scale(args: EPOConfig) -> None:
             "loss_type: got 'vespo', which weights an episode by the product of its tokens' ratios over all turns, up "
             f"to max_turns * max_completion_length ({tokens}) factors. An episode of that length whose tokens all have "
             f"a ratio of {_SOME_RATIO} has a weight of {weight:.0e} and gives no signal. Use loss_type: dapo, which "
-            "clips each token's ratio, or add policy_method: gspo, which has one ratio per turn. Or make one update "
-            "per batch (num_iterations: 1, steps_per_generation equal to gradient_accumulation_steps).",
+            "clips each token's ratio, alone or with policy_method: gspo, which has one ratio per turn. Or make one "
+            "update per batch (num_iterations: 1, steps_per_generation equal to gradient_accumulation_steps).",
             stacklevel=2,
         )
 
