@@ -557,9 +557,7 @@ def test_a_saved_adapter_has_no_critic_and_an_adapted_critic_saves_what_it_train
 def test_a_checkpoint_without_its_critic_or_with_another_kind_is_refused(tmp_path):
     resumable(tmp_path, max_steps=3).train()
     checkpoint = str(tmp_path / "checkpoint-3")
-    with pytest.raises(
-        ValueError, match="resume_from_checkpoint: expected the same kind of critic, got .* with 20 extra"
-    ):
+    with pytest.raises(ValueError, match="resume_from_checkpoint: .*same kind of critic, got .* with 20 extra"):
         resumable(tmp_path, "value head", resume_with_changes=True).train(resume_from_checkpoint=checkpoint)
     (tmp_path / "checkpoint-3" / CRITIC_FILE).unlink()
     with pytest.raises(ValueError, match=f"resume_from_checkpoint: .*{CRITIC_FILE} is missing"):

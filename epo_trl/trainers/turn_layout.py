@@ -44,7 +44,7 @@ class TurnLayout:
 
 @dataclass(slots=True)
 class TurnBatch:
-    """N sequences cut out of B rows, with M sampled tokens in total. Lengths and indices are also on the CPU.
+    """N sequences cut out of B rows, with M sampled tokens in total. `lengths` and `numbers` stay on the CPU.
 
     Args:
         input_ids: (N, L) token ids, right-padded with 0.
