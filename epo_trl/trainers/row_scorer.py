@@ -112,11 +112,11 @@ class RowScorer:
             per_token = (scores.log_probs, scores.entropy, scores.values, *restricted)
             parts.append((*(None if x is None else turns.to_rows(x) for x in per_token), scores.aux_loss))
         log_probs, *others, aux_losses = zip(*parts, strict=True)
-        found = RowScores(torch.cat(log_probs), *map(_joined, others))
-        asked.found.append(found)
+        row_scores = RowScores(torch.cat(log_probs), *map(_joined, others))
+        asked.found.append(row_scores)
         return (
-            asked.ratio(found.log_probs),
-            found.entropy if compute_entropy else None,
+            asked.ratio(row_scores.log_probs),
+            row_scores.entropy if compute_entropy else None,
             torch.stack(aux_losses).mean() if compute_aux_loss else None,
         )
 
