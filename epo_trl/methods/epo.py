@@ -50,7 +50,7 @@ class EPO(Tallied):
         return f"{paper}{self.variant}, weight {self.epo_lambda:g}" if self.epo_lambda else ""
 
     def check(self, args: Any) -> None:
-        """Rejects TRL's entropy bonus beside this one: its size depends on how a batch is split."""
+        """Rejects TRL's entropy bonus in addition to this one. Its size depends on how a batch is split."""
         if self.epo_lambda and (args.entropy_coef or args.use_adaptive_entropy):
             raise ValueError(
                 f"entropy_coef: expected 0 with epo_lambda={self.epo_lambda}, got {args.entropy_coef} "

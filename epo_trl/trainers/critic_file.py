@@ -1,4 +1,4 @@
-"""The critic's own file in a checkpoint, beside a policy that is saved without it."""
+"""Saves and loads the critic in a separate file of a checkpoint. The policy is saved without it."""
 
 from __future__ import annotations
 
