@@ -129,9 +129,9 @@ def test_an_adapter_on_a_model_of_the_hub_names_its_base_and_what_to_cite(tmp_pa
 
 def test_what_was_not_used_is_not_cited():
     said = citation("[PPO](https://arxiv.org/abs/1707.06347) with a critic")
-    assert said.startswith("Please cite what was used: [PPO](https://arxiv.org/abs/1707.06347), [TRL](")
+    assert said.startswith("Please cite the following works: [PPO](https://arxiv.org/abs/1707.06347), [TRL](")
     assert "EPO" not in said and "bibtex" not in said
-    assert citation("imitation of a scripted expert").startswith("Please cite what was used: [TRL](")
+    assert citation("imitation of a scripted expert").startswith("Please cite the following works: [TRL](")
 
 
 def test_what_an_environment_says_stays_in_its_cell(tmp_path):

@@ -26,4 +26,4 @@ def citation(method: str) -> str:
     papers = ", ".join([*links.values(), "[TRL](https://github.com/huggingface/trl#citation)"])
     entries = [_BIBTEX[number] for number in links if number in _BIBTEX]
     bibtex = "\n\n```bibtex\n" + "\n\n".join(entries) + "\n```" if entries else ""
-    return f"Please cite what was used: {papers}, and the authors of the environment.{bibtex}"
+    return f"Please cite the following works: {papers}, and the authors of the environment.{bibtex}"
