@@ -721,7 +721,7 @@ def test_top_entropy_quantile_depends_on_the_cut_and_says_so(tmp_path):
     whole, cut = step(8), step(2)
     assert difference(whole, cut) > 0.1 * largest(whole)
     help_text = EPOConfig.__dataclass_fields__["top_entropy_quantile"].metadata["help"]
-    assert "depends on how a batch is cut" in help_text
+    assert "depend on how a batch is split" in help_text
 
 
 @pytest.mark.parametrize(
@@ -770,7 +770,7 @@ def test_a_tokenizer_that_does_not_fit_is_named(tmp_path, changes, error, messag
 
 
 def test_kl_needs_a_model_that_can_be_loaded_again(tmp_path):
-    with pytest.raises(ValueError, match="beta: .*got 0.01, .*save the model and pass its path"):
+    with pytest.raises(ValueError, match="beta: .*got 0.01, .*Save the model and pass its path"):
         make_trainer(tmp_path, beta=0.01)
 
 

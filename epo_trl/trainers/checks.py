@@ -111,7 +111,7 @@ def check_masters(args: EPOConfig) -> None:
     if args.use_transformers_continuous_batching and half and is_split:
         raise ValueError(
             f"use_transformers_continuous_batching: expected False with {half} under FSDP, got True. TRL would cast "
-            f"the weights to {half} permanently. Set it to False, or use vLLM, ZeRO or DDP."
+            f"the weights to {half} permanently. Set it to False, or use_vllm to True, or use ZeRO or DDP."
         )
 
 
