@@ -103,9 +103,9 @@ class SuiteEnvironment:
         if self.done or not self.info:
             raise ValueError(OVER)
         listed, squeezed = self.info["admissible_actions"], " ".join(action.split())
-        said = admissible_spelling(squeezed, listed or ()) or (action.strip() if self._verbatim else squeezed)
-        observation, env_reward, terminated, truncated, info = self._env.step(said)
-        is_valid = bool(said) and bool(info.get("accepted", True)) if listed is None else said in listed
+        matched = admissible_spelling(squeezed, listed or ()) or (action.strip() if self._verbatim else squeezed)
+        observation, env_reward, terminated, truncated, info = self._env.step(matched)
+        is_valid = bool(matched) and bool(info.get("accepted", True)) if listed is None else matched in listed
         self.won = self._settings.is_won(terminated, truncated, info)
         self.turns += 1
         self.invalid_actions += not is_valid
