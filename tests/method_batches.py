@@ -71,7 +71,7 @@ def on_two_ranks(method: Method, advantages: Tensor, batch: Batch, cut: int) -> 
 
 
 def check_two_ranks(method: Method, *, cut: int = 4) -> Tensor:
-    """Checks that two ranks shape as one does, marks and metrics too; returns the advantages of a random batch."""
+    """Checks that two ranks give the result of one; returns the advantages of a random batch."""
     advantages, batch = random_batch()
     whole = method.shape(advantages, batch)
     parts = on_two_ranks(method, advantages, batch, cut)

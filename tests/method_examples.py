@@ -76,7 +76,7 @@ class OneReward(Method):
 
     def __post_init__(self):
         if self.scale <= 0:
-            raise ValueError(f"scale: got {self.scale}, takes a number > 0")
+            raise ValueError(f"scale: expected a number > 0, got {self.scale}")
 
     def turn_rewards(self, episode):
         rewards = [0.0] * len(episode.turns)
@@ -126,7 +126,7 @@ class Counter(Method):
 class Stubborn(Method):
     def check(self, args):
         if args.temperature != 1:
-            raise ValueError(f"temperature: got {args.temperature}, takes 1 with Stubborn")
+            raise ValueError(f"temperature: expected 1 with Stubborn, got {args.temperature}")
 
 
 @dataclass

@@ -239,7 +239,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path, missing):
     del state[missing]
     write_state(checkpoint / STATE_FILE, state)
     seal(str(checkpoint))
-    with pytest.raises(ValueError, match="resume_from_checkpoint: the checkpoint is of an earlier version"):
+    with pytest.raises(ValueError, match="resume_from_checkpoint: expected .*, got one of an earlier version"):
         resumable(tmp_path).train(resume_from_checkpoint=str(checkpoint))
 
 
@@ -629,44 +629,44 @@ def test_weights_are_the_same_with_and_without_evaluation(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"entropy_coef": 0.01}, "entropy_coef: got 0.01 .*epo_lambda=0.001"),
+        ({"entropy_coef": 0.01}, "entropy_coef: expected 0 with epo_lambda=0.001, got 0.01"),
         ({"use_adaptive_entropy": True, "entropy_target": 1.0}, "use_adaptive_entropy=True.*epo_lambda"),
-        ({"smoothing_penalty": "square"}, "smoothing_penalty: got 'square', takes one of .*hinge"),
-        ({"entropy_history": "epoch"}, "entropy_history: got 'epoch', takes one of .*step"),
-        ({"context": "sliding"}, "context: got 'sliding', takes one of .*windowed"),
-        ({"invalid_action": "retry"}, "invalid_action: got 'retry', takes one of .*pass"),
-        ({"epo_lambda": -0.1}, "epo_lambda: got -0.1, takes a number >= 0"),
-        ({"epo_lambda": math.nan}, "epo_lambda: got nan"),
-        ({"kappa_low": 1.5, "kappa_high": 1.0}, "kappa_high: got 1.0, takes a number >= kappa_low"),
-        ({"max_turns": 0}, "max_turns: got 0"),
-        ({"max_completion_length": None}, "max_completion_length: got None"),
-        ({"entropy_history_window": 0}, "entropy_history_window: got 0"),
-        ({"eval_episodes": 0}, "eval_episodes: got 0"),
-        ({"eval_temperature": -0.1}, "eval_temperature: got -0.1, takes a number >= 0"),
-        ({"temperature": 0.0}, "temperature: got 0.0, takes a number > 0"),
-        ({"temperature": math.nan}, "temperature: got nan"),
-        ({"kappa_high": math.nan}, "kappa_high: got nan"),
-        ({"success_reward": math.inf}, "success_reward: got inf, takes a number from -1e.12 to 1e.12"),
-        ({"success_reward": -1e20}, "success_reward: got -1e.20, takes a number from -1e.12 to 1e.12"),
-        ({"invalid_action_penalty": 1e20}, "invalid_action_penalty: got 1e.20, takes a number from -1e.12 to 1e.12"),
-        ({"env_reward_weight": math.nan}, "env_reward_weight: got nan, takes a finite number"),
-        ({"num_iterations": 0}, "num_iterations: got 0, takes a number >= 1"),
-        ({"steps_per_generation": 0}, "steps_per_generation: got 0, takes an integer >= 1 or null"),
-        ({"generation_batch_size": 0}, "generation_batch_size: got 0"),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: got 0"),
-        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size: got 0"),
-        ({"num_generations": 0}, "num_generations: got 0"),
-        ({"max_steps": 0}, "max_steps: got 0, takes an integer >= 1, or -1 for num_train_epochs"),
-        ({"max_steps": -1, "num_train_epochs": 0}, "num_train_epochs: got 0 without max_steps, takes a number > 0"),
-        ({"num_generations_eval": 4}, "num_generations_eval: got 4, takes 1 or null: .*plays every task .* once"),
-        ({"max_aborted_share": 1.5}, "max_aborted_share: got 1.5, takes a number from 0 to 1"),
+        ({"smoothing_penalty": "square"}, "smoothing_penalty: expected one of .*hinge.*got 'square'"),
+        ({"entropy_history": "epoch"}, "entropy_history: expected one of .*step.*got 'epoch'"),
+        ({"context": "sliding"}, "context: expected one of .*windowed.*got 'sliding'"),
+        ({"invalid_action": "retry"}, "invalid_action: expected one of .*pass.*got 'retry'"),
+        ({"epo_lambda": -0.1}, "epo_lambda: expected a number >= 0.*got -0.1"),
+        ({"epo_lambda": math.nan}, "epo_lambda: .*got nan"),
+        ({"kappa_low": 1.5, "kappa_high": 1.0}, "kappa_high: expected a number >= kappa_low.*got 1.0"),
+        ({"max_turns": 0}, "max_turns: .*got 0"),
+        ({"max_completion_length": None}, "max_completion_length: .*got None"),
+        ({"entropy_history_window": 0}, "entropy_history_window: .*got 0"),
+        ({"eval_episodes": 0}, "eval_episodes: .*got 0"),
+        ({"eval_temperature": -0.1}, "eval_temperature: expected a number >= 0.*got -0.1"),
+        ({"temperature": 0.0}, "temperature: expected a number > 0.*got 0.0"),
+        ({"temperature": math.nan}, "temperature: .*got nan"),
+        ({"kappa_high": math.nan}, "kappa_high: .*got nan"),
+        ({"success_reward": math.inf}, "success_reward: expected a number from -1e.12 to 1e.12.*got inf"),
+        ({"success_reward": -1e20}, "success_reward: expected a number from -1e.12 to 1e.12.*got -1e.20"),
+        ({"invalid_action_penalty": 1e20}, "invalid_action_penalty: expected a number from -1e.12 to 1e.12.*got 1e.20"),
+        ({"env_reward_weight": math.nan}, "env_reward_weight: expected a finite number.*got nan"),
+        ({"num_iterations": 0}, "num_iterations: expected a number >= 1.*got 0"),
+        ({"steps_per_generation": 0}, "steps_per_generation: expected an integer >= 1 or null.*got 0"),
+        ({"generation_batch_size": 0}, "generation_batch_size: .*got 0"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: .*got 0"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size: .*got 0"),
+        ({"num_generations": 0}, "num_generations: .*got 0"),
+        ({"max_steps": 0}, "max_steps: expected an integer >= 1, or -1 for num_train_epochs.*got 0"),
+        ({"max_steps": -1, "num_train_epochs": 0}, "num_train_epochs: expected a number > 0 without max_steps, got 0"),
+        ({"num_generations_eval": 4}, "num_generations_eval: expected 1 or null, got 4.*every task .* once"),
+        ({"max_aborted_share": 1.5}, "max_aborted_share: expected a number from 0 to 1.*got 1.5"),
         ({"num_generations": 3}, "num_generations"),
-        ({"loss_type": "ppo"}, "loss_type: got 'ppo', takes one of .*'dapo'"),
-        ({"importance_sampling_level": "turn"}, "importance_sampling_level: got 'turn', takes one of .*'sequence'"),
-        ({"scale_rewards": "all"}, "scale_rewards: got 'all', takes one of .*'batch'"),
-        ({"beta": -1.0}, "beta: got -1.0, takes a number >= 0"),
-        ({"epsilon": math.nan}, "epsilon: got nan, takes a number >= 0"),
-        ({"epsilon_high": -1.0}, "epsilon_high: got -1.0, takes a number >= 0 or null"),
+        ({"loss_type": "ppo"}, "loss_type: expected one of .*'dapo'.*got 'ppo'"),
+        ({"importance_sampling_level": "turn"}, "importance_sampling_level: expected one of .*'sequence'.*got 'turn'"),
+        ({"scale_rewards": "all"}, "scale_rewards: expected one of .*'batch'.*got 'all'"),
+        ({"beta": -1.0}, "beta: expected a number >= 0.*got -1.0"),
+        ({"epsilon": math.nan}, "epsilon: expected a number >= 0.*got nan"),
+        ({"epsilon_high": -1.0}, "epsilon_high: expected a number >= 0 or null.*got -1.0"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -676,7 +676,7 @@ def test_a_bad_setting_is_named(tmp_path, changes, message):
 
 
 def test_a_divisor_of_one_turns_length_is_warned_of(tmp_path):
-    with pytest.warns(UserWarning, match=r"loss_type: got 'dr_grpo', .*max_completion_length \(6\).*max_turns \(3\)"):
+    with pytest.warns(UserWarning, match=r"loss_type: .*got 'dr_grpo', .*max_completion_length \(6\).*max_turns \(3\)"):
         warn_of_scale(make_config(tmp_path, loss_type="dr_grpo"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -693,7 +693,7 @@ def test_trls_own_bonus_is_allowed_without_epo(tmp_path, bonus, without):
 
 @pytest.mark.parametrize("name", ["epo-base", "epo-v2", "turn-band"])
 def test_trls_own_bonus_is_refused_beside_a_variant_of_epo(tmp_path, name):
-    with pytest.raises(ValueError, match="entropy_coef: got 0.01 .*epo_lambda=0.001"):
+    with pytest.raises(ValueError, match="entropy_coef: expected 0 with epo_lambda=0.001, got 0.01"):
         make_config(tmp_path, entropy_coef=0.01, entropy_method=[name])
 
 
@@ -721,21 +721,21 @@ def test_top_entropy_quantile_depends_on_the_cut_and_says_so(tmp_path):
     whole, cut = step(8), step(2)
     assert difference(whole, cut) > 0.1 * largest(whole)
     help_text = EPOConfig.__dataclass_fields__["top_entropy_quantile"].metadata["help"]
-    assert "depends on how a batch is cut" in help_text
+    assert "depend on how a batch is split" in help_text
 
 
 @pytest.mark.parametrize(
     ("changes", "needed"),
     [
-        ({"context": "windowed", "max_prompt_length": 96}, "windowed context needs at least 96 . 6 = 102 tokens"),
+        ({"context": "windowed", "max_prompt_length": 96}, "got 96 . 6 = 102 in windowed context"),
         (
             {"context": "concatenated", "max_prompt_length": 80, "max_turns": 4},
-            "concatenated context needs at least 80 . 4 x 6 = 104 tokens",
+            "got 80 . 4 x 6 = 104 in concatenated context",
         ),
     ],
 )
 def test_a_turn_budget_that_cannot_fit_is_named(tmp_path, changes, needed):
-    with pytest.raises(ValueError, match=f"max_turns, max_prompt_length.*{needed}, but max_position_embeddings is 100"):
+    with pytest.raises(ValueError, match=f"max_turns, .*max_position_embeddings = 100 tokens, {needed}"):
         make_trainer(tmp_path, model=make_model(max_position_embeddings=100), **changes)
 
 
@@ -754,8 +754,8 @@ def broken_tokenizer(**changes):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"pad_token": None}, ValueError, "processing_class: the tokenizer has no pad_token"),
-        ({"eos_token": None}, ValueError, "processing_class: the tokenizer has no eos_token"),
+        ({"pad_token": None}, ValueError, "processing_class: expected a tokenizer with `pad_token`"),
+        ({"eos_token": None}, ValueError, "processing_class: expected a tokenizer with `eos_token`"),
         ({"chat_template": None}, ChatTemplateError, "processing_class: the tokenizer has no chat template"),
         (
             {"chat_template": "{{ messages[-1]['content'] }}"},
@@ -770,7 +770,7 @@ def test_a_tokenizer_that_does_not_fit_is_named(tmp_path, changes, error, messag
 
 
 def test_kl_needs_a_model_that_can_be_loaded_again(tmp_path):
-    with pytest.raises(ValueError, match="beta: got 0.01, .*save the model and pass its path"):
+    with pytest.raises(ValueError, match="beta: .*got 0.01, .*Save the model and pass its path"):
         make_trainer(tmp_path, beta=0.01)
 
 
@@ -782,9 +782,9 @@ def test_a_template_with_an_unknown_field_is_named_before_training(tmp_path):
 
 
 def test_an_unknown_template_and_protocol_are_named(tmp_path):
-    with pytest.raises(TemplateError, match="prompt_template: got 'chess', takes one of"):
+    with pytest.raises(TemplateError, match="prompt_template: .*'chess'"):
         make_trainer(tmp_path, prompt_template="chess")
-    with pytest.raises(ValueError, match="protocol: got 'chess', takes one of"):
+    with pytest.raises(ValueError, match="protocol: .*'chess'"):
         make_trainer(tmp_path, protocol="chess")
 
 

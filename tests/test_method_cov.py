@@ -162,7 +162,7 @@ def test_kl_cov_holds_back_in_the_second_update_however_the_batch_is_cut(tmp_pat
     ],
 )
 def test_kl_cov_is_refused_where_no_update_falls_into_a_batch(tmp_path, passes):
-    with pytest.raises(ValueError, match="num_iterations: got . with .* and the penalty of 'kl-cov' is 0"):
+    with pytest.raises(ValueError, match="num_iterations: .*'kl-cov', got . with"):
         make_config(tmp_path, entropy_method="kl-cov", **passes)
 
 
@@ -187,10 +187,10 @@ def test_kl_cov_is_taken_where_an_update_falls_into_a_batch(tmp_path, passes):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("clip-cov", {"share": 1.5}, "share: got 1.5, takes a number from 0 to 1"),
-        ("clip-cov", {"low": 5.0}, "low, high: got 5.0 and 5.0, takes numbers with 0 <= low < high"),
-        ("kl-cov", {"share": -1}, "share: got -1, takes a number from 0 to 1"),
-        ("kl-cov", {"coefficient": -1}, "coefficient: got -1, takes a number >= 0"),
+        ("clip-cov", {"share": 1.5}, "share: expected a number from 0 to 1.*got 1.5"),
+        ("clip-cov", {"low": 5.0}, "low, high: expected numbers with 0 <= low < high.*got 5.0 and 5.0"),
+        ("kl-cov", {"share": -1}, "share: expected a number from 0 to 1.*got -1"),
+        ("kl-cov", {"coefficient": -1}, "coefficient: expected a number >= 0.*got -1"),
     ],
 )
 def test_bad_settings_are_named(tmp_path, name, settings, message):

@@ -142,15 +142,18 @@ def test_metrics_go_through_a_checkpoint_inside_a_batch(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "'decision-bonus' takes weight, got {}"),
-        ({"weight": 0.1}, "threshold, top_share: got None and None, takes one of them"),
-        ({"weight": 0.1, "threshold": 1, "top_share": 0.1}, "threshold, top_share: got 1 and 0.1, takes one of them"),
-        ({"weight": 0.1, "threshold": "low"}, "got decision-bonus.threshold='low', takes a number"),
-        ({"weight": -1, "threshold": 1}, "weight: got -1, takes a number >= 0"),
-        ({"weight": 0.1, "threshold": "-1e0"}, "threshold: got -1.0, takes a number >= 0"),
-        ({"weight": 0.1, "top_share": 0}, "top_share: got 0, takes a number above 0, at most 1"),
-        ({"weight": 0.1, "top_share": 1.1}, "top_share: got 1.1, takes"),
-        ({"weight": 0.1, "threshold": 1, "schedule": "cosine"}, "end_weight: got None, takes a number >= 0"),
+        ({}, "expected weight for 'decision-bonus', got {}"),
+        ({"weight": 0.1}, "threshold, top_share: expected exactly one of them, got None and None"),
+        (
+            {"weight": 0.1, "threshold": 1, "top_share": 0.1},
+            "threshold, top_share: expected .*got 1 and 0.1",
+        ),
+        ({"weight": 0.1, "threshold": "low"}, "expected a number for decision-bonus.threshold, got 'low'"),
+        ({"weight": -1, "threshold": 1}, "weight: expected a number >= 0.*got -1"),
+        ({"weight": 0.1, "threshold": "-1e0"}, "threshold: expected a number >= 0.*got -1.0"),
+        ({"weight": 0.1, "top_share": 0}, "top_share: expected a number above 0, at most 1.*got 0"),
+        ({"weight": 0.1, "top_share": 1.1}, "top_share: .*got 1.1"),
+        ({"weight": 0.1, "threshold": 1, "schedule": "cosine"}, "end_weight: expected a number >= 0.*got None"),
     ],
 )
 def test_bad_settings_are_named(tmp_path, settings, message):

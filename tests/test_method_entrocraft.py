@@ -68,8 +68,8 @@ def test_the_gradient_is_that_of_the_kept_episodes(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"low_start": 0.8}, "low_start, high_start: got 0.8 and 0.7, takes numbers with 0 <= low_start <= high_start"),
-        ({"high_end": 0.3}, "low_end, high_end: got 0.4 and 0.3, takes numbers with 0 <= low_end <= high_end"),
+        ({"low_start": 0.8}, "low_start, high_start: expected 0 <= low_start <= high_start.*got 0.8 and 0.7"),
+        ({"high_end": 0.3}, "low_end, high_end: expected 0 <= low_end <= high_end.*got 0.4 and 0.3"),
     ],
 )
 def test_bad_settings_are_named(tmp_path, settings, message):

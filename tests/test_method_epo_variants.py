@@ -43,7 +43,7 @@ def test_the_schedule_of_the_second_version_by_hand():
     assert old.beta(6, 10) == 1.0 and new.beta(12, 10) == new.beta(10, 10) and new.beta(0, 1) == 2.0
     assert EPOSecondVersion(smoothing_beta_start=3.0, smoothing_decay=1.0).beta(5, 10) == pytest.approx(1 + 2 / math.e)
     for bad, named in (((-1, 3), "rl_step"), ((0, 0), "total_rl_steps")):
-        with pytest.raises(ValueError, match=f"{named}: got"):
+        with pytest.raises(ValueError, match=f"{named}: .*got"):
             falling_beta(*bad, start=2.0, decay=3.0)
 
 
@@ -161,14 +161,14 @@ def test_the_history_of_a_variant_goes_through_a_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"entropy_method": ["epo", "epo-base"]}, "entropy_method: got 'epo' and 'epo-base', all variants of EPO"),
-        ({"entropy_method": "epo-decay"}, "method_kwargs: 'epo-decay' takes over, end_weight, got {}"),
-        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "over": "time"}}, "over: got 'time', takes one of"),
-        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "end_weight": 9}}, "end_weight: got 9, takes at most"),
-        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "schedule": "constant"}}, "end_weight: got 0.1, takes no"),
+        ({"entropy_method": ["epo", "epo-base"]}, "entropy_method: expected one .*got 'epo' and 'epo-base'"),
+        ({"entropy_method": "epo-decay"}, "method_kwargs: expected over, end_weight for 'epo-decay', got {}"),
+        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "over": "time"}}, "over: expected one of.*got 'time'"),
+        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "end_weight": 9}}, "end_weight: expected at most.*got 9"),
+        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "schedule": "constant"}}, "end_weight: .*got 0.1"),
         ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "max_turns": 9}}, "epo-decay.max_turns, which is a field"),
-        ({"entropy_method": "epo-constant-beta"}, "'epo-constant-beta' takes beta_k, got {}"),
-        ({"entropy_method": "epo-constant-beta", "kwargs": {"beta_k": -1}}, "beta_k: got -1, takes a number >= 0"),
+        ({"entropy_method": "epo-constant-beta"}, "expected beta_k for 'epo-constant-beta', got {}"),
+        ({"entropy_method": "epo-constant-beta", "kwargs": {"beta_k": -1}}, "beta_k: expected a number >= 0.*got -1"),
     ],
 )  # fmt: skip
 def test_bad_settings_are_named(tmp_path, changes, message):

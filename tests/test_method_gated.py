@@ -78,10 +78,10 @@ def test_what_it_counts_goes_through_a_checkpoint_inside_a_batch():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method_kwargs": {"gated": {"weight": 1}}}, "'gated' takes threshold, got"),
-        ({"method_kwargs": {"gated": {"threshold": math.nan, "weight": 1}}}, "threshold: got nan, takes a finite"),
-        ({"method_kwargs": {"gated": {"threshold": 1, "weight": -1}}}, "weight: got -1, takes a number >= 0"),
-        ({**SETTINGS, "env_reward_weight": 0.5}, "env_reward_weight: got 0.5 together with credit 'gated'"),
+        ({"method_kwargs": {"gated": {"weight": 1}}}, "expected threshold for 'gated', got"),
+        ({"method_kwargs": {"gated": {"threshold": math.nan, "weight": 1}}}, "threshold: expected a finite.*got nan"),
+        ({"method_kwargs": {"gated": {"threshold": 1, "weight": -1}}}, "weight: expected a number >= 0.*got -1"),
+        ({**SETTINGS, "env_reward_weight": 0.5}, "env_reward_weight: expected 0 with credit 'gated', got 0.5"),
     ],
 )
 def test_bad_settings_are_named(tmp_path, changes, message):

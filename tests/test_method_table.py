@@ -91,11 +91,11 @@ def test_what_it_needs_is_asked_for(tmp_path, name):
     needs = methods_of(make_config(tmp_path, kind=EPOPPOConfig if name in PPO else EPOConfig, **changes),
                        critic=name in PPO)[name].needs  # fmt: skip
     if Need.VALUES in needs:
-        with pytest.raises(ValueError, match="reads a critic's values"):
+        with pytest.raises(ValueError, match="needs a critic"):
             make_config(tmp_path, **changes)
     if Need.GROUPS in needs:
         credit = {} if SLOT[name] == "credit" else {"credit": "turn"}
-        with pytest.raises(ValueError, match="does not use the critic|compares the episodes of a task"):
+        with pytest.raises(ValueError, match="uses the critic of this trainer|compares the episodes of a task"):
             make_config(tmp_path, kind=EPOPPOConfig, **{**changes, **credit, "num_generations": 1})
 
 

@@ -47,7 +47,7 @@ def test_checkpoint_and_final_folder_have_a_card_with_method_environment_protoco
         data, text = card_of(folder)
         assert not [words for words in FALSE if words in text]
         assert "2509.22576" in text and "2402.03300" in text and "weight 0.001" in text
-        assert "`toy`" in text and "1 of 1" in text and "none: made from scratch" in text
+        assert "`toy`" in text and "1 of 1" in text and "none: trained from scratch" in text
         assert "`strict30`: 30 turns, temperature 0.4" in text
         # Wilson's interval of 2 of 20 at 95 %: 2.8 to 30.1
         assert "| 0 | iid | 10.0 % | 2.8 to 30.1 % | 20 | `strict30` on `toy` |" in text
@@ -129,9 +129,9 @@ def test_an_adapter_on_a_model_of_the_hub_names_its_base_and_what_to_cite(tmp_pa
 
 def test_what_was_not_used_is_not_cited():
     said = citation("[PPO](https://arxiv.org/abs/1707.06347) with a critic")
-    assert said.startswith("Please cite what was used: [PPO](https://arxiv.org/abs/1707.06347), [TRL](")
+    assert said.startswith("Please cite the following works: [PPO](https://arxiv.org/abs/1707.06347), [TRL](")
     assert "EPO" not in said and "bibtex" not in said
-    assert citation("imitation of a scripted expert").startswith("Please cite what was used: [TRL](")
+    assert citation("imitation of a scripted expert").startswith("Please cite the following works: [TRL](")
 
 
 def test_what_an_environment_says_stays_in_its_cell(tmp_path):

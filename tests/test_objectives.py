@@ -137,7 +137,7 @@ def test_schedule_without_decay_is_start_and_then_one():
     ("k", "total", "decay", "named"), [(-1, 10, 3.0, "rl_step"), (0, 0, 3.0, "total_rl_steps"), (0, 10, -1.0, "decay")]
 )
 def test_schedule_names_the_bad_argument(k, total, decay, named):
-    with pytest.raises(ValueError, match=f"{named}: got -?[0-9]"):
+    with pytest.raises(ValueError, match=f"{named}: .*got -?[0-9]"):
         beta_schedule(k, total, start=2.0, end=1.0, decay=decay)
 
 
@@ -267,7 +267,7 @@ def test_penalty_agrees_with_a_plain_loop(entropy, reference, low, width, alpha)
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"kind": "huber"}, "kind: got 'huber'"),
+        ({"kind": "huber"}, "kind: .*got 'huber'"),
         ({"kappa_low": 3.0}, "kappa_low"),
         ({"kappa_low": -0.1}, "kappa_low"),
         ({"alpha": -1.0}, "alpha"),
@@ -416,11 +416,11 @@ def test_weights_carry_no_gradient_and_take_any_kind_of_mask():
 
 
 def test_weights_reject_bad_input():
-    with pytest.raises(ValueError, match=r"turn_ids and response_mask: got \(2, 3\) and \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"turn_ids, response_mask: .*got \(2, 3\) and \(2, 4\)"):
         turn_mean_weights(torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 4))
     with pytest.raises(ValueError, match=r"got \(3,\)"):
         turn_mean_weights(torch.zeros(3, dtype=torch.long), torch.zeros(3))
-    with pytest.raises(ValueError, match="response token has turn id -1"):
+    with pytest.raises(ValueError, match="response token with turn id -1"):
         turn_mean_weights(torch.tensor([[0, -1]]), torch.tensor([[1, 1]]))
 
 
@@ -516,14 +516,14 @@ def test_history_rejects_a_state_of_another_kind(other):
 
 
 def test_history_rejects_bad_settings_and_values():
-    with pytest.raises(ValueError, match="per: got 'token'"):
+    with pytest.raises(ValueError, match="per: .*got 'token'"):
         EntropyHistory(per="token")
-    with pytest.raises(ValueError, match="window: got 0"):
+    with pytest.raises(ValueError, match="window: .*got 0"):
         EntropyHistory(window=0)
     for value in (-0.1, math.nan, math.inf):
-        with pytest.raises(ValueError, match="entropy: got"):
+        with pytest.raises(ValueError, match="entropy: .*got"):
             EntropyHistory().append(value)
-        with pytest.raises(ValueError, match="entropy: got"):
+        with pytest.raises(ValueError, match="entropy: .*got"):
             EntropyHistory(per="turn").append({0: value})
     with pytest.raises(TypeError, match="mapping"):
         EntropyHistory(per="turn").append(1.0)

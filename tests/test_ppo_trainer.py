@@ -557,7 +557,7 @@ def test_a_saved_adapter_has_no_critic_and_an_adapted_critic_saves_what_it_train
 def test_a_checkpoint_without_its_critic_or_with_another_kind_is_refused(tmp_path):
     resumable(tmp_path, max_steps=3).train()
     checkpoint = str(tmp_path / "checkpoint-3")
-    with pytest.raises(ValueError, match="resume_from_checkpoint: .*another kind of critic: 20 parameters"):
+    with pytest.raises(ValueError, match="resume_from_checkpoint: .*same kind of critic, got .* with 20 extra"):
         resumable(tmp_path, "value head", resume_with_changes=True).train(resume_from_checkpoint=checkpoint)
     (tmp_path / "checkpoint-3" / CRITIC_FILE).unlink()
     with pytest.raises(ValueError, match=f"resume_from_checkpoint: .*{CRITIC_FILE} is missing"):
@@ -673,21 +673,21 @@ def test_value_statistics_by_hand():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gamma": 1.1}, "gamma: got 1.1, takes a number from 0 to 1"),
-        ({"gamma": -0.1}, "gamma: got -0.1"),
-        ({"gae_lambda": math.nan}, "gae_lambda: got nan, takes a number from 0 to 1"),
-        ({"credit": "step"}, "credit: got 'step', takes .*'turn', 'token', 'outcome', or 'module:Class'"),
-        ({"critic": "shared"}, "critic: got 'shared', takes one of .*value_head"),
-        ({"critic_warmup_steps": -1}, "critic_warmup_steps: got -1, takes a number >= 0"),
-        ({"value_clip": 0.0}, "value_clip: got 0.0, takes a number > 0 or null"),
-        ({"critic_learning_rate": 0.0}, "critic_learning_rate: got 0.0"),
-        ({"value_coef": -1.0}, "value_coef: got -1.0"),
-        ({"critic": "value_head", "critic_model_name_or_path": "x"}, "critic_model_name_or_path: got 'x', .*head"),
-        ({"critic": "value_head", "critic_use_peft": True}, "critic_use_peft: got True, .*value_head"),
-        ({"num_generations": 0}, "num_generations: got 0"),
+        ({"gamma": 1.1}, "gamma: expected a number from 0 to 1.*got 1.1"),
+        ({"gamma": -0.1}, "gamma: .*got -0.1"),
+        ({"gae_lambda": math.nan}, "gae_lambda: expected a number from 0 to 1.*got nan"),
+        ({"credit": "step"}, "credit: expected .*'turn', 'token', 'outcome', or 'module:Class'.*got 'step'"),
+        ({"critic": "shared"}, "critic: expected one of .*value_head.*got 'shared'"),
+        ({"critic_warmup_steps": -1}, "critic_warmup_steps: expected a number >= 0.*got -1"),
+        ({"value_clip": 0.0}, "value_clip: expected a number > 0 or null.*got 0.0"),
+        ({"critic_learning_rate": 0.0}, "critic_learning_rate: .*got 0.0"),
+        ({"value_coef": -1.0}, "value_coef: .*got -1.0"),
+        ({"critic": "value_head", "critic_model_name_or_path": "x"}, "critic_model_name_or_path: .*got 'x'"),
+        ({"critic": "value_head", "critic_use_peft": True}, "critic_use_peft: .*value_head.*got True"),
+        ({"num_generations": 0}, "num_generations: .*got 0"),
         ({"num_generations": 3}, "num_generations"),
-        ({"per_device_train_batch_size": 1}, "per_device_train_batch_size: got 1 with one step"),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: got 0, takes a number >= 1"),
+        ({"per_device_train_batch_size": 1}, "per_device_train_batch_size: .*got 1 with one step"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: expected a number >= 1.*got 0"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )  # fmt: skip
@@ -704,8 +704,8 @@ def test_the_defaults_are_those_of_the_paper():
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
-        ("few words", "with a vocabulary of .* tokens, takes a model with the policy's tokenizer, which has"),
-        ("other words", "whose tokenizer gives other ids to the same text"),
+        ("few words", "with a vocabulary of .* tokens"),
+        ("other words", "whose tokenizer gives the same text other ids"),
         (None, "whose tokenizer cannot be read"),
     ],
 )
@@ -715,7 +715,7 @@ def test_a_critic_with_another_vocabulary_or_tokenizer_is_named(tmp_path, tokeni
     if tokenizer is not None:
         own.save_pretrained(tmp_path / "critic")
     build_model(own, hidden_size=32, heads=2).save_pretrained(tmp_path / "critic")
-    with pytest.raises(ValueError, match=f"critic_model_name_or_path: got '.*critic'.*{message}"):
+    with pytest.raises(ValueError, match=f"critic_model_name_or_path: .*got '.*critic'.*{message}"):
         make_ppo(tmp_path, critic_model_name_or_path=str(tmp_path / "critic"))
 
 
@@ -724,9 +724,7 @@ def test_a_model_without_a_transformer_of_its_own_is_named(tmp_path):
     type(model).base_model_prefix, kept = "nothing", type(model).base_model_prefix
     try:
         for critic in CRITICS:
-            with pytest.raises(
-                ValueError, match=f"critic: got '{critic}', takes a policy .*base_model_prefix='nothing'"
-            ):
+            with pytest.raises(ValueError, match=f"critic: got '{critic}', .*base_model_prefix='nothing'"):
                 make_ppo(tmp_path, model=model, critic=critic)
     finally:
         type(model).base_model_prefix = kept
@@ -735,21 +733,21 @@ def test_a_model_without_a_transformer_of_its_own_is_named(tmp_path):
 def test_a_value_head_on_virtual_tokens_is_refused(tmp_path):
     peft = pytest.importorskip("peft")
     prefix = peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
-    with pytest.raises(ValueError, match="critic: got 'value_head' with PromptTuningConfig, .*takes 'separate'"):
+    with pytest.raises(ValueError, match="critic: expected 'separate' with PromptTuningConfig, got 'value_head'"):
         make_ppo(tmp_path, critic="value_head", peft_config=prefix)
 
 
 def test_other_impossible_combinations_are_named(tmp_path):
-    with pytest.raises(ValueError, match="reward_funcs: got reward functions, takes none"):
+    with pytest.raises(ValueError, match="reward_funcs: expected none.*got reward functions"):
         make_ppo(tmp_path, reward_funcs=[lambda **kwargs: [0.0]])
-    with pytest.raises(ValueError, match="critic_use_peft: got True for a policy without adapter"):
+    with pytest.raises(ValueError, match="critic_use_peft: expected False for a policy without an adapter, got True"):
         make_ppo(tmp_path, critic_use_peft=True)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = make_ppo(tmp_path, model=model, optimizers=(optimizer, None))
-    with pytest.raises(ValueError, match="optimizers: got an optimizer that was made before"):
+    with pytest.raises(ValueError, match="optimizers: .*got an optimizer created before"):
         trainer.train()
     trainer = make_ppo(tmp_path, critic_warmup_steps=2, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps",
                        eval_steps=1)  # fmt: skip
-    with pytest.raises(ValueError, match="critic_warmup_steps: got 2 with lr_scheduler_type=.*cosine"):
+    with pytest.raises(ValueError, match="critic_warmup_steps: expected 0 with lr_scheduler_type=.*got 2.*cosine"):
         trainer.train()

@@ -150,7 +150,7 @@ def test_ranks_with_the_same_error_leave_it_to_the_first(rank, waits, typed, mon
         (["--epo_lamb", "0"], r"--epo_lamb: unknown.*did you mean --epo_lambda\?"),
         (["--max_step=3"], r"--max_step: unknown.*did you mean --max_steps\?"),
         (["--max_steps", "many"], "max_steps.*invalid int value: 'many'"),
-        (["--epo_lambda", "-1"], "epo_lambda: got -1.0, takes a number >= 0"),
+        (["--epo_lambda", "-1"], "epo_lambda: expected a number >= 0, got -1.0"),
         (["--num_generations", "3"], "generation_batch_size"),
         (["--method_kwargs", "{ea: }"], "method_kwargs: got '{ea: }', takes 'name: value' pairs as JSON"),
         (["--config"], "--config: got nothing, takes a YAML file"),

@@ -254,7 +254,7 @@ def test_packed_turns_have_no_padding_and_positions_of_their_own():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_packing_is_taken_by_models_that_keep_turns_apart(family, dtype):
     model = make_model(family).to(dtype)
-    with pytest.warns(UserWarning, match=r"pack_turns: 'sdpa' attention works on the whole row"):
+    with pytest.warns(UserWarning, match=r"pack_turns: got True with 'sdpa' attention, which computes the whole row"):
         check_packing(model.train(), "sdpa")
     assert model.training
 
@@ -292,7 +292,7 @@ def test_packing_is_judged_by_the_rounding_of_what_computes(difference, dtype, a
         if fits:
             check_packing(model, "flash_attention_2")
         else:
-            with pytest.raises(ValueError, match=r"pack_turns: got True"):
+            with pytest.raises(ValueError, match=r"pack_turns: expected"):
                 check_packing(model, "flash_attention_2")
 
 
@@ -319,7 +319,7 @@ def test_packing_is_refused_where_turns_reach_each_other():
         model = AutoModelForCausalLM.from_config(config)
         for weight in model.parameters():
             weight.data.normal_(0, 0.3)
-        with pytest.raises(ValueError, match="pack_turns: got True with a model that does not keep the turns of a row"):
+        with pytest.raises(ValueError, match="pack_turns: expected a model whose attention uses position_ids"):
             check_packing(model, "flash_attention_2")
 
 

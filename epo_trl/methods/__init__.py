@@ -1,4 +1,4 @@
-"""Methods of training: credit, entropy control, changes of the policy loss. One file each."""
+"""Training methods: credit assignment, entropy control, changes to the policy loss. One file per method."""
 
 from epo_trl.methods.base import Batch, Credit, Group, Method, MicroBatch, Need, Ranks, Shaped, StepSummary
 from epo_trl.methods.registry import METHODS, as_names, methods_of

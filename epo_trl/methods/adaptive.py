@@ -1,4 +1,4 @@
-"""An entropy bonus whose coefficient seeks a target entropy (Skywork-OR1, arXiv 2505.22312)."""
+"""Adaptive entropy control (Skywork-OR1, arXiv 2505.22312): an entropy bonus that tracks a target entropy."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from epo_trl.methods.base import Method, MicroBatch, StepSummary
 class AdaptiveEntropy(Method):
     """Adds `-c_k * L_H`, with EPO's mean L_H (Eq. 4), while the entropy is at most the target.
 
-    After each RL step `c` grows by `delta` if its mean entropy over tokens was at most `target`, at most to `maximum`,
-    and shrinks by `delta` otherwise, never below 0. As in the paper, a step above the target is followed by one without
-    a bonus.
+    After each RL step, `c` grows by `delta`, up to `maximum`, if the step's mean token entropy was at most `target`.
+    Otherwise it shrinks by `delta`, down to 0. As in the paper, the step after one above the target has no bonus.
 
     Args:
-        target: Entropy per token to keep, in nats. The paper has 0.2 for mathematics; it depends on model and task.
-        delta: The paper's 0.005.
-        start: The first coefficient.
-        maximum: The highest. The 0.005 of the authors' script for 7B, which moves by 0.0001 a step; TRL's own adaptive
-            bonus has 1.
+        target: Target entropy per token, in nats. The paper uses 0.2 for mathematics; it depends on model and task.
+        delta: Change of the coefficient per RL step. The paper uses 0.005.
+        start: Initial coefficient.
+        maximum: Upper bound of the coefficient. The authors' 7B script uses 0.005 and moves by 0.0001 per step; TRL's
+            own adaptive bonus uses 1.
     """
 
     target: float
@@ -36,23 +35,23 @@ class AdaptiveEntropy(Method):
     def __post_init__(self) -> None:
         for name in ("target", "delta", "start", "maximum"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes a number >= 0")
+                raise ValueError(f"{name}: expected a number >= 0, got {getattr(self, name)}")
         if self.start > self.maximum:
-            raise ValueError(f"start: got {self.start}, takes a number <= maximum ({self.maximum})")
+            raise ValueError(f"start: expected a number <= maximum ({self.maximum}), got {self.start}")
         self.coefficient, self.active = self.start, True
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name, its paper and the target."""
         return f"[adaptive entropy control](https://arxiv.org/abs/2505.22312), target {self.target:g}"
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
-        """Returns the bonus."""
+        """Returns the entropy bonus."""
         if not (self.active and self.coefficient):
             return None
         return -self.coefficient * micro.turn_mean(micro.entropy)
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Moves the coefficient; a batch without a token, or with an entropy that is not finite, leaves it."""
+        """Updates the coefficient, unless the batch has no token or its entropy is not finite."""
         used = self.coefficient if self.active else 0.0
         if math.isfinite(step.entropy):
             self.active = step.entropy <= self.target
@@ -61,9 +60,9 @@ class AdaptiveEntropy(Method):
         return {"adaptive/coefficient": used}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the coefficient."""
+        """Returns the coefficient, and whether the next step has a bonus."""
         return {"coefficient": self.coefficient, "active": self.active}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes it up."""
+        """Restores the coefficient."""
         self.coefficient, self.active = state["coefficient"], state["active"]

@@ -1,4 +1,4 @@
-"""AEM, adaptive entropy modulation (arXiv 2605.00425): what a turn counts goes by its entropy in its group."""
+"""AEM, adaptive entropy modulation (arXiv 2605.00425): weights turns by their entropy relative to their group."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from epo_trl.methods.token_statistics import on_tokens, per_turn_means, turns_by
 class AEM(Method):
     """`A' = A * exp(-T h) / mean exp(-T h)`, equal for all tokens of a response, that is, of a turn.
 
-    h is the response's mean token entropy, scaled so that it runs from 0 to 1 over the responses of its group on all
-    ranks; the mean is over the same responses. Where all are equal the weight is 1. The weight carries no gradient.
+    h is the mean token entropy of the response, scaled to run from 0 to 1 over the responses of its group on all ranks.
+    The mean is over the same responses. If all entropies are equal, the weights are 1. The weights carry no gradient.
 
     Args:
-        temperature: T, the paper's 1. With 0 all weights are 1.
+        temperature: T. The paper uses 1. With 0 all weights are 1.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
@@ -30,27 +30,27 @@ class AEM(Method):
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature: got {self.temperature}, takes a number >= 0")
+            raise ValueError(f"temperature: expected a number >= 0, got {self.temperature}")
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name, its paper and T."""
         return f"[AEM, adaptive entropy modulation](https://arxiv.org/abs/2605.00425), T {self.temperature:g}"
 
     def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
-        """Returns the weighted advantages."""
+        """Weights the advantages by the entropy of their turn."""
         assert batch.entropy is not None
-        entropy, there = per_turn_means(batch.entropy, batch)
-        groups = turns_by_group(entropy, there, batch)
+        entropy, turn_mask = per_turn_means(batch.entropy, batch)
+        groups = turns_by_group(entropy, turn_mask, batch)
         weights = torch.ones_like(entropy)
         for i, group in enumerate(batch.group_ids.tolist()):
             if group in groups:
-                weights[i] = torch.where(there[i], self._relative(entropy[i], groups[group]), 1.0)
-        every = torch.cat([self._relative(values, values) for values in groups.values()] or [weights.new_ones(1)])
-        metrics = {"aem/weight_min": float(every.min()), "aem/weight_max": float(every.max())}
+                weights[i] = torch.where(turn_mask[i], self._relative(entropy[i], groups[group]), 1.0)
+        all_weights = torch.cat([self._relative(values, values) for values in groups.values()] or [weights.new_ones(1)])
+        metrics = {"aem/weight_min": float(all_weights.min()), "aem/weight_max": float(all_weights.max())}
         return Shaped(advantages * on_tokens(weights, batch).to(advantages.dtype), metrics=metrics)
 
     def _relative(self, entropy: Tensor, group: Tensor) -> Tensor:
-        """Returns the weights of responses with that entropy among those of their group."""
+        """Returns the weights of responses with this entropy, relative to their group."""
         low, width = group.min(), group.max() - group.min()
         width = torch.where(width > 0, width, 1.0)
         weight, others = ((-self.temperature * (x - low) / width).exp() for x in (entropy, group))

@@ -1,4 +1,4 @@
-"""AEPO, agentic entropy-balanced policy optimization (arXiv 2510.14545): its loss, without its branching rollout."""
+"""AEPO, agentic entropy-balanced policy optimization (arXiv 2510.14545): its loss, without the branching rollout."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 @dataclass
 class AEPO(Method):
-    """`A' = A * (1 + alpha * z)`, and a gradient for tokens that the policy loss has clipped from above.
+    """`A' = A * (1 + alpha * z)`, and a gradient for tokens that the policy loss clips from above.
 
-    z is the token's entropy, minus its mean and over its deviation, both over the sampled tokens of the batch, on all
-    ranks; it carries no gradient. Where `A' > 0` and the ratio r is above `1 + epsilon_high`, the clipped loss
-    `-A' (1 + epsilon_high)` is constant; here it is `-A' (1 + epsilon_high) r / sg(r)`, with the same value and a
-    gradient.
+    z is the token's entropy, standardised with the mean and the standard deviation over the sampled tokens of the batch
+    on all ranks. It carries no gradient. Where `A' > 0` and the ratio r exceeds `1 + epsilon_high`, the clipped loss
+    `-A' (1 + epsilon_high)` is constant. AEPO uses `-A' (1 + epsilon_high) r / sg(r)` instead, which has the same value
+    and a gradient.
 
     Args:
-        alpha: The authors' 0.2.
-        keep_clipped: Whether clipped tokens keep that gradient.
+        alpha: Strength of the entropy weighting. The authors use 0.2.
+        keep_clipped: Whether clipped tokens keep a gradient.
         epsilon: TRL's field.
-        epsilon_high: TRL's field; `None` for `epsilon`.
+        epsilon_high: TRL's field; `None` means `epsilon`.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
@@ -41,36 +41,36 @@ class AEPO(Method):
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < math.inf:
-            raise ValueError(f"alpha: got {self.alpha}, takes a number >= 0")
+            raise ValueError(f"alpha: expected a number >= 0, got {self.alpha}")
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name, its paper and alpha."""
         return f"[AEPO](https://arxiv.org/abs/2510.14545) without its branching rollout, alpha {self.alpha:g}"
 
     def check(self, args: Any) -> None:
-        """Refuses losses that clip otherwise, or leave out tokens whose gradient this would bring back."""
+        """Rejects losses with another form of clipping, and settings that exclude tokens from the loss."""
         if not self.keep_clipped:
             return
         if args.loss_type not in _CLIPPED_LOSSES:
             raise ValueError(
-                f"loss_type: got {args.loss_type!r}, which has no upper clip for 'aepo' to keep the gradient of; takes "
-                f"one of {_CLIPPED_LOSSES}, or keep_clipped=false in method_kwargs"
+                f"loss_type: expected one of {_CLIPPED_LOSSES}, got {args.loss_type!r}, which has no upper clip whose "
+                "gradient 'aepo' could keep. Set another loss_type, or keep_clipped=false in method_kwargs."
             )
         if "gspo" in args.policy_method or args.importance_sampling_level != "token":
             raise ValueError(
-                f"policy_method, importance_sampling_level: got {args.policy_method} and "
-                f"{args.importance_sampling_level!r}, where 'aepo' looks for clipped tokens by their own ratio; takes "
-                "the ratio of tokens, or keep_clipped=false in method_kwargs"
+                f"policy_method, importance_sampling_level: expected a ratio per token, got {args.policy_method} and "
+                f"{args.importance_sampling_level!r}. 'aepo' finds clipped tokens by their own ratio. Use token-level "
+                "ratios, or set keep_clipped=false in method_kwargs."
             )
         for field, neutral in (("top_entropy_quantile", 1.0), ("off_policy_mask_threshold", None)):
             if getattr(args, field) != neutral:
                 raise ValueError(
-                    f"{field}: got {getattr(args, field)}, which leaves out tokens whose gradient 'aepo' would bring "
-                    f"back; takes {neutral}, or keep_clipped=false in method_kwargs"
+                    f"{field}: expected {neutral}, got {getattr(args, field)}. It excludes tokens whose gradient "
+                    "'aepo' would restore. Set keep_clipped=false in method_kwargs to use it."
                 )
 
     def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
-        """Returns the weighted advantages."""
+        """Weights the advantages by the standardised entropies."""
         assert batch.entropy is not None
         mean, deviation = token_moments(batch.entropy, batch)
         factors = 1 + self.alpha * (batch.entropy - mean) / (deviation or 1.0)
@@ -79,7 +79,7 @@ class AEPO(Method):
         return Shaped(advantages * factors.to(advantages.dtype), metrics=metrics)
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
-        """Returns 0, with the gradient that the clipped tokens have lost."""
+        """Returns a term of value 0 that restores the gradient of the clipped tokens."""
         if not self.keep_clipped:
             return None
         bound = 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)

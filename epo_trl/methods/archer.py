@@ -1,4 +1,4 @@
-"""ArCHer's credit (arXiv 2402.19446): a turn against its state, by critics that learn from earlier batches too."""
+"""ArCHer's credit (arXiv 2402.19446): the advantage of a turn over its state, from critics trained off-policy."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ ENDED = (StopReason.WON, StopReason.LOST)
 class ArCHer(Tallied):
     """`A = min(Q_1, Q_2) - min(V_1, V_2)`, equal for all tokens of a turn.
 
-    Where it differs from the source: the critics read what the frozen policy at the start of RL makes of a turn, and
-    have no RoBERTa of their own to train, so what is in the replay stays true; V is drawn to Q at the replayed action,
-    not at one that the policy samples anew; the policy learns from the new batch alone, through TRL's loss.
+    It differs from the source in three ways. The critics read the reference policy's hidden states of a turn instead of
+    training a RoBERTa, so transitions in the replay buffer never go stale. V regresses to Q at the replayed action, not
+    at an action resampled from the policy. The policy learns from the new batch alone, through TRL's loss.
 
     Args:
-        gamma: Discount from turn to turn. The source's 0.9.
-        polyak: Share of the critics that the targets take up in each update of them. The source's 0.1.
-        learning_rate: Of the critics' Adam. The source's 1e-3.
-        critic_epochs: Passes through the replay in each RL step. The source's 3, of another kind: see docs/credit.md.
-        warmup_rl_steps: First RL steps in which all advantages are 0. The source's code has 20.
-        replay_size: Turns that are kept, the newest of all ranks. Ours; the source keeps them all.
-        batch_size: Turns of an update. Ours.
-        hidden_size: Width of the two hidden layers of each critic. Ours.
-        cut_ends: Whether an episode that was cut off counts as ended, as in the source's code; false leaves its last
-            turn out of the replay, since what came after it is not known.
+        gamma: Discount from turn to turn. The source uses 0.9.
+        polyak: Step size of the target critics towards the critics in each update. The source uses 0.1.
+        learning_rate: Learning rate of the critics' Adam. The source uses 1e-3.
+        critic_epochs: Passes over the replay buffer in each RL step. The source's 3 are defined differently: see
+            docs/credit.md.
+        warmup_rl_steps: Number of initial RL steps in which all advantages are 0. The source's code uses 20.
+        replay_size: Number of turns in the replay buffer, the newest of all ranks. Not in the source, which keeps all.
+        batch_size: Number of turns per update. Not in the source.
+        hidden_size: Width of the two hidden layers of each critic. Not in the source.
+        cut_ends: Whether to treat a truncated episode as terminated, as in the source's code. With false, its last turn
+            is not stored, because its next state is unknown.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.FEATURES, Need.TURN_REWARDS})
@@ -56,44 +57,44 @@ class ArCHer(Tallied):
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 1:
-            raise ValueError(f"gamma: got {self.gamma}, takes a number from 0 to 1")
+            raise ValueError(f"gamma: expected a number from 0 to 1, got {self.gamma}")
         if not 0 < self.polyak <= 1:
-            raise ValueError(f"polyak: got {self.polyak}, takes a number above 0, up to 1")
+            raise ValueError(f"polyak: expected a number above 0, up to 1, got {self.polyak}")
         if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate: got {self.learning_rate}, takes a number > 0")
+            raise ValueError(f"learning_rate: expected a number > 0, got {self.learning_rate}")
         for name in ("critic_epochs", "replay_size", "batch_size", "hidden_size"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes an integer >= 1")
+                raise ValueError(f"{name}: expected an integer >= 1, got {getattr(self, name)}")
         if self.warmup_rl_steps < 0:
-            raise ValueError(f"warmup_rl_steps: got {self.warmup_rl_steps}, takes an integer >= 0")
-        self.critics: TwinCritics | None = None  # made of the first turns
+            raise ValueError(f"warmup_rl_steps: expected an integer >= 0, got {self.warmup_rl_steps}")
+        self.critics: TwinCritics | None = None  # created from the first turns
         # RL steps, Q losses, V losses; turns, Q, V, advantages, their squares.
         self.tally = Tally(8)
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name and its paper."""
         return "[ArCHer](https://arxiv.org/abs/2402.19446)"
 
     def credit(self, batch: Batch) -> Credit:
-        """Returns one advantage per turn, by critics that have learned from the batch and those before. Collective."""
+        """Trains the critics on this batch and the replay buffer, and returns one advantage per turn. Collective."""
         per_turn = torch.zeros_like(batch.turn_rewards)
         losses = self._learn(batch)
         if self.critics is None or losses is None:
             return Credit(on_tokens(per_turn, batch) * batch.mask)
         assert batch.features is not None
-        there = batch.features.there
+        turn_mask = batch.features.there
         with torch.no_grad(), torch.autocast(per_turn.device.type, enabled=False):
-            states, actions = batch.features.states[there], batch.features.actions[there]
+            states, actions = batch.features.states[turn_mask], batch.features.actions[turn_mask]
             q, v = self.critics.q(states, actions).amin(0), self.critics.v(states).amin(0)
         advantages = q - v
         sums = torch.stack([x.double().sum() for x in (q, v, advantages, advantages.square())])
         self.tally.add(1.0, *losses, len(q), *sums.tolist())
         if batch.rl_step >= self.warmup_rl_steps:
-            per_turn[there] = advantages
+            per_turn[turn_mask] = advantages
         return Credit(on_tokens(per_turn, batch) * batch.mask)
 
     def _learn(self, batch: Batch) -> tuple[float, float] | None:
-        """Adds the batch of all ranks to the replay and trains; returns the losses, `None` if there is no turn yet."""
+        """Adds the batch of all ranks to the replay buffer and trains; returns the losses, or `None` without a turn."""
         parts = batch.ranks.gather([transitions(batch, cut_ends=self.cut_ends).to("cpu")])
         new = Transitions.joined(parts).to(batch.turn_rewards.device)
         if self.critics is None:
@@ -108,7 +109,7 @@ class ArCHer(Tallied):
         return CriticSettings(**{name: getattr(self, name) for name in CriticSettings.__dataclass_fields__})
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Returns what the critics think of the batch, and how well they fit the replay."""
+        """Returns the critics' mean estimates on the batch and their losses on the replay buffer."""
         steps, q_loss, v_loss, turns, q, v, advantage, squared = self.tally.take(step.ranks)
         steps, turns = max(steps, 1), max(turns, 1)
         return {
@@ -122,26 +123,26 @@ class ArCHer(Tallied):
         }
 
     def learned_state(self) -> dict[str, Any]:
-        """Returns the critics and the replay."""
+        """Returns the critics and the replay buffer."""
         return self.critics.state_dict() if self.critics else {}
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Takes them up."""
+        """Restores the critics and the replay buffer."""
         self.critics = TwinCritics.from_state(self._settings, state)
 
 
 def transitions(batch: Batch, *, cut_ends: bool) -> Transitions:
-    """Returns the turns of this rank's episodes, episode by episode.
+    """Returns the turns of this rank's episodes as transitions, episode by episode.
 
     Args:
-        batch: With features.
+        batch: A batch with features.
         cut_ends: See `ArCHer`.
     """
     assert batch.features is not None
-    states, actions, there = batch.features.states, batch.features.actions, batch.features.there
-    last = there & ~torch.cat([there[:, 1:], torch.zeros_like(there[:, :1])], dim=1)
-    cut = torch.tensor([episode.stop not in ENDED for episode in batch.episodes], device=there.device)
-    known = there if cut_ends else there & ~(last & cut.unsqueeze(1))
+    states, actions, turn_mask = batch.features.states, batch.features.actions, batch.features.there
+    last = turn_mask & ~torch.cat([turn_mask[:, 1:], torch.zeros_like(turn_mask[:, :1])], dim=1)
+    cut = torch.tensor([episode.stop not in ENDED for episode in batch.episodes], device=turn_mask.device)
+    known = turn_mask if cut_ends else turn_mask & ~(last & cut.unsqueeze(1))
     next_states = torch.cat([states[:, 1:], torch.zeros_like(states[:, :1])], dim=1)
     parts: list[Tensor] = [states, actions, batch.turn_rewards.float(), next_states, last]
     return Transitions(*(part[known] for part in parts))

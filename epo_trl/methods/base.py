@@ -1,8 +1,9 @@
-"""What a method of training can do: take part when a batch is collected, or when its loss is computed.
+"""Base class of training methods: hooks at batch collection and in the loss, and the data passed to them.
 
-Two facts keep this small. Every policy loss of TRL is proportional to the advantage, which may differ from token to
-token, so a weight on a token's loss is a weight on its advantage: most methods are a map from advantages to advantages
-(`shape`). And statistics of a batch belong to its collection, over all episodes and ranks, not to micro-batches.
+Two facts keep the interface small. First, every policy loss in TRL is proportional to the advantage, and advantages may
+differ per token. Weighting a token's loss is therefore the same as weighting its advantage, so most methods are a map
+from advantages to advantages (`shape`).
+Second, batch statistics are computed once at collection, over all episodes and ranks, and never per micro-batch.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from epo_trl.types import Episode
 
 
 class Need(StrEnum):
-    """What has to be there before a method can work."""
+    """Inputs that a method requires."""
 
-    GROUPS = "groups"  # several episodes of each task
-    SCORES = "scores"  # log-probs and entropies of the policy that played: a pass without gradient, unless TRL makes it
+    GROUPS = "groups"  # several episodes per task
+    SCORES = "scores"  # log-probs and entropies under the behaviour policy: a no-grad pass, unless TRL already makes it
     VALUES = "values"  # a critic
-    NUCLEUS = "nucleus"  # tokens to which the policy at the start of RL gives more than the method's `cut`
-    FEATURES = "features"  # what the policy at the start of RL makes of each turn, as vectors
-    TURN_REWARDS = "turn_rewards"  # the rewards of single turns, which no reward function of TRL's sees or changes
-    TOP_P = "top_p"  # the policy's own nucleus: the fewest tokens that together have the method's `top_p`
+    NUCLEUS = "nucleus"  # the reference nucleus: tokens with a reference probability above the method's `cut`
+    FEATURES = "features"  # hidden states of each turn under the reference policy
+    TURN_REWARDS = "turn_rewards"  # per-turn rewards, which TRL's reward functions neither see nor change
+    TOP_P = "top_p"  # the policy's own nucleus: the smallest set of tokens with total probability `top_p`
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What a method can ask the other processes for. Both calls are collective: every rank makes them.
+    """Communication between processes. `sum` and `gather` are collective: every rank must call them.
 
     Args:
         sum: Sums a tensor over all ranks.
         gather: Joins lists of plain Python objects, in the order of the ranks.
-        index: Of this process.
+        index: Rank of this process.
         count: Number of processes.
     """
 
@@ -52,24 +53,24 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What was collected for one RL step: this rank's B episodes, with T completion tokens and at most K turns.
+    """Episodes collected for one RL step: this rank's B episodes, with T completion tokens and at most K turns.
 
     Args:
-        episodes: B of them. Those without `is_usable` carry no signal.
-        group_ids: (B,) integers; episodes of one task have one number, on other ranks too.
-        turn_rewards: (B, K), 0 beyond an episode's last turn and for episodes without a signal.
-        group_advantages: (B,) TRL's: the episode's total reward against its group's, 0 without a signal.
+        episodes: B episodes. Those without `is_usable` carry no signal.
+        group_ids: (B,) integers; episodes of the same task share an id across ranks.
+        turn_rewards: (B, K) reward of each turn; 0 beyond an episode's last turn and for episodes without a signal.
+        group_advantages: (B,) TRL's advantages: the episode's total reward relative to its group, 0 without a signal.
         turn_ids: (B, T) turn of each token, -1 on padding.
-        mask: (B, T), 1 on the sampled tokens that the loss counts.
-        ranks: The other processes.
-        rl_step: From 0.
-        total_rl_steps: Of the run.
-        logps: (B, T) log-probability of each token under the policy that played, in nats, with `Need.SCORES`.
-        entropy: (B, T) entropy of its distribution, in nats, with `Need.SCORES`.
-        top_p_entropy: (B, T) the same over its own nucleus, with `Need.SCORES` and `Need.TOP_P`.
-        values: (B, T) the critic's value before each token, in units of reward, with `Need.VALUES`.
-        final_values: (B,) its value of the state after the last turn, 0 where the episode terminated.
-        features: Of the turns, with `Need.FEATURES`.
+        mask: (B, T), 1 on the sampled tokens that count in the loss.
+        ranks: Communication with the other processes.
+        rl_step: Index of the RL step, from 0.
+        total_rl_steps: Number of RL steps in the run.
+        logps: (B, T) log-probability of each token under the behaviour policy, in nats. Requires `Need.SCORES`.
+        entropy: (B, T) entropy of the behaviour policy at each token, in nats. Requires `Need.SCORES`.
+        top_p_entropy: (B, T) entropy over the policy's own nucleus. Requires `Need.SCORES` and `Need.TOP_P`.
+        values: (B, T) the critic's value before each token, in units of reward. Requires `Need.VALUES`.
+        final_values: (B,) the critic's value of the state after the last turn, 0 where the episode terminated.
+        features: Hidden states of the turns. Requires `Need.FEATURES`.
     """
 
     episodes: Sequence[Episode]
@@ -91,12 +92,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The episodes of one task, on whichever ranks they were played.
+    """The episodes of one task, collected on any rank.
 
     Args:
         returns: Total reward of each episode.
-        won: Whether each solved the task.
-        usable: Whether each carries a signal.
+        won: Whether each episode solved the task.
+        usable: Whether each episode carries a signal.
     """
 
     returns: tuple[float, ...]
@@ -106,14 +107,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Who gets how much of the outcome.
+    """Advantages assigned to the tokens of a batch, and what the critic is trained on.
 
     Args:
         advantages: (B, T), 0 where no token was sampled.
-        returns: (B, T) targets of the critic; `None` without one.
-        points: (B, T) boolean, where the critic is trained; `None` without one.
-        outcomes: (B, K) discounted rewards from each turn on, NaN for a turn without a decision: if no two episodes
-            differ in them, the trainer sets the advantages to 0. `None` leaves the advantages as they are.
+        returns: (B, T) targets of the critic; `None` without a critic.
+        points: (B, T) boolean, the tokens on which the critic is trained; `None` without a critic.
+        outcomes: (B, K) discounted reward-to-go of each turn, NaN for a turn without a decision. If they are equal in
+            all episodes, the trainer sets the advantages to 0. `None` leaves the advantages unchanged.
     """
 
     advantages: Tensor
@@ -124,12 +125,12 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """Advantages after a method has changed them.
+    """Advantages modified by a method.
 
     Args:
-        advantages: (B, T).
-        marks: (B, T) tensors by name, which `loss` finds in its micro-batches.
-        metrics: What to log of this batch, by full name, equal on all ranks.
+        advantages: (B, T) modified advantages.
+        marks: (B, T) tensors by name, passed on to `loss` in its micro-batches.
+        metrics: Metrics of this batch by full name, equal on all ranks.
     """
 
     advantages: Tensor
@@ -139,26 +140,28 @@ class Shaped:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward pass of the policy gave: b rows of T completion tokens.
+    """Outputs of one forward pass of the policy: b rows of T completion tokens.
 
     Args:
-        logps: (b, T) in nats, with gradient.
-        entropy: (b, T) in nats, with gradient.
-        old_logps: (b, T) under the policy that played; equal to `logps` as long as there was no update in between.
-        advantages: (b, T).
-        turn_ids: (b, T), -1 on padding.
-        mask: (b, T), 1 on the sampled tokens that the loss counts.
-        num_episodes: Episodes with a token in the loss in the whole batch, all ranks together.
-        policy_mean: Sums (b, T) values of tokens with the weights that the policy loss gives to tokens. A term of
-            `loss` made of it counts like the policy loss, `policy_mean(x)` as much as advantages of `-x`.
-        rl_step: From 0.
-        total_rl_steps: Of the run.
-        nucleus_entropy: (b, T) in nats, with gradient: entropy of the policy over the tokens to which the policy at the
-            start of RL gives more than `cut`, renormalised; 0 where those are less than two. With `Need.NUCLEUS`.
-        choice: (b, T) boolean, where they are two or more, with `Need.NUCLEUS`.
-        top_p_entropy: (b, T) the same over the fewest tokens that have `top_p` of the policy now, with `Need.TOP_P`.
-        compute_dtype: What the logits were computed in: two passes of one policy differ by its rounding.
-        marks: What the method's `shape` has attached to these rows.
+        logps: (b, T) log-probabilities in nats, with gradient.
+        entropy: (b, T) entropies in nats, with gradient.
+        old_logps: (b, T) under the behaviour policy; equal to `logps` until the first update on the batch.
+        advantages: (b, T) advantages after all methods.
+        turn_ids: (b, T) turn of each token, -1 on padding.
+        mask: (b, T), 1 on the sampled tokens that count in the loss.
+        num_episodes: Number of episodes in the whole batch with a token in the loss, over all ranks.
+        policy_mean: Sums (b, T) token values with the token weights of the policy loss. A `loss` term built from it has
+            the scale of the policy loss: `policy_mean(x)` counts as much as advantages of `-x`.
+        rl_step: Index of the RL step, from 0.
+        total_rl_steps: Number of RL steps in the run.
+        nucleus_entropy: (b, T) in nats, with gradient: entropy of the policy, renormalised over the reference nucleus
+            (tokens with a reference probability above `cut`); 0 where it has fewer than two tokens. Requires
+            `Need.NUCLEUS`.
+        choice: (b, T) boolean, true where the nucleus has two or more tokens. Requires `Need.NUCLEUS`.
+        top_p_entropy: (b, T) entropy over the smallest set of tokens with probability `top_p` under the current policy.
+            Requires `Need.TOP_P`.
+        compute_dtype: Dtype of the logits. Its rounding makes two passes of the same policy differ.
+        marks: Tensors that the method's `shape` attached to these rows.
     """
 
     logps: Tensor
@@ -183,24 +186,24 @@ class MicroBatch:
         return turn_mean_weights(self.turn_ids, self.mask, num_trajectories=count, dtype=self.entropy.dtype)
 
     def turn_mean(self, values: Tensor) -> Tensor:
-        """Returns what these rows add to the batch's mean over episodes, their turns and their tokens (EPO, Eq. 4).
+        """Returns the contribution of these rows to the batch's mean over episodes, turns and tokens (EPO, Eq. 4).
 
         Args:
-            values: (b, T).
+            values: (b, T) value of each token.
         """
         return (self._turn_weights * values).sum()
 
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """What is known at the end of an RL step, equal on all ranks.
+    """Summary of a finished RL step, equal on all ranks.
 
     Args:
-        entropy: Token-level mean entropy of the policy that played, in nats; `nan` if no token counted.
-        turn_entropy: The same for each turn index that has tokens.
-        ranks: The other processes.
-        rl_step: The one that ends, from 0.
-        total_rl_steps: Of the run.
+        entropy: Token-level mean entropy of the behaviour policy, in nats; `nan` if no token counted.
+        turn_entropy: Mean entropy of each turn index that has tokens, in nats.
+        ranks: Communication with the other processes.
+        rl_step: Index of the finished RL step, from 0.
+        total_rl_steps: Number of RL steps in the run.
     """
 
     entropy: float
@@ -211,16 +214,17 @@ class StepSummary:
 
 
 class Method:
-    """One idea of how a policy learns from episodes. A subclass is a dataclass whose fields are its settings.
+    """Base class of training methods. A subclass is a dataclass whose fields are its settings.
 
-    Each hook does nothing unless it is overridden. The configuration names the methods. A run has one with `credit`, at
-    most one with `ratio`, and any number with the other hooks, called in the order of the configuration.
+    Hooks do nothing by default. The configuration lists the methods of a run: exactly one overrides `credit`, at most
+    one overrides `ratio`, and any number override the other hooks. Hooks are called in the order of the configuration.
 
     Attributes:
-        needs: What has to be there.
-        config_fields: Settings that are fields of the trainer's configuration, with the same names.
-        cut: With `Need.NUCLEUS`: the probability above which a token belongs to it. One for all methods of a run.
-        top_p: With `Need.TOP_P`: the probability that the policy's own nucleus holds. One for all methods of a run.
+        needs: Inputs that the method requires.
+        config_fields: Settings that are fields of the trainer's configuration, under the same names.
+        cut: Probability above which a token belongs to the reference nucleus, with `Need.NUCLEUS`. All methods of a run
+            share one value.
+        top_p: Total probability of the policy's own nucleus, with `Need.TOP_P`. All methods of a run share one value.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset()
@@ -229,72 +233,72 @@ class Method:
     top_p: float
 
     def described(self) -> str:
-        """Returns what a model card says was used, in Markdown; `""` to leave it out."""
+        """Returns the model card's description of the method, in Markdown; `""` omits it."""
         return type(self).__name__
 
     def check(self, args: Any) -> None:
-        """Raises `ValueError`, with the reason, if this makes no sense with the rest of the configuration."""
+        """Raises `ValueError`, with the reason, if the rest of the configuration is incompatible with the method."""
 
     # --- When a batch is collected -------------------------------------------------------------------------------
 
     def turn_rewards(self, episode: Episode) -> Sequence[float] | None:
-        """Returns a reward for each turn in place of the rollout's, or `None` to leave them."""
+        """Returns a reward for each turn that replaces the rollout's rewards, or `None` to keep those."""
         return None
 
     def keep(self, group: Group) -> bool:
-        """Returns whether a group is trained on. Another task is played in place of one that is not."""
+        """Returns whether to train on a group. A rejected group is replaced by the episodes of another task."""
         return True
 
     def credit(self, batch: Batch) -> Credit:
-        """Returns who gets how much of the outcome."""
+        """Assigns advantages to the tokens of the batch."""
         raise NotImplementedError
 
     def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
-        """Returns the advantages as this method wants them.
+        """Returns the modified advantages.
 
         Args:
-            advantages: (B, T) by the credit, whitened if the trainer does that, and by the methods before.
-            batch: What was collected.
+            advantages: (B, T) from the credit, whitened if the trainer does so, after the preceding methods.
+            batch: The collected batch.
         """
         return Shaped(advantages)
 
     # --- In the loss ---------------------------------------------------------------------------------------------
 
     def ratio(self, logps: Tensor, old_logps: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
-        """Returns (b, T) log-probabilities whose difference from `old_logps` is the log of the ratio in the loss."""
+        """Returns (b, T) log-probabilities; their difference from `old_logps` is the log-ratio used in the loss."""
         return logps
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
-        """Returns a term beside the policy loss, or `None`: what these rows add to a mean over the whole batch."""
+        """Returns an additional loss term, or `None`: the contribution of these rows to a mean over the whole batch."""
         return None
 
-    # --- What is watched and kept ---------------------------------------------------------------------------------
+    # --- Metrics and state ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def measure(self, micro: MicroBatch) -> None:
-        """Takes statistics. Each token of a batch comes by once, scored by the policy that played."""
+        """Collects statistics. Called once for each token of a batch, scored by the behaviour policy."""
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Returns the metrics of the RL step, and makes ready for the next. Collective."""
+        """Returns the metrics of the RL step and resets for the next one. Collective."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run needs, equal on all ranks, as plain JSON types."""
+        """Returns the state that a resumed run needs, equal on all ranks, as plain JSON types."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up what `state_dict` has returned."""
+        """Restores the state returned by `state_dict`."""
 
     def learned_state(self) -> dict[str, Any]:
-        """Returns what else a resumed run needs, equal on all ranks: tensors, in dicts and lists of plain types."""
+        """Returns further state that a resumed run needs, equal on all ranks: tensors in dicts and lists."""
         return {}
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Takes up what `learned_state` has returned."""
+        """Restores the state returned by `learned_state`."""
 
     def batch_state(self) -> dict[str, Tensor]:
-        """Returns what this rank needs to go on inside of an RL step."""
+        """Returns the state of this rank that is needed to resume within an RL step."""
         return {}
 
     def load_batch_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes up what `batch_state` has returned."""
+        """Restores the state returned by `batch_state`."""

@@ -1,6 +1,6 @@
-"""Clip-Cov and KL-Cov (arXiv 2505.22617): tokens whose advantage goes together with their log-probability.
+"""Clip-Cov and KL-Cov (arXiv 2505.22617): tokens whose advantage covaries most with their log-probability.
 
-They are the tokens that take entropy away. Both methods choose some of them when a batch is collected, over all ranks.
+These tokens reduce the entropy most. Both methods select some of them at collection, over all ranks.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from epo_trl.methods.token_statistics import lowest, token_moments, token_share
 
 
 def rounding_nats(dtype: torch.dtype) -> float:
-    """Returns the largest difference of log-probabilities, in nats, that two passes of one policy may owe to rounding.
+    """Returns an upper bound, in nats, on the rounding difference between log-probabilities of two passes.
 
-    The head rounds every logit to `dtype`, so that a logit of up to 8 may differ by `8 * eps` from pass to pass: 0.0625
-    in bfloat16, 0.0078 in float16. Measured in bfloat16: at most 0.044 against float32. In float32 the order of the
-    sums in the layers before it matters more, and 1e-4 covers that.
+    The LM head rounds every logit to `dtype`, so a logit of up to 8 can differ by `8 * eps` between passes: 0.0625 in
+    bfloat16, 0.0078 in float16. The largest difference measured in bfloat16 against float32 was 0.044. In float32 the
+    summation order in earlier layers matters more; 1e-4 covers it.
 
     Args:
-        dtype: What the logits are computed in.
+        dtype: Dtype of the logits.
     """
     return max(1e-4, 8 * torch.finfo(dtype).eps)
 
@@ -39,29 +39,29 @@ def covariances(advantages: Tensor, batch: Batch) -> Tensor:
 
 
 def _number(share: float, batch: Batch) -> int:
-    """Returns how many of the counted tokens of all ranks that is: at least one, and none for 0."""
+    """Returns `share` as a number of tokens over all ranks: at least one, unless the share is 0."""
     tokens = int(batch.ranks.sum(batch.mask.sum()))
     return min(tokens, max(1, int(share * tokens))) if share else 0
 
 
 def _check_share(share: float) -> None:
     if not 0 <= share <= 1:
-        raise ValueError(f"share: got {share}, takes a number from 0 to 1")
+        raise ValueError(f"share: expected a number from 0 to 1, got {share}")
 
 
 @dataclass
 class ClipCov(Method):
-    """Takes some tokens with a high covariance out of the policy loss.
+    """Removes some tokens with high covariance from the policy loss.
 
-    Of the tokens whose covariance lies between `low` and `high` as many as `share` of all tokens, at least one, are
-    drawn at random, and their advantage is 0. The draw depends on the run's seed, the RL step and the episode's place
-    in the batch alone: it does not depend on the number of ranks, and a resumed run repeats it.
+    Among the tokens whose covariance lies between `low` and `high`, a fraction `share` of all tokens, at least one, is
+    drawn at random, and their advantage is set to 0. The draw depends only on the run's seed, the RL step and the
+    episode's index in the batch. It is therefore independent of the number of ranks, and a resumed run repeats it.
 
     Args:
-        share: Of the tokens of a batch. The paper's 2e-4. 0 takes none out.
-        low: The authors' 1.
-        high: The authors' 5.
-        seed: Of the run.
+        share: Fraction of the batch's tokens to remove. The paper uses 2e-4. 0 removes none.
+        low: Lower bound of the covariance. The authors use 1.
+        high: Upper bound of the covariance. The authors use 5.
+        seed: Seed of the run.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
@@ -75,14 +75,14 @@ class ClipCov(Method):
     def __post_init__(self) -> None:
         _check_share(self.share)
         if not 0 <= self.low < self.high:
-            raise ValueError(f"low, high: got {self.low} and {self.high}, takes numbers with 0 <= low < high")
+            raise ValueError(f"low, high: expected numbers with 0 <= low < high, got {self.low} and {self.high}")
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name, its paper and the share."""
         return f"[Clip-Cov](https://arxiv.org/abs/2505.22617), share {self.share:g}"
 
     def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
-        """Returns the advantages with those of the drawn tokens at 0."""
+        """Sets the advantages of the drawn tokens to 0."""
         covariance = covariances(advantages, batch)
         candidates = (covariance > self.low) & (covariance < self.high) & batch.mask.bool()
         drawn = lowest(self._keys(batch), candidates, _number(self.share, batch), batch)
@@ -93,7 +93,7 @@ class ClipCov(Method):
         return Shaped(advantages.masked_fill(drawn, 0.0), metrics=metrics)
 
     def _keys(self, batch: Batch) -> Tensor:
-        """Returns (B, T) random numbers, for each episode of the batch its own, whichever rank it is on."""
+        """Returns (B, T) random numbers, drawn per episode of the batch, independent of its rank."""
         keys = torch.ones(batch.mask.shape, dtype=torch.float64)
         first = batch.ranks.index * len(keys)
         for i, mask in enumerate(batch.mask.bool().cpu()):
@@ -107,14 +107,15 @@ class ClipCov(Method):
 class KLCov(Method):
     """Adds `coefficient * |log pi - log pi_old|` to the policy loss of the tokens with the highest covariance.
 
-    As many as `share` of all tokens, at least one. The policy loss itself stays TRL's. The term carries gradient. It is
-    0 as long as pi is pi_old, so an update has to fall inside of some batch. A distance that rounding alone can make
-    (`rounding_nats`) is 0 too: its sign is random, and the gradient of a distance is as large near 0 as far from it.
+    A fraction `share` of all tokens, at least one, is selected. The policy loss itself is unchanged. The term carries a
+    gradient. It is 0 while pi equals pi_old, so a batch needs more than one update. Distances that rounding alone can
+    produce (`rounding_nats`) also count as 0: their sign is random, and the gradient of a distance does not vanish near
+    0.
 
     Args:
-        share: Of the tokens of a batch. The paper's 0.002 for a model of 7B parameters; it has 0.0002 for one of 32B. 0
-            marks none.
-        coefficient: The paper's 1.
+        share: Fraction of the batch's tokens to select. The paper uses 0.002 for a 7B model and 0.0002 for a 32B model.
+            0 selects none.
+        coefficient: Weight of the penalty. The paper uses 1.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
@@ -125,25 +126,25 @@ class KLCov(Method):
     def __post_init__(self) -> None:
         _check_share(self.share)
         if not 0 <= self.coefficient < math.inf:
-            raise ValueError(f"coefficient: got {self.coefficient}, takes a number >= 0")
+            raise ValueError(f"coefficient: expected a number >= 0, got {self.coefficient}")
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name, its paper and settings."""
         paper = "[KL-Cov](https://arxiv.org/abs/2505.22617)"
         return f"{paper}, share {self.share:g}, coefficient {self.coefficient:g}"
 
     def check(self, args: Any) -> None:
-        """Refuses a run in which the term would always be 0."""
+        """Rejects a run in which the penalty would always be 0."""
         if args.gradient_accumulation_steps % args.micro_steps_per_rl_step == 0:
             raise ValueError(
-                f"num_iterations: got {args.num_iterations} with steps_per_generation={args.steps_per_generation} and "
-                f"gradient_accumulation_steps={args.gradient_accumulation_steps}, so that there is no update inside of "
-                "a batch, and the penalty of 'kl-cov' is 0; takes num_iterations * steps_per_generation > "
-                "gradient_accumulation_steps"
+                "num_iterations: expected num_iterations * steps_per_generation > gradient_accumulation_steps with "
+                f"'kl-cov', got {args.num_iterations} with steps_per_generation={args.steps_per_generation} and "
+                f"gradient_accumulation_steps={args.gradient_accumulation_steps}. With one update per batch, the "
+                "penalty is 0."
             )
 
     def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
-        """Leaves the advantages and marks tokens."""
+        """Marks the selected tokens; the advantages are unchanged."""
         marked = lowest(-covariances(advantages, batch), batch.mask.bool(), _number(self.share, batch), batch)
         return Shaped(advantages, {"marked": marked}, {"kl-cov/marked": token_share(marked, batch)})
 
@@ -152,5 +153,5 @@ class KLCov(Method):
         if not (self.share and self.coefficient):
             return None
         distance = (micro.logps - micro.old_logps).abs()
-        held = micro.marks["marked"] & (distance > rounding_nats(micro.compute_dtype))
-        return self.coefficient * micro.policy_mean(torch.where(held, distance, 0.0))
+        penalised = micro.marks["marked"] & (distance > rounding_nats(micro.compute_dtype))
+        return self.coefficient * micro.policy_mean(torch.where(penalised, distance, 0.0))

@@ -1,4 +1,4 @@
-"""DAPO (arXiv 2503.14476): groups that teach nothing are replaced, and responses that are too long cost something."""
+"""DAPO (arXiv 2503.14476): dynamic sampling of groups and a penalty on overlong responses."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from epo_trl.methods.base import Group, Need, StepSummary
 from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.types import Episode
 
-# The rest of DAPO is in fields of TRL: Clip-Higher, a loss averaged over tokens, no KL term.
+# The rest of DAPO is configured by TRL's fields: Clip-Higher, a token-level loss, no KL term.
 FIELDS = {"epsilon": 0.2, "epsilon_high": 0.28, "loss_type": "dapo", "beta": 0.0}
 OUTCOMES = ("won", "return")
 
 
 @dataclass
 class DAPO(Tallied):
-    """Dynamic sampling and overlong shaping; `FIELDS` has what else DAPO is.
+    """Dynamic sampling and overlong reward shaping. `FIELDS` holds the rest of DAPO.
 
-    Dynamic sampling refuses groups whose members all have the same outcome. Overlong shaping takes
+    Dynamic sampling rejects groups whose members all have the same outcome. Overlong shaping subtracts
     `overlong_penalty * min(1, (n - (1 - c) L) / (c L))` from the reward of a turn whose response has n > (1 - c) L
     tokens, with `L = max_completion_length` and `c = overlong_share`. The paper has one response per episode; here each
-    turn has its own.
+    turn is shaped separately.
 
     Args:
         max_completion_length: The field of the configuration, in tokens.
-        outcome: What is compared: `"won"`, whether the task was solved, as in the paper, or `"return"`, the total
-            reward, for environments that pay for a part of a task.
-        overlong_share: The paper's 4096 of 20480 tokens.
-        overlong_penalty: The paper's 1, where success is worth 1 and failure -1. 0 charges nothing.
+        outcome: Outcome that is compared within a group: `"won"`, whether the task was solved, as in the paper, or
+            `"return"`, the total reward, for environments with partial rewards.
+        overlong_share: Final fraction of the length limit that is penalised. The paper uses 4096 of 20480 tokens.
+        overlong_penalty: Largest penalty. The paper uses 1, with 1 for success and -1 for failure. 0 disables it.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS})
@@ -44,26 +44,26 @@ class DAPO(Tallied):
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
-            raise ValueError(f"outcome: got {self.outcome!r}, takes one of {OUTCOMES}")
+            raise ValueError(f"outcome: expected one of {OUTCOMES}, got {self.outcome!r}")
         if not 0 < self.overlong_share <= 1:
-            raise ValueError(f"overlong_share: got {self.overlong_share}, takes a number > 0 and <= 1")
+            raise ValueError(f"overlong_share: expected a number > 0 and <= 1, got {self.overlong_share}")
         if not 0 <= self.overlong_penalty < math.inf:
-            raise ValueError(f"overlong_penalty: got {self.overlong_penalty}, takes a number >= 0")
+            raise ValueError(f"overlong_penalty: expected a number >= 0, got {self.overlong_penalty}")
         self.tally = Tally(2)
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name and its paper."""
         return "the dynamic sampling and overlong shaping of [DAPO](https://arxiv.org/abs/2503.14476)"
 
     def check(self, args: Any) -> None:
-        """Warns of TRL's fields that are not DAPO's."""
-        others = [f"{name} {getattr(args, name)}, where DAPO has {value}" for name, value in FIELDS.items()
+        """Warns about TRL fields that differ from DAPO's values."""
+        others = [f"{name} {getattr(args, name)}, where DAPO uses {value}" for name, value in FIELDS.items()
                   if getattr(args, name) != value]  # fmt: skip
         if others:
             warnings.warn(f"policy_method: got 'dapo' with {'; '.join(others)}", stacklevel=2)
 
     def turn_rewards(self, episode: Episode) -> Sequence[float] | None:
-        """Returns the rewards, less what too long responses cost."""
+        """Returns the rewards minus the overlong penalties."""
         shares = [self._too_long(len(turn.response_ids)) for turn in episode.turns]
         if episode.is_usable:
             self.tally.add(sum(share > 0 for share in shares), len(shares))
@@ -72,17 +72,17 @@ class DAPO(Tallied):
         return [turn.reward - self.overlong_penalty * x for turn, x in zip(episode.turns, shares, strict=True)]
 
     def keep(self, group: Group) -> bool:
-        """Returns whether outcomes differ among the members that carry a signal."""
+        """Returns whether the outcomes of the usable members differ."""
         outcomes = group.won if self.outcome == "won" else group.returns
         usable = [outcome for outcome, is_usable in zip(outcomes, group.usable, strict=True) if is_usable]
         return bool(usable) and max(usable) - min(usable) > 1e-6
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Returns the share of turns that were too long."""
+        """Returns the share of overlong turns."""
         overlong, turns = self.tally.take(step.ranks)
         return {"dapo/overlong": overlong / max(turns, 1)}
 
     def _too_long(self, tokens: int) -> float:
-        """Returns how far a response is into the last part of the allowed length, from 0 to 1."""
+        """Returns how far a response extends into the penalised part of the length limit, from 0 to 1."""
         last = self.overlong_share * self.max_completion_length
         return min(1.0, max(0.0, (tokens - (self.max_completion_length - last)) / last))

@@ -1,4 +1,4 @@
-"""An entropy bonus on decision tokens only. Ours."""
+"""An entropy bonus on decision tokens only. Not from a paper."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from epo_trl.objectives import check_schedule, scheduled_weight
 
 @dataclass
 class DecisionBonus(Method):
-    """Adds `-weight_k * (sum of w * D * H)`, EPO's mean (Eq. 4) of the entropy of decision tokens (D = 1) alone.
+    """Adds `-weight_k * (sum of w * D * H)`: EPO's mean (Eq. 4) of the entropy of decision tokens (D = 1) only.
 
-    Forced tokens count in the mean as 0: a decision token gets the push that EPO's bonus of that weight gives it. Which
-    tokens are decisions is told when the batch is collected, and stays for all updates on it; only H has a gradient.
-    One of `threshold` and `top_share` is given. No source has numbers.
+    Forced tokens count as 0 in the mean, so a decision token gets the same gradient as from EPO's bonus with that
+    weight. Decision tokens are selected at collection and stay fixed for all updates on the batch; only H has a
+    gradient. Exactly one of `threshold` and `top_share` must be set. There are no published values.
 
     Args:
-        weight: At the first RL step.
-        threshold: Decisions are tokens whose entropy is above it, in nats; or
-        top_share: Decisions are this share of the batch's tokens, those with most entropy.
+        weight: Weight at the first RL step.
+        threshold: Entropy in nats above which a token is a decision.
+        top_share: Fraction of the batch's tokens, those with the highest entropy, that are decisions.
         schedule: `"constant"`, `"linear"` or `"cosine"`, over the RL steps.
-        end_weight: At the last RL step, unless the weight is constant.
+        end_weight: Weight at the last RL step; `None` with a constant schedule.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
@@ -39,21 +39,21 @@ class DecisionBonus(Method):
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight < math.inf:
-            raise ValueError(f"weight: got {self.weight}, takes a number >= 0")
+            raise ValueError(f"weight: expected a number >= 0, got {self.weight}")
         check_schedule(self.schedule, self.end_weight)
         check_decisions(self.threshold, self.top_share)
 
     def described(self) -> str:
-        """Returns name and weight."""
+        """Returns the method's name and weight."""
         return f"an entropy bonus on decision tokens, weight {self.weight:g}"
 
     def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
-        """Leaves the advantages, and marks the decisions."""
+        """Marks the decision tokens; the advantages are unchanged."""
         decisions = decision_tokens(batch, threshold=self.threshold, top_share=self.top_share)
         return Shaped(advantages, {"decisions": decisions}, decision_metrics(decisions, batch))
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
-        """Returns the bonus."""
+        """Returns the entropy bonus."""
         weight = self._weight(micro.rl_step, micro.total_rl_steps)
         return -weight * micro.turn_mean(micro.marks["decisions"] * micro.entropy) if weight else None
 
@@ -61,5 +61,5 @@ class DecisionBonus(Method):
         return scheduled_weight(rl_step, total_rl_steps, schedule=self.schedule, start=self.weight, end=self.end_weight)
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Returns the weight."""
+        """Returns the weight of this step."""
         return {"decision-bonus/weight": self._weight(step.rl_step, step.total_rl_steps)}

@@ -1,4 +1,4 @@
-"""Decision tokens: those where the policy that played had a choice. The others are forced."""
+"""Decision tokens: tokens at which the behaviour policy had a choice. All others are forced."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from epo_trl.methods.token_statistics import lowest
 def decision_tokens(batch: Batch, *, threshold: float | None = None, top_share: float | None = None) -> Tensor:
     """Returns (B, T) booleans, true on decision tokens. Collective.
 
-    A token is a decision if its entropy under the policy that played is above the `threshold`, or among the `top_share`
-    of highest entropies in the whole batch, on all ranks. Without entropy it is forced in any case. Only sampled tokens
-    that the loss counts are looked at.
+    A token is a decision if its entropy under the behaviour policy exceeds `threshold`, or is among the `top_share` of
+    highest entropies in the whole batch, on all ranks. A token with entropy 0 is always forced. Only sampled tokens
+    that count in the loss are considered.
 
     Args:
-        batch: With the scores of the policy that played (`Need.SCORES`).
-        threshold: In nats; or
-        top_share: Share of the batch's tokens, rounded to a whole number of them.
+        batch: A batch with the scores of the behaviour policy (`Need.SCORES`).
+        threshold: Entropy threshold in nats. Exclusive with `top_share`.
+        top_share: Fraction of the batch's tokens, rounded to a whole number of them.
 
     Raises:
-        ValueError: As `check_decisions`.
+        ValueError: See `check_decisions`.
     """
     check_decisions(threshold, top_share)
     assert batch.entropy is not None
@@ -37,26 +37,26 @@ def decision_tokens(batch: Batch, *, threshold: float | None = None, top_share: 
 
 
 def check_decisions(threshold: float | None, top_share: float | None) -> None:
-    """Raises `ValueError` unless one of the settings is given, in its range.
+    """Raises `ValueError` unless exactly one of the settings is given and in its range.
 
     Args:
         threshold: In nats, at least 0.
         top_share: Above 0, at most 1.
     """
     if (threshold is None) == (top_share is None):
-        raise ValueError(f"threshold, top_share: got {threshold} and {top_share}, takes one of them")
+        raise ValueError(f"threshold, top_share: expected exactly one of them, got {threshold} and {top_share}")
     if threshold is not None and not 0 <= threshold < math.inf:
-        raise ValueError(f"threshold: got {threshold}, takes a number >= 0 (nats)")
+        raise ValueError(f"threshold: expected a number >= 0 (nats), got {threshold}")
     if top_share is not None and not 0 < top_share <= 1:
-        raise ValueError(f"top_share: got {top_share}, takes a number above 0, at most 1")
+        raise ValueError(f"top_share: expected a number above 0, at most 1, got {top_share}")
 
 
 def decision_metrics(decisions: Tensor, batch: Batch) -> dict[str, float]:
     """Returns the mean entropies of decision and forced tokens, in nats, and the share of decisions. Collective.
 
     Args:
-        decisions: (B, T) booleans, as `decision_tokens` returns them.
-        batch: The same.
+        decisions: (B, T) booleans from `decision_tokens`.
+        batch: The batch they belong to.
     """
     assert batch.entropy is not None
     parts = torch.stack([decisions, batch.mask.bool() & ~decisions]).flatten(1)

@@ -1,4 +1,4 @@
-"""Entropy-based advantage (arXiv 2506.14758): tokens where the policy had a choice count a little more."""
+"""Entropy-based advantage (arXiv 2506.14758): tokens at which the policy had a choice get a larger advantage."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from epo_trl.methods.base import Batch, Method, Need, Shaped
 
 @dataclass
 class EntropyAdvantage(Method):
-    """`A' = A + min(alpha * H, |A| / kappa)`, with the entropy H of the policy that played, without gradient.
+    """`A' = A + min(alpha * H, |A| / kappa)`, with the entropy H of the behaviour policy, without gradient.
 
     With kappa above 1 an advantage keeps its sign.
 
     Args:
-        alpha: The paper has 0.4 with GRPO, 0.1 with PPO.
-        kappa: The paper's 2.
+        alpha: Weight of the entropy. The paper uses 0.4 with GRPO and 0.1 with PPO.
+        kappa: Bound of the bonus relative to the advantage. The paper uses 2.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
@@ -29,15 +29,15 @@ class EntropyAdvantage(Method):
 
     def __post_init__(self) -> None:
         if not self.alpha >= 0:
-            raise ValueError(f"alpha: got {self.alpha}, takes a number >= 0")
+            raise ValueError(f"alpha: expected a number >= 0, got {self.alpha}")
         if not self.kappa > 1:
-            raise ValueError(f"kappa: got {self.kappa}, takes a number > 1, so that advantages keep their sign")
+            raise ValueError(f"kappa: expected a number > 1, got {self.kappa}. Smaller values can flip an advantage.")
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name, its paper and alpha."""
         return f"[entropy-based advantages](https://arxiv.org/abs/2506.14758), alpha {self.alpha:g}"
 
     def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
-        """Returns the advantages with the bonus."""
+        """Adds the entropy bonus to the advantages."""
         assert batch.entropy is not None
         return Shaped(advantages + torch.minimum(self.alpha * batch.entropy, advantages.abs() / self.kappa))

@@ -1,4 +1,4 @@
-"""EMPG, entropy-modulated policy gradients (arXiv 2509.09265): sure turns count more, and so do clear next turns."""
+"""EMPG, entropy-modulated policy gradients (arXiv 2509.09265): rewards confident turns and confident next turns."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from epo_trl.methods.token_statistics import on_tokens, per_turn_means, turns_by
 class EMPG(Method):
     """`A' = A * exp(-k h) / mean exp(-k h) + zeta * exp(-k h_next)`, then minus the mean of A' over the group's turns.
 
-    h is a turn's mean token entropy, scaled so that it runs from 0 to 1 over the turns of the batch, on all ranks; the
-    mean is over the same turns. h_next is that of the episode's next turn; the last turn gets no bonus. Nothing of this
+    h is the mean token entropy of a turn, scaled to run from 0 to 1 over the turns of the batch on all ranks; the mean
+    is over the same turns. h_next belongs to the episode's next turn; the last turn gets no bonus. None of these terms
     carries a gradient.
 
     Args:
-        k: The paper's 1.
-        zeta: Weight of the bonus for a clear next turn. The paper's 0.05.
-        center: Whether the mean is subtracted. That it is the group's is ours: paper and authors' code have one mean
+        k: Sharpness of the weighting. The paper uses 1.
+        zeta: Weight of the bonus for a confident next turn. The paper uses 0.05.
+        center: Whether to subtract the mean. Here it is the group's mean; the paper and the authors' code use one mean
             over the turns of the whole batch.
     """
 
@@ -37,23 +37,23 @@ class EMPG(Method):
     def __post_init__(self) -> None:
         for name in ("k", "zeta"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes a number >= 0")
+                raise ValueError(f"{name}: expected a number >= 0, got {getattr(self, name)}")
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name, its paper and settings."""
         paper = "[EMPG, entropy-modulated policy gradients](https://arxiv.org/abs/2509.09265)"
         return f"{paper}, k {self.k:g}, zeta {self.zeta:g}"
 
     def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
-        """Returns the modulated advantages."""
+        """Modulates the advantages by the entropies of this and the next turn."""
         assert batch.entropy is not None
-        entropy, there = per_turn_means(batch.entropy, batch)
-        every = entropy.new_tensor(batch.ranks.gather(entropy[there].tolist()))
-        if not len(every):
+        entropy, turn_mask = per_turn_means(batch.entropy, batch)
+        all_entropies = entropy.new_tensor(batch.ranks.gather(entropy[turn_mask].tolist()))
+        if not len(all_entropies):
             return Shaped(advantages)
-        width = float(every.max() - every.min()) or 1.0
-        clarity, others = ((-self.k * (x - every.min()) / width).exp() for x in (entropy, every))
-        clarity = torch.where(there, clarity, 0.0)
+        width = float(all_entropies.max() - all_entropies.min()) or 1.0
+        clarity, others = ((-self.k * (x - all_entropies.min()) / width).exp() for x in (entropy, all_entropies))
+        clarity = torch.where(turn_mask, clarity, 0.0)
         following = torch.cat([clarity[:, 1:], torch.zeros_like(clarity[:, :1])], dim=1)
         weights, bonus = clarity / others.mean(), self.zeta * following
         shaped = advantages * on_tokens(weights, batch) + on_tokens(bonus, batch)
@@ -66,9 +66,9 @@ class EMPG(Method):
         return Shaped((shaped * batch.mask).to(advantages.dtype), metrics=metrics)
 
     def _group_means(self, shaped: Tensor, batch: Batch) -> Tensor:
-        """Returns (B, K) means over all turns of a row's group."""
-        per_turn, there = per_turn_means(shaped, batch)
-        means = {group: values.mean() for group, values in turns_by_group(per_turn, there, batch).items()}
+        """Returns (B, K) means over all turns of each row's group."""
+        per_turn, turn_mask = per_turn_means(shaped, batch)
+        means = {group: values.mean() for group, values in turns_by_group(per_turn, turn_mask, batch).items()}
         zero = per_turn.new_zeros(())
         rows = torch.stack([means.get(group, zero) for group in batch.group_ids.tolist()])
         return rows.unsqueeze(1).expand_as(per_turn)

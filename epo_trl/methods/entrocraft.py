@@ -1,4 +1,4 @@
-"""Entrocraft (arXiv 2604.26326): advantages of one sign only, where the entropy has left its band."""
+"""Entrocraft (arXiv 2604.26326): advantages of one sign only while the entropy is outside a band."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from epo_trl.objectives import scheduled_weight
 class Entrocraft(Method):
     """Above the band only positive advantages are kept, below it only negative ones; the others become 0.
 
-    What is held against the band is the mean entropy over the sampled tokens of the batch, on all ranks, in nats. Both
-    edges move linearly over the run, from the first RL step to the last.
+    The mean entropy over the sampled tokens of the batch, on all ranks, in nats, is compared with the band. Both edges
+    move linearly from the first RL step to the last.
 
-    The paper rejects whole responses, and its loss is a mean over those that are left. Here a dropped token stays in
-    the mean with an advantage of 0, so outside of the band a gradient is smaller by the share that was dropped.
+    The paper rejects whole responses, and its loss is a mean over the remaining ones. Here a dropped token stays in the
+    mean with an advantage of 0, so outside the band the gradient shrinks by the dropped share.
 
     Args:
-        low_start: Lower edge at the first RL step. The authors' 0.6.
-        low_end: Lower edge at the last one. The authors' 0.4.
-        high_start: Upper edge at the first RL step. The authors' 0.7.
-        high_end: Upper edge at the last one. The authors' 0.5.
+        low_start: Lower edge at the first RL step. The authors use 0.6.
+        low_end: Lower edge at the last RL step. The authors use 0.4.
+        high_start: Upper edge at the first RL step. The authors use 0.7.
+        high_end: Upper edge at the last RL step. The authors use 0.5.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
@@ -42,17 +42,17 @@ class Entrocraft(Method):
             low, high = getattr(self, f"low_{part}"), getattr(self, f"high_{part}")
             if not 0 <= low <= high < math.inf:
                 raise ValueError(
-                    f"low_{part}, high_{part}: got {low} and {high}, takes numbers with 0 <= low_{part} <= high_{part}"
+                    f"low_{part}, high_{part}: expected 0 <= low_{part} <= high_{part}, got {low} and {high}"
                 )
 
     def described(self) -> str:
-        """Returns name, paper and band."""
+        """Returns the method's name, its paper and the band."""
         paper = "[Entrocraft](https://arxiv.org/abs/2604.26326)"
         start, end = f"[{self.low_start:g}, {self.high_start:g}]", f"[{self.low_end:g}, {self.high_end:g}]"
         return f"{paper}, entropy from {start} to {end}"
 
     def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
-        """Returns the advantages, of one sign outside of the band."""
+        """Drops advantages of one sign while the entropy is outside the band."""
         assert batch.entropy is not None
         low, high = (
             scheduled_weight(batch.rl_step, batch.total_rl_steps, schedule="linear", start=start, end=end)

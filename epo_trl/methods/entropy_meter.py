@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-EDGE_TOKENS = 10  # of `entropy/first10_tokens` and `entropy/last10_tokens`
+EDGE_TOKENS = 10  # number of tokens in `entropy/first10_tokens` and `entropy/last10_tokens`
 _THIRDS = ("first_third", "middle_third", "last_third")
 _EDGES = (f"first{EDGE_TOKENS}_tokens", f"last{EDGE_TOKENS}_tokens")
 _PARTS = ("all_tokens", "early_turns", "late_turns", *_THIRDS, *_EDGES)
 
 
 class EntropyMeter:
-    """Sums entropies of the parts of an episode; a mean is only taken over the whole RL step.
+    """Accumulates the entropies of parts of an episode; means are taken only over the whole RL step.
 
-    Early turns are the first half of each episode (the middle turn of an odd number included), late turns the rest.
-    Turn t, from 0, of n belongs to third floor(3 t / n): turns that are left over go to the earlier thirds, an episode
-    of one turn is a first third, one of two turns a first and a middle third.
+    Early turns are the first half of each episode (including the middle turn of an odd number), late turns the rest.
+    Turn t, from 0, of n belongs to third floor(3 t / n). Leftover turns go to the earlier thirds: an episode of one
+    turn is a first third, one of two turns a first and a middle third.
     First and last tokens are counted within each turn's response.
 
     Args:
-        max_turns: Number of turn indices that are kept apart.
+        max_turns: Number of turn indices with a separate mean.
     """
 
     def __init__(self, max_turns: int):
@@ -35,9 +35,9 @@ class EntropyMeter:
         """Adds a micro-batch.
 
         Args:
-            entropy: (B, T) in nats.
-            turn_ids: (B, T).
-            response_mask: (B, T).
+            entropy: (B, T) entropies in nats.
+            turn_ids: (B, T) turn of each token.
+            response_mask: (B, T), 1 on the tokens that count.
         """
         self._sums = self._sums.to(entropy.device)
         mask = response_mask.bool()
@@ -46,7 +46,7 @@ class EntropyMeter:
         early = mask & (2 * turns < number)
         third = 3 * turns // number.clamp(min=1)
         thirds = (mask & (third == i) for i in range(3))
-        # Masks all the way: a device that is asked where a mask is true first has to finish all work before it.
+        # Only masks, no indices: finding where a mask is true would synchronise with the device.
         parts = torch.stack([mask, early, mask & ~early, *thirds, *_edge_masks(turns, mask)]).flatten(1)
         values = torch.where(mask, entropy, 0.0).to(self._sums.dtype).flatten()
         self._sums[:, : len(_PARTS)] += torch.stack([torch.where(parts, values, 0.0).sum(1), parts.sum(1)])
@@ -58,15 +58,15 @@ class EntropyMeter:
         return {"sums": self._sums}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replaces the sums by saved ones."""
+        """Replaces the sums with saved ones."""
         self._sums = state["sums"]
 
     def reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Replaces the sums by those of all ranks. Collective."""
+        """Replaces the sums with those over all ranks. Collective."""
         self._sums = sum_over_ranks(self._sums)
 
     def clear(self) -> None:
-        """Forgets the sums."""
+        """Resets the sums."""
         self._sums = torch.zeros_like(self._sums)
 
     def means(self) -> dict[str, float]:
@@ -91,7 +91,7 @@ def _edge_masks(turns: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _run_position(turns: Tensor, mask: Tensor) -> Tensor:
-    """Returns each token's place among the sampled tokens of its turn. A turn is one run of true mask values."""
+    """Returns each token's position among the sampled tokens of its turn. A turn is one run of true mask values."""
     count = mask.long().cumsum(1)
     before = torch.cat([torch.full_like(turns[:, :1], -1), turns[:, :-1]], dim=1)
     starts = mask & (turns != before)

@@ -1,4 +1,4 @@
-"""EPO, entropy-regularized policy optimization (arXiv 2509.22576): an entropy bonus, and a band around past entropy."""
+"""EPO, entropy-regularized policy optimization (arXiv 2509.22576): entropy bonus and smoothing towards past entropy."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from epo_trl.objectives import EntropyHistory, band_shares, beta_schedule, smoot
 class EPO(Tallied):
     """Adds `-lambda * (L_H - beta_k * L_smooth)` to the policy loss (Eq. 4 to 7, Algorithm 1).
 
-    The settings are the fields of `EPOConfig` with the same names. With `epo_lambda` 0 it measures and changes nothing.
+    The settings are the fields of `EPOConfig` with the same names. With `epo_lambda` 0 the terms are logged only.
     """
 
     config_fields: ClassVar[tuple[str, ...]] = (
         "epo_lambda", "smoothing_alpha", "smoothing_beta_start", "smoothing_beta_end", "smoothing_decay", "kappa_low",
         "kappa_high", "smoothing_penalty", "entropy_history", "entropy_history_window",
     )  # fmt: skip
-    variant: ClassVar[str] = ""  # what a model card adds to the name
+    variant: ClassVar[str] = ""  # suffix of the name in a model card
 
     epo_lambda: float = 0.001
     smoothing_alpha: float = 0.1
@@ -45,18 +45,18 @@ class EPO(Tallied):
         self.tally = Tally(5)
 
     def described(self) -> str:
-        """Returns name, paper and weight."""
+        """Returns the method's name, its paper and lambda."""
         paper = "[EPO, entropy-regularized policy optimization](https://arxiv.org/abs/2509.22576)"
         return f"{paper}{self.variant}, weight {self.epo_lambda:g}" if self.epo_lambda else ""
 
     def check(self, args: Any) -> None:
-        """Refuses a second entropy bonus, TRL's, whose size depends on how a batch is cut."""
+        """Rejects TRL's entropy bonus in addition to this one. Its size depends on how a batch is split."""
         if self.epo_lambda and (args.entropy_coef or args.use_adaptive_entropy):
             raise ValueError(
-                f"entropy_coef: got {args.entropy_coef} (use_adaptive_entropy={args.use_adaptive_entropy}) together "
-                f"with epo_lambda={self.epo_lambda}. Both are entropy bonuses, and TRL's is a mean per micro-batch, so "
-                "it changes with the way a batch is cut. Set entropy_coef=0 and use_adaptive_entropy=False to train "
-                "EPO, or epo_lambda=0 or another entropy_method to use TRL's bonus."
+                f"entropy_coef: expected 0 with epo_lambda={self.epo_lambda}, got {args.entropy_coef} "
+                f"(use_adaptive_entropy={args.use_adaptive_entropy}). Both are entropy bonuses, and TRL's is a mean "
+                "per micro-batch, so it depends on how a batch is split. Set entropy_coef=0 and "
+                "use_adaptive_entropy=False to train EPO, or epo_lambda=0 or another entropy_method to use TRL's bonus."
             )
 
     def beta(self, rl_step: int, total_rl_steps: int) -> float:
@@ -74,7 +74,7 @@ class EPO(Tallied):
         return self.epo_lambda
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
-        """Returns these rows' part of the terms."""
+        """Returns the contribution of these rows to the EPO terms."""
         if not self.epo_lambda:
             return None
         bonus, penalty = self._terms(micro)
@@ -93,19 +93,19 @@ class EPO(Tallied):
         return micro.turn_mean(micro.entropy), micro.turn_mean(penalty)
 
     def _banded(self, micro: MicroBatch) -> Tensor:
-        """Returns (b, T), what the band is held against."""
+        """Returns the (b, T) entropies that are compared with the band."""
         return micro.entropy
 
     @torch.no_grad()
     def measure(self, micro: MicroBatch) -> None:
-        """Adds the terms, and the tokens on each side of the band."""
+        """Adds the terms, and the number of tokens below, inside and above the band."""
         reference = self.history.reference(micro.turn_ids)
         band = {"kappa_low": self.kappa_low, "kappa_high": self.kappa_high}
         shares = band_shares(self._banded(micro), reference, micro.mask, **band)
         self.tally.add(*shares, *self._terms(micro))
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Appends the step's entropy to the history."""
+        """Appends the step's entropy to the history and returns the metrics."""
         *tokens, bonus, penalty = self.tally.take(step.ranks)
         below, inside, above = (count / max(sum(tokens), 1) for count in tokens)
         weight, beta = (at(step.rl_step, step.total_rl_steps) for at in (self.weight, self.beta))
@@ -123,7 +123,7 @@ class EPO(Tallied):
         if isinstance(reference, float):
             metrics["epo/reference"] = reference
             metrics["epo/turn_deviation"] = sum(abs(entropy - reference) for entropy in step.turn_entropy.values())
-        # A batch without a token, or with an entropy that is not finite, has no entry.
+        # A batch without tokens, or with a non-finite entropy, adds no entry.
         if math.isfinite(step.entropy):
             self.history.append(step.entropy if self.history.per == "step" else step.turn_entropy)
         return metrics

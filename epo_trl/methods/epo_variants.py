@@ -1,4 +1,4 @@
-"""Variants of EPO: the ablations of arXiv 2509.22576, the schedule of its second version, a band on turns."""
+"""Variants of EPO: the ablations of arXiv 2509.22576, the schedule of its second version, a turn-level band."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OVER = ("training", "turns")
 class EPOBase(EPO):
     """EPO's bonus alone, `-lambda * L_H`: no smoothing, beta_k is 0.
 
-    The settings of the band matter only for what is logged about it.
+    The band settings only affect the logged metrics.
     """
 
     variant: ClassVar[str] = " (EPO-Base: without smoothing)"
@@ -31,14 +31,14 @@ class EPOBase(EPO):
 
 @dataclass(kw_only=True)
 class EPODecay(EPOBase):
-    """EPO-Base with a lambda that falls from `epo_lambda` to `end_weight`: over the RL steps, or over the turns.
+    """EPO-Base with a lambda that decays from `epo_lambda` to `end_weight`, over the RL steps or over the turns.
 
-    Over turns, the tokens of turn t of every episode have the weight that the schedule gives to t of `max_turns`. The
-    paper has both kinds, and no numbers.
+    Over turns, the tokens of turn t of every episode have the weight of the schedule at t of `max_turns`. The paper
+    describes both kinds without values.
 
     Args:
         over: `"training"` (appendix B.4.1) or `"turns"` (section 5.4).
-        end_weight: At the last RL step, or in turn `max_turns`; at most `epo_lambda`.
+        end_weight: Weight at the last RL step, or in turn `max_turns`; at most `epo_lambda`.
         schedule: `"linear"` or `"cosine"`.
     """
 
@@ -52,18 +52,18 @@ class EPODecay(EPOBase):
 
     def __post_init__(self) -> None:
         if self.over not in OVER:
-            raise ValueError(f"over: got {self.over!r}, takes one of {OVER}")
+            raise ValueError(f"over: expected one of {OVER}, got {self.over!r}")
         check_schedule(self.schedule, self.end_weight)
         if self.end_weight > self.epo_lambda:
-            raise ValueError(f"end_weight: got {self.end_weight}, takes at most epo_lambda ({self.epo_lambda})")
+            raise ValueError(f"end_weight: expected at most epo_lambda ({self.epo_lambda}), got {self.end_weight}")
         super().__post_init__()
 
     def weight(self, rl_step: int, total_rl_steps: int) -> float:
-        """Returns lambda at that RL step; over turns, the first turn's."""
+        """Returns lambda at this RL step; over turns, lambda of the first turn."""
         return self._falling(rl_step, total_rl_steps) if self.over == "training" else self.epo_lambda
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
-        """Returns the bonus."""
+        """Returns the entropy bonus."""
         if self.over == "training":
             return super().loss(micro)
         if not self.epo_lambda:
@@ -77,10 +77,10 @@ class EPODecay(EPOBase):
 
 @dataclass(kw_only=True)
 class EPOConstantBeta(EPO):
-    """EPO whose smoothing has the same weight throughout, in place of Eq. 7.
+    """EPO with a constant weight of the smoothing term instead of Eq. 7.
 
     Args:
-        beta_k: That weight.
+        beta_k: Weight of the smoothing term.
     """
 
     variant: ClassVar[str] = " with a constant beta"
@@ -89,7 +89,7 @@ class EPOConstantBeta(EPO):
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta_k < math.inf:
-            raise ValueError(f"beta_k: got {self.beta_k}, takes a number >= 0")
+            raise ValueError(f"beta_k: expected a number >= 0, got {self.beta_k}")
         super().__post_init__()
 
     def beta(self, rl_step: int, total_rl_steps: int) -> float:
@@ -99,10 +99,10 @@ class EPOConstantBeta(EPO):
 
 @dataclass
 class EPOSecondVersion(EPO):
-    """EPO with the schedule of the paper's second version: beta_k goes on falling towards 1 in the second half.
+    """EPO with the schedule of the paper's second version: in the second half, beta_k keeps falling towards 1.
 
-    `beta_k = 1 + (smoothing_beta_start - 1) * exp(-smoothing_decay * k / k_mid)`, with the paper's 2 and 3.
-    `smoothing_beta_end` is not read.
+    `beta_k = 1 + (smoothing_beta_start - 1) * exp(-smoothing_decay * k / k_mid)`, with 2 and 3 in the paper.
+    `smoothing_beta_end` is ignored.
     """
 
     variant: ClassVar[str] = " with the schedule of its second version"
@@ -114,11 +114,11 @@ class EPOSecondVersion(EPO):
 
 @dataclass
 class TurnBand(EPO):
-    """EPO whose band (Eq. 5) is held against the mean entropy of a turn, in place of each token's.
+    """EPO whose band (Eq. 5) applies to the mean entropy of each turn instead of each token's entropy.
 
-    All tokens of a turn are below, inside or above the band together, and those of a turn outside of it get the same
-    push. With `smoothing_alpha * beta_k` above 1 entropy falls in turns above the band. Ours, after a question of the
-    paper's reviewers; no source has numbers.
+    All tokens of a turn are below, inside or above the band together, and those of a turn outside the band are pushed
+    equally. With `smoothing_alpha * beta_k` above 1, the entropy of turns above the band decreases. Not from a paper:
+    it follows a question of the EPO paper's reviewers. There are no published values.
     """
 
     variant: ClassVar[str] = " with its band on turns"

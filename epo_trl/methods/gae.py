@@ -1,4 +1,4 @@
-"""PPO's credit (arXiv 1707.06347): generalized advantage estimation from a critic, three ways to see an episode."""
+"""PPO's credit (arXiv 1707.06347): generalized advantage estimation with a critic, on three views of an episode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from epo_trl.objectives.gae import generalized_advantages, rewards_to_go, turn_e
 
 @dataclass
 class _GAE(Method):
-    """The settings are the fields of `EPOPPOConfig` with the same names."""
+    """Base class. The settings are the fields of `EPOPPOConfig` with the same names."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.VALUES})
     config_fields: ClassVar[tuple[str, ...]] = ("gamma", "gae_lambda")
@@ -24,11 +24,11 @@ class _GAE(Method):
     gae_lambda: float = 1.0
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name and its paper."""
         return "[PPO](https://arxiv.org/abs/1707.06347) with a critic"
 
     def _over_episodes(self, batch: Batch, points: Tensor) -> Tensor:
-        """Returns advantages over one chain per episode, each turn paid at its last decision point."""
+        """Returns advantages over one chain per episode. Each turn is rewarded at its last decision point."""
         assert batch.values is not None and batch.final_values is not None
         _, last_of_turn = turn_edges(batch.turn_ids, points)
         paid = on_tokens(batch.turn_rewards, batch)
@@ -44,16 +44,16 @@ class _GAE(Method):
         )
 
     def _outcomes(self, batch: Batch, points: Tensor, turn_rewards: Tensor, *, chained: bool = True) -> Tensor:
-        """Returns (B, K) rewards from the first decision point of each turn on, discounted from point to point.
+        """Returns (B, K) rewards-to-go from the first decision point of each turn, discounted from point to point.
 
-        What the advantages would be with lambda 1 and a critic that is 0 everywhere, a cut-off episode's end included:
-        nothing of the critic's error is in them.
+        They equal the advantages with lambda 1 and a critic that is 0 everywhere, also at the end of a truncated
+        episode. They contain no error of the critic.
 
         Args:
-            batch: What was collected.
+            batch: The collected batch.
             points: (B, T) boolean, the decision points.
-            turn_rewards: (B, K) paid at the last point of each turn.
-            chained: Whether a turn's points see the rewards of later turns.
+            turn_rewards: (B, K) reward at the last point of each turn.
+            chained: Whether a turn's reward-to-go includes the rewards of later turns.
         """
         rewards = turn_rewards.double()
         count = torch.zeros_like(rewards).scatter_add(1, batch.turn_ids.clamp(min=0).long(), points.double())
@@ -67,7 +67,7 @@ class _GAE(Method):
 class TurnGAE(_GAE):
     """GAE from turn to turn, as in ArCHer (arXiv 2402.19446).
 
-    A turn is one decision, made at its first response token; all its tokens get its advantage.
+    A turn is one decision, made at its first response token; all its tokens share its advantage.
     """
 
     def credit(self, batch: Batch) -> Credit:
@@ -75,16 +75,16 @@ class TurnGAE(_GAE):
         first, _ = turn_edges(batch.turn_ids, batch.mask)
         advantages = self._over_episodes(batch, first)
         per_turn = torch.zeros_like(batch.turn_rewards, dtype=advantages.dtype)
-        per_turn.scatter_add_(1, batch.turn_ids.clamp(min=0), advantages)  # one token of each turn is not 0
+        per_turn.scatter_add_(1, batch.turn_ids.clamp(min=0), advantages)  # one token per turn is nonzero
         outcomes = self._outcomes(batch, first, batch.turn_rewards)
         return Credit(on_tokens(per_turn, batch) * batch.mask, _targets(advantages, batch, first), first, outcomes)
 
 
 @dataclass
 class TokenGAE(_GAE):
-    """GAE over all response tokens of the episode; what the environment wrote between them is skipped.
+    """GAE over all response tokens of the episode, skipping the environment's tokens between them.
 
-    A turn's reward is paid for its last token.
+    A turn's reward is placed on its last token.
     """
 
     def credit(self, batch: Batch) -> Credit:
@@ -97,9 +97,9 @@ class TokenGAE(_GAE):
 
 @dataclass
 class OutcomeGAE(_GAE):
-    """GAE inside each turn, which is paid the episode's whole reward at its last token; nothing passes between turns.
+    """GAE within each turn, with the episode's whole reward on the turn's last token; nothing passes between turns.
 
-    What EPO's release computes, for comparison. It has no bootstrapping, so `final_values` are not read.
+    This is the computation of EPO's release, for comparison. It does not bootstrap, so `final_values` is ignored.
     """
 
     def credit(self, batch: Batch) -> Credit:
@@ -122,6 +122,6 @@ class OutcomeGAE(_GAE):
 
 
 def _targets(advantages: Tensor, batch: Batch, points: Tensor) -> Tensor:
-    """Returns (B, T) what the critic learns, 0 where there is no decision point."""
+    """Returns the (B, T) targets of the critic, 0 where there is no decision point."""
     assert batch.values is not None
     return torch.where(points, advantages + batch.values, 0.0)

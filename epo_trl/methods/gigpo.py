@@ -1,4 +1,4 @@
-"""GiGPO's credit (arXiv 2505.10978): an episode against its group, and a turn against others in the same state."""
+"""GiGPO's credit (arXiv 2505.10978): an episode relative to its group, and a turn relative to others in its state."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from epo_trl.objectives.gae import rewards_to_go
 class GiGPO(Method):
     """`A = A_E + step_weight * A_S`, equal for all tokens of a turn.
 
-    `A_E` is GRPO's advantage of the episode. Turns of one group, on all ranks, whose agent saw the same text are an
-    anchor group; `A_S` is the discounted return from a turn on, minus its anchor group's mean, over its deviation. A
-    turn that is alone in its state has `A_S` 0.
+    `A_E` is GRPO's advantage of the episode. Turns of one group, on all ranks, in which the agent saw the same text
+    form an anchor group. `A_S` is the discounted return from a turn, minus the mean of its anchor group, divided by its
+    standard deviation. A turn without another in its state has `A_S` 0.
 
-    The reward of a turn that is not valid has its penalty in it, so the penalty is discounted into the returns of the
-    turns before it. The authors' code takes it from the return of that turn alone, after discounting.
+    An invalid turn's reward includes its penalty, so the penalty is discounted into the returns of earlier turns. The
+    authors' code subtracts it from the return of that turn alone, after discounting.
 
     Args:
-        gamma: Discount from turn to turn in `A_S`. The paper's 0.95.
-        step_weight: The paper's 1.
-        scale: Whether `A_S` is divided by the deviation of the anchor group. The paper has both; the default of the
-            authors' code is `mean_norm`, which divides by none.
+        gamma: Discount from turn to turn in `A_S`. The paper uses 0.95.
+        step_weight: Weight of `A_S`. The paper uses 1.
+        scale: Whether to divide `A_S` by the standard deviation of the anchor group. The paper describes both; the
+            default of the authors' code, `mean_norm`, does not divide.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS, Need.TURN_REWARDS})
@@ -40,12 +40,12 @@ class GiGPO(Method):
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 1:
-            raise ValueError(f"gamma: got {self.gamma}, takes a number from 0 to 1")
+            raise ValueError(f"gamma: expected a number from 0 to 1, got {self.gamma}")
         if not self.step_weight >= 0:
-            raise ValueError(f"step_weight: got {self.step_weight}, takes a number >= 0")
+            raise ValueError(f"step_weight: expected a number >= 0, got {self.step_weight}")
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name and its paper."""
         return "[GiGPO](https://arxiv.org/abs/2505.10978)"
 
     def credit(self, batch: Batch) -> Credit:

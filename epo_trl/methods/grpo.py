@@ -1,4 +1,4 @@
-"""GRPO's credit (arXiv 2402.03300): an episode against the others of its task."""
+"""GRPO's credit (arXiv 2402.03300): an episode relative to the others of its task."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from epo_trl.methods.base import Batch, Credit, Method, Need
 
 @dataclass
 class GRPO(Method):
-    """Every token of an episode gets the advantage of its total reward in its group."""
+    """Assigns the episode's group-relative advantage to each of its tokens."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS})
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name and its paper."""
         return "[GRPO](https://arxiv.org/abs/2402.03300)"
 
     def credit(self, batch: Batch) -> Credit:
-        """Returns TRL's advantages, the same for all tokens of an episode."""
+        """Returns TRL's advantages, equal for all tokens of an episode."""
         return Credit(batch.group_advantages.unsqueeze(1) * batch.mask)

@@ -1,4 +1,4 @@
-"""GSPO's ratio (arXiv 2507.18071), one for each turn: all tokens of a response are clipped together or not at all."""
+"""GSPO's ratio (arXiv 2507.18071), one per turn: all tokens of a response are clipped together or not at all."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from epo_trl.objectives import turn_means
 
 @dataclass
 class TurnGSPO(Method):
-    """`s = exp(mean over the turn's tokens of log(pi / pi_old))` in place of each token's ratio.
+    """`s = exp(mean over the turn's tokens of log(pi / pi_old))` instead of each token's ratio.
 
-    The paper has one ratio per answer; an episode has several, one per turn. The gradient is that of the paper's
-    GSPO-token: token t moves by `s * A_t * grad log pi_t`. Where all tokens of a turn have one advantage this is GSPO;
-    where they differ, each keeps its own.
+    The paper has one ratio per answer; an episode has one per turn. The gradient is that of the paper's GSPO-token:
+    token t contributes `s * A_t * grad log pi_t`. If all tokens of a turn share an advantage, this equals GSPO;
+    otherwise each token keeps its own.
     """
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name and its paper."""
         return "[GSPO](https://arxiv.org/abs/2507.18071) with a ratio per turn"
 
     def check(self, args: Any) -> None:
-        """Warns if every ratio is 1, because the policy that played is the one that learns."""
+        """Warns if every ratio is 1 because a batch gets only one update."""
         if args.num_iterations == 1 and args.steps_per_generation <= args.gradient_accumulation_steps:
             warnings.warn(
-                "policy_method: got 'gspo' with one update on each batch, where every ratio is 1, so that it changes "
-                "nothing; set num_iterations, or steps_per_generation above gradient_accumulation_steps",
+                "policy_method: got 'gspo' with one update per batch. Every ratio is then 1, and 'gspo' has no effect. "
+                "Increase num_iterations, or set steps_per_generation above gradient_accumulation_steps.",
                 stacklevel=2,
             )
 
     def ratio(self, logps: Tensor, old_logps: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
-        """Returns log-probabilities whose differences from the old ones are their means over turns."""
+        """Returns log-probabilities whose difference from the old ones is the mean over each turn."""
         mean = turn_means(logps.detach() - old_logps, turn_ids, mask)
         return logps + (old_logps + mean - logps.detach())

@@ -1,4 +1,4 @@
-"""From the names in a configuration to methods, and which of them may not meet."""
+"""Builds the methods named in a configuration and rejects invalid combinations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from epo_trl.methods.base import Method, Need
 from epo_trl.methods.epo import EPO
 from epo_trl.methods.stack import Methods
 
-# Field of the configuration -> name -> where the class is. A user's own is named "module:Class".
+# Field of the configuration -> name -> location of the class. User-defined classes are named "module:Class".
 METHODS: dict[str, dict[str, str]] = {
     "credit": {
         "grpo": "epo_trl.methods.grpo:GRPO",
@@ -55,27 +55,27 @@ METHODS: dict[str, dict[str, str]] = {
 
 
 def methods_of(args: Any, *, critic: bool) -> Methods:
-    """Returns the methods that a configuration names.
+    """Builds the methods named in a configuration.
 
     Args:
         args: An `EPOConfig`.
-        critic: Whether the trainer has one.
+        critic: Whether the trainer has a critic.
 
     Raises:
-        ValueError: If a name or a setting is unknown, a need is not met, or methods make no sense together.
+        ValueError: If a name or a setting is unknown, a required input is missing, or methods are incompatible.
     """
     named = {"credit": [args.credit], "entropy_method": args.entropy_method, "policy_method": args.policy_method}
     made: dict[str, Method] = {}
     for slot, names in named.items():
         for name in names:
             if name in made:
-                raise ValueError(f"{slot}: got {name!r} twice, takes each method once")
-            found = _class_of(slot, name)
-            _check_needs(slot, name, found, args, critic)
-            made[name] = _made(slot, name, found, args)
+                raise ValueError(f"{slot}: expected each method once, got {name!r} twice")
+            method_class = _class_of(slot, name)
+            _check_needs(slot, name, method_class, args, critic)
+            made[name] = _made(slot, name, method_class, args)
     for name in args.method_kwargs:
         if name not in made:
-            raise ValueError(f"method_kwargs: got settings of {name!r}, takes those of methods in use: {list(made)}")
+            raise ValueError(f"method_kwargs: expected settings of {list(made)}, got settings of {name!r}, not in use")
     _check_kinds(made, args, critic)
     methods = Methods(made, args.max_turns)
     _check_nucleus(methods, args)
@@ -84,42 +84,44 @@ def methods_of(args: Any, *, critic: bool) -> Methods:
     return methods
 
 
-def _made(slot: str, name: str, found: type[Any], args: Any) -> Method:
+def _made(slot: str, name: str, method_class: type[Any], args: Any) -> Method:
     given = args.method_kwargs.get(name, {})
     if not isinstance(given, Mapping):
-        raise ValueError(f"method_kwargs: got {given!r} for {name!r}, takes a mapping from setting to value")
-    own = {field.name for field in fields(found) if field.init}
+        raise ValueError(f"method_kwargs: expected a mapping from setting to value for {name!r}, got {given!r}")
+    own = {field.name for field in fields(method_class) if field.init}
     for setting in given:
-        if setting in found.config_fields:
-            raise ValueError(f"method_kwargs: got {name}.{setting}, which is a field of its own; set {setting}")
+        if setting in method_class.config_fields:
+            raise ValueError(
+                f"method_kwargs: expected no {name}.{setting}, which is a field of the configuration. Set {setting}."
+            )
         if setting not in own:
-            raise ValueError(f"method_kwargs: got {name}.{setting}, {name!r} takes {sorted(own)}")
-    required = [field.name for field in fields(found) if field.init and _has_no_default(field)]
-    missing = [setting for setting in required if setting not in (*given, *found.config_fields)]
+            raise ValueError(f"method_kwargs: expected one of {sorted(own)} for {name!r}, got {setting!r}")
+    required = [field.name for field in fields(method_class) if field.init and _has_no_default(field)]
+    missing = [setting for setting in required if setting not in (*given, *method_class.config_fields)]
     if missing:
-        raise ValueError(f"method_kwargs: {name!r} takes {', '.join(missing)}, got {dict(given)}")
-    hints = get_type_hints(found)
+        raise ValueError(f"method_kwargs: expected {', '.join(missing)} for {name!r}, got {dict(given)}")
+    hints = get_type_hints(method_class)
     given = {setting: _value(f"{name}.{setting}", hints[setting], value) for setting, value in given.items()}
     try:
-        return found(**{setting: getattr(args, setting) for setting in found.config_fields}, **given)
+        return method_class(**{setting: getattr(args, setting) for setting in method_class.config_fields}, **given)
     except AttributeError as error:
-        raise ValueError(f"{slot}: got {name!r}, which reads a setting that this trainer has not: {error}") from error
+        raise ValueError(f"{slot}: got {name!r}, which reads a setting that this trainer lacks: {error}") from error
     except (TypeError, ValueError) as error:
         raise ValueError(f"method_kwargs, {name!r}: {error}" if given else str(error)) from error
 
 
 def _value(name: str, kind: Any, value: Any) -> Any:
-    """Returns the value of a setting; a string becomes a number, since YAML takes `1e-3` for one."""
+    """Returns the checked value of a setting. Converts strings to numbers, since YAML parses `1e-3` as a string."""
     if isinstance(kind, UnionType) and value is not None:
         kind = next(option for option in get_args(kind) if option is not NoneType)
-    takes = {float: "a number", int: "an integer", bool: "true or false"}.get(kind)
-    if takes is None or isinstance(value, bool) and kind is bool:
+    expected = {float: "a number", int: "an integer", bool: "true or false"}.get(kind)
+    if expected is None or isinstance(value, bool) and kind is bool:
         return value
     if isinstance(value, str) and kind is not bool:
         with suppress(ValueError):
             value = kind(value)
     if isinstance(value, bool | str) or kind is bool or not isinstance(value, kind | int):
-        raise ValueError(f"method_kwargs: got {name}={value!r}, takes {takes}")
+        raise ValueError(f"method_kwargs: expected {expected} for {name}, got {value!r}")
     return value
 
 
@@ -129,78 +131,78 @@ def _has_no_default(field: Field[Any]) -> bool:
 
 def _class_of(slot: str, name: str) -> type[Any]:
     known = METHODS[slot]
-    takes = ", ".join([*map(repr, known), "or 'module:Class' for your own"])
+    expected = ", ".join([*map(repr, known), "or 'module:Class' for your own"])
     module, _, attribute = known.get(name, name).partition(":") if isinstance(name, str) else ("", "", "")
     if not module or not attribute:
         other = next((field for field, names in METHODS.items() if name in names), None)
-        hint = f" ({name!r} belongs into {other})" if other else ""
-        raise ValueError(f"{slot}: got {name!r}, takes {takes}{hint}")
+        hint = f" ({name!r} belongs to {other})" if other else ""
+        raise ValueError(f"{slot}: expected {expected}{hint}, got {name!r}")
     if str(Path.cwd()) not in sys.path:  # last, so that nothing in it hides a library
         sys.path.append(str(Path.cwd()))
     try:
-        found = getattr(import_module(module), attribute)
+        method_class = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError) as error:
         raise ValueError(
-            f"{slot}: got {name!r}, which cannot be imported ({type(error).__name__}: {error}); takes {takes}"
+            f"{slot}: expected {expected}, got {name!r}, which cannot be imported ({type(error).__name__}: {error})"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Method) and is_dataclass(found)):
-        raise ValueError(f"{slot}: got {name!r}, takes a dataclass that derives from epo_trl.methods.Method")
-    return found
+    if not (isinstance(method_class, type) and issubclass(method_class, Method) and is_dataclass(method_class)):
+        raise ValueError(f"{slot}: expected a dataclass that derives from epo_trl.methods.Method, got {name!r}")
+    return method_class
 
 
 def _check_needs(slot: str, name: str, method: type[Method], args: Any, critic: bool) -> None:
     if Need.VALUES in method.needs and not critic:
         raise ValueError(
-            f"{slot}: got {name!r}, which reads a critic's values, and this trainer has none; take EPOPPOConfig and "
-            "EPOPPOTrainer, or another method"
+            f"{slot}: got {name!r}, which needs a critic, but this trainer has none. Use EPOPPOConfig and "
+            "EPOPPOTrainer, or another method."
         )
     if Need.GROUPS in method.needs and (args.num_generations or 0) < 2:
         raise ValueError(
-            f"{slot}: got {name!r}, which compares the episodes of a task, with num_generations="
-            f"{args.num_generations}; takes num_generations >= 2"
+            f"num_generations: expected >= 2 with {slot} {name!r}, got {args.num_generations}. {name!r} compares the "
+            "episodes of a task."
         )
 
 
 def _check_kinds(made: Mapping[str, Method], args: Any, critic: bool) -> None:
-    """Refuses what makes no sense together: hooks that only one may have, and what a ratio of its own would change."""
+    """Rejects several methods with an exclusive hook, and fields that conflict with a custom ratio."""
     if not _overrides(made[args.credit], "credit"):
-        raise ValueError(f"credit: got {args.credit!r}, which assigns none; takes a method with `credit`")
+        raise ValueError(f"credit: expected a method that overrides `credit`, got {args.credit!r}")
     if critic and Need.VALUES not in made[args.credit].needs:
         raise ValueError(
-            f"credit: got {args.credit!r}, which does not use the critic that this trainer learns; take EPOConfig and "
-            "EPOTrainer, or a credit that needs values"
+            f"credit: expected one that uses the critic of this trainer, got {args.credit!r}. Use EPOConfig and "
+            "EPOTrainer, or another credit."
         )
     variants = [name for name, method in made.items() if isinstance(method, EPO)]
     if len(variants) > 1:
-        raise ValueError(f"entropy_method: got {' and '.join(map(repr, variants))}, all variants of EPO; take one")
+        raise ValueError(f"entropy_method: expected one variant of EPO, got {' and '.join(map(repr, variants))}")
     for hook, slot in (("credit", "credit"), ("ratio", "policy_method")):
         several = [name for name, method in made.items() if _overrides(method, hook)]
         if len(several) > 1:
-            raise ValueError(f"{slot}: got {' and '.join(map(repr, several))}, each with its `{hook}`; take one")
+            raise ValueError(f"{slot}: expected one method with `{hook}`, got {' and '.join(map(repr, several))}")
     ratios = [name for name, method in made.items() if _overrides(method, "ratio")]
     clashes = {
-        "beta": (args.beta, 0, "its KL term is made of the log-probabilities that the ratio changes"),
+        "beta": (args.beta, 0, "the KL term would use the log-probabilities that the ratio changes"),
         "importance_sampling_level": (args.importance_sampling_level, "token", "both change the ratio"),
-        "loss_type": (args.loss_type if args.loss_type in ("cispo", "vespo") else "", "", "has no clipped ratio"),
+        "loss_type": (args.loss_type if args.loss_type in ("cispo", "vespo") else "", "", "it has no clipped ratio"),
     }
     for name in ratios:
         for field, (value, neutral, reason) in clashes.items():
             if value != neutral:
-                raise ValueError(f"{field}: got {value!r} together with the ratio of {name!r}: {reason}")
+                raise ValueError(f"{field}: got {value!r}, which is incompatible with the ratio of {name!r}: {reason}")
 
 
 def _check_nucleus(methods: Methods, args: Any) -> None:
-    """Refuses a nucleus that is not one for all methods, and a reference that is not one for the whole run."""
+    """Rejects methods with different nuclei, and a reference policy that changes during the run."""
     cuts = {name: method.cut for name, method in methods.items() if Need.NUCLEUS in method.needs}
     if len(set(cuts.values())) > 1:
-        raise ValueError(f"method_kwargs: got different cuts {cuts}, takes one for all: the nucleus is found once")
+        raise ValueError(f"method_kwargs: expected one cut for all methods, got {cuts}: the nucleus is computed once")
     own = {name: method.top_p for name, method in methods.items() if Need.TOP_P in method.needs}
     if len(set(own.values())) > 1:
-        raise ValueError(f"method_kwargs: got different top_p {own}, takes one for all: the nucleus is found once")
+        raise ValueError(f"method_kwargs: expected one top_p for all methods, got {own}: the nucleus is computed once")
     if methods.readers_of_reference and args.sync_ref_model:
         raise ValueError(
-            f"sync_ref_model: got True together with {methods.readers_of_reference[0]!r}, takes False: the reference "
-            "is the policy at the start of RL, for the whole run"
+            f"sync_ref_model: expected False with {methods.readers_of_reference[0]!r}, got True: the reference policy "
+            "stays fixed for the whole run"
         )
 
 
@@ -209,10 +211,10 @@ def _overrides(method: Method, hook: str) -> bool:
 
 
 def as_names(slot: str, given: str | Sequence[str] | None) -> list[str]:
-    """Returns a field that takes one name or several as a list."""
+    """Returns the value of a field, one name or several, as a list."""
     if given is None:
         return []
     names = [given] if isinstance(given, str) else list(given)
     if not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{slot}: got {given!r}, takes a name or a list of names")
+        raise ValueError(f"{slot}: expected a name or a list of names, got {given!r}")
     return names

@@ -1,4 +1,4 @@
-"""RLVMR's credit (arXiv 2507.22844): a turn says what kind of reasoning it does, and is paid if it has done it."""
+"""RLVMR's credit (arXiv 2507.22844): a turn tags its kind of reasoning and is rewarded for carrying it out."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class RLVMR(Tallied, GRPO):
     """`A = alpha * A_traj + (1 - alpha) * A_tag`, equal for all tokens of a turn.
 
     `A_traj` is GRPO's advantage. `A_tag` is a turn's reward for its kind of reasoning, minus the mean over all turns
-    with the same tag, over their deviation; the turns are those of the whole batch, on all ranks. The rewards:
+    with the same tag, divided by their standard deviation, over the whole batch on all ranks. The rewards:
 
     - planning: 1 if the episode solves the task;
-    - explore: 1 if no earlier valid turn of the episode had this action;
-    - reflection: 1 if the last action was not valid, and this one differs;
+    - explore: 1 if no earlier valid turn of the episode had the same action;
+    - reflection: 1 if the last action was invalid, and this one differs;
     - monitor: 0.
 
-    A turn that is not valid, or whose response has not exactly one tag, counts as one without a tag and gets 0, as in
-    the authors' code. docs/credit.md lists where that code differs from the paper, and which of the two this follows.
+    An invalid turn, or one whose response does not have exactly one tag, counts as untagged and gets 0, as in the
+    authors' code. docs/credit.md lists where that code differs from the paper, and which of the two this follows.
 
     Args:
-        alpha: The paper's 0.5; 1 is GRPO.
-        format_penalty: Taken from the reward of a valid turn without exactly one tag before its action. The paper's
-            0.1. The rollout already charges a turn that is not valid.
+        alpha: Weight of `A_traj`. The paper uses 0.5; 1 is GRPO.
+        format_penalty: Penalty of a valid turn without exactly one tag before its action. The paper uses 0.1. Invalid
+            turns already incur the rollout's invalid-action penalty.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS, Need.TURN_REWARDS})
@@ -50,25 +50,25 @@ class RLVMR(Tallied, GRPO):
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha: got {self.alpha}, takes a number from 0 to 1")
+            raise ValueError(f"alpha: expected a number from 0 to 1, got {self.alpha}")
         if not 0 <= self.format_penalty < math.inf:
-            raise ValueError(f"format_penalty: got {self.format_penalty}, takes a number >= 0")
+            raise ValueError(f"format_penalty: expected a number >= 0, got {self.format_penalty}")
         self.tally = Tally(2 + len(TAGS))
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name, its paper and alpha."""
         return f"[RLVMR](https://arxiv.org/abs/2507.22844), alpha {self.alpha:g}"
 
     def check(self, args: Any) -> None:
-        """Refuses to ask for another kind of reasoning beside the tags."""
+        """Rejects `require_think`, since the tags replace <think> </think>."""
         if args.require_think:
             raise ValueError(
-                "require_think: got True together with credit 'rlvmr', whose tags take the place of <think> </think>; "
-                "takes False, with a prompt that asks for the tags (prompt_template: general_tags)"
+                "require_think: expected False with credit 'rlvmr', got True. The tags of 'rlvmr' replace <think> "
+                "</think>. Use a prompt that asks for the tags (prompt_template: general_tags)."
             )
 
     def turn_rewards(self, episode: Episode) -> Sequence[float]:
-        """Returns the rewards, less the penalty."""
+        """Returns the rewards minus the format penalty."""
         return [
             turn.reward - self.format_penalty * (turn.is_valid and not tag_of(turn.response)) for turn in episode.turns
         ]
@@ -90,26 +90,26 @@ class RLVMR(Tallied, GRPO):
         return Credit(self.alpha * super().credit(batch).advantages + (1 - self.alpha) * per_token)
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Returns how often each tag was used, and the mean reward."""
+        """Returns the share of turns with each tag, and the mean reward."""
         turns, reward, *counts = self.tally.take(step.ranks)
         shares = {f"rlvmr/{tag}": count / max(turns, 1) for tag, count in zip(TAGS, counts, strict=True)}
         return {**shares, "rlvmr/reward": reward / max(turns, 1)}
 
 
 def tag_of(response: str) -> str:
-    """Returns the tag of a response, `""` unless it has exactly one, with a text in it, before the action."""
+    """Returns the tag of a response, or `""` unless exactly one nonempty tag precedes the action."""
     text = response.lower()
-    found = list(_OPENING.finditer(text))
-    if len(found) != 1:
+    tags = list(_OPENING.finditer(text))
+    if len(tags) != 1:
         return ""
-    thought, closing, rest = text[found[0].end() :].partition(f"</{found[0][1]}>")
-    return found[0][1] if closing and thought.strip() and "<action>" in rest else ""
+    thought, closing, rest = text[tags[0].end() :].partition(f"</{tags[0][1]}>")
+    return tags[0][1] if closing and thought.strip() and "<action>" in rest else ""
 
 
 def tag_rewards(episode: Episode) -> Iterator[tuple[str, float]]:
-    """Yields tag and reward of each turn; a turn that is not valid has no tag, and so earns nothing."""
+    """Yields the tag and the reward of each turn; an invalid turn has no tag and earns 0."""
     tried: set[str] = set()  # the actions of valid turns
-    failed: str | None = None  # the last action, if it was not valid
+    failed: str | None = None  # the last action, if it was invalid
     for turn in episode.turns:
         tag = tag_of(turn.response) if turn.is_valid else ""
         earned = {

@@ -1,4 +1,4 @@
-"""SIREN (arXiv 2509.25133): the entropy of the least certain tokens is held where it was at the first RL step."""
+"""SIREN (arXiv 2509.25133): keeps the entropy of the least certain tokens at its value of the first RL step."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor
 from epo_trl.methods.base import Batch, Method, MicroBatch, Need, Shaped
 from epo_trl.methods.token_statistics import token_share
 
-# Two passes of one policy differ by rounding. Entropies, in nats, that do not differ by more than this are equal.
+# Two passes of the same policy differ by rounding. Entropies within this distance, in nats, count as equal.
 _ROUNDING = 1e-5
 
 
 def peak_tokens(entropy: Tensor, mask: Tensor, quantile: float) -> Tensor:
-    """Returns (B, T) booleans: in each row the counted tokens whose entropy is above the quantile of the row's.
+    """Returns (B, T) booleans: in each row, the counted tokens whose entropy exceeds the row's quantile.
 
-    Where none is above it, because the highest entropies are equal, those at it.
+    If none exceeds it, because the highest entropies are equal, the tokens at the quantile are returned.
 
     Args:
-        entropy: (B, T) in nats.
+        entropy: (B, T) entropies in nats.
         mask: (B, T), 1 on the tokens that count.
-        quantile: From 0 to below 1.
+        quantile: Quantile of the row's entropies, from 0 to below 1.
     """
     counted = mask.bool()
     ordered = entropy.masked_fill(~counted, torch.inf).sort(1).values
-    # The quantile lies between this entropy and the next: the same tokens are above both.
+    # Any value from this entropy up to the next selects the same tokens.
     place = (quantile * (counted.sum(1, keepdim=True) - 1).double() + 1e-9).long().clamp(min=0)
     at = ordered.gather(1, place)
     above = counted & (entropy > at + _ROUNDING)
@@ -37,7 +37,7 @@ def peak_tokens(entropy: Tensor, mask: Tensor, quantile: float) -> Tensor:
 
 
 def _peak_weights(peaks: Tensor) -> Tensor:
-    """Returns (B, T) weights with which a sum over a row's tokens is the mean over its peaks."""
+    """Returns (B, T) weights; a weighted sum over a row's tokens is the mean over its peaks."""
     return peaks / peaks.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -45,20 +45,21 @@ def _peak_weights(peaks: Tensor) -> Tensor:
 class SIREN(Method):
     """Adds `weight * (Hbar - anchor)^2`. Hbar is the mean over episodes of the mean nucleus entropy of their peaks.
 
-    The nucleus of a token are the fewest alternatives that together have `top_p` of the policy's probability, at the
-    sampling temperature; its entropy is that of the policy renormalised over them. The peaks of an episode are its
-    tokens above the `quantile` of these entropies. They are told when the batch is collected, over all turns, and stay
-    for all updates on it.
+    The nucleus of a token is the smallest set of alternatives with total probability `top_p` under the policy, at the
+    sampling temperature. Its entropy is that of the policy renormalised over the set. The peaks of an episode are its
+    tokens above the `quantile` of these entropies. They are selected at collection, over all turns, and stay fixed for
+    all updates on the batch.
 
-    Hbar is a mean over the whole batch, on all ranks, so the square is taken of Hbar at collection and the loss gets
-    its tangent there: `weight * (d^2 + 2 d (Hbar - sg(Hbar)))` with `d = sg(Hbar) - anchor`. This is the square's value
-    and gradient for the first update on a batch, however it is cut. Only the entropy carries a gradient.
+    Hbar is a mean over the whole batch, on all ranks, so the square uses Hbar at collection, and the loss gets its
+    tangent there: `weight * (d^2 + 2 d (Hbar - sg(Hbar)))` with `d = sg(Hbar) - anchor`. This has the value and the
+    gradient of the square for the first update on a batch, however the batch is split. Only the entropy carries a
+    gradient.
 
     Args:
-        weight: c, the paper's 0.005.
-        top_p: Probability of the nucleus, the paper's 0.8.
-        quantile: The paper's 0.8: a fifth of the tokens are peaks.
-        anchor: In nats; by default Hbar of the first RL step.
+        weight: c. The paper uses 0.005.
+        top_p: Total probability of the nucleus. The paper uses 0.8.
+        quantile: Quantile above which tokens are peaks. The paper uses 0.8: a fifth of the tokens are peaks.
+        anchor: Target of Hbar in nats; defaults to Hbar of the first RL step.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES, Need.TOP_P})
@@ -70,22 +71,22 @@ class SIREN(Method):
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight < math.inf:
-            raise ValueError(f"weight: got {self.weight}, takes a number >= 0")
+            raise ValueError(f"weight: expected a number >= 0, got {self.weight}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: got {self.top_p}, takes a number above 0, at most 1")
+            raise ValueError(f"top_p: expected a number above 0, at most 1, got {self.top_p}")
         if not 0 <= self.quantile < 1:
-            raise ValueError(f"quantile: got {self.quantile}, takes a number from 0 to below 1")
+            raise ValueError(f"quantile: expected a number from 0 to below 1, got {self.quantile}")
         if self.anchor is not None and not 0 <= self.anchor < math.inf:
-            raise ValueError(f"anchor: got {self.anchor}, takes a number >= 0 (nats)")
+            raise ValueError(f"anchor: expected a number >= 0 (nats), got {self.anchor}")
         self._anchor = self.anchor
         self._entropy = math.nan  # Hbar of the batch at collection
 
     def described(self) -> str:
-        """Returns name, paper and weight."""
+        """Returns the method's name, its paper and weight."""
         return f"[SIREN](https://arxiv.org/abs/2509.25133), weight {self.weight:g}"
 
     def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
-        """Leaves the advantages, marks the peaks, and sets the anchor at the first batch with a token."""
+        """Marks the peaks and sets the anchor at the first batch with tokens; the advantages are unchanged."""
         assert batch.top_p_entropy is not None
         peaks = peak_tokens(batch.top_p_entropy, batch.mask, self.quantile)
         means = (_peak_weights(peaks.double()) * batch.top_p_entropy).sum(1)
@@ -98,7 +99,7 @@ class SIREN(Method):
         return Shaped(advantages, {"peaks": peaks}, metrics)
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
-        """Returns these rows' part of the tangent."""
+        """Returns the contribution of these rows to the tangent."""
         distance = math.nan if self._anchor is None else self._entropy - self._anchor
         if not (self.weight and distance and math.isfinite(distance)):
             return None
@@ -112,13 +113,13 @@ class SIREN(Method):
         return {"anchor": self._anchor}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes it up, unless the settings name another."""
+        """Restores the anchor, unless the settings specify one."""
         self._anchor = state["anchor"] if self.anchor is None else self.anchor
 
     def batch_state(self) -> dict[str, Tensor]:
-        """Returns Hbar of the batch."""
+        """Returns Hbar of the batch at collection."""
         return {"entropy": torch.tensor(self._entropy, dtype=torch.float64)}
 
     def load_batch_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes it up."""
+        """Restores Hbar of the batch."""
         self._entropy = state["entropy"].item()

@@ -1,4 +1,4 @@
-"""The methods of a run as one: they follow each other in the order of the configuration."""
+"""Applies all methods of a run in the order of the configuration."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from epo_trl.methods.base import Batch, Credit, Group, Method, MicroBatch, Need,
 from epo_trl.methods.entropy_meter import EntropyMeter
 from epo_trl.types import Episode
 
-_MARK = "marks/{method}/{name}"  # in TRL's batch
+_MARK = "marks/{method}/{name}"  # key in TRL's batch
 
 
 class Methods(Mapping[str, Method]):
-    """The methods by name. `epo_trl.methods.methods_of` makes them of a configuration.
+    """The methods of a run by name. `epo_trl.methods.methods_of` builds them from a configuration.
 
     Args:
-        methods: The first is the credit.
-        max_turns: Longest episode.
+        methods: Methods by name. The first one assigns the credit.
+        max_turns: Maximum number of turns per episode.
     """
 
     def __init__(self, methods: Mapping[str, Method], max_turns: int):
@@ -39,17 +39,17 @@ class Methods(Mapping[str, Method]):
         return len(self._methods)
 
     def need(self, what: Need) -> bool:
-        """Returns whether a method needs that."""
+        """Returns whether any method requires this input."""
         return any(what in method.needs for method in self.values())
 
     @property
     def readers_of_reference(self) -> list[str]:
-        """The names of the methods that ask the policy at the start of RL."""
+        """Names of the methods that use the reference policy."""
         return [name for name, method in self.items() if method.needs & {Need.NUCLEUS, Need.FEATURES}]
 
     @property
     def readers_of_turn_rewards(self) -> list[str]:
-        """The names of the methods that read the rewards of single turns or give them."""
+        """Names of the methods that read or change the rewards of single turns."""
         return [
             name
             for name, method in self.items()
@@ -58,24 +58,24 @@ class Methods(Mapping[str, Method]):
 
     @property
     def cut(self) -> float | None:
-        """The probability that makes a token one of the nucleus, or `None` if no method needs one."""
+        """Probability above which a token belongs to the reference nucleus; `None` if no method needs it."""
         return next((method.cut for method in self.values() if Need.NUCLEUS in method.needs), None)
 
     @property
     def top_p(self) -> float | None:
-        """The probability that the policy's own nucleus holds, or `None` if no method needs one."""
+        """Total probability of the policy's own nucleus; `None` if no method needs it."""
         return next((method.top_p for method in self.values() if Need.TOP_P in method.needs), None)
 
     def described(self) -> str:
-        """Returns what a model card says was used, in Markdown."""
+        """Returns the model card's description of the methods, in Markdown."""
         return " and ".join(filter(None, (method.described() for method in self.values())))
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Returns what each method was made with, defaults among it, but for what are fields of the configuration."""
+        """Returns the settings of each method, with defaults, without those that are fields of the configuration."""
         return {
             name: {
                 field.name: getattr(method, field.name)
-                for field in fields(method)  # type: ignore[arg-type]  # the registry takes dataclasses only
+                for field in fields(method)  # type: ignore[arg-type]  # the registry only accepts dataclasses
                 if field.init and field.name not in method.config_fields
             }
             for name, method in self.items()
@@ -83,37 +83,37 @@ class Methods(Mapping[str, Method]):
 
     @property
     def choose_groups(self) -> bool:
-        """Whether a method may refuse a group."""
+        """Whether a method may reject a group."""
         return any(type(method).keep is not Method.keep for method in self.values())
 
     # --- When a batch is collected -------------------------------------------------------------------------------
 
     def with_rewards(self, episode: Episode) -> Episode:
-        """Returns the episode with the rewards that the methods give to its turns.
+        """Returns the episode with the turn rewards assigned by the methods.
 
         Raises:
-            ValueError: If a method returns another number of rewards than there are turns.
+            ValueError: If a method does not return one reward per turn.
         """
         for name, method in self.items():
             rewards = method.turn_rewards(episode)
             if rewards is None:
                 continue
             if len(rewards) != len(episode.turns):
-                raise ValueError(f"{name}: got {len(rewards)} rewards for {len(episode.turns)} turns, takes one each")
+                raise ValueError(f"{name}: expected {len(episode.turns)} rewards, one per turn, got {len(rewards)}")
             turns = (replace(turn, reward=float(x)) for turn, x in zip(episode.turns, rewards, strict=True))
             episode = replace(episode, turns=tuple(turns))
         return episode
 
     def keep(self, group: Group) -> bool:
-        """Returns whether all methods want to train on a group."""
+        """Returns whether all methods accept a group for training."""
         return all(method.keep(group) for method in self.values())
 
     def credit(self, batch: Batch) -> Credit:
-        """Returns the credit of the first method."""
+        """Returns the credit assigned by the first method."""
         return next(iter(self.values())).credit(batch)
 
     def shape(self, advantages: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Returns (B, T) `advantages` and marks, as entries of TRL's batch."""
+        """Returns the modified (B, T) advantages and the token annotations, as entries of TRL's batch."""
         marks: dict[str, Tensor] = {}
         self._shape_metrics = {}
         for method, hooks in self.items():
@@ -126,17 +126,17 @@ class Methods(Mapping[str, Method]):
     # --- In the loss ---------------------------------------------------------------------------------------------
 
     def ratio(self, logps: Tensor, old_logps: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
-        """Returns the log-probabilities that the policy loss compares with the old ones."""
+        """Returns the log-probabilities that enter the ratio with the old ones."""
         for method in self.values():
             logps = method.ratio(logps, old_logps, turn_ids, mask)
         return logps
 
     def loss(self, micro: MicroBatch, batch: Mapping[str, Any]) -> Tensor | None:
-        """Returns the sum of the terms, or `None` if there is none.
+        """Returns the sum of the methods' loss terms, or `None` if there is none.
 
         Args:
             micro: The forward pass.
-            batch: TRL's, which holds the marks.
+            batch: TRL's batch, which contains the token annotations.
         """
         terms = [method.loss(self._marked(name, micro, batch)) for name, method in self.items()]
         given = [term for term in terms if term is not None]
@@ -147,11 +147,11 @@ class Methods(Mapping[str, Method]):
         marks = {name.removeprefix(prefix): mark for name, mark in batch.items() if name.startswith(prefix)}
         return replace(micro, marks=marks) if marks else micro
 
-    # --- What is watched and kept ---------------------------------------------------------------------------------
+    # --- Metrics and state ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def measure(self, micro: MicroBatch) -> None:
-        """Takes statistics of tokens that were scored by the policy that played."""
+        """Collects statistics of tokens scored by the behaviour policy."""
         self.meter.add(micro.entropy, micro.turn_ids, micro.mask)
         for method in self.values():
             method.measure(micro)
@@ -168,31 +168,31 @@ class Methods(Mapping[str, Method]):
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what the methods keep from RL step to RL step."""
+        """Returns the state that methods keep between RL steps."""
         return {name: method.state_dict() for name, method in self.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes it up. A method that the state does not know begins anew: other methods were asked for."""
+        """Restores the state. Methods missing from it start fresh: the configuration has changed."""
         for name in state.keys() & self.keys():
             self[name].load_state_dict(state[name])
 
     def learned_state(self) -> dict[str, Any]:
-        """Returns the tensors that methods keep from RL step to RL step, `{}` if none does."""
+        """Returns the tensors that methods keep between RL steps, `{}` if there are none."""
         states = {name: method.learned_state() for name, method in self.items()}
         return {name: state for name, state in states.items() if state}
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Takes them up, as `load_state_dict` does."""
+        """Restores the tensors, as `load_state_dict` does."""
         for name in state.keys() & self.keys():
             self[name].load_learned_state(state[name])
 
     def batch_state(self) -> dict[str, Any]:
-        """Returns what this rank needs to go on inside of an RL step."""
+        """Returns the state of this rank that is needed to resume within an RL step."""
         own = {name: method.batch_state() for name, method in self.items()}
         return {"meter": self.meter.state_dict(), "shape_metrics": self._shape_metrics, "methods": own}
 
     def load_batch_state(self, state: Mapping[str, Any]) -> None:
-        """Takes it up."""
+        """Restores the state returned by `batch_state`."""
         self.meter.load_state_dict(state["meter"])
         self._shape_metrics = state["shape_metrics"]
         for name in state["methods"].keys() & self.keys():

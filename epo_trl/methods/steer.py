@@ -1,4 +1,4 @@
-"""STEER (arXiv 2510.10150): tokens that would change the entropy much count a little less."""
+"""STEER (arXiv 2510.10150): reduces the weight of tokens that would change the entropy most."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ class STEER(Method):
     """`A' = A * exp(-k |Omega|)`, where `Omega = A / pi_old * pi (1 - pi) (ln pi + H)` estimates the change of entropy.
 
     `k = -ln(min_weight) / max(max |Omega|, floor)`: the token with the largest change gets `min_weight`, others more.
-    pi is the token's probability and H the entropy there, both of the policy that played, so that pi is pi_old and
-    `Omega = A (1 - pi) (ln pi + H)`; the maximum is over the batch, on all ranks. The weight multiplies the policy loss
-    without gradient, which is to multiply the advantage.
+    pi is the token's probability and H the entropy there, both under the behaviour policy, so pi equals pi_old and
+    `Omega = A (1 - pi) (ln pi + H)`. The maximum is over the batch, on all ranks. The weight multiplies the policy loss
+    without gradient, which is equivalent to multiplying the advantage.
 
     Args:
-        min_weight: w_min, the 0.8 of the authors' script for these weights; the default of their code is 0.95. With 1
-            all weights are 1.
-        floor: Changes below it count little even where they are the largest. The authors' 0.02.
+        min_weight: w_min. The authors' script for these weights uses 0.8; the default of their code is 0.95. With 1 all
+            weights are 1.
+        floor: Smallest value used as the largest change, so that small changes keep weights near 1. The authors use
+            0.02.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
@@ -34,16 +35,16 @@ class STEER(Method):
 
     def __post_init__(self) -> None:
         if not 0 < self.min_weight <= 1:
-            raise ValueError(f"min_weight: got {self.min_weight}, takes a number above 0, at most 1")
+            raise ValueError(f"min_weight: expected a number above 0, at most 1, got {self.min_weight}")
         if not 0 < self.floor < math.inf:
-            raise ValueError(f"floor: got {self.floor}, takes a number > 0")
+            raise ValueError(f"floor: expected a number > 0, got {self.floor}")
 
     def described(self) -> str:
-        """Returns name and paper."""
+        """Returns the method's name, its paper and the minimum weight."""
         return f"[STEER](https://arxiv.org/abs/2510.10150), least weight {self.min_weight:g}"
 
     def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
-        """Returns the weighted advantages."""
+        """Weights the advantages by the estimated change of entropy."""
         assert batch.logps is not None and batch.entropy is not None
         change = (advantages * (1 - batch.logps.exp()) * (batch.logps + batch.entropy)).abs()
         _, largest = token_extremes(change, batch)

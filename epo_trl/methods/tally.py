@@ -1,4 +1,4 @@
-"""What a method adds up during an RL step, for its metrics."""
+"""Sums that a method accumulates during an RL step, for its metrics."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from epo_trl.methods.base import Method, Ranks
 
 
 class Tally:
-    """Sums over an RL step. Those of a `Tallied` method go through a checkpoint.
+    """Accumulates sums over an RL step. Those of a `Tallied` method are saved in checkpoints.
 
     Args:
-        size: How many.
+        size: Number of sums.
     """
 
     def __init__(self, size: int):
         self._sums = torch.zeros(size, dtype=torch.float64)
 
     def add(self, *values: float | Tensor) -> None:
-        """Adds to each sum a number, or a tensor with one."""
+        """Adds one value to each sum; values are numbers or one-element tensors."""
         added = torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in values])
         self._sums = self._sums.to(added.device) + added.detach()
 
     def take(self, ranks: Ranks) -> list[float]:
-        """Returns the sums of all ranks, and begins anew. Collective."""
+        """Returns the sums over all ranks and resets them. Collective."""
         sums = ranks.sum(self._sums).tolist()
         self._sums = torch.zeros_like(self._sums)
         return sums
@@ -36,15 +36,15 @@ class Tally:
         return {"sums": self._sums}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replaces them by saved ones."""
+        """Replaces the sums with saved ones."""
         self._sums = state["sums"].cpu()
 
 
 class Tallied(Method):
-    """A method with a tally, which goes through a checkpoint inside of a batch. It comes before other bases.
+    """A method with a tally that is saved in checkpoints within an RL step. List it before other base classes.
 
     Attributes:
-        tally: Made in `__post_init__`.
+        tally: Sums of the RL step, created in `__post_init__`.
     """
 
     tally: Tally
@@ -54,5 +54,5 @@ class Tallied(Method):
         return self.tally.state_dict()
 
     def load_batch_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes them up."""
+        """Restores the sums."""
         self.tally.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""What several methods ask about the tokens and turns of a collected batch, over all ranks."""
+"""Statistics over the tokens and turns of a collected batch, over all ranks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from epo_trl.methods.base import Batch
 
 
 def token_moments(values: Tensor, batch: Batch) -> tuple[float, float]:
-    """Returns mean and deviation of (B, T) values over the counted tokens of all ranks; 0 and 0 without any.
+    """Returns the mean and standard deviation of (B, T) values over the counted tokens of all ranks.
 
-    Collective.
+    Both are 0 without any token. Collective.
     """
     return masked_moments(values, batch.mask, batch.ranks.sum)
 
 
 def masked_moments(values: Tensor, mask: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-    """Returns mean and deviation of (B, T) values where the (B, T) mask is 1, on all ranks; 0 and 0 without any.
+    """Returns the mean and standard deviation of (B, T) values where the (B, T) mask is 1, over all ranks.
 
-    Collective.
+    Both are 0 if the mask is empty. Collective.
     """
     chosen = torch.where(mask.bool(), values, 0.0).double()
     sums = torch.stack([mask.bool().sum().double(), chosen.sum(), chosen.square().sum()])
@@ -33,14 +33,14 @@ def masked_moments(values: Tensor, mask: Tensor, sum_over_ranks: Callable[[Tenso
 
 
 def token_share(chosen: Tensor, batch: Batch) -> float:
-    """Returns the share of the counted tokens of all ranks that (B, T) `chosen` names. Collective."""
+    """Returns the share of the counted tokens of all ranks for which (B, T) `chosen` is true. Collective."""
     return token_moments(chosen.double(), batch)[0]
 
 
 def per_turn_means(values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Returns (B, K) means of (B, T) values over the counted tokens of each turn, and (B, K) where there are any.
+    """Returns (B, K) means of (B, T) values over the counted tokens of each turn, and the (B, K) mask of such turns.
 
-    The means are float64 and 0 where there are none.
+    The means are float64, and 0 for turns without counted tokens.
     """
     turns = batch.turn_ids.clamp(min=0).long()
     zeros = torch.zeros_like(batch.turn_rewards, dtype=torch.float64)
@@ -49,36 +49,36 @@ def per_turn_means(values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def on_tokens(per_turn: Tensor, batch: Batch) -> Tensor:
-    """Returns (B, T): on each token what (B, K) `per_turn` has for its turn. Padding has the first turn's."""
+    """Expands (B, K) values per turn to (B, T) values per token. Padding gets the first turn's value."""
     return per_turn.gather(1, batch.turn_ids.clamp(min=0).long())
 
 
-def turns_by_group(per_turn: Tensor, there: Tensor, batch: Batch) -> dict[int, Tensor]:
-    """Returns for each task group the values of its turns on all ranks, one after the other. Collective.
+def turns_by_group(per_turn: Tensor, turn_mask: Tensor, batch: Batch) -> dict[int, Tensor]:
+    """Returns, for each task group, the values of its turns on all ranks, concatenated. Collective.
 
     Args:
-        per_turn: (B, K).
-        there: (B, K), the turns that count.
-        batch: What they belong to.
+        per_turn: (B, K) values.
+        turn_mask: (B, K) boolean, the turns that count.
+        batch: The batch they belong to.
     """
-    values, there = per_turn.cpu(), there.cpu()
-    groups = batch.group_ids.cpu().unsqueeze(1).expand_as(there)[there].tolist()
+    values, turn_mask = per_turn.cpu(), turn_mask.cpu()
+    groups = batch.group_ids.cpu().unsqueeze(1).expand_as(turn_mask)[turn_mask].tolist()
     gathered: dict[int, list[float]] = defaultdict(list)
-    for group, value in batch.ranks.gather(list(zip(groups, values[there].tolist(), strict=True))):
+    for group, value in batch.ranks.gather(list(zip(groups, values[turn_mask].tolist(), strict=True))):
         gathered[group].append(value)
     return {group: per_turn.new_tensor(values) for group, values in gathered.items()}
 
 
 def lowest(keys: Tensor, candidates: Tensor, number: int, batch: Batch) -> Tensor:
-    """Returns (B, T), true on the `number` candidates of all ranks with the lowest keys, fewer if there are fewer.
+    """Returns (B, T), true on the `number` candidates of all ranks with the lowest keys, or on all if there are fewer.
 
-    Of equal keys the first on the lowest rank counts as lower. Collective.
+    Ties are broken in favour of the lowest rank, then of the first position. Collective.
 
     Args:
-        keys: (B, T).
+        keys: (B, T) sort keys.
         candidates: (B, T) boolean.
-        number: Over all ranks.
-        batch: What they belong to.
+        number: Number of tokens to choose over all ranks.
+        batch: The batch they belong to.
     """
     device, keys, candidates = candidates.device, keys.cpu(), candidates.cpu()
     places, values = candidates.nonzero(), keys[candidates].double()
@@ -91,7 +91,7 @@ def lowest(keys: Tensor, candidates: Tensor, number: int, batch: Batch) -> Tenso
 
 
 def token_extremes(values: Tensor, batch: Batch) -> tuple[float, float]:
-    """Returns the lowest and the highest of (B, T) values on the counted tokens of all ranks; 0 and 0 without any.
+    """Returns the minimum and maximum of (B, T) values over the counted tokens of all ranks; 0 and 0 without any.
 
     Collective.
     """

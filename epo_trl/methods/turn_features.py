@@ -1,4 +1,4 @@
-"""What a frozen model makes of each turn: vectors that stay true however far the policy moves."""
+"""Hidden states of each turn under a frozen model: they stay valid however far the policy moves."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class TurnFeatures:
-    """The last hidden states of the policy at the start of RL, in float32, 0 where there is no turn.
+    """Last hidden states of the reference policy, in float32, 0 where there is no turn.
 
     Args:
-        states: (B, K, D) of the text that a turn's response answers: that of its last token.
-        actions: (B, K, D) of the response after that text: the mean over its tokens.
-        there: (B, K) boolean, where an episode with a signal has a turn.
+        states: (B, K, D) state of a turn: the hidden state at the last token before its response.
+        actions: (B, K, D) action of a turn: the mean hidden state over the tokens of its response.
+        there: (B, K) boolean, true for the turns of usable episodes.
     """
 
     states: Tensor

@@ -1,4 +1,4 @@
-"""ArCHer's critics (arXiv 2402.19446, Sec. 3): two Q and two V of whole turns, learned off-policy from a replay."""
+"""ArCHer's critics (arXiv 2402.19446, Sec. 3): two Q and two V over whole turns, trained off-policy from a replay."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-REACH = 5.0  # deviations at which a feature is cut off
+REACH = 5.0  # features are clipped at this many standard deviations
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """n turns and what they led to.
+    """n transitions from turn to turn.
 
     Args:
-        states: (n, D) features of what the agent saw.
+        states: (n, D) features of the text that the agent saw.
         actions: (n, D) features of its response.
-        rewards: (n,).
-        next_states: (n, D) features of what it saw next, read where `ends` is false.
-        ends: (n,) boolean, whether nothing came next.
+        rewards: (n,) reward of each turn.
+        next_states: (n, D) features of the next text, read where `ends` is false.
+        ends: (n,) boolean, true for the last turn of an episode.
     """
 
     states: Tensor
@@ -36,26 +36,26 @@ class Transitions:
 
     @property
     def fields(self) -> tuple[Tensor, ...]:
-        """The tensors, in order."""
+        """The tensors, in the order of the fields."""
         return tuple(vars(self).values())
 
     def rows(self, index: Any) -> Transitions:
-        """Returns some of them."""
+        """Returns the selected transitions."""
         return Transitions(*(field[index] for field in self.fields))
 
     def to(self, device: Any) -> Transitions:
-        """Returns them on a device."""
+        """Returns the transitions on a device."""
         return Transitions(*(field.to(device) for field in self.fields))
 
     @staticmethod
     def joined(parts: Sequence[Transitions]) -> Transitions:
-        """Returns all of them, one after the other."""
+        """Concatenates transitions."""
         return Transitions(*(torch.cat(fields) for fields in zip(*(part.fields for part in parts), strict=True)))
 
 
 @dataclass(frozen=True)
 class CriticSettings:
-    """How critics learn: see `ArCHer`, whose fields these are."""
+    """Settings of the critics. See `ArCHer`, whose fields these are."""
 
     gamma: float
     polyak: float
@@ -68,12 +68,12 @@ class CriticSettings:
 
 
 class Heads(nn.Module):
-    """Two Q of (state, action) and two V of a state, 0 everywhere at first.
+    """Two Q networks of (state, action) and two V networks of a state, all 0 at initialization.
 
     Args:
         width: D.
-        hidden_size: Of the two hidden layers of each.
-        seed: Of the weights before the last layer. No other random number is drawn or moved on.
+        hidden_size: Width of the two hidden layers of each network.
+        seed: Seed of the weights before the last layer. Global random state is neither read nor changed.
     """
 
     def __init__(self, width: int, hidden_size: int, seed: int):
@@ -93,24 +93,25 @@ class Heads(nn.Module):
         self.v_heads = nn.ModuleList([head(width), head(width)])
 
     def q(self, states: Tensor, actions: Tensor) -> Tensor:
-        """Returns (2, n)."""
+        """Returns (2, n) values of state-action pairs."""
         both = torch.cat([states, actions], dim=-1)
         return torch.stack([head(both).squeeze(-1) for head in self.q_heads])
 
     def v(self, states: Tensor) -> Tensor:
-        """Returns (2, n)."""
+        """Returns (2, n) values of states."""
         return torch.stack([head(states).squeeze(-1) for head in self.v_heads])
 
 
 class TwinCritics:
-    """The heads, their targets, their optimizer and the replay. Copies on several ranks stay equal: fed equally, they
-    draw equally.
+    """The critics with their target networks, optimizer and replay buffer. Copies on several ranks stay equal, since
+    they receive the same data and draw the same random numbers.
 
-    Features are centred and scaled by what the first batch had, for good, so that an old transition keeps its place.
+    Features are standardised with the statistics of the first batch, which stay fixed so that stored transitions remain
+    comparable.
 
     Args:
-        settings: How they learn.
-        first: The first transitions, from which size, place and scale of features are taken.
+        settings: Settings of the critics.
+        first: The first transitions. They determine the size, center and scale of the features.
     """
 
     def __init__(self, settings: CriticSettings, first: Transitions):
@@ -131,18 +132,18 @@ class TwinCritics:
         return ((features - self.center[which]) / self.scale[which]).clamp(-REACH, REACH)
 
     def q(self, states: Tensor, actions: Tensor, heads: Heads | None = None) -> Tensor:
-        """Returns (2, n) values of turns. Differentiable with respect to the heads."""
+        """Returns (2, n) values of turns, differentiable with respect to the heads."""
         return (heads or self.heads).q(self._scaled(states, 0), self._scaled(actions, 1))
 
     def v(self, states: Tensor, heads: Heads | None = None) -> Tensor:
-        """Returns (2, n) values of states. Differentiable with respect to the heads."""
+        """Returns (2, n) values of states, differentiable with respect to the heads."""
         return (heads or self.heads).v(self._scaled(states, 0))
 
     @torch.no_grad()
     def goals(self, some: Transitions) -> tuple[Tensor, Tensor]:
-        """Returns (2, n) what Q and V are drawn to: `r + gamma V'(next state)`, without V' at an end, and `Q'`.
+        """Returns the (2, n) regression targets of Q and V: `r + gamma V'(next state)`, without V' at an end, and `Q'`.
 
-        Primes are the targets; each twin has its own, as in the paper's code.
+        Primes denote the target networks. Each twin has its own, as in the paper's code.
         """
         later = self.v(some.next_states, self.targets) * ~some.ends
         return some.rewards + self.settings.gamma * later, self.q(some.states, some.actions, self.targets)
@@ -150,14 +151,14 @@ class TwinCritics:
     # --- Learning -----------------------------------------------------------------------------------------------
 
     def add(self, new: Transitions) -> None:
-        """Puts transitions into the replay; the oldest make room."""
+        """Adds transitions to the replay buffer, which drops the oldest."""
         self.replay = Transitions.joined([self.replay, new]).rows(slice(-self.settings.replay_size, None))
 
     def learn(self, rl_step: int) -> tuple[float, float]:
-        """Makes `critic_epochs` passes through the replay; returns the mean losses of Q and V over their updates.
+        """Makes `critic_epochs` passes over the replay buffer; returns the mean losses of Q and V over the updates.
 
         Args:
-            rl_step: From it and the seed the order of the transitions is drawn.
+            rl_step: Index of the RL step. With the seed, it determines the order of the transitions.
         """
         generator = torch.Generator().manual_seed(1_000_003 * (rl_step + 1) + self.settings.seed)
         losses: list[Tensor] = []
@@ -170,7 +171,7 @@ class TwinCritics:
         return q_loss, v_loss
 
     def update(self, some: Transitions) -> Tensor:
-        """Makes one step of Adam and moves the targets; returns (2,) mean squared errors of Q and V before it."""
+        """Takes one Adam step and updates the targets; returns the (2,) mean squared errors of Q and V before it."""
         q_goal, v_goal = self.goals(some)
         q_loss = (self.q(some.states, some.actions) - q_goal).square().mean()
         v_loss = (self.v(some.states) - v_goal).square().mean()
@@ -185,22 +186,22 @@ class TwinCritics:
     # --- Checkpoints --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns everything that changes."""
+        """Returns everything that changes during training."""
         parts = {name: getattr(self, name).state_dict() for name in ("heads", "targets", "optimizer")}
         return {"center": self.center, "scale": self.scale, "replay": list(self.replay.fields), **parts}
 
     @classmethod
     def from_state(cls, settings: CriticSettings, state: Mapping[str, Any]) -> TwinCritics:
-        """Returns the critics that `state_dict` was taken from, with these settings from now on.
+        """Returns the saved critics, with these settings from now on.
 
         Raises:
-            ValueError: If they are of another size.
+            ValueError: If the saved critics have another hidden size.
         """
         replay = Transitions(*state["replay"])
         critics = cls(settings, replay)
         saved = len(state["heads"]["v_heads.0.0.bias"])
         if saved != settings.hidden_size:
-            raise ValueError(f"hidden_size: got {settings.hidden_size}, takes {saved}, which the saved critics have")
+            raise ValueError(f"hidden_size: expected {saved} as in the saved critics, got {settings.hidden_size}")
         critics.center, critics.scale, critics.replay = state["center"], state["scale"], replay
         for name in ("heads", "targets", "optimizer"):
             getattr(critics, name).load_state_dict(state[name])

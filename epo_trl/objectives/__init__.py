@@ -1,4 +1,4 @@
-"""The objective as pure functions on tensors: one equation each."""
+"""The equations of the objective as pure functions on tensors, one equation each."""
 
 from epo_trl.objectives.aggregation import turn_mean_weights, turn_means
 from epo_trl.objectives.history import EntropyHistory

@@ -2,7 +2,7 @@
 
     delta_n = r_n + gamma * V_{n+1} - V_n,      A_n = delta_n + gamma * lambda * A_{n+1}
 
-n counts **decision points**: which tokens those are, and where a chain of them ends, is the choice of credit.
+n counts **decision points**. The credit method defines which tokens they are and where a chain of them ends.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def generalized_advantages(
     """Returns (B, T) advantages, 0 where there is no decision point.
 
     Args:
-        rewards: (B, T) paid for the decision, read at decision points.
-        values: (B, T) of the state in which it was made, read at decision points.
-        points: (B, T) boolean, the decision points; in a row they follow each other over any gap.
-        ends: (B, T) boolean, the decision points that are the last of their chain.
+        rewards: (B, T) reward of the decision, read at decision points.
+        values: (B, T) value of the state in which the decision was made, read at decision points.
+        points: (B, T) boolean, the decision points; those of a row are consecutive regardless of gaps.
+        ends: (B, T) boolean, the last decision point of each chain.
         end_values: (B, T) value of the state after the chain, read at `ends`.
         gamma: Discount from one decision point to the next, in [0, 1].
-        gae_lambda: In [0, 1]. 0 looks one point ahead, 1 gives the discounted return minus the value.
+        gae_lambda: lambda, in [0, 1]. 0 looks one point ahead; 1 gives the discounted return minus the value.
     """
     advantages = torch.zeros_like(values)
     later = torch.zeros_like(values[:, 0])  # A_{n+1}
@@ -47,11 +47,11 @@ def generalized_advantages(
 
 
 def rewards_to_go(rewards: Tensor, discounts: Tensor | float) -> Tensor:
-    """Returns (B, K) sums of the rewards from each turn on: `G_k = r_k + d_k * G_{k+1}`.
+    """Returns (B, K) rewards-to-go, `G_k = r_k + d_k * G_{k+1}`.
 
     Args:
-        rewards: (B, K).
-        discounts: (B, K) or one for all, what the later turns are multiplied by.
+        rewards: (B, K) reward of each turn.
+        discounts: (B, K) discounts of the later turns, or one for all.
     """
     discounts = torch.as_tensor(discounts, dtype=rewards.dtype, device=rewards.device).expand_as(rewards)
     sums = torch.zeros_like(rewards)
@@ -63,7 +63,7 @@ def rewards_to_go(rewards: Tensor, discounts: Tensor | float) -> Tensor:
 
 
 def turn_edges(turn_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (B, T) booleans: the first and the last response token of each turn."""
+    """Returns two (B, T) booleans: the first and the last response token of each turn."""
     mask = response_mask.bool()
     turns = torch.where(mask, turn_ids, -1)
     outside = torch.full_like(turns[:, :1], -1)

@@ -1,4 +1,4 @@
-"""The window of past entropies that the smoothing term refers to."""
+"""The history of past entropies that the smoothing term refers to."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ GRANULARITIES = ("step", "turn")
 
 
 class EntropyHistory:
-    """W_k of EPO (arXiv 2509.22576, Algorithm 1): one entry per RL step, its mean is the reference.
+    """W_k of EPO (arXiv 2509.22576, Algorithm 1): one entry per RL step. Its mean is the reference.
 
     Args:
         per: `"step"` keeps one number per RL step, the token-level mean entropy of the batch (the paper).
             `"turn"` keeps one number per RL step and turn index (the authors' release).
-        window: Number of RL steps to look back; `None` looks back to the start (the paper).
+        window: Number of RL steps to look back; `None` uses the whole history (the paper).
 
     Raises:
         ValueError: If `per` is unknown or `window` is not positive.
@@ -26,9 +26,9 @@ class EntropyHistory:
 
     def __init__(self, per: str = "step", window: int | None = None):
         if per not in GRANULARITIES:
-            raise ValueError(f"per: got {per!r}, takes one of {GRANULARITIES}")
+            raise ValueError(f"per: expected one of {GRANULARITIES}, got {per!r}")
         if window is not None and window < 1:
-            raise ValueError(f"window: got {window}, takes an integer >= 1 or None")
+            raise ValueError(f"window: expected an integer >= 1 or None, got {window}")
         self.per = per
         self.window = window
         self._entries: deque[dict[int, float]] = deque(maxlen=window)
@@ -44,12 +44,12 @@ class EntropyHistory:
             entropy: A number for `per="step"`, a mapping from turn index to number for `per="turn"`.
 
         Raises:
-            TypeError: If the kind of value does not fit `per`.
+            TypeError: If the type of the value does not fit `per`.
             ValueError: If a value is negative or not finite, or a turn index is negative.
         """
         if isinstance(entropy, Mapping) != (self.per == "turn"):
-            takes = "a mapping from turn index to entropy" if self.per == "turn" else "a number"
-            raise TypeError(f"entropy: got {entropy!r}, a history per {self.per} takes {takes}")
+            expected = "a mapping from turn index to entropy" if self.per == "turn" else "a number"
+            raise TypeError(f"entropy: expected {expected} with per={self.per!r}, got {entropy!r}")
         self._entries.append(_checked(entropy if isinstance(entropy, Mapping) else {0: entropy}))
         self.total_appended += 1
 
@@ -66,7 +66,7 @@ class EntropyHistory:
         if self.per == "step":
             return sum(e[0] for e in self._entries) / len(self._entries) if self._entries else None
         if turn_ids is None:
-            raise ValueError("turn_ids: got None, a history per turn needs the turn index of each token")
+            raise ValueError("turn_ids: expected the turn index of each token with per='turn', got None")
         values: dict[int, list[float]] = {}
         for entry in self._entries:
             for turn, value in entry.items():
@@ -74,24 +74,24 @@ class EntropyHistory:
         table = torch.full((max(values, default=0) + 2,), float("nan"), device=turn_ids.device)
         for turn, entropies in values.items():
             table[turn] = sum(entropies) / len(entropies)
-        last = table.numel() - 1  # stays NaN: padding and turns never seen
+        last = table.numel() - 1  # stays NaN: padding and unseen turns
         return table[torch.where(turn_ids < 0, last, turn_ids.clamp(max=last)).long()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what `load_state_dict` needs, as plain JSON types."""
+        """Returns the state for `load_state_dict`, as plain JSON types."""
         entries = [{str(turn): value for turn, value in entry.items()} for entry in self._entries]
         return {"per": self.per, "window": self.window, "entries": entries, "total_appended": self.total_appended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replaces the content by a saved one.
+        """Replaces the history with a saved one.
 
         Raises:
-            ValueError: If the state was saved from a history of another kind.
+            ValueError: If the saved history has another `per` or `window`.
         """
         for name in ("per", "window"):
             if state[name] != getattr(self, name):
                 mine, saved = getattr(self, name), state[name]
-                raise ValueError(f"entropy history: {name} is {mine!r}, the saved one has {saved!r}")
+                raise ValueError(f"entropy history: expected {name}={mine!r}, got {saved!r} in the saved state")
         self._entries = deque([_checked(entry) for entry in state["entries"]], maxlen=self.window)
         self.total_appended = int(state["total_appended"])
 
@@ -100,7 +100,7 @@ def _checked(entry: Mapping[Any, Any]) -> dict[int, float]:
     checked = {int(turn): float(value) for turn, value in entry.items()}
     for turn, value in checked.items():
         if turn < 0:
-            raise ValueError(f"entropy: got the turn index {turn}, takes integers >= 0")
+            raise ValueError(f"entropy: expected turn indices >= 0, got {turn}")
         if not 0.0 <= value < float("inf"):
-            raise ValueError(f"entropy: got {value}, takes a finite number >= 0 (nats)")
+            raise ValueError(f"entropy: expected a finite number >= 0 (nats), got {value}")
     return checked

@@ -1,4 +1,4 @@
-"""How a weight moves over the RL steps of a run."""
+"""Schedules of a weight over the RL steps of a run."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ def scheduled_weight(
 ) -> float:
     """Returns the weight at RL step k of K, `start` at k = 0 and `end` at the last one, k = K - 1.
 
-    With x = k / (K - 1): `linear` is `start + (end - start) * x`, `cosine` puts `(1 - cos(pi * x)) / 2` in place of x,
-    `constant` stays at `start`. With K = 1 the weight is `start`. Beyond the last RL step (a run that is resumed with
-    more steps than its schedule) it stays at `end`.
+    With x = k / (K - 1), `linear` is `start + (end - start) * x`, `cosine` replaces x by `(1 - cos(pi * x)) / 2`, and
+    `constant` stays at `start`. With K = 1 the weight is `start`. Past the last RL step, in a run resumed for more
+    steps than its schedule, it stays at `end`.
 
     Args:
         rl_step: k, counted from 0.
         total_rl_steps: K.
         schedule: One of `SCHEDULES`.
-        start: Weight of the first RL step.
-        end: Weight of the last one; `None` with `constant`.
+        start: Weight at the first RL step.
+        end: Weight at the last RL step; `None` with `constant`.
 
     Raises:
-        ValueError: If `rl_step` is negative, `total_rl_steps` is not positive, or `check_schedule` refuses the others.
+        ValueError: If `rl_step` is negative, `total_rl_steps` is not positive, or `check_schedule` rejects the others.
     """
     if rl_step < 0:
-        raise ValueError(f"rl_step: got {rl_step}, takes an integer >= 0")
+        raise ValueError(f"rl_step: expected an integer >= 0, got {rl_step}")
     if total_rl_steps < 1:
-        raise ValueError(f"total_rl_steps: got {total_rl_steps}, takes an integer >= 1")
+        raise ValueError(f"total_rl_steps: expected an integer >= 1, got {total_rl_steps}")
     check_schedule(schedule, end)
     if end is None:
         return start
@@ -38,15 +38,15 @@ def scheduled_weight(
 
 
 def check_schedule(schedule: str, end_weight: float | None) -> None:
-    """Raises `ValueError` for a schedule that is unknown or has no end, and for an end that would be ignored.
+    """Raises `ValueError` if the schedule is unknown, lacks an end weight, or has one that it would ignore.
 
     Args:
-        schedule: The setting of that name.
-        end_weight: The setting of that name.
+        schedule: One of `SCHEDULES`.
+        end_weight: Weight at the last RL step, or `None`.
     """
     if schedule not in SCHEDULES:
-        raise ValueError(f"schedule: got {schedule!r}, takes one of {SCHEDULES}")
+        raise ValueError(f"schedule: expected one of {SCHEDULES}, got {schedule!r}")
     if schedule == "constant" and end_weight is not None:
-        raise ValueError(f"end_weight: got {end_weight}, takes none with schedule 'constant'")
+        raise ValueError(f"end_weight: expected None with schedule 'constant', got {end_weight}")
     if schedule != "constant" and (end_weight is None or not 0 <= end_weight < math.inf):
-        raise ValueError(f"end_weight: got {end_weight}, takes a number >= 0 with schedule {schedule!r}")
+        raise ValueError(f"end_weight: expected a number >= 0 with schedule {schedule!r}, got {end_weight}")

@@ -1,4 +1,4 @@
-"""The smoothing term of EPO and the schedules of its weight (arXiv 2509.22576, Eq. 5 to 7)."""
+"""The smoothing term of EPO and schedules of its weight (arXiv 2509.22576, Eq. 5 to 7)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def beta_schedule(rl_step: int, total_rl_steps: int, *, start: float, end: float
     """Returns beta_k, the weight of the smoothing term at RL step k (Eq. 7).
 
     It moves exponentially from `start` towards 1 in the first half of the run (k <= K // 2) and from 1 towards `end`
-    in the second. With K = 1 the midpoint is step 0, where the value is `start`. Beyond K (a run that is resumed with
-    more steps than its schedule) the value of step K is kept.
+    in the second half. With K = 1 the midpoint is step 0, where the value is `start`. Past step K, in a run resumed
+    for more steps than its schedule, it keeps the value of step K.
 
     Args:
         rl_step: k, counted from 0. One RL step is one batch of collected episodes.
@@ -39,8 +39,8 @@ def beta_schedule(rl_step: int, total_rl_steps: int, *, start: float, end: float
 def falling_beta(rl_step: int, total_rl_steps: int, *, start: float, decay: float) -> float:
     """Returns beta_k of the paper's second version, `1 + (start - 1) * exp(-decay * k / k_mid)` with k_mid = K // 2.
 
-    Up to k_mid it is `beta_schedule`; after it, it goes on towards 1 without a jump. With K = 1 it is `start`. Beyond
-    K the value of step K is kept. Arguments and errors as for `beta_schedule`; the paper has `start` 2.
+    Up to k_mid it equals `beta_schedule`; after k_mid it continues towards 1 without a jump. With K = 1 it is `start`.
+    Past step K it keeps the value of step K. See `beta_schedule` for arguments and errors; the paper uses `start` 2.
     """
     _check_schedule(rl_step, total_rl_steps, decay)
     middle = total_rl_steps // 2
@@ -50,11 +50,11 @@ def falling_beta(rl_step: int, total_rl_steps: int, *, start: float, decay: floa
 
 def _check_schedule(rl_step: int, total_rl_steps: int, decay: float) -> None:
     if rl_step < 0:
-        raise ValueError(f"rl_step: got {rl_step}, takes an integer >= 0")
+        raise ValueError(f"rl_step: expected an integer >= 0, got {rl_step}")
     if total_rl_steps < 1:
-        raise ValueError(f"total_rl_steps: got {total_rl_steps}, takes an integer >= 1")
+        raise ValueError(f"total_rl_steps: expected an integer >= 1, got {total_rl_steps}")
     if decay < 0:
-        raise ValueError(f"decay: got {decay}, takes a number >= 0")
+        raise ValueError(f"decay: expected a number >= 0, got {decay}")
 
 
 def smoothing_penalty(
@@ -70,12 +70,12 @@ def smoothing_penalty(
 
     `hinge` (Eq. 5): `alpha * (max(0, kappa_low * ref - H) + max(0, H - kappa_high * ref))`, with gradient to H.
     `indicator` (Definition 9, and the authors' release): `alpha` outside the band, 0 inside. It is built from
-    constants and therefore carries **no gradient**; it is here for comparison.
+    constants and therefore carries **no gradient**. It is included for comparison.
 
     Args:
         entropy: H, any shape, in nats.
-        reference: The historical mean entropy, in nats; never differentiated. `None`, or NaN at a position, means
-            that there is no history, and the penalty is 0 there (Algorithm 1 at step 0).
+        reference: The historical mean entropy, in nats; not differentiated. `None`, or NaN at a position, means that
+            there is no history, and the penalty is 0 there (Algorithm 1 at step 0).
         kappa_low: Lower edge of the band, in units of the reference.
         kappa_high: Upper edge of the band, in units of the reference.
         alpha: Scale of the penalty.
@@ -85,11 +85,13 @@ def smoothing_penalty(
         ValueError: If `kind` is unknown, or the band is empty (`kappa_low > kappa_high`), or `alpha` is negative.
     """
     if kind not in PENALTIES:
-        raise ValueError(f"kind: got {kind!r}, takes one of {PENALTIES}")
+        raise ValueError(f"kind: expected one of {PENALTIES}, got {kind!r}")
     if not 0 <= kappa_low <= kappa_high:
-        raise ValueError(f"kappa_low, kappa_high: got {kappa_low} and {kappa_high}, takes 0 <= kappa_low <= kappa_high")
+        raise ValueError(
+            f"kappa_low, kappa_high: expected 0 <= kappa_low <= kappa_high, got {kappa_low} and {kappa_high}"
+        )
     if alpha < 0:
-        raise ValueError(f"alpha: got {alpha}, takes a number >= 0")
+        raise ValueError(f"alpha: expected a number >= 0, got {alpha}")
     if reference is None:
         return torch.zeros_like(entropy)
     reference = _like(entropy, reference).detach()
@@ -107,9 +109,9 @@ def smoothing_penalty(
 def band_shares(
     entropy: Tensor, reference: Tensor | float | None, mask: Tensor, *, kappa_low: float, kappa_high: float
 ) -> Tensor:
-    """Returns a (3,) tensor: the numbers of masked tokens below, inside and above the band.
+    """Returns a (3,) tensor: the number of masked tokens below, inside and above the band.
 
-    Tokens without history count as inside. Arguments as in `smoothing_penalty`; `mask` has the shape of `entropy`.
+    Tokens without history count as inside. For arguments see `smoothing_penalty`; `mask` has the shape of `entropy`.
     """
     if reference is None:
         reference = float("nan")
@@ -121,5 +123,5 @@ def band_shares(
 
 
 def _like(entropy: Tensor, reference: Tensor | float) -> Tensor:
-    """Returns the reference as a tensor beside the entropy. A float is filled in, not copied from the CPU."""
+    """Returns the reference as a tensor on the device of the entropy. A float is filled in, not copied from the CPU."""
     return reference.to(entropy) if isinstance(reference, Tensor) else entropy.new_full((), reference)

@@ -1,4 +1,4 @@
-"""What the critic minimises."""
+"""The loss of the critic."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns the squared error of each value, halved, and where clipping decided it.
+    """Returns half the squared error of each value, and a boolean mask of the values whose loss was clipped.
 
-    `0.5 * max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2)`, as in OpenAI's PPO: no gain from moving a
-    value further than `clip` from where it was when the batch was collected.
+    `0.5 * max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2)`, as in OpenAI's PPO: moving a value further
+    than `clip` from its value at collection does not reduce the loss.
 
     Args:
-        values: Any shape, in units of reward. The loss is differentiable in them.
-        old_values: Same shape, at collection time.
-        returns: Same shape, the targets.
-        clip: In units of reward; `None` for the plain squared error.
+        values: Values of any shape, in units of reward. The loss is differentiable in them.
+        old_values: Values at collection, of the same shape.
+        returns: Targets, of the same shape.
+        clip: Clipping range in units of reward; `None` for the plain squared error.
     """
     plain = (values - returns).square()
     if clip is None:

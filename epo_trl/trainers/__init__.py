@@ -1,4 +1,4 @@
-"""Trainers on top of TRL."""
+"""Trainers built on TRL."""
 
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.epo_trainer import EPOTrainer

@@ -1,4 +1,4 @@
-"""From TRL's batch to what the methods see of it, when it is collected and in each micro-batch."""
+"""Converts TRL's batch into the inputs of methods, at collection and in each micro-batch."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from epo_trl.trainers.turn_layout import TurnLayout
 from epo_trl.types import Episode
 
 Inputs = dict[str, Any]
-_LAYOUT = "layout/{name}"  # in TRL's batch, which shuffles and splits CPU tensors like those of the device
+_LAYOUT = "layout/{name}"  # key in TRL's batch, which shuffles and splits CPU tensors like device tensors
 _ON_CPU = ("turn_ids", "response_mask", "prompt_tokens")
 
 
 def response_mask(inputs: Mapping[str, Any]) -> Tensor:
-    """Returns (B, T), 1 on the tokens that count."""
+    """Returns the (B, T) mask, 1 on the tokens that count."""
     return inputs["completion_mask"] * inputs["tool_mask"]
 
 
 def is_scored(inputs: Mapping[str, Any]) -> bool:
-    """Whether the batch holds log-probs of the policy that played: TRL keeps them where updates come between."""
+    """Returns whether the batch holds log-probs of the behaviour policy, which TRL keeps for several updates."""
     return "old_per_token_logps" in inputs
 
 
 def played_scores(inputs: Mapping[str, Any], scores: Sequence[RowScores]) -> RowScores | None:
-    """Returns which of the scores that TRL has asked for are those of the policy that played, if any."""
-    return next((found for found in scores if found.log_probs is inputs.get("old_per_token_logps")), None)
+    """Returns the scores under the behaviour policy among those that TRL has requested, if any."""
+    return next((one for one in scores if one.log_probs is inputs.get("old_per_token_logps")), None)
 
 
 def rows_of(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
@@ -44,25 +44,25 @@ def rows_of(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
 
 
 def layout_entries(layout: TurnLayout, device: torch.device) -> Inputs:
-    """Returns what TRL's batch holds of a layout: `turn_ids` on the device, and all of it on the CPU."""
+    """Returns a layout's entries in TRL's batch: `turn_ids` on the device, and all its tensors on the CPU."""
     on_cpu = {_LAYOUT.format(name=name): getattr(layout, name) for name in _ON_CPU}
     return {"turn_ids": to_device(layout.turn_ids, device), **on_cpu}
 
 
 def has_layout(inputs: Mapping[str, Any]) -> bool:
-    """Whether TRL's batch holds a layout. One in a checkpoint of an earlier version does not."""
+    """Returns whether TRL's batch holds a layout. Checkpoints of earlier versions do not."""
     return all(_LAYOUT.format(name=name) in inputs for name in _ON_CPU)
 
 
 def layout_in(inputs: Mapping[str, Any], context: ContextBuilder) -> TurnLayout:
     """Returns the layout of the rows of TRL's batch, or of a part of it."""
-    # A checkpoint inside of an RL step is loaded to the device as a whole.
+    # A checkpoint within an RL step is loaded to the device as a whole.
     turn_ids, response_mask, prompt_tokens = (inputs[_LAYOUT.format(name=name)].cpu() for name in _ON_CPU)
     return TurnLayout(turn_ids, response_mask, prompt_tokens, context.is_windowed)
 
 
 def asked_in(inputs: Mapping[str, Any], context: ContextBuilder, methods: Methods) -> dict[str, Any]:
-    """Returns what the loss of a part of TRL's batch asks `RowScorer.over` for."""
+    """Returns the arguments of `RowScorer.over` for the loss of a part of TRL's batch."""
     return {
         "layout": layout_in(inputs, context),
         "ratio": ratio_in(inputs, methods),
@@ -73,7 +73,7 @@ def asked_in(inputs: Mapping[str, Any], context: ContextBuilder, methods: Method
 
 
 def ratio_in(inputs: Mapping[str, Any], methods: Methods) -> Callable[[Tensor], Tensor]:
-    """Returns what makes of (b, T) log-probabilities those that TRL compares with the old ones."""
+    """Returns a function that maps (b, T) log-probabilities to those that TRL compares with the old ones."""
     old, mask = inputs.get("old_per_token_logps"), response_mask(inputs)
     return lambda logps: methods.ratio(logps, logps.detach() if old is None else old, inputs["turn_ids"], mask)
 
@@ -88,16 +88,16 @@ def method_batch(
     rl_step: int,
     total_rl_steps: int,
 ) -> Batch:
-    """Returns a collected batch as methods see it.
+    """Builds the `Batch` of a collected batch for the methods.
 
     Args:
-        inputs: TRL's, with `turn_ids`.
-        episodes: This rank's.
-        scores: Of the policy that played, if they are known.
-        ranks: The other processes.
-        group_size: Episodes of a task.
-        rl_step: From 0.
-        total_rl_steps: Of the run.
+        inputs: TRL's batch, with `turn_ids`.
+        episodes: Episodes of this rank.
+        scores: Scores under the behaviour policy, if known.
+        ranks: Communication with the other processes.
+        group_size: Number of episodes per task.
+        rl_step: Index of the RL step, from 0.
+        total_rl_steps: Number of RL steps in the run.
     """
     device, first = inputs["turn_ids"].device, ranks.index * len(episodes)
     return Batch(
@@ -117,19 +117,19 @@ def method_batch(
 
 
 def _turn_rewards(episodes: Sequence[Episode]) -> Tensor:
-    """Returns (B, K) rewards of the turns, 0 beyond an episode's last and for aborted ones."""
+    """Returns the (B, K) rewards of the turns, 0 beyond an episode's last turn and for aborted episodes."""
     rewards = [[turn.reward for turn in episode.turns] * episode.is_usable for episode in episodes]
     width = max(1, *map(len, rewards))
     return torch.tensor([row + [0.0] * (width - len(row)) for row in rewards])
 
 
 def micro_batch(trainer: Any, inputs: Inputs, scores: RowScores) -> MicroBatch:
-    """Returns scored rows as methods see them.
+    """Builds the `MicroBatch` of scored rows for the methods.
 
     Args:
         trainer: An `EPOTrainer`.
         inputs: TRL's batch, or a part of it.
-        scores: Of its rows.
+        scores: Scores of its rows.
     """
     assert scores.entropy is not None
     old = inputs.get("old_per_token_logps")
@@ -152,34 +152,34 @@ def micro_batch(trainer: Any, inputs: Inputs, scores: RowScores) -> MicroBatch:
 
 
 def compute_dtype(trainer: Any) -> torch.dtype:
-    """Returns what the policy's logits are computed in: the type of autocast, without it that of the weights.
+    """Returns the dtype of the policy's logits: that of autocast, or of the weights without autocast.
 
     Args:
-        trainer: TRL's.
+        trainer: A TRL trainer.
     """
     autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return autocast.get(trainer.accelerator.mixed_precision, trainer.model.dtype)
 
 
 def update_scale(trainer: Any) -> float:
-    """Returns what a part of a mean over the collected batch is multiplied by in the loss of an optimizer step.
+    """Returns the factor on a part of a mean over the collected batch in the loss of an optimizer step.
 
-    An update takes a part of the batch, and the gradients of the ranks are averaged.
+    An update uses a part of the batch, and gradients are averaged over ranks.
 
     Args:
-        trainer: TRL's, in an optimizer step.
+        trainer: A TRL trainer within an optimizer step.
     """
     updates = trainer.args.steps_per_generation / trainer.current_gradient_accumulation_steps
     return updates * trainer.accelerator.num_processes
 
 
 def update_seconds(metrics: Mapping[str, Sequence[float]]) -> float | None:
-    """Returns what an optimizer step took beside the rollout, or `None` if none has been timed.
+    """Returns the duration of an optimizer step without the rollout, or `None` if none has been timed.
 
-    TRL's step time covers everything between two optimizer steps, the rollout among it.
+    TRL's step time covers everything between two optimizer steps, including the rollout.
 
     Args:
-        metrics: TRL's, since the last log.
+        metrics: TRL's metrics since the last log.
     """
     if not metrics.get("step_time"):
         return None

@@ -1,4 +1,4 @@
-"""What a model card asks to be cited."""
+"""Citations in model cards."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _BIBTEX = {
 
 
 def citation(method: str) -> str:
-    """Returns, in Markdown, the papers that a method's description links, with BibTeX where it is known.
+    """Returns, in Markdown, the papers linked in a method's description, with BibTeX where available.
 
     Args:
-        method: How a model was trained, in Markdown.
+        method: Markdown description of how a model was trained.
     """
-    found = {number: f"[{name}]({link})" for name, link, number in _PAPER.findall(method)}
-    papers = ", ".join([*found.values(), "[TRL](https://github.com/huggingface/trl#citation)"])
-    entries = [_BIBTEX[number] for number in found if number in _BIBTEX]
+    links = {number: f"[{name}]({link})" for name, link, number in _PAPER.findall(method)}
+    papers = ", ".join([*links.values(), "[TRL](https://github.com/huggingface/trl#citation)"])
+    entries = [_BIBTEX[number] for number in links if number in _BIBTEX]
     bibtex = "\n\n```bibtex\n" + "\n\n".join(entries) + "\n```" if entries else ""
-    return f"Please cite what was used: {papers}, and the authors of the environment.{bibtex}"
+    return f"Please cite the following works: {papers}, and the authors of the environment.{bibtex}"

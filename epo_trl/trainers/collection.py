@@ -1,4 +1,4 @@
-"""One batch of episodes: played, its groups chosen, and laid out as TRL's rows."""
+"""Collects one batch of episodes, selects its groups, and lays it out as TRL's rows."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from epo_trl.types import Episode
 
 @dataclass(slots=True)
 class Collected:
-    """The episodes that an RL step trains on, and those that were played for it.
+    """The episodes that an RL step trains on, and all episodes played for it.
 
     Args:
-        tasks: Of this rank's episodes.
-        episodes: One for each task, with the rewards that the methods give.
-        played: All episodes as they were played, those of groups that were given up too.
-        resampled: Groups of all ranks that were given up.
-        unwanted: Groups of all ranks that are trained on although a method refused them.
+        tasks: Tasks of this rank's episodes.
+        episodes: One episode per task, with the rewards assigned by the methods.
+        played: All episodes as they were played, including those of discarded groups.
+        resampled: Number of discarded groups, over all ranks.
+        unwanted: Number of groups, over all ranks, that are trained on although a method rejected them.
     """
 
     tasks: list[str]
@@ -50,18 +50,18 @@ class Collected:
 
 
 class Collector:
-    """Collects the batches of a run, with what is to be logged about them.
+    """Collects the batches of a run and their metrics.
 
-    A group that a method refuses is given up and another task is played instead, in at most `max_resamples` rounds.
-    Which tasks those are is drawn from the run's seed and the RL step alone, so that a resumed run draws the same.
+    A group that a method rejects is discarded, and another task is played instead, in at most `max_resamples` rounds.
+    The replacement tasks depend only on the run's seed and the RL step, so a resumed run draws the same ones.
 
     Args:
-        suite: What the tasks are of.
-        methods: What gives rewards to turns and chooses groups.
-        ranks: The other processes.
-        spare_tasks: What other tasks are drawn from.
-        args: The configuration.
-        group_size: Episodes of a task; they are neighbours in the list of all ranks' tasks.
+        suite: Suite of the tasks.
+        methods: Methods that assign turn rewards and select groups.
+        ranks: Communication with the other processes.
+        spare_tasks: Tasks from which replacements are drawn.
+        args: Configuration of the trainer.
+        group_size: Number of episodes per task. The episodes of a group are adjacent in the list over all ranks.
         end_ids: Tokens that end a response.
     """
 
@@ -71,22 +71,22 @@ class Collector:
     ):  # fmt: skip
         self._suite, self._methods, self._ranks, self._args = suite, methods, ranks, args
         self._spare_tasks, self._group_size, self._end_ids = spare_tasks, group_size, end_ids
-        self._aborts = Stretch(1)  # of RL steps with aborted episodes
+        self._aborts = Stretch(1)  # consecutive RL steps with aborted episodes
 
     def collect(
         self, tasks: Sequence[str], play: Callable[..., list[Episode]], rl_step: int
     ) -> tuple[Collected, dict[str, float]]:
-        """Returns a batch of episodes, and metrics of it and of all that was played for it. Collective.
+        """Returns a batch of episodes, and metrics of the batch and of all episodes played for it. Collective.
 
         Args:
-            tasks: This rank's, each as often as its group has members here.
-            play: See `EPOTrainer.play`. Collective, also with no task.
-            rl_step: From 0.
+            tasks: Tasks of this rank, each repeated for the members of its group on this rank.
+            play: See `EPOTrainer.play`. Collective, even without a task.
+            rl_step: Index of the RL step, from 0.
         """
         times, faults_before = RolloutTimes(), self._suite.faults()
 
         def played(tasks: Sequence[str]) -> list[Episode]:
-            # One seed for all: the members of a group, wherever they are played, start from the identical state.
+            # One seed for all: the members of a group start from the identical state on every rank.
             return play([(task, self._args.seed) for task in tasks], description="rollout", times=times)
 
         episodes = played(tasks)
@@ -106,7 +106,7 @@ class Collector:
         return batch, metrics
 
     def _choose(self, batch: Collected, played: Callable[[Sequence[str]], list[Episode]], draw: random.Random) -> None:
-        """Replaces groups that a method refuses."""
+        """Replaces the groups that a method rejects."""
         first, size = self._ranks.index * len(batch.tasks), self._group_size
         for left in reversed(range(self._args.max_resamples + 1)):
             refused = self._refused(batch.episodes)
@@ -122,7 +122,7 @@ class Collector:
             batch.played += episodes
 
     def _refused(self, episodes: Sequence[Episode]) -> list[int]:
-        """Returns the numbers of the groups that a method refuses, equal on all ranks."""
+        """Returns the indices of the groups that a method rejects, equal on all ranks."""
         seen = self._ranks.gather([(episode.total_reward, episode.won, episode.is_usable) for episode in episodes])
         groups = [seen[i : i + self._group_size] for i in range(0, len(seen), self._group_size)]
         kept = [self._methods.keep(Group(*zip(*members, strict=True))) for members in groups]
@@ -130,7 +130,7 @@ class Collector:
 
 
 def layout_of(rows: Sequence[Row], context: ContextBuilder, multiple: int | None) -> TurnLayout:
-    """Returns which turn each token of the rows belongs to, padded as TRL pads its completions."""
+    """Returns the turn layout of the rows, padded as TRL pads its completions."""
 
     def padded(lists: list[list[int]], value: int) -> Tensor:
         tensors = [torch.tensor(row) for row in lists]
@@ -145,14 +145,14 @@ def layout_of(rows: Sequence[Row], context: ContextBuilder, multiple: int | None
 
 
 def episode_return(completions: Sequence[Any], episode_return: Sequence[float], **_: Any) -> list[float]:
-    """Returns the total reward of each episode: a reward function of TRL's."""
+    """Returns the total reward of each episode. A reward function for TRL."""
     return list(episode_return)
 
 
 def as_trl_takes_it(batch: Collected, rows: Sequence[Row], ranks: Ranks) -> dict[str, Any]:
-    """Returns what TRL's `rollout_func` returns. What is not TRL's own reaches the reward functions, row by row.
+    """Returns the batch in the format of TRL's `rollout_func`. Extra fields reach the reward functions, row by row.
 
-    Collective: where other ranks have log-probabilities, so has one whose episodes were all aborted.
+    Collective: if any rank has log-probabilities, a rank whose episodes were all aborted returns them too.
     """
     has_logprobs = any(ranks.gather([any(row.logprobs is not None for row in rows)]))
     return {

@@ -1,4 +1,4 @@
-"""The configuration of EPO on top of TRL's GRPOConfig."""
+"""Configuration of EPO, on top of TRL's GRPOConfig."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from epo_trl.rollout.rules import INVALID_ACTIONS, LARGEST_REWARD
 from epo_trl.rollout.tool_calls import ACTION_FORMATS
 from epo_trl.trainers.rollout_config import RolloutArguments
 
-LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")  # those of TRL
+LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")  # TRL's loss types
 
 
 def settle_defaults(values: Any) -> None:
-    """Fills in what TRL's configs would default to, where that warns or does not run on this machine.
+    """Replaces defaults of TRL's configs that would warn or fail on this machine.
 
-    Where nothing is said, TRL asks for bf16, also on a machine that has no GPU for it, and for activation checkpointing
-    by a name that newer versions of transformers warn of.
+    By default, TRL enables bf16 even on a machine without a GPU for it, and sets activation checkpointing under a name
+    that newer versions of transformers deprecate.
 
     Args:
-        values: A config of TRL before its checks, or the parsed options of one; others are left alone.
+        values: A TRL config before its checks, or the parsed options of one. Other objects are left unchanged.
     """
     given = vars(values)
     for suffix in ("", "_kwargs"):
@@ -45,7 +45,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     """GRPOConfig plus the terms of EPO (arXiv 2509.22576) and the settings of a multi-turn rollout.
 
     Greek letters keep the paper's names. TRL's `beta` is the KL coefficient; the paper's beta_k is `smoothing_beta_*`.
-    `max_completion_length` is the longest response of one turn. `max_steps` counts optimizer steps, as everywhere in
+    `max_completion_length` is the maximum length of one turn's response. `max_steps` counts optimizer steps, as in all
     Hugging Face trainers; one RL step is one batch of collected episodes (`generation_batch_size` of them).
     """
 
@@ -56,32 +56,32 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     credit: str = field(
         default="grpo",
         metadata={
-            "help": "Who gets how much of the outcome: 'grpo', 'gigpo', ... (docs/methods.md lists the names), or "
-            "'module:Class' for your own method. With a critic: 'turn', 'token', 'outcome'."
+            "help": "Credit assignment: 'grpo', 'gigpo', ... (docs/methods.md lists the names), or 'module:Class' for "
+            "your own method. With a critic: 'turn', 'token', 'outcome'."
         },
     )
     entropy_method: list[str] = field(
         default_factory=lambda: ["epo"],
         metadata={
-            "help": "How entropy is controlled: one name or several of docs/methods.md, or 'module:Class' for your own."
+            "help": "Entropy control: one or more names from docs/methods.md, or 'module:Class' for your own method."
         },
     )
     policy_method: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "What changes the ratio of the policy loss or chooses groups: names of docs/methods.md, or "
+            "help": "Methods that change the ratio of the policy loss or select groups: names from docs/methods.md, or "
             "'module:Class' for your own."
         },
     )
     method_kwargs: dict[str, Any] | str | None = field(
         default_factory=dict,
-        metadata={"help": 'Settings of methods that are no fields, by method: \'{"my:Method": {"weight": 0.1}}\'.'},
+        metadata={"help": 'Settings of methods that are not fields, by method: \'{"my:Method": {"weight": 0.1}}\'.'},
     )
     max_resamples: int = field(
         default=3,
         metadata={
-            "help": "How often groups that a method does not keep are replaced by groups of other tasks in an RL step; "
-            "what is left after that is trained on."
+            "help": "Maximum number of rounds per RL step in which groups rejected by a method are replaced by groups "
+            "of other tasks. Groups still rejected after that are trained on."
         },
     )
 
@@ -96,7 +96,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         default=2.0, metadata={"help": "beta_start of Eq. 7: weight of the smoothing term at the first RL step."}
     )
     smoothing_beta_end: float = field(
-        default=1.0, metadata={"help": "beta_end of Eq. 7: its weight at the last RL step; it passes 1 at half time."}
+        default=1.0, metadata={"help": "beta_end of Eq. 7: weight at the last RL step; at half time it is 1."}
     )
     smoothing_decay: float = field(default=3.0, metadata={"help": "lambda_d of Eq. 7: rate of the schedule."})
     kappa_low: float = field(
@@ -111,31 +111,31 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     )
     entropy_history: str = field(
         default="step",
-        metadata={"help": "What the history keeps: 'step', one mean per RL step, or 'turn', one per turn index too."},
+        metadata={"help": "Entries of the history: 'step', one mean per RL step; 'turn', one per turn index too."},
     )
     entropy_history_window: int | None = field(
-        default=None, metadata={"help": "RL steps to look back; None looks back to the start, as the paper does."}
+        default=None, metadata={"help": "RL steps to look back; None uses the whole history, as in the paper."}
     )
     top_entropy_quantile: float = field(
         default=1.0,
         metadata={
-            "help": "TRL's: the share of tokens, those with the highest entropy, that the policy loss keeps; 1 keeps "
-            "all. The threshold is that of each micro-batch, so which are kept depends on how a batch is cut."
+            "help": "TRL's: fraction of tokens, those with the highest entropy, kept in the policy loss; 1 keeps all. "
+            "The threshold is computed per micro-batch, so the kept tokens depend on how a batch is split."
         },
     )
 
     turn_buckets: int = field(
         default=1,
         metadata={
-            "help": "Forward passes per micro-batch that its turns are spread over, sorted by length: more passes "
-            "compute less padding."
+            "help": "Number of forward passes over which the turns of a micro-batch are spread, sorted by length. More "
+            "passes compute less padding."
         },
     )
     pack_turns: bool = field(
         default=False,
         metadata={
-            "help": "Run the turns of a micro-batch as one row without padding, instead of in turn_buckets passes. For "
-            "flash attention, which skips what lies between turns; others mask it, which is slower than padding."
+            "help": "Run the turns of a micro-batch as one row without padding, instead of in turn_buckets passes. "
+            "Intended for flash attention; other implementations mask the rest, which is slower than padding."
         },
     )
 
@@ -143,18 +143,18 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     vllm_importance_sampling_mode: str = field(
         default="token_truncate",
         metadata={
-            "help": "How the update corrects for vLLM's own log-probabilities. TRL's default, 'sequence_mask', has one "
-            "ratio for a whole completion, here for an episode of many turns: the longer, the further it is from 1."
+            "help": "Correction for vLLM's own log-probabilities in the update. TRL's default, 'sequence_mask', uses "
+            "one ratio per completion, here an episode of many turns: the longer, the further it is from 1."
         },
     )
 
     # Evaluation
     eval_temperature: float = field(
         default=0.4,
-        metadata={"help": "Sampling temperature of evaluation, if no protocol is named; 0 decodes greedily."},
+        metadata={"help": "Sampling temperature of evaluation if no protocol is set; 0 decodes greedily."},
     )
     eval_episodes: int | None = field(
-        default=None, metadata={"help": "Play only the first N tasks of each list in evaluation; None for all."}
+        default=None, metadata={"help": "Evaluate only the first N tasks of each list; None evaluates all."}
     )
     eval_seed: int = field(default=0, metadata={"help": "Seed of the sampling in evaluation."})
     protocol: str = field(
@@ -162,19 +162,19 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         metadata={"help": "Name of the evaluation protocol; by default the training rules at eval_temperature."},
     )
     print_episodes: int = field(
-        default=0, metadata={"help": "Sample episodes to print as a table at every logging step, of each batch once."}
+        default=0, metadata={"help": "Number of episodes to print as a table at every logging step, each batch once."}
     )
     report_to: None | str | list[str] = field(
         default="tensorboard",
-        metadata={"help": "Where metrics go: 'tensorboard', to files in output_dir, 'wandb', ..., 'all', or 'none'."},
+        metadata={"help": "Trackers of metrics: 'tensorboard' (files in output_dir), 'wandb', ..., 'all', or 'none'."},
     )
 
     # Long runs
     max_skipped_updates: int = field(
         default=5,
         metadata={
-            "help": "An update whose loss or gradient is not finite is skipped; so many in a row end the run, with the "
-            "batch saved."
+            "help": "Updates with a non-finite loss or gradient are skipped; this many in a row end the run and save "
+            "the batch."
         },
     )
 
@@ -187,24 +187,26 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         settle_defaults(self)
         if self.num_generations_eval not in (None, 1):
             raise ValueError(
-                f"num_generations_eval: got {self.num_generations_eval}, takes 1 or null: an evaluation plays every "
-                "task of its lists once"
+                f"num_generations_eval: expected 1 or null, got {self.num_generations_eval}. An evaluation plays every "
+                "task of its lists once."
             )
         self.num_generations_eval = 1
-        GRPOConfig.__post_init__(self)  # past that of FewShotArguments, which ends there
+        GRPOConfig.__post_init__(self)  # skips that of FewShotArguments, which does not call super()
         check_training_arguments(self)
         self._check_methods()
         if self.loss_type == "cispo" and not (self.epsilon if self.epsilon_high is None else self.epsilon_high) >= 1:
             raise ValueError(
-                f"epsilon_high: got {self.epsilon_high} with loss_type 'cispo', takes a number >= 1: CISPO caps every "
-                f"ratio at epsilon_high, or at epsilon ({self.epsilon}) without one, so each ratio near 1 would be "
-                "that number and the gradient that part of it. ScaleRL (arXiv 2510.13786) has epsilon_high: 5.0"
+                f"epsilon_high: expected a number >= 1 with loss_type 'cispo', got {self.epsilon_high}. CISPO caps "
+                f"every ratio at epsilon_high, or at epsilon ({self.epsilon}) without one. A smaller cap would scale "
+                "down every ratio near 1, and with it the gradient. ScaleRL (arXiv 2510.13786) uses epsilon_high: 5.0."
             )
 
     def _check_methods(self) -> None:
-        """Raises `ValueError` for methods that are unknown or make no sense here."""
+        """Raises `ValueError` for methods that are unknown or incompatible with the configuration."""
         if not isinstance(self.method_kwargs, dict):
-            raise ValueError(f"method_kwargs: got {self.method_kwargs!r}, takes a mapping from method to its settings")
+            raise ValueError(
+                f"method_kwargs: expected a mapping from method to its settings, got {self.method_kwargs!r}"
+            )
         methods_of(self, critic=self.has_critic)
 
     def _check_epo(self) -> None:
@@ -214,14 +216,14 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             "context": CONTEXTS,
             "invalid_action": INVALID_ACTIONS,
             "action_format": ACTION_FORMATS,
-            # TRL looks at these when a batch has been collected
+            # TRL reads these only after a batch has been collected
             "loss_type": LOSSES,
             "importance_sampling_level": ("token", "sequence"),
             "scale_rewards": ("group", "batch", "none", True, False),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, takes one of {allowed}")
+                raise ValueError(f"{name}: expected one of {allowed}, got {getattr(self, name)!r}")
         at_least = {
             "epo_lambda": 0, "smoothing_alpha": 0, "smoothing_decay": 0, "kappa_low": 0, "history_length": 0,
             "max_turns": 1, "max_prompt_length": 1, "max_completion_length": 1, "invalid_action_penalty": 0,
@@ -233,13 +235,13 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is None or not least <= value < math.inf:
-                raise ValueError(f"{name}: got {value!r}, takes a number >= {least}")
+                raise ValueError(f"{name}: expected a number >= {least}, got {value!r}")
         if not self.kappa_low <= self.kappa_high < math.inf:
-            raise ValueError(f"kappa_high: got {self.kappa_high}, takes a number >= kappa_low ({self.kappa_low})")
+            raise ValueError(f"kappa_high: expected a number >= kappa_low ({self.kappa_low}), got {self.kappa_high}")
 
     def _check_limits(self) -> None:
         if not 0 <= self.max_aborted_share <= 1:
-            raise ValueError(f"max_aborted_share: got {self.max_aborted_share}, takes a number from 0 to 1")
+            raise ValueError(f"max_aborted_share: expected a number from 0 to 1, got {self.max_aborted_share}")
         checks = {
             "a number > 0": (("temperature", "env_step_seconds", "env_reset_seconds"), lambda x: 0 < x < math.inf),
             "a number >= 0": (("eval_temperature",), lambda x: 0 <= x < math.inf),
@@ -261,30 +263,30 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             "a number >= 0 or null": (("epsilon_high",), lambda x: x is None or 0 <= x < math.inf),
             "an integer >= 1, or -1 for num_train_epochs": (("max_steps",), lambda x: x != 0),
         }
-        for takes, (names, holds) in checks.items():
+        for expected, (names, holds) in checks.items():
             for name in names:
                 if not holds(getattr(self, name)):
-                    raise ValueError(f"{name}: got {getattr(self, name)}, takes {takes}")
+                    raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)}")
         if self.max_steps < 0 and not self.num_train_epochs > 0:
-            raise ValueError(f"num_train_epochs: got {self.num_train_epochs} without max_steps, takes a number > 0")
+            raise ValueError(f"num_train_epochs: expected a number > 0 without max_steps, got {self.num_train_epochs}")
 
     @property
     def micro_steps_per_rl_step(self) -> int:
-        """Forward-backward passes that one collected batch is used for."""
+        """Number of forward-backward passes per collected batch."""
         return self.steps_per_generation * self.num_iterations
 
     @property
     def tasks_per_rl_step(self) -> int:
-        """Tasks that an RL step draws, on all ranks together."""
+        """Number of tasks per RL step, over all ranks."""
         return self.generation_batch_size // self.num_generations
 
     def total_rl_steps(self, optimizer_steps: int, tasks: int | None = None) -> int:
-        """Returns K of Eq. 7 for a run of that many optimizer steps.
+        """Returns K of Eq. 7 for a run of this many optimizer steps.
 
         Args:
-            optimizer_steps: Of the whole run.
-            tasks: Tasks of an epoch. The last optimizer step of an epoch takes what is left of its micro-batches, so a
-                run of several epochs may use fewer batches. `None` for no end.
+            optimizer_steps: Number of optimizer steps in the whole run.
+            tasks: Number of tasks per epoch. The last optimizer step of an epoch uses its remaining micro-batches, so a
+                run of several epochs may collect fewer batches. `None` means no end of an epoch.
         """
         micro_steps = optimizer_steps * self.gradient_accumulation_steps
         if tasks is not None:

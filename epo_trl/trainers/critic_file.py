@@ -1,4 +1,4 @@
-"""The critic's own file in a checkpoint, beside a policy that is saved as if there were none."""
+"""Saves and loads the critic in a separate file of a checkpoint. The policy is saved without it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CRITIC_FILE = "critic.safetensors"
 
 
 def critic_prefix(model: Any, critic: Critic) -> str:
-    """Returns what the names of the critic's parameters begin with in the model."""
+    """Returns the prefix of the critic's parameter names in the model."""
     return next(name for name, module in model.named_modules() if module is critic) + "."
 
 
 def save_critic(folder: str, critic: Critic, state_dict: Mapping[str, Tensor], prefix: str) -> None:
-    """Writes what is trained of the critic; nothing if ZeRO-3 was told not to gather the weights."""
+    """Writes the trained parameters of the critic. Does nothing if ZeRO-3 is configured not to gather the weights."""
     names = [name for name in critic.trained_names() if prefix + name in state_dict]
     if names:
         content = {name: state_dict[prefix + name].detach().cpu().contiguous() for name in names}
@@ -28,20 +28,20 @@ def save_critic(folder: str, critic: Critic, state_dict: Mapping[str, Tensor], p
 
 
 def check_critic_file(folder: str) -> str:
-    """Returns the path of the critic's file; raises `ValueError` if there is none."""
+    """Returns the path of the critic's file; raises `ValueError` if it is missing."""
     path = os.path.join(folder, CRITIC_FILE)
     if not os.path.isfile(path):
-        raise ValueError(f"resume_from_checkpoint: {path} is missing; the checkpoint was not written by EPOPPOTrainer")
+        raise ValueError(f"resume_from_checkpoint: expected a checkpoint of EPOPPOTrainer, but {path} is missing")
     return path
 
 
 def load_critic(path: str, critic: Critic) -> None:
-    """Reads the critic's file; raises `ValueError` if it holds another kind of critic."""
+    """Loads the critic's file; raises `ValueError` if it holds another kind of critic."""
     saved, expected = safetensors.torch.load_file(path), set(critic.trained_names())
     if saved.keys() != expected:
         raise ValueError(
-            f"resume_from_checkpoint: {path} holds another kind of critic: {len(saved.keys() - expected)} "
-            f"parameters that this one does not train, {len(expected - saved.keys())} missing; set critic, "
-            "critic_use_peft and the models as they were"
+            f"resume_from_checkpoint: expected the same kind of critic, got {path} with {len(saved.keys() - expected)} "
+            f"extra and {len(expected - saved.keys())} missing parameters. Set critic, critic_use_peft and the models "
+            "as in the original run."
         )
     critic.load_state_dict(saved, strict=False)

@@ -1,4 +1,4 @@
-"""The critic's own learning rate, warm-up and clipping, in the optimizer that it shares with the policy."""
+"""Separate learning rate, warm-up and clipping of the critic, in the optimizer that it shares with the policy."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ PART, CRITIC = "part", "critic"  # a parameter group of the critic has group["pa
 
 
 def split_off_critic(optimizer: Any, critic: nn.Module, rate: float | None) -> None:
-    """Moves the critic's parameters into groups of their own.
+    """Moves the critic's parameters into their own parameter groups.
 
     Args:
-        optimizer: What TRL has made for policy and critic together.
+        optimizer: TRL's optimizer of policy and critic together.
         critic: The critic.
-        rate: Its learning rate, or `None` for the policy's.
+        rate: Learning rate of the critic, or `None` for the policy's.
 
     Raises:
-        ValueError: If the optimizer does not hold the critic's parameters, or is DeepSpeed's own.
+        ValueError: If the optimizer does not hold the critic's parameters, or was configured by DeepSpeed.
     """
-    if type(optimizer).__name__ == "DummyOptim":  # Accelerate's; the name is there only with DeepSpeed
+    if type(optimizer).__name__ == "DummyOptim":  # Accelerate's class, which is only defined with DeepSpeed
         raise ValueError(
-            "deepspeed: got a configuration with an optimizer of its own, which gives policy and critic one "
-            "learning rate; take the `optimizer` and `scheduler` blocks out, the trainer makes both"
+            "deepspeed: expected a configuration without an optimizer, which would give policy and critic the same "
+            "learning rate. Remove the `optimizer` and `scheduler` blocks; the trainer creates both."
         )
     if any(group.get(PART) == CRITIC for group in optimizer.param_groups):
         return
     own = {id(p) for p in critic.parameters() if p.requires_grad}
     if not own <= {id(p) for group in optimizer.param_groups for p in group["params"]}:
         raise ValueError(
-            "optimizers: got an optimizer that was made before the trainer added the critic; set optim and "
-            "learning_rate instead"
+            "optimizers: expected none, got an optimizer created before the trainer added the critic. Set optim and "
+            "learning_rate instead."
         )
     for group in list(optimizer.param_groups):
         params = [p for p in group["params"] if id(p) in own]
@@ -44,11 +44,11 @@ def split_off_critic(optimizer: Any, critic: nn.Module, rate: float | None) -> N
 
 
 def hold_policy(scheduler: Any, steps: int, kind: Any) -> None:
-    """Makes the policy's learning rate 0 for the first optimizer steps, then what it would be.
+    """Sets the policy's learning rate to 0 for the first optimizer steps. Later steps are unchanged.
 
     Args:
-        scheduler: What TRL has made.
-        steps: How many.
+        scheduler: TRL's learning rate scheduler.
+        steps: Number of optimizer steps.
         kind: `lr_scheduler_type`, for the message.
 
     Raises:
@@ -58,8 +58,8 @@ def hold_policy(scheduler: Any, steps: int, kind: Any) -> None:
         return
     if not isinstance(scheduler, LambdaLR):
         raise ValueError(
-            f"critic_warmup_steps: got {steps} with lr_scheduler_type={kind!r}, takes a schedule that is a function of "
-            "the step, such as 'cosine' or 'constant', or 0"
+            f"critic_warmup_steps: expected 0 with lr_scheduler_type={kind!r}, got {steps}. Use a schedule that is a "
+            "function of the step, such as 'cosine' or 'constant'."
         )
     for i, group in enumerate(scheduler.optimizer.param_groups):
         if group.get(PART) != CRITIC:
@@ -78,15 +78,15 @@ def critic_rate(optimizer: Any) -> float:
 
 
 def clip_apart(accelerator: Any, model: nn.Module, critic: nn.Module, limit: float) -> Any:
-    """Clips policy and critic apart, so that a large error of the critic does not shrink the policy's step.
+    """Clips policy and critic separately, so that a large error of the critic does not shrink the policy's step.
 
     Returns the policy's norm before clipping, or the critic's if that is not finite.
 
     Args:
-        accelerator: Unscales the gradients.
-        model: The policy with the critic in it.
+        accelerator: Accelerator that unscales the gradients.
+        model: The policy, including the critic.
         critic: The critic.
-        limit: Largest norm of each.
+        limit: Maximum norm of each.
     """
     own = {id(p) for p in critic.parameters()}
     policy = [p for p in model.parameters() if id(p) not in own]

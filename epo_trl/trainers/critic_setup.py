@@ -1,4 +1,4 @@
-"""Makes the critic of a policy, and keeps it out of sight of what has to see the policy alone."""
+"""Builds the critic and hides it from the reference model, vLLM and saving."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from epo_trl.trainers.ppo_config import EPOPPOConfig
 
 
 def copy_of_policy(model: Any, args: EPOPPOConfig) -> Any:
-    """Returns a copy of the policy for a separate critic to start from, or `None` if it has to be loaded instead.
+    """Copies the policy for a separate critic to start from. Returns `None` if the critic must be loaded instead.
 
-    An object in memory may differ from the files it came from, so it is copied, before PEFT and TRL change it.
+    A model in memory may differ from its files, so it is copied before PEFT and TRL change it.
     """
     return copied_backbone(model) if args.critic == "separate" and _can_be_copied(model, args) else None
 
 
 def _can_be_copied(model: Any, args: EPOPPOConfig) -> bool:
-    """Whether the weights are here, whole and plain: not a name, not wrapped by PEFT, not split by ZeRO-3."""
+    """Returns whether the weights are loaded, unquantized, and neither wrapped by PEFT nor sharded by ZeRO-3."""
     if isinstance(model, str) or args.critic_model_name_or_path is not None or is_peft_model(model):
         return False
     if getattr(model, "hf_quantizer", None) is not None:
@@ -34,17 +34,17 @@ def _can_be_copied(model: Any, args: EPOPPOConfig) -> bool:
 def make_critic(
     policy: Any, args: EPOPPOConfig, tokenizer: Any, *, backbone: Any = None, peft_config: Any = None
 ) -> Critic:
-    """Returns the critic that the configuration asks for.
+    """Builds the critic of the configuration.
 
     Args:
         policy: The trainer's model.
-        args: The configuration.
-        tokenizer: The policy's.
-        backbone: See `copy_of_policy`.
-        peft_config: Of the policy's adapter, if it is a new one.
+        args: Configuration of the trainer.
+        tokenizer: The policy's tokenizer.
+        backbone: The copy returned by `copy_of_policy`.
+        peft_config: Configuration of the policy's adapter, if it is new.
 
     Raises:
-        ValueError: If the policy cannot have such a critic.
+        ValueError: If this kind of critic cannot be built for the policy.
     """
     base = causal_lm(policy)
     if peft_config is None and is_peft_model(policy):
@@ -54,7 +54,7 @@ def make_critic(
         backbone = _load_backbone(base, args, tokenizer)
     if args.critic_use_peft:
         if peft_config is None:
-            raise ValueError("critic_use_peft: got True for a policy without adapter, takes False then")
+            raise ValueError("critic_use_peft: expected False for a policy without an adapter, got True")
         backbone = with_adapter(backbone, peft_config)
     config = (backbone if backbone is not None else base).config.get_text_config()
     critic = Critic(config.hidden_size, backbone)
@@ -68,8 +68,8 @@ def _load_backbone(policy: Any, args: EPOPPOConfig, tokenizer: Any) -> Any:
     path = other or policy.config.name_or_path
     if not path:
         raise ValueError(
-            "critic: got 'separate' for a policy that was made in memory and is wrapped already; takes the plain "
-            "model with peft_config, or a critic_model_name_or_path"
+            "critic: got 'separate' for a policy that was created in memory and is already wrapped. Pass the plain "
+            "model with peft_config, or set critic_model_name_or_path."
         )
     trust = {"trust_remote_code": args.trust_remote_code}
     revision = None if other else (args.model_init_kwargs or {}).get("revision")
@@ -80,11 +80,11 @@ def _load_backbone(policy: Any, args: EPOPPOConfig, tokenizer: Any) -> Any:
 
 
 def hide_critic(trainer: GRPOTrainer) -> None:
-    """Lets TRL's reference model and its generation see a policy without critic.
+    """Hides the critic from TRL's reference model and its generation.
 
-    The reference model has none, and `sync_ref_model` pairs every parameter with one of its own; vLLM has none, and TRL
-    sends it every parameter of the model. For continuous batching TRL casts the whole model to the precision of the
-    run and leaves it there, the critic and its head in float32 too; DeepSpeed has its own precisions.
+    The reference model has no critic, and `sync_ref_model` pairs all parameters of both models. vLLM has no critic, and
+    TRL sends it all parameters. For continuous batching, TRL casts the whole model to the precision of the run and
+    leaves it there, including the critic and its head in float32; DeepSpeed manages its own precisions.
     """
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, SyncRefModelCallback):

@@ -1,7 +1,7 @@
-"""Keeps a few episodes of some RL steps in the run's folder, for `epo-trl watch` and the tables of trackers.
+"""Saves a few episodes of some RL steps in the run folder, for `epo-trl watch` and the tables of trackers.
 
-One file for each of those RL steps: a resumed run that plays one again writes the same file again. The entropies are
-those that the update computes anyway, of the policy that played.
+Each of those RL steps has one file, which a resumed run rewrites if it repeats the step. The entropies are those under
+the behaviour policy, which the update computes anyway.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from epo_trl.watch.choice import Outcome, choose
 from epo_trl.watch.sample import Sample, TurnTexts, sample_of, write_samples
 from epo_trl.watch.source import sample_file
 
-RL_STEPS = 50  # of a run whose episodes are kept, unless the configuration says otherwise
-ROW = "episode_row"  # in TRL's batch: which episode a row is, after TRL has shuffled them
+RL_STEPS = 50  # number of RL steps per run whose episodes are saved, unless configured otherwise
+ROW = "episode_row"  # key in TRL's batch: index of a row's episode, since TRL shuffles the rows
 
 
 class EpisodeSamples:
-    """The episodes of the RL step in progress that will be kept, if any.
+    """The episodes of the current RL step that will be saved, if any.
 
     Args:
-        args: The configuration.
-        tokenizer: The policy's.
-        ranks: The other processes.
-        group_size: Episodes of a task; they are neighbours in the list of all ranks' episodes.
+        args: Configuration of the trainer.
+        tokenizer: The policy's tokenizer.
+        ranks: Communication with the other processes.
+        group_size: Number of episodes per task. The episodes of a group are adjacent in the list over all ranks.
     """
 
     def __init__(self, args: EPOConfig, tokenizer: Any, ranks: Ranks, group_size: int):
         self._args, self._tokenizer, self._ranks, self._group_size = args, tokenizer, ranks, group_size
-        self._rl_step: int | None = None  # from 0; equal on all ranks, `None` where nothing is kept
-        self._samples: dict[int, Sample] = {}  # by place among this rank's episodes
+        self._rl_step: int | None = None  # from 0, equal on all ranks; `None` if nothing is saved
+        self._samples: dict[int, Sample] = {}  # by index among this rank's episodes
 
     def begin(self, episodes: Sequence[Episode], rl_step: int, total_rl_steps: int) -> dict[str, Tensor]:
-        """Chooses among the episodes of an RL step; returns what has to be in TRL's batch for it. Collective.
+        """Selects episodes of an RL step and returns the entries of TRL's batch that this needs. Collective.
 
         Args:
-            episodes: This rank's.
-            rl_step: From 0.
-            total_rl_steps: Of the run.
+            episodes: Episodes of this rank.
+            rl_step: Index of the RL step, from 0.
+            total_rl_steps: Number of RL steps in the run.
         """
         self._rl_step, self._samples = None, {}
         every = self._args.keep_episodes_steps or -(-total_rl_steps // RL_STEPS)
         if not self._args.keep_episodes or (rl_step % every and rl_step != total_rl_steps - 1):
             return {}
-        found = self._ranks.gather([(episode.total_reward, episode.is_usable) for episode in episodes])
-        outcomes = [Outcome(reward, usable, i // self._group_size) for i, (reward, usable) in enumerate(found)]
+        rewards = self._ranks.gather([(episode.total_reward, episode.is_usable) for episode in episodes])
+        outcomes = [Outcome(reward, usable, i // self._group_size) for i, (reward, usable) in enumerate(rewards)]
         draw = random.Random(f"{self._args.seed}/{rl_step}")
         first = self._ranks.index * len(episodes)
         for i, why in choose(outcomes, self._args.keep_episodes, draw).items():
@@ -76,11 +76,11 @@ class EpisodeSamples:
         return TurnTexts(prompt, tuple(token_pieces(self._tokenizer, turn.response_ids)))
 
     def add_entropy(self, inputs: Mapping[str, Any], entropy: Tensor | None) -> None:
-        """Adds the entropies of rows that the policy that played has scored.
+        """Adds the entropies of rows scored by the behaviour policy.
 
         Args:
             inputs: TRL's batch, or a part of it.
-            entropy: (b, T) in nats, or `None` if it is not known.
+            entropy: (b, T) entropies in nats, or `None` if unknown.
         """
         if entropy is None or not self._samples:
             return
@@ -93,7 +93,7 @@ class EpisodeSamples:
             self._samples[i] = self._samples[i].with_entropy(values[row][sampled[row].bool()].tolist())
 
     def end(self) -> None:
-        """Writes what was chosen, and shows it to the trackers. Collective."""
+        """Writes the selected episodes and logs them to the trackers. Collective."""
         if self._rl_step is None:
             return
         samples = self._ranks.gather([sample.to_dict() for sample in self._samples.values()])
@@ -101,18 +101,18 @@ class EpisodeSamples:
             path = sample_file(self._args.output_dir, self._rl_step + 1)
             try:
                 write_samples(path, samples)
-            except OSError as error:  # a full disk is not worth the run; its checkpoints look after themselves
+            except OSError as error:  # a full disk should not end the run; checkpoints have their own checks
                 warnings.warn(f"keep_episodes: cannot write {os.fspath(path)} ({error})", stacklevel=2)
             send_tables(samples, self._args.report_to)
         self._rl_step, self._samples = None, {}
 
     def state(self) -> dict[str, Any]:
-        """Returns what this rank needs to go on inside of an RL step, in plain types."""
+        """Returns the state of this rank that is needed to resume within an RL step, in plain types."""
         samples = {str(i): json.dumps(sample.to_dict()) for i, sample in self._samples.items()}
         return {"rl_step": self._rl_step, "samples": samples}
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Takes up what `state` has returned, or nothing of a checkpoint that had none."""
+        """Restores the state returned by `state`; `None`, from a checkpoint without one, resets it."""
         state = state or {"rl_step": None, "samples": {}}
         self._rl_step = state["rl_step"]
         self._samples = {int(i): Sample.from_dict(json.loads(sample)) for i, sample in state["samples"].items()}

@@ -1,4 +1,4 @@
-"""Kept episodes as a table in the trackers that have tables: Weights & Biases and Trackio."""
+"""Logs saved episodes as a table to trackers that support tables: Weights & Biases and Trackio."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TRACKERS = ("wandb", "trackio")
 
 
 def episode_rows(samples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns one row for each turn.
+    """Returns a table with one row per turn.
 
     Args:
-        samples: What `Sample.to_dict` returned.
+        samples: Samples as returned by `Sample.to_dict`.
     """
     rows = []
     for sample in samples:
@@ -35,16 +35,16 @@ def episode_rows(samples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def send_tables(samples: Sequence[Mapping[str, Any]], report_to: str | Sequence[str] | None) -> None:
-    """Logs the samples as `episodes` where the run reports to. For the process that logs.
+    """Logs the samples as the table `episodes` to the trackers of the run. Call it on the logging process only.
 
     Args:
-        samples: What `Sample.to_dict` returned.
-        report_to: Names of trackers, as the configuration has them.
+        samples: Samples as returned by `Sample.to_dict`.
+        report_to: Names of trackers, as in the configuration.
     """
     for name in TRACKERS:
         if name not in (report_to or ()):
             continue
         tracker = import_module(name)
         rows = episode_rows(samples)
-        if len(rows) and (name != "wandb" or tracker.run is not None):  # nobody has started a run of it
+        if len(rows) and (name != "wandb" or tracker.run is not None):  # without a run, wandb has not been started
             tracker.log({NAME: tracker.Table(dataframe=rows)})

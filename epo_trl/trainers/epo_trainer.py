@@ -1,15 +1,15 @@
-"""Training over many turns as a subclass of TRL's GRPOTrainer.
+"""Multi-turn training as a subclass of TRL's GRPOTrainer.
 
-TRL keeps what it is good at: sampling and grouping tasks, the clipped surrogate and its variants, KL, reference
-model, gradient accumulation, distribution, logging. This class holds the seams, always around `super()`; the work is
-done by parts that are given what they need, and by the methods that the configuration names (`epo_trl.methods`).
+TRL samples and groups the tasks and provides the clipped surrogate and its variants, KL, the reference model, gradient
+accumulation, distribution and logging. This class extends TRL only by overrides around `super()`. The work is done by
+separate components and by the methods named in the configuration (`epo_trl.methods`).
 
-- `_generate_and_score_completions`: collects episodes for TRL, each as one row whose turns are segments, and gives the
-  batch turn ids and advantages per token;
-- `_calculate_rewards`: leaves aborted episodes out of the baseline;
-- `_get_per_token_logps_and_entropies`: shows the model turns where TRL sees episodes;
-- `compute_loss`: adds the terms of the methods to TRL's policy loss;
-- `training_step`, `evaluate`, `log`: end an RL step, play the test lists, show sample episodes.
+- `_generate_and_score_completions`: collects episodes for TRL, each as one row whose turns are segments, and adds turn
+  ids and per-token advantages to the batch;
+- `_calculate_rewards`: excludes aborted episodes from the baseline;
+- `_get_per_token_logps_and_entropies`: scores each turn as its own sequence, where TRL scores an episode;
+- `compute_loss`: adds the methods' terms to TRL's policy loss;
+- `training_step`, `evaluate`, `log`: end an RL step, evaluate on the test lists, print sample episodes.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class EPOTrainer(LongRunTrainer):
     Args:
         model: A model, a Hub id or a local path.
         suite: The tasks and their environments.
-        args: The configuration.
-        reward_funcs: TRL reward functions; by default the episodes' total reward. They also receive the `episode`. What
-            they return for one without `is_usable` (aborted, or without a turn) is not used.
-        train_dataset: Rows with a `prompt` column that holds task ids; by default the suite's `train` list.
-        processing_class: The tokenizer; by default the model's.
+        args: Configuration of the trainer.
+        reward_funcs: TRL reward functions; defaults to the episodes' total reward. They also receive the `episode`.
+            Their values for episodes without `is_usable` (aborted, or without a turn) are ignored.
+        train_dataset: Rows with a `prompt` column of task ids; defaults to the suite's `train` list.
+        processing_class: The tokenizer; defaults to the model's.
         **kwargs: Passed to `GRPOTrainer` (`peft_config`, `callbacks`, `optimizers`, `quantization_config`, ...).
     """
 
@@ -90,7 +90,7 @@ class EPOTrainer(LongRunTrainer):
         self.player = Player(self.suite, TurnGenerator(self), waves=args.rollout_waves, quiet=quiet)
         self.player.check_first_task(setup.train_dataset[0]["prompt"], args.seed, self.rules)
         with warnings.catch_warnings(), keeping_reference(self, args):
-            # Our seam; its name and behaviour are checked by tests/test_trl_contract.py.
+            # This trainer relies on rollout_func; tests/test_trl_contract.py checks its name and behaviour.
             warnings.filterwarnings("ignore", message=".*'rollout_func', which is an experimental feature")
             super().__init__(
                 model=model,
@@ -99,7 +99,7 @@ class EPOTrainer(LongRunTrainer):
                 train_dataset=setup.train_dataset,
                 eval_dataset=setup.test_datasets(),
                 processing_class=setup.tokenizer,
-                rollout_func=lambda prompts, trainer: {},  # each batch has its own
+                rollout_func=lambda prompts, trainer: {},  # replaced for each batch
                 **kwargs,
             )
         use_short_progress(self)
@@ -131,9 +131,9 @@ class EPOTrainer(LongRunTrainer):
         description: str = "episodes",
         times: RolloutTimes | None = None,
     ) -> list[Episode]:
-        """Returns one episode per `(task_id, seed)`, played by the current policy. Collective: every rank calls it.
+        """Plays one episode per `(task_id, seed)` with the current policy. Collective: every rank must call it.
 
-        `context` and `settings` are those of training unless given. Override it to play in another way.
+        `context` and `settings` default to those of training. Override this method to customize the rollout.
         """
         rules = self.rules
         return self.player.play(
@@ -141,11 +141,11 @@ class EPOTrainer(LongRunTrainer):
         )
 
     def close_envs(self) -> None:
-        """Frees what the environments hold, processes of theirs too. A later rollout makes new ones."""
+        """Releases the environments and their processes. A later rollout creates new ones."""
         self.player.close()
 
     def _collect(self, tasks: Sequence[str]) -> Collected:
-        """Plays a batch, logs how it went, and stops if too much of it was aborted."""
+        """Plays a batch, logs its metrics, and stops the run if too many episodes were aborted."""
         batch, metrics = self.collector.collect(tasks, self.play, self.rl_step)
         self._keep_metrics(metrics)
         self.health.add_rollout(metrics)
@@ -161,13 +161,13 @@ class EPOTrainer(LongRunTrainer):
         collected = self._collect([row["prompt"] for row in inputs])
         rows = collected.rows(self.processing_class.eos_token_id)
         layout = layout_of(rows, self.rules.context, self.pad_to_multiple_of)
-        # What TRL asks for next.
+        # The rollout that TRL requests next.
         self.rollout_func = lambda prompts, trainer: as_trl_takes_it(collected, rows, self.ranks)
         inputs = [{**row, "prompt": task} for row, task in zip(inputs, collected.tasks, strict=True)]
         with self.scorer.over(layout, top_p=self.methods.top_p) as scores:
             output = super()._generate_and_score_completions(inputs)
             output |= batches.layout_entries(layout, self.accelerator.device)
-            # Rows without a token in the loss (aborted, or cleared by `mask_truncated_completions`) do not count.
+            # Rows without a token in the loss (aborted, or masked by `mask_truncated_completions`) do not count.
             usable = batches.response_mask(output).any(1).sum()
             output["num_episodes"] = self.ranks.sum(usable.float())
             played = batches.played_scores(output, scores)
@@ -189,18 +189,18 @@ class EPOTrainer(LongRunTrainer):
     def _method_batch(
         self, output: dict[str, Any], episodes: list[Episode], layout: TurnLayout, scores: RowScores | None
     ) -> Batch:
-        """Returns the batch as the methods see it. The hook for what else there is to see."""
+        """Builds the methods' input. Subclasses add further fields here."""
         size, step, total = self.num_generations, self.rl_step, self.total_rl_steps
         return batches.method_batch(
             output, episodes, scores, self.ranks, group_size=size, rl_step=step, total_rl_steps=total
         )
 
     def _advantages(self, batch: Batch, output: dict[str, Any]) -> Tensor:
-        """Returns (B, T) advantages by the credit. The hook for what else is learned from it."""
+        """Returns the credit's (B, T) advantages. Subclasses add further targets to `output` here."""
         return self.methods.credit(batch).advantages
 
     def _calculate_rewards(self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Tensor:
-        """Returns the rewards of all ranks, NaN for episodes without a signal: TRL leaves those out of baselines."""
+        """Returns the rewards of all ranks, NaN for episodes without a signal: TRL excludes those from baselines."""
         rewards = super()._calculate_rewards(inputs, *args, **kwargs)
         usable = torch.tensor([row["episode"].is_usable for row in inputs], device=rewards.device)
         rewards = rewards.masked_fill(~self.accelerator.gather(usable).unsqueeze(1), torch.nan)
@@ -216,10 +216,10 @@ class EPOTrainer(LongRunTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Returns TRL's policy loss plus the terms of the methods, for one micro-batch.
+        """Returns TRL's policy loss plus the methods' terms, for one micro-batch.
 
-        Scaled so that the sum over the micro-batches of an optimizer step, averaged over ranks, is the loss of the
-        whole batch, however it is cut.
+        The loss is scaled so that its sum over the micro-batches of an optimizer step, averaged over ranks, is the loss
+        of the whole batch, however the batch is split.
         """
         with self.scorer.over(**batches.asked_in(inputs, self.rules.context, self.methods)) as scores:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -233,7 +233,7 @@ class EPOTrainer(LongRunTrainer):
         return spread_nonfinite(loss)
 
     def _terms(self, inputs: dict[str, Any], micro: MicroBatch, scores: RowScores) -> Iterator[Tensor]:
-        """Yields what is added to the policy loss. The hook for more."""
+        """Yields the terms added to the policy loss. Subclasses add further terms here."""
         term = self.methods.loss(micro, inputs)
         if term is not None:
             yield batches.update_scale(self) * term  # the methods' terms are parts of means over the collected batch
@@ -242,12 +242,12 @@ class EPOTrainer(LongRunTrainer):
 
     @property
     def total_rl_steps(self) -> int:
-        """K of EPO's Eq. 7: RL steps of the whole run."""
+        """Number of RL steps in the whole run: K of EPO's Eq. 7."""
         return self.args.total_rl_steps(max(self.state.max_steps, 1), len(self.train_dataset))
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Runs one forward-backward pass; after the last one of a collected batch the RL step is closed."""
-        if self._packing_unchecked:  # before the first rollout, by the wrapped model: under ZeRO-3 no other has weights
+        """Runs one forward-backward pass. After the last pass on a collected batch, it closes the RL step."""
+        if self._packing_unchecked:  # before the first rollout, on the wrapped model: under ZeRO-3 only it has weights
             with self.accelerator.autocast():
                 check_packing(model, attention_of(self.model))
             self._packing_unchecked = False
@@ -267,12 +267,12 @@ class EPOTrainer(LongRunTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Plays the whole fixed test lists and returns (and logs) the metrics; `last_reports` holds the details.
+        """Evaluates on the fixed test lists, and logs and returns the metrics; `last_reports` holds the details.
 
         Args:
-            eval_dataset: None; the lists are the suite's.
-            ignore_keys: As for TRL.
-            metric_key_prefix: In front of the metrics.
+            eval_dataset: Must be `None`; the lists are the suite's.
+            ignore_keys: Accepted for compatibility with TRL.
+            metric_key_prefix: Prefix of the metric names.
         """
         check_arguments({"eval_dataset": eval_dataset})
         training = self.model.training
@@ -285,7 +285,7 @@ class EPOTrainer(LongRunTrainer):
         return metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs as TRL does; with `print_episodes`, also shows sample episodes, those of a batch once."""
+        """Logs as TRL does; with `print_episodes`, also prints sample episodes, once per batch."""
         seconds = batches.update_seconds(self.pending_metrics) if self.model.training else None
         if seconds is not None:
             self.pending_metrics["time/update"] = [seconds]
@@ -295,5 +295,5 @@ class EPOTrainer(LongRunTrainer):
             self._to_print = []
 
     def card_facts(self) -> CardFacts:
-        """Returns what the model card has to say."""
+        """Returns the facts for the model card."""
         return card_facts(self.args, self.methods, self.rules, self.suite, self.num_generations)

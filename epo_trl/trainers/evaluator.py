@@ -1,4 +1,4 @@
-"""Plays the fixed test lists with the policy as it is."""
+"""Evaluates the current policy on the fixed test lists."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from epo_trl.types import Episode
 
 
 class Evaluator:
-    """The periodic evaluation. The sampling has its own seed and does not touch the random state of training.
+    """Periodic evaluation. Its sampling has a separate seed and leaves the random state of training unchanged.
 
     Args:
-        generator: The policy.
-        rules: The protocol.
+        generator: Generator of the policy's responses.
+        rules: Rules of the rollout, including the evaluation protocol.
         tasks: Task ids of each list.
-        suite_name: Of the tasks.
-        args: The configuration.
-        ranks: The processes, over which a list is spread.
+        suite_name: Name of the task suite.
+        args: Configuration of the trainer.
+        ranks: Processes over which a list is distributed.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Evaluator:
         self.tasks = tasks
 
     def report(self, split: str, play: Callable[..., list[Episode]]) -> EvalReport:
-        """Returns the report of one list. Collective.
+        """Evaluates on one list and returns the report. Collective.
 
         Args:
             split: Name of the list.
@@ -75,14 +75,14 @@ class Evaluator:
         )
 
     def reports(self, play: Callable[..., list[Episode]], step: int) -> list[EvalReport]:
-        """Returns the reports of all lists, and keeps them under `output_dir/evaluations`. Collective.
+        """Evaluates on all lists, saves the reports in `output_dir/evaluations` and returns them. Collective.
 
         Args:
             play: See `EPOTrainer.play`.
-            step: Optimizer steps so far.
+            step: Number of optimizer steps so far.
 
         Raises:
-            ValueError: If there is nothing to play.
+            ValueError: If there are no test tasks.
         """
         check_test_tasks(self.tasks, self._suite_name)
         reports = [self.report(split, play) for split in self.tasks]
@@ -98,5 +98,5 @@ class Evaluator:
 
 
 def scalars(reports: Sequence[EvalReport], prefix: str) -> dict[str, float]:
-    """Returns the metrics of reports, named `prefix_split/metric`."""
+    """Returns the metrics of the reports, named `prefix_split/metric`."""
     return {f"{prefix}_{report.split}/{k}": v for report in reports for k, v in report.scalars().items()}

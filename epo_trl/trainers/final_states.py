@@ -1,4 +1,4 @@
-"""What comes after the last turn of an episode that was cut off: the state whose value GAE goes on with."""
+"""Bootstrap states of truncated episodes: the states whose values continue GAE after the last turn."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CUT_OFF = frozenset({StopReason.TRUNCATED, StopReason.TURN_LIMIT, StopReason.CON
 
 
 def final_states(episodes: Sequence[Episode], context: ContextBuilder) -> list[list[int]]:
-    """Returns the token ids of the state after each episode's last turn, `[]` for episodes that were not cut off.
+    """Returns the token ids of the state after each episode's last turn, `[]` for episodes that were not truncated.
 
-    That state is the prompt that would have come next; in concatenated context the whole sequence with it. A prompt
-    that does not fit (`context_full`) loses its beginning.
+    The state is the prompt that would have come next, preceded by the whole sequence in concatenated context. A prompt
+    that does not fit (`context_full`) is truncated from the left.
 
     Args:
-        episodes: As played.
-        context: What built the prompts.
+        episodes: Episodes as played.
+        context: Builder of the prompts.
     """
     cut = [i for i, episode in enumerate(episodes) if episode.stop in CUT_OFF and episode.turns]
     views = {i: _view(episodes[i]) for i in cut}
@@ -55,16 +55,16 @@ def final_values(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> Tensor:
-    """Returns (B,) values of final states, 0 where there is none. Collective under ZeRO-3.
+    """Returns the (B,) values of the final states, 0 where there is none. Collective under ZeRO-3.
 
-    Every rank makes as many passes as it has micro-batches of episodes, whether or not one was cut off.
+    Every rank makes one pass per micro-batch of episodes, whether or not any episode was truncated.
 
     Args:
-        model: With a critic.
-        states: See `final_states`.
-        size: Episodes of a pass.
-        device: Of the result.
-        autocast: Makes the context of a pass.
+        model: A model with a critic.
+        states: Token ids from `final_states`.
+        size: Number of episodes per pass.
+        device: Device of the returned tensor.
+        autocast: Factory of the context manager of a pass.
     """
     values = []
     for start in range(0, len(states), size):
@@ -74,9 +74,9 @@ def final_values(
         for row, state in zip(ids, part, strict=True):
             row[: len(state)] = torch.tensor(state, dtype=torch.long)
         with autocast():
-            found = model(input_ids=to_device(ids, device), values_only=True).state_values
+            state_values = model(input_ids=to_device(ids, device), values_only=True).state_values
         cut_off = torch.tensor([bool(state) for state in part])
-        last = found.gather(1, to_device(lengths.unsqueeze(1) - 1, device))
+        last = state_values.gather(1, to_device(lengths.unsqueeze(1) - 1, device))
         values.append(last.squeeze(1) * to_device(cut_off, device))
     return torch.cat(values)
 

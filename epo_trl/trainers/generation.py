@@ -1,4 +1,4 @@
-"""TRL's generation, one turn of all running episodes at a time, on each of its back ends."""
+"""Generates one turn of all running episodes at a time, with TRL's generation on each of its back ends."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from epo_trl.rollout import ContextBuilder
 
 @contextmanager
 def keeping_precision(model: torch.nn.Module) -> Iterator[None]:
-    """Restores the dtype and the bits of whatever the block casts: parameters, their gradients and buffers.
+    """Restores the original dtype and values of anything the block casts: parameters, their gradients and buffers.
 
-    For continuous batching TRL casts the policy to the precision of the run and leaves it there, so that an fp32 weight
-    loses every update below bf16's resolution. The originals are kept by reference. So restoring copies nothing, and
-    the cast copies (half of the fp32 weights) exist during the block only. The block must not change the weights.
+    For continuous batching, TRL casts the policy to the precision of the run and leaves it there, so an fp32 weight
+    loses every update below bf16's resolution. The originals are kept by reference: restoring copies nothing, and the
+    cast copies (half the size of the fp32 weights) only exist within the block. The block must not change the weights.
     """
     tensors = [tensor for p in model.parameters() for tensor in (p, p.grad) if tensor is not None]
     originals = [(tensor, tensor.data) for tensor in tensors]
@@ -38,18 +38,18 @@ def keeping_precision(model: torch.nn.Module) -> Iterator[None]:
 
 
 class TurnGenerator:
-    """The policy as the rollout wants it: token ids of prompts in, token ids of responses out.
+    """The policy as a function from the token ids of prompts to the token ids of responses.
 
     Args:
-        trainer: Whose policy, settings and back end (transformers, continuous batching, vLLM) are used.
+        trainer: Trainer whose policy, settings and back end (transformers, continuous batching, vLLM) are used.
     """
 
     def __init__(self, trainer: GRPOTrainer):
         self._trainer = trainer
-        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # each generation call
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # wraps each generation call
 
     def __call__(self, prompt_ids: list[list[int]]) -> Any:
-        """Returns a response to each prompt. Mode and weights stay as they are: continuous batching changes both."""
+        """Generates a response to each prompt. Restores mode and weights, which continuous batching changes."""
         model = self._trainer.model
         training = model.training
         with self.around(), keeping_precision(model):
@@ -59,9 +59,9 @@ class TurnGenerator:
         return responses
 
     def prompts_needed(self, running: int) -> int:
-        """Returns how many prompts this rank must generate for while `running` of its episodes run. Collective.
+        """Returns the number of prompts this rank must generate for, given its number of running episodes. Collective.
 
-        Generation is collective, so all ranks go on until the last episode of any rank has ended.
+        Generation is collective, so all ranks continue until the last episode of any rank has ended.
         """
         accelerator = self._trainer.accelerator
         if accelerator.num_processes == 1:
@@ -69,11 +69,11 @@ class TurnGenerator:
         counts = accelerator.gather(torch.tensor([running], device=accelerator.device)).tolist()
         if not any(counts):
             return 0
-        # A vLLM server slices one list by rank, so every rank sends equally many.
+        # A vLLM server splits one list by rank, so every rank must send the same number.
         return max(counts) if self._trainer.use_vllm else max(running, 1)
 
     def keeping_prefixes(self, context: ContextBuilder) -> AbstractContextManager[Any]:
-        """Lets generation go on from the turn before, as far as the back end does not do that by itself."""
+        """Reuses the key-value cache of the previous turn, unless the back end already does so."""
         trainer = self._trainer
         if trainer.use_vllm:
             sleeps = (
@@ -88,19 +88,19 @@ class TurnGenerator:
         return nullcontext()
 
     def weights_changed(self) -> None:
-        """Has vLLM get the weights before it answers again: TRL sends them when the optimizer step is another one."""
+        """Makes TRL send the weights to vLLM before the next generation: it does so if the optimizer step changed."""
         self._trainer._last_loaded_step = -1
 
     @contextmanager
     def _keeping_vllm_awake(self) -> Iterator[None]:
-        """Lets a colocated vLLM sleep between rollouts only.
+        """Lets a colocated vLLM sleep only between rollouts.
 
-        TRL sends it to sleep after every generation call. It forgets its weights and its prefix cache then, and TRL
-        sends the weights again at the next call: once a turn.
+        TRL puts it to sleep after every generation call. vLLM then drops its weights and its prefix cache, and TRL
+        sends the weights again at the next call: once per turn.
         """
         vllm, step = self._trainer.vllm_generation, self._trainer.state.global_step
         if vllm._llm_weights_sleeping or self._trainer._last_loaded_step != step:
-            vllm.sync_weights()  # wakes them too
+            vllm.sync_weights()  # also wakes the weights
             self._trainer._last_loaded_step = step
         vllm.llm.wake_up(tags=["kv_cache"])
         vllm.enable_sleep_mode = False
@@ -113,11 +113,11 @@ class TurnGenerator:
 
     @contextmanager
     def sampling(self, temperature: float, seed: int) -> Iterator[None]:
-        """Samples at another temperature, greedily at 0, and from a random stream of its own."""
+        """Samples at another temperature, greedily at 0, from a separate random stream."""
         trainer = self._trainer
         holder: Any = trainer.vllm_generation if trainer.use_vllm else trainer.generation_config
         changes = {"temperature": temperature} if trainer.use_vllm else decoding(temperature)
-        # Plain generation reads them from here too; with vLLM there is no such dictionary.
+        # Plain generation also reads the changes from here; with vLLM there is no such dictionary.
         kwargs: dict[str, Any] = {} if trainer.use_vllm else trainer.generation_kwargs
         before, kwargs_before = {name: getattr(holder, name) for name in changes}, dict(kwargs)
         with seeded(seed, trainer.accelerator.device):

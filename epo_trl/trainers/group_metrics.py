@@ -1,4 +1,4 @@
-"""What is logged about the groups of a batch: how much their members differ, which is all that GRPO learns from."""
+"""Metrics of how much the members of a group differ. GRPO learns only from these differences."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from epo_trl.types import Episode
 
 
 def group_metrics(episodes: Sequence[Episode], group_size: int, ranks: Ranks) -> dict[str, float]:
-    """Returns means over the groups with at least two members that carry a signal; `{}` if there are none. Collective.
+    """Returns means over the groups with at least two usable members; `{}` if there are none. Collective.
 
     Args:
-        episodes: This rank's; the members of a group are neighbours in the list of all ranks.
-        group_size: Episodes of a task.
-        ranks: The other processes.
+        episodes: Episodes of this rank. The episodes of a group are adjacent in the list over all ranks.
+        group_size: Number of episodes per task.
+        ranks: Communication with the other processes.
     """
     seen = ranks.gather(
         [(e.is_usable, e.won, e.total_reward, tuple(turn.action for turn in e.turns)) for e in episodes]

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer for runs that take days: guards, and checkpoints inside an RL step, beside what `LongRun` does."""
+"""TRL's GRPOTrainer for runs that take days: guards, and checkpoints within an RL step, on top of `LongRun`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from epo_trl.trainers.run_health import RunHealth
 
 
 class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
-    """Goes on from a checkpoint as if nothing had happened, in the middle of a collected batch too.
+    """Resumes exactly from a checkpoint, even in the middle of a collected batch.
 
-    What a subclass adds to the state of a run it says in `_batch_state`.
+    Subclasses extend `_batch_state` with their own state of a run.
 
     Args:
-        args: The configuration.
-        **kwargs: As for TRL.
+        args: Configuration of the trainer.
+        **kwargs: Passed to `GRPOTrainer`.
     """
 
     args: EPOConfig
@@ -43,34 +43,34 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     player: Player
     rules: Rules
     samples: EpisodeSamples
-    rl_step: int  # batches that were used up
+    rl_step: int  # number of completed RL steps
 
     def __init__(self, *, args: EPOConfig, **kwargs: Any) -> None:
         super().__init__(args=args, **kwargs)
         self._guard = UpdateGuard(args.max_skipped_updates, args.output_dir)
         self._train_sampler: Any = None
-        self._before_training: Any = None  # the state in which a run begins
-        self._passed_at = -1  # optimizer steps before the last forward-backward pass
+        self._before_training: Any = None  # state at the start of a run
+        self._passed_at = -1  # number of optimizer steps before the last forward-backward pass
 
     @property
     def micro_steps_done(self) -> int:
-        """Forward-backward passes that the collected batch has been used for; 0 where an RL step begins."""
+        """Number of forward-backward passes made on the collected batch; 0 at the start of an RL step."""
         return self._step % self.args.micro_steps_per_rl_step
 
     @property
     def pending_metrics(self) -> dict[str, list[float]]:
-        """What TRL logs the means of at the next logging step, in the mode that the model is in."""
+        """Metrics whose means TRL logs at the next logging step, for the model's current mode."""
         return self._metrics["train" if self.model.training else "eval"]
 
     def _keep_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Hands metrics to TRL, which logs their means at the next logging step."""
+        """Adds metrics to TRL's, which logs their means at the next logging step."""
         for name, value in metrics.items():
             self.pending_metrics[name].append(value)
 
-    # --- What belongs to a checkpoint ---------------------------------------------------------------------------
+    # --- Checkpoint state ---------------------------------------------------------------------------------------
 
     def settings_of_data(self) -> dict[str, Any]:
-        """Returns the tasks, their environment and the rewards, the methods' settings, and the words of the prompts."""
+        """Returns the tasks, environment settings, rewards, method settings and prompt template checksums."""
         return {
             "methods": self.methods.settings(),
             "template": self.rules.context.template.checksums(),
@@ -90,20 +90,20 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         self._guard.skipped = state["skipped_updates"]
         if not state.keys() >= {"methods", "health"}:
             raise ValueError(
-                "resume_from_checkpoint: the checkpoint is of an earlier version of epo_trl, whose state this one does "
-                "not read; start anew, with its weights as the model if you like"
+                "resume_from_checkpoint: expected a checkpoint of this version of epo_trl, got one of an earlier "
+                "version, whose state cannot be read. Start a new run; its weights can be used as the model."
             )
         self._step, self.rl_step = state["micro_step"], state["rl_step"]
         self.methods.load_state_dict(state["methods"])
         self.health.load_state_dict(state["health"])
 
     def _batch_state(self) -> dict[str, Any]:
-        """Returns what is needed to go on with the collected batch: TRL's buffer, and sums over what was used of it."""
+        """Returns the state of the collected batch: TRL's buffer, and sums over the part already used."""
         parts = {"methods": self.methods.batch_state(), "samples": self.samples.state()}
         return {"inputs": self._buffered_inputs, **parts}
 
     def _load_batch_state(self, state: dict[str, Any]) -> None:
-        """Takes up what `_batch_state` has returned."""
+        """Restores the state returned by `_batch_state`."""
         self._buffered_inputs = state["inputs"]
         self.methods.load_batch_state(state["methods"])
         self.samples.load_state(state.get("samples"))
@@ -133,26 +133,26 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         everywhere = bool(self.accelerator.reduce(found, reduction="sum") == self.accelerator.num_processes)
         if state is not None and everywhere:
             self._load_batch_state(state)
-        # Otherwise with other ranks or methods, which was allowed, or of an earlier version: the rest of the RL step
-        # uses a batch of theirs.
+        # Otherwise the checkpoint has other ranks or methods, which was permitted, or is from an earlier version. The
+        # rest of the RL step then uses a newly collected batch.
 
     def save_between_updates(self) -> str | None:
-        """Saves a checkpoint and returns its folder; inside of an optimizer step it does not, and returns `None`."""
+        """Saves a checkpoint and returns its folder. Within an optimizer step it saves nothing and returns `None`."""
         inside_an_update = self._passed_at == self.state.global_step
         return None if inside_an_update else self.save_checkpoint()
 
     def _load_best_model(self) -> None:
-        """Loads the weights of the best evaluation; vLLM gets them before it answers again."""
+        """Loads the weights of the best evaluation, and sends them to vLLM before the next generation."""
         super()._load_best_model()
         self.player.generator.weights_changed()
 
     # --- Training -----------------------------------------------------------------------------------------------
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as `LongRun.train` does. A trainer that has trained before begins anew, with the weights that it has.
+        """Trains as `LongRun.train` does. A second call starts a new run from the current weights.
 
-        Its schedules and histories begin again, and what an interrupted run left of a batch is gone; the optimizer
-        keeps its moments, as transformers leaves it. From a checkpoint it goes on with what that holds.
+        Schedules and histories restart, and the remainder of an interrupted batch is discarded. The optimizer keeps its
+        moments, as in transformers. A run resumed from a checkpoint continues with the state in that checkpoint.
         """
         if self._before_training is None:
             parts = self.rl_step, self.methods.state_dict(), self.health.state_dict(), self._batch_state()
@@ -171,19 +171,19 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         self.player.generator.weights_changed()
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Runs one forward-backward pass; its loss is kept for the report of an update that is not finite."""
+        """Runs one forward-backward pass and records its loss for the report of a non-finite update."""
         output = super().training_step(model, inputs, num_items_in_batch)
         self._guard.add_loss(output)
         self._passed_at = self.state.global_step
         return output
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """Returns the norm of the gradient; one that is not finite is not used for an update."""
+        """Returns the norm of the gradient. A non-finite gradient is not used for an update."""
         norm = super()._get_grad_norm(model, grad_norm)
         finite = math.isfinite(norm)
         if not finite and self.is_deepspeed_enabled:
             check_skipped(float(norm), lambda: self.accelerator.optimizer_step_was_skipped)
-        elif not finite and self.accelerator.scaler is None:  # a scaler skips by itself, and needs the gradients
+        elif not finite and self.accelerator.scaler is None:  # a scaler skips the update itself and needs the gradients
             model.zero_grad(set_to_none=True)
         losses = self._guard.end_update(skipped=not finite)
         self.pending_metrics["guard/skipped_updates"] = [self._guard.skipped]
@@ -198,9 +198,9 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         return self._train_sampler
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """Restores the trainer's state; the order of the tasks is made to go on where it was, too.
+        """Restores the trainer's state and advances the order of the tasks to its position.
 
-        Every epoch takes another order out of one generator, which a resumed run would start again.
+        Every epoch draws a new order from one generator, which would restart in a resumed run.
         """
         epochs, steps = super()._init_training_state(*args, **kwargs)
         for _ in range(epochs):

@@ -1,4 +1,4 @@
-"""Model cards that say what a model is: method and paper, base, environment, protocol, results, and how to use it."""
+"""Model cards with the method and its paper, base model, environment, protocol, results, and code to use the model."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CARD = "README.md"
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a trainer knows that its model card has to say.
+    """Facts about a trained model for its model card.
 
     Args:
-        method: How the model was trained, in Markdown, to go after "trained with".
-        suite: What it was trained on.
-        rows: More lines of the table of facts.
-        rules: How an episode is played: the arguments of the code that plays one.
+        method: Training method in Markdown, phrased to follow "trained with".
+        suite: Suite that the model was trained on.
+        rows: Additional rows of the table of facts.
+        rules: Rules of an episode, for the example code in the card.
     """
 
     method: str
@@ -48,7 +48,7 @@ class CardFacts:
 
 @dataclass(frozen=True)
 class PlayRules:
-    """What has to be as in training where the model plays. Lengths are in tokens."""
+    """Settings that must match training when the model is used. Lengths are in tokens."""
 
     template: str
     context: str
@@ -59,14 +59,14 @@ class PlayRules:
     temperature: float
     require_think: bool = True
     action_format: str = "tags"
-    few_shot: Mapping[str, Any] = field(default_factory=dict)  # the fields of `FewShotArguments` that are set
+    few_shot: Mapping[str, Any] = field(default_factory=dict)  # non-default fields of `FewShotArguments`
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def card_facts(args: EPOConfig, methods: Methods, rules: Rules, suite: TaskSuite, group_size: int) -> CardFacts:
-    """Returns the facts about a policy that was trained by RL."""
+    """Returns the facts about a policy trained with RL."""
     protocol = rules.protocol
-    episodes = f"{args.generation_batch_size} episodes an RL step, {group_size} of each task"
+    episodes = f"{args.generation_batch_size} episodes per RL step, {group_size} per task"
     return CardFacts(
         method=methods.described(),
         suite=suite.suite if isinstance(suite, PooledSuite) else suite,
@@ -88,7 +88,7 @@ def card_facts(args: EPOConfig, methods: Methods, rules: Rules, suite: TaskSuite
 
 
 def few_shot_of(args: FewShotArguments) -> dict[str, Any]:
-    """Returns the settings of examples in the prompt, if there are some; a file by its name."""
+    """Returns the settings of few-shot examples, `{}` without examples; a file is given by its name."""
     if not (args.few_shot or args.few_shot_file):
         return {}
     given = {one.name: getattr(args, one.name) for one in fields(FewShotArguments)}
@@ -97,9 +97,9 @@ def few_shot_of(args: FewShotArguments) -> dict[str, Any]:
 
 
 class OwnModelCard:
-    """Lets a trainer of TRL write a card of ours to every folder that it saves a model to.
+    """Mixin that replaces TRL's model card in every folder that a trainer saves a model to.
 
-    TRL's own card names the paper of the class that we inherit from, and shows a question that no agent is asked.
+    TRL's card cites the paper of the parent class and shows a sample question that does not suit an agent.
     """
 
     args: Any
@@ -108,11 +108,11 @@ class OwnModelCard:
     _tag_names: list[str]
 
     def card_facts(self) -> CardFacts:
-        """Returns what the card has to say."""
+        """Returns the facts for the card."""
         raise NotImplementedError
 
     def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Writes the card to `output_dir`, with the tags that TRL gives it."""
+        """Writes the card to `output_dir`, with TRL's tags."""
         super().create_model_card(model_name, *args, **kwargs)  # type: ignore[misc]
         if self.is_world_process_zero():  # type: ignore[attr-defined]
             write_card(self, Path(self.args.output_dir))
@@ -124,7 +124,7 @@ class OwnModelCard:
 
 
 def write_card(trainer: Any, folder: Path) -> None:
-    """Writes the card of the trainer's model as it is now; keeps the tags of the run's own."""
+    """Writes the card of the trainer's current model, keeping the tags of the run's existing card."""
     tags, known = set(trainer._tag_names), Path(trainer.args.output_dir) / CARD
     if known.is_file():
         tags |= set(ModelCard.load(str(known), ignore_metadata_errors=True).data.tags or ())
@@ -146,7 +146,7 @@ def _text(trainer: Any, name: str, base: str) -> str:
     rows = {
         "method": facts.method,
         "base model": _described(base),
-        "weights": "a LoRA adapter on the base model" if adapter else "all of the model",
+        "weights": "a LoRA adapter on the base model" if adapter else "full model",
         "environment": f"`{facts.suite.name}`" + "".join(f", {k}: `{v}`" for k, v in _chosen(facts.suite).items()),
         **facts.rows,
         "optimizer steps": f"{state.global_step} of {state.max_steps}",
@@ -169,7 +169,7 @@ def _is_hub_id(name: str) -> bool:
 
 def _described(base: str) -> str:
     if not base:
-        return "none: made from scratch"
+        return "none: trained from scratch"
     if _is_hub_id(base):
         return f"[{base}](https://huggingface.co/{base})"
     source = made_from(Path(base))
@@ -186,7 +186,7 @@ def _cell(text: str) -> str:
 
 
 def protocol_row(protocol: Protocol) -> str:
-    """Returns a protocol in one line: its name and what it fixes."""
+    """Returns a one-line description of a protocol: its name and its settings."""
     return (
         f"`{protocol.name}`: {protocol.max_turns} turns, temperature {protocol.temperature:g}, {protocol.context} "
         f"context, {protocol.history_length} past turns in the prompt, success by `{protocol.success_rule}`"
@@ -213,8 +213,8 @@ def _results(run_dir: Path, step: int) -> str:
     return (
         head
         + "\n".join(lines)
-        + "\n\nOne episode for each task of a fixed list; intervals are Wilson's. Numbers of another "
-        "protocol or suite cannot be compared with these."
+        + "\n\nOne episode per task of a fixed list. Intervals are Wilson intervals. Results under another protocol or "
+        "suite are not comparable."
     )
 
 
@@ -226,7 +226,7 @@ def _reports(path: Path) -> list[EvalReport]:
     try:
         return [EvalReport.from_dict(report) for report in json.loads(path.read_text(encoding="utf-8"))["reports"]]
     except (ValueError, KeyError, TypeError):
-        return []  # a damaged file: a card is not worth the checkpoint that it belongs to
+        return []  # a damaged report must not prevent saving the checkpoint
 
 
 def _use(facts: CardFacts, adapter: bool) -> str:

@@ -1,4 +1,4 @@
-"""Says in words when RL steps teach nothing: no token is trained on, or every episode that is compared got the same."""
+"""Warns about RL steps without a training signal: no token in the loss, or equal rewards in all compared episodes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from epo_trl.methods import Methods, Need, Ranks
 from epo_trl.trainers.config import EPOConfig
 
-PATIENCE = 3  # RL steps in a row with equal rewards
+PATIENCE = 3  # number of consecutive RL steps with equal rewards before a warning
 
 
 class Stretch:
-    """Counts RL steps in a row of which something holds.
+    """Counts consecutive RL steps in which a condition holds.
 
     Args:
-        length: So many of them are a stretch.
+        length: Number of RL steps that make a streak.
     """
 
     def __init__(self, length: int):
@@ -27,104 +27,106 @@ class Stretch:
         self._steps = 0
 
     def add(self, holds: bool) -> bool:
-        """Adds an RL step; returns whether a stretch has just become long enough, once for each stretch."""
+        """Adds an RL step; returns whether the streak has just reached its length, once per streak."""
         self._steps = self._steps + 1 if holds else 0
         return self._steps == self.length
 
 
 def equal_within_groups(rewards: Tensor, group: int) -> bool:
-    """Returns whether no group has two different rewards.
+    """Returns whether all rewards within each group are equal.
 
     Args:
-        rewards: (N, F) of N episodes by F reward functions, NaN where there is none; members of a group are neighbours.
-        group: Episodes that are compared with each other.
+        rewards: (N, F) rewards of N episodes by F reward functions, NaN where there is none. Members of a group are
+            adjacent.
+        group: Number of episodes that are compared with each other.
     """
     low, high = _extremes(rewards.view(-1, group, rewards.shape[1]))
-    # Not exactly: rewards that are sums over turns are rounded on the way.
+    # With a tolerance: rewards that are sums over turns have rounding errors.
     return bool((high - low <= 1e-6 * high.abs().clamp(min=1)).all())
 
 
 def _extremes(rewards: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (G, F) lowest and highest of (G, N, F), infinite where all are NaN."""
+    """Returns the (G, F) minimum and maximum of (G, N, F) rewards, infinite where all are NaN."""
     return rewards.nan_to_num(torch.inf).amin(1), rewards.nan_to_num(-torch.inf).amax(1)
 
 
 def equal_outcomes(outcomes: Tensor, ranks: Ranks) -> bool:
-    """Returns whether no two episodes, on whichever ranks, differ in the rewards from a turn on. Collective.
+    """Returns whether all episodes, on all ranks, have equal rewards-to-go at each turn index. Collective.
 
-    Then no outcome tells one action from another, and what differs among advantages is the critic's own error.
-    Lambda-returns could not tell: they bootstrap from the critic. Turns are compared with those of the same index, so
-    it is no difference that an early turn has more of what all episodes pay in each turn before it.
+    If so, no outcome distinguishes one action from another, and differences between advantages are errors of the
+    critic. Lambda-returns cannot show this, because they bootstrap from the critic. Turns are compared at the same
+    index: a reward that every episode gets in each turn makes the rewards-to-go of earlier turns larger, but this is no
+    difference between episodes.
 
     Args:
-        outcomes: See `Credit`. This rank's.
-        ranks: The processes.
+        outcomes: This rank's `Credit.outcomes`.
+        ranks: Communication with the other processes.
     """
-    columns = zip_longest(*ranks.gather(outcomes.tolist()), fillvalue=math.nan)  # ranks differ in their longest episode
+    columns = zip_longest(*ranks.gather(outcomes.tolist()), fillvalue=math.nan)  # the longest episode differs by rank
     every = torch.tensor(list(columns), dtype=torch.float64).T[None]
     low, high = _extremes(every)
-    return bool((high - low <= 1e-6 * every.nan_to_num(0.0).abs().max()).all())  # PPO does not know units of reward
+    return bool((high - low <= 1e-6 * every.nan_to_num(0.0).abs().max()).all())  # relative: rewards have no fixed unit
 
 
 def equal_rewards_warning(rl_step: int, success: float, compared: str) -> str:
-    """Returns what a stretch of equal rewards means and what to do.
+    """Returns the warning for a streak of equal rewards.
 
     Args:
-        rl_step: The last one of the stretch, from 0.
+        rl_step: Index of the last RL step of the streak, from 0.
         success: Share of its episodes that solved their task.
-        compared: What had equal rewards, for example "every group".
+        compared: Name of the episodes with equal rewards, for example "every group".
     """
     if success == 1:
-        advice = "the tasks are solved already: take harder ones, or stop here"
+        advice = "the tasks are solved: use harder tasks, or stop here"
     else:
         advice = (
-            "start from a policy that solves some of the tasks (warm start: recipes/sft.py), play more episodes of "
-            "each task (num_generations), take easier tasks or more turns, or pay for parts of a task "
-            "(env_reward_weight, or a reward function of your own)"
+            "start from a policy that solves some of the tasks (warm start: recipes/sft.py), play more episodes per "
+            "task (num_generations), use easier tasks or more turns, or reward partial progress (env_reward_weight, or "
+            "a custom reward function)"
         )
     return (
         f"In each of the last {PATIENCE} RL steps (up to {rl_step}) the episodes of {compared} got equal rewards, "
-        f"{success:.0%} of them solved. There was nothing to compare, so rewards teach nothing; only entropy and KL "
-        f"terms still move the policy. What helps: {advice}."
+        f"{success:.0%} of them solved. Without differences, rewards give no gradient; only entropy and KL terms still "
+        f"change the policy. To fix this: {advice}."
     )
 
 
 def empty_batch_warning(rl_step: int) -> str:
-    """Returns what a batch without a token in the loss means and what to do."""
+    """Returns the warning for a batch without a token in the loss."""
     return (
-        f"No token of RL step {rl_step} is trained on: every episode was aborted, or its last response was cut and "
-        "mask_truncated_completions leaves it out. What helps: raise max_completion_length, set "
-        "mask_truncated_completions to false, and see env/aborted and rollout/cut_responses."
+        f"No token of RL step {rl_step} is trained on: every episode was aborted, or its last response was truncated "
+        "and masked by mask_truncated_completions. To fix this, raise max_completion_length or set "
+        "mask_truncated_completions to false, and check env/aborted and rollout/cut_responses."
     )
 
 
 class SilentSteps:
-    """Warns, once for each stretch of RL steps that teach nothing.
+    """Warns once per streak of RL steps without a training signal.
 
     Args:
         compared: Number of episodes whose rewards are compared with each other.
-        name: What they are called, for example "every group".
-        ranks: The processes; the first one warns.
-        by_turns: Whether turns are compared too, or a critic is asked, so that episodes of equal rewards may have
-            advantages.
+        name: Name of these episodes, for example "every group".
+        ranks: Communication with the other processes. The first one warns.
+        by_turns: Whether turns are compared too, or a critic is used, so that episodes with equal rewards can still
+            have advantages.
     """
 
     def __init__(self, compared: int, name: str, ranks: Ranks, *, by_turns: bool = False):
         self._compared, self._name, self._ranks, self._by_turns = compared, name, ranks, by_turns
         self._equal_rewards, self._empty_batches = Stretch(PATIENCE), Stretch(1)
-        self._equal, self._success = False, 0.0  # of the batch that is collected
+        self._equal, self._success = False, 0.0  # of the current batch
 
     def add_rewards(self, rewards: Tensor, *, success: float) -> None:
         """Adds the rewards of a batch, see `equal_within_groups`; `success` is the share of solved episodes."""
         self._equal, self._success = equal_within_groups(rewards, self._compared), success
 
     def end_batch(self, num_episodes: Tensor, advantages: Tensor, rl_step: int) -> None:
-        """Adds what came out of the batch. Collective.
+        """Adds the results of a batch. Collective.
 
         Args:
-            num_episodes: With a token in the loss.
-            advantages: (B, T) of this rank.
-            rl_step: From 0.
+            num_episodes: Number of episodes with a token in the loss.
+            advantages: (B, T) advantages of this rank.
+            rl_step: Index of the RL step, from 0.
         """
         equal = self._equal
         if equal and self._by_turns:  # `equal` is the same on all ranks
@@ -136,16 +138,16 @@ class SilentSteps:
 
 
 def silent_steps(args: EPOConfig, methods: Methods, ranks: Ranks, group_size: int, *, has_critic: bool) -> SilentSteps:
-    """Returns what warns in a run of these methods.
+    """Builds the monitor of zero-signal RL steps for the methods of a run.
 
     Args:
-        args: The configuration.
-        methods: The first is the credit.
-        ranks: The processes.
-        group_size: Episodes of a task.
-        has_critic: Whether the trainer has one.
+        args: Configuration of the trainer.
+        methods: Methods of the run. The first one assigns the credit.
+        ranks: Communication with the other processes.
+        group_size: Number of episodes per task.
+        has_critic: Whether the trainer has a critic.
     """
-    if has_critic or methods.need(Need.FEATURES):  # critics compare all turns, ArCHer's those of earlier batches too
+    if has_critic or methods.need(Need.FEATURES):  # critics compare all turns, ArCHer also those of earlier batches
         return SilentSteps(args.generation_batch_size, "the whole batch", ranks, by_turns=True)
     credit = next(iter(methods.values()))
     return SilentSteps(group_size, "every group", ranks, by_turns=Need.TURN_REWARDS in credit.needs)

@@ -1,4 +1,4 @@
-"""Plays episodes with the current policy: for training, for the test lists, and for whoever asks."""
+"""Plays episodes with the current policy, for training, evaluation and direct calls."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from epo_trl.types import Episode
 
 
 class Player:
-    """Holds the environments, and makes more as they are needed.
+    """Plays episodes in a pool of environments that grows on demand.
 
     Args:
-        suite: Where the environments come from.
-        generator: The policy.
-        waves: Parts into which a batch is split, see `rollout_waves`.
-        quiet: Whether no progress is shown.
+        suite: Suite that creates the environments.
+        generator: Generator of the policy's responses.
+        waves: Number of parts into which a batch is split. See `rollout_waves`.
+        quiet: Whether to hide the progress bar.
     """
 
     def __init__(self, suite: TaskSuite, generator: TurnGenerator, *, waves: int, quiet: bool):
@@ -31,7 +31,7 @@ class Player:
         self._waves, self._quiet = waves, quiet
 
     def check_first_task(self, task_id: str, seed: int, rules: Rules) -> None:
-        """Raises `ValueError` if a first task cannot be played by the rules, before anything is."""
+        """Raises `ValueError` if the first task cannot be played with these rules."""
         self._provide(1)
         check_first_task(self.envs[0], task_id, seed, rules.context, rules.protocol)
 
@@ -44,7 +44,7 @@ class Player:
         description: str = "episodes",
         times: RolloutTimes | None = None,
     ) -> list[Episode]:
-        """Returns one episode per `(task_id, seed)`. Collective: every rank calls it, also with no task of its own."""
+        """Plays one episode per `(task_id, seed)`. Collective: every rank must call it, even without tasks."""
         self._provide(len(tasks))
         with (
             tqdm(total=len(tasks), desc=description, unit="episode", leave=False, disable=self._quiet) as bar,
@@ -67,5 +67,5 @@ class Player:
             self.envs.append(self.suite.make_env())
 
     def close(self) -> None:
-        """Frees what the environments hold, processes of theirs too. Playing again makes new ones."""
+        """Releases the environments and their processes. Playing again creates new ones."""
         close_all(self.envs)

@@ -1,4 +1,4 @@
-"""The mean over tokens that each policy loss of TRL takes."""
+"""The mean over tokens in each of TRL's policy losses."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Mean = Callable[[Tensor], Tensor]
 
 
 def policy_mean(trainer: Any, inputs: dict[str, Any]) -> Mean:
-    """Returns the sum over (b, T) values of tokens with the weights that the loss of a micro-batch gives to tokens.
+    """Returns a function that sums (b, T) token values with the token weights of a micro-batch's loss.
 
-    `-policy_mean(advantages)` is TRL's policy loss where all ratios are 1, in value, for the losses with a ratio.
+    If all ratios are 1, `-policy_mean(advantages)` has the value of TRL's policy loss, for the losses with a ratio.
 
     Args:
-        trainer: TRL's, in an optimizer step.
+        trainer: A TRL trainer within an optimizer step.
         inputs: The micro-batch.
     """
     mask, steps = inputs["completion_mask"] * inputs["tool_mask"], trainer.current_gradient_accumulation_steps
     kind = trainer.loss_type
-    if kind in ("cispo", "dapo", "vespo"):  # over the tokens of the whole batch, of which an update takes a part
+    if kind in ("cispo", "dapo", "vespo"):  # over the tokens of the whole batch, of which an update uses a part
         tokens = inputs["num_items_in_batch"].clamp(min=1.0) / trainer.accelerator.num_processes
         weights = mask / (tokens * steps / trainer.args.steps_per_generation)
     elif kind in ("grpo", "sapo"):
@@ -33,7 +33,7 @@ def policy_mean(trainer: Any, inputs: dict[str, Any]) -> Mean:
     elif kind == "luspo":
         weights = mask / len(mask) / steps
     else:
-        raise ValueError(f"loss_type: got {kind!r}, whose mean over tokens is not known here")
-    if "importance_sampling_ratio" in inputs and kind != "vespo":  # vLLM's log-probabilities against the model's
+        raise ValueError(f"loss_type: expected a loss with a known mean over tokens, got {kind!r}")
+    if "importance_sampling_ratio" in inputs and kind != "vespo":  # corrects vLLM's log-probabilities
         weights = weights * inputs["importance_sampling_ratio"]
     return lambda values: (weights * values).sum()

@@ -1,12 +1,12 @@
 """PPO with a critic over many turns (arXiv 1707.06347), on top of EPOTrainer.
 
-What it adds to its parent, at these seams and always around `super()`:
+Overrides, always around `super()`:
 
-- `_method_batch`, `_advantages`: values of the batch as it was collected for the credit, whitened advantages,
-  0 where all outcomes are equal;
-- `_terms`: the value loss, from values of the same forward pass;
-- `create_optimizer`, `create_scheduler`, `_clip_grad_norm`: the critic's own rate, warm-up and clipping;
-- `_save`, `_load_from_checkpoint`: the critic's own file.
+- `_method_batch`, `_advantages`: values of the collected batch for the credit; whitened advantages, 0 if all outcomes
+  are equal;
+- `_terms`: the value loss, from the values of the same forward pass;
+- `create_optimizer`, `create_scheduler`, `_clip_grad_norm`: separate learning rate, warm-up and clipping of the critic;
+- `_save`, `_load_from_checkpoint`: separate file of the critic.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from epo_trl.types import Episode
 class EPOPPOTrainer(EPOTrainer):
     """Trains a language model on text environments with PPO, a critic and, by default, the terms of EPO.
 
-    Rewards are those of the turns. The critic is a submodule of the policy (`trainer.critic`) but saved apart from it.
+    Rewards are those of the turns. The critic is a submodule of the policy (`trainer.critic`) but saved separately.
 
     Args:
         model: A model, a Hub id or a local path.
         suite: The tasks and their environments.
-        args: The configuration.
-        train_dataset: Rows with a `prompt` column that holds task ids; by default the suite's `train` list.
-        processing_class: The tokenizer; by default the model's.
+        args: Configuration of the trainer.
+        train_dataset: Rows with a `prompt` column of task ids; defaults to the suite's `train` list.
+        processing_class: The tokenizer; defaults to the model's.
         **kwargs: Passed to `EPOTrainer` (`peft_config`, `callbacks`, ...).
     """
 
@@ -59,11 +59,11 @@ class EPOPPOTrainer(EPOTrainer):
     def __init__(self, model: str | PreTrainedModel, suite: TaskSuite, args: EPOPPOConfig | None = None, **kwargs: Any):
         args = args if args is not None else EPOPPOConfig("epo-trl-ppo")
         if not isinstance(args, EPOPPOConfig):
-            raise ValueError(f"args: got {type(args).__name__}, takes EPOPPOConfig, which has the critic's settings")
+            raise ValueError(f"args: expected EPOPPOConfig with the critic's settings, got {type(args).__name__}")
         if kwargs.get("reward_funcs") is not None:
             raise ValueError(
-                "reward_funcs: got reward functions, takes none: the critic learns the rewards of the turns; change "
-                "those with success_reward, env_reward_weight and invalid_action_penalty"
+                "reward_funcs: expected none, got reward functions. The critic learns the rewards of the turns. Change "
+                "those with success_reward, env_reward_weight and invalid_action_penalty."
             )
         backbone = copy_of_policy(model, args)
         super().__init__(model, suite, args=args, **kwargs)
@@ -73,7 +73,7 @@ class EPOPPOTrainer(EPOTrainer):
         self.critic = critic if self.is_deepspeed_enabled else critic.to(self.accelerator.device)
         attach_critic(self.model, self.critic)
         hide_critic(self)
-        # Sums over the RL step: the value loss, where clipping decided it, the decision points.
+        # Sums over the RL step: the value loss, the number of clipped values, the number of decision points.
         self._value_sums = torch.zeros(3, dtype=torch.float64, device=self.accelerator.device)
 
     # --- Batch -------------------------------------------------------------------------------------------------
@@ -93,16 +93,16 @@ class EPOPPOTrainer(EPOTrainer):
         )
 
     def _final_states(self, episodes: list[Episode]) -> list[list[int]]:
-        """Returns the token ids of the state that each episode was cut off in, `[]` where nothing is bootstrapped."""
+        """Returns the token ids of the state that each episode was truncated in, `[]` if it is not bootstrapped."""
         if not self.args.bootstrap_truncated:
             return [[] for _ in episodes]
         return final_states(episodes, self.rules.context)
 
     def _advantages(self, batch: Batch, output: dict[str, Any]) -> Tensor:
-        """Returns the credit's advantages, whitened if that is asked for; keeps what the critic learns from.
+        """Returns the credit's advantages, whitened if configured, and adds the critic's targets to `output`.
 
-        They are 0 where outcomes are equal, whitened or not: whitening would divide the critic's error by its own
-        deviation, and without it Adam would still scale a first small gradient up. The critic learns all the same.
+        Advantages are 0 if all outcomes are equal, whitened or not. Whitening would divide the critic's error by its
+        own deviation; without whitening, Adam would still amplify a small first gradient. The critic still learns.
         """
         credit = self.methods.credit(batch)
         assert batch.values is not None and credit.returns is not None and credit.points is not None
@@ -123,7 +123,7 @@ class EPOPPOTrainer(EPOTrainer):
     def _terms(self, inputs: dict[str, Any], micro: MicroBatch, scores: RowScores) -> Iterator[Tensor]:
         """Yields the methods' terms, then `value_coef` times the mean value loss over the decision points.
 
-        Scaled like the other terms, so that it does not depend on how a batch is cut.
+        The loss is scaled like the other terms, so it does not depend on how a batch is split.
         """
         yield from super()._terms(inputs, micro, scores)
         assert scores.values is not None
@@ -134,7 +134,7 @@ class EPOPPOTrainer(EPOTrainer):
         self._value_sums += torch.stack([count.double() for count in counts])
         steps = self.current_gradient_accumulation_steps / self.args.steps_per_generation
         per_update = inputs["num_values"].clamp(min=1) / self.accelerator.num_processes * steps
-        # Values outside of the points take part with weight 0: every rank uses every parameter of the critic.
+        # Values outside the points take part with weight 0, so that every rank uses every parameter of the critic.
         yield self.args.value_coef * (losses.sum() / per_update + 0.0 * values.sum())
 
     def _close_rl_step(self) -> None:
@@ -152,19 +152,19 @@ class EPOPPOTrainer(EPOTrainer):
     # --- Optimizer ---------------------------------------------------------------------------------------------
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Returns the optimizer with the critic's parameters in groups of their own, `group["part"] == "critic"`."""
+        """Creates the optimizer with the critic's parameters in separate groups, `group["part"] == "critic"`."""
         optimizer = super().create_optimizer(model)
         split_off_critic(optimizer, self.critic, self.args.critic_learning_rate)
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Returns the scheduler; the policy's rate is 0 for the first `critic_warmup_steps`, then what it would be."""
+        """Creates the scheduler. The policy's learning rate is 0 during the first `critic_warmup_steps`."""
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         hold_policy(scheduler, self.args.critic_warmup_steps, self.args.lr_scheduler_type)
         return scheduler
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        """Clips policy and critic apart; DeepSpeed and FSDP clip both together."""
+        """Clips policy and critic separately; DeepSpeed and FSDP clip both together."""
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             return super()._clip_grad_norm(model)
         return clip_apart(self.accelerator, model, self.critic, self.args.max_grad_norm)
@@ -179,7 +179,7 @@ class EPOPPOTrainer(EPOTrainer):
         self._value_sums = state["value_sums"]
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Saves the policy as if there were no critic, and what is trained of the critic in a file of its own."""
+        """Saves the policy without the critic, and the critic's trained parameters in a separate file."""
         if not self.args.should_save:
             return
         state_dict = self.model.state_dict() if state_dict is None else state_dict

@@ -1,4 +1,4 @@
-"""The policy as it was when RL began, for the methods that ask it which tokens it would have chosen from."""
+"""The reference policy, for the methods that use its nucleus or hidden states."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from epo_trl.trainers.turn_layout import TurnLayout
 
 @contextmanager
 def keeping_reference(trainer: Any, args: Any) -> Iterator[None]:
-    """Lets TRL's `__init__` make its reference model for the methods alone, when there is no KL term.
+    """Makes TRL's `__init__` create its reference model for the methods, even without a KL term.
 
-    TRL makes one, or a copy of a loaded adapter, only if `beta` is not 0 there.
+    TRL creates one, or a copy of a loaded adapter, only if `beta` is not 0 at that point.
 
     Args:
         trainer: An `EPOTrainer`, in its `__init__`.
@@ -37,7 +37,7 @@ def keeping_reference(trainer: Any, args: Any) -> Iterator[None]:
 
 @contextmanager
 def reference_of(trainer: Any) -> Iterator[Any]:
-    """Yields the model that TRL's KL term would compare with: another one, or the policy without its new adapter."""
+    """Yields the reference model of TRL's KL term: a separate model, or the policy without its new adapter."""
     if trainer.ref_model is not None:
         yield trainer.ref_model
         return
@@ -48,14 +48,15 @@ def reference_of(trainer: Any) -> Iterator[Any]:
 
 @torch.no_grad()
 def candidates_of(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> dict[str, Tensor]:
-    """Returns `candidates` for TRL's batch if a method needs them: (B, T, K) token ids, -1 where there is none.
+    """Returns the entry `candidates` of TRL's batch, if a method needs it: (B, T, K) token ids, padded with -1.
 
-    They are the tokens to which the reference gives more than the methods' `cut`. Collective under ZeRO-3.
+    They are the tokens whose probability under the reference policy exceeds the methods' `cut`. Collective under
+    ZeRO-3.
 
     Args:
         trainer: An `EPOTrainer`.
         output: TRL's batch.
-        layout: Of its rows.
+        layout: Layout of its rows.
     """
     cut = trainer.methods.cut
     if cut is None:

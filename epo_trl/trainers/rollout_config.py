@@ -1,4 +1,4 @@
-"""The settings of a rollout of many turns."""
+"""Settings of a multi-turn rollout."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from epo_trl.rollout.few_shot import FewShotArguments
 
 @dataclass
 class RolloutArguments(FewShotArguments):
-    """How episodes are played."""
+    """Settings of the rollout."""
 
     context: str = field(
         default="windowed",
         metadata={"help": "'windowed': each turn is a fresh prompt; 'concatenated': the episode is one sequence."},
     )
-    history_length: int = field(default=2, metadata={"help": "Past turns shown in a windowed prompt."})
-    max_turns: int = field(default=50, metadata={"help": "Turn budget of an episode."})
+    history_length: int = field(default=2, metadata={"help": "Number of past turns in a windowed prompt."})
+    max_turns: int = field(default=50, metadata={"help": "Maximum number of turns per episode."})
     max_prompt_length: int = field(
-        default=2048, metadata={"help": "Longest prompt of one turn, in tokens; oldest history is dropped first."}
+        default=2048, metadata={"help": "Maximum prompt length of a turn, in tokens; oldest history is dropped first."}
     )
-    max_completion_length: int = field(default=512, metadata={"help": "Longest response of one turn, in tokens."})
+    max_completion_length: int = field(default=512, metadata={"help": "Maximum response length per turn, in tokens."})
     prompt_template: str = field(
-        default="alfworld", metadata={"help": "Name of a template of epo_trl, or a folder with your own text files."}
+        default="alfworld", metadata={"help": "Name of a template of epo_trl, or a folder with custom text files."}
     )
     action_format: str = field(
         default="tags",
         metadata={
-            "help": "How a response names its action: 'tags', between <action> and </action>; or, with an environment "
-            "of tools, 'tool_calls' in the format of the model's own chat template."
+            "help": "Format of the action in a response: 'tags', between <action> and </action>; or, with an "
+            "environment of tools, 'tool_calls' in the format of the model's chat template."
         },
     )
     require_think: bool = field(
@@ -36,10 +36,10 @@ class RolloutArguments(FewShotArguments):
     )
     invalid_action: str = field(
         default="pass",
-        metadata={"help": "'pass' hands an invalid action to the environment; 'skip' only costs the turn."},
+        metadata={"help": "'pass' sends an invalid action to the environment; 'skip' only uses up the turn."},
     )
     invalid_action_penalty: float = field(
-        default=0.1, metadata={"help": "Subtracted from the reward for every turn without a valid action."}
+        default=0.1, metadata={"help": "Invalid-action penalty: subtracted from the reward of each invalid turn."}
     )
     success_reward: float = field(default=10.0, metadata={"help": "Reward for solving the task."})
     env_reward_weight: float = field(
@@ -48,41 +48,41 @@ class RolloutArguments(FewShotArguments):
     env_workers: int = field(
         default=0,
         metadata={
-            "help": "Processes of each rank among which environments are spread; 0 plays them in the trainer's own. "
-            "ALFWorld's games are faster there, and ScienceWorld's have Java processes of their own."
+            "help": "Number of worker processes per rank for the environments; 0 runs them in the trainer's process. "
+            "ALFWorld's games run faster in workers, and ScienceWorld's have Java processes of their own."
         },
     )
     env_step_seconds: float = field(
-        default=60.0, metadata={"help": "A worker whose environment takes longer for a step is killed and replaced."}
+        default=60.0, metadata={"help": "Seconds per environment step before its worker is killed and replaced."}
     )
     env_reset_seconds: float = field(
-        default=120.0, metadata={"help": "A worker whose environment takes longer for a reset is killed and replaced."}
+        default=120.0, metadata={"help": "Seconds per environment reset before its worker is killed and replaced."}
     )
     env_reset_retries: int = field(
-        default=2, metadata={"help": "How often a reset is tried again if its worker died or was killed."}
+        default=2, metadata={"help": "Number of times a reset is retried after its worker died or was killed."}
     )
     rollout_waves: int = field(
         default=1,
         metadata={
-            "help": "Parts into which a batch is split for the rollout. With 2, the environments of one half work "
-            "while the policy answers for the other: for environments that take longer than generation."
+            "help": "Number of parts into which a batch is split for the rollout. With 2, the environments of one half "
+            "run while the policy generates for the other. Useful if environments are slower than generation."
         },
     )
     keep_episodes: int = field(
         default=4,
         metadata={
-            "help": "Episodes that are kept in output_dir for `epo-trl watch`, of some RL steps: the worst, the best, "
-            "an aborted one, and random ones. 0 keeps none."
+            "help": "Number of episodes per selected RL step to save in output_dir for `epo-trl watch`: the worst, the "
+            "best, an aborted one, and random ones. 0 saves none."
         },
     )
     keep_episodes_steps: int | None = field(
         default=None,
-        metadata={"help": "RL steps from one of these to the next; by default a fiftieth of the run. The last is one."},
+        metadata={"help": "Save episodes every N RL steps, and at the last one; defaults to a fiftieth of the run."},
     )
     max_aborted_share: float = field(
         default=0.5,
         metadata={
-            "help": "If a larger share of a batch is aborted by errors of environments or the parser, or has no room "
-            "for a first prompt, all ranks save a checkpoint and stop. 1 never stops."
+            "help": "Limit on the share of a batch that is aborted by environment or parser errors, or by a first "
+            "prompt that does not fit. Above it, all ranks save a checkpoint and stop. 1 never stops."
         },
     )

@@ -1,4 +1,4 @@
-"""What is logged about the episodes of a batch, over all ranks."""
+"""Metrics of the episodes of a batch, over all ranks."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def rollout_metrics(
     ranks: Ranks,
     device: torch.device,
 ) -> dict[str, float]:
-    """Returns the metrics of episodes. Collective.
+    """Returns the metrics of the episodes. Collective.
 
     Args:
-        episodes: This rank's, as they were played.
-        times: What was spent on them, in seconds.
-        faults: Of the environments' processes.
+        episodes: Episodes of this rank, as played.
+        times: Time spent on them, in seconds.
+        faults: Faults of the environments' processes.
         end_ids: Tokens that end a response.
-        ranks: The other processes.
-        device: Where their sums can be taken.
+        ranks: Communication with the other processes.
+        device: Device on which the sums are reduced.
     """
     usable_ones = [episode for episode in episodes if episode.is_usable]
     turns_of_them = [turn for episode in usable_ones for turn in episode.turns]

@@ -1,8 +1,8 @@
-"""The load-balancing loss of a mixture of experts, over the tokens of the turns and nothing else.
+"""The load-balancing loss of a mixture of experts, over the tokens of the turns only.
 
-TRL's fused head computes it in every forward pass, over all tokens where there is no attention mask, as with our turns:
-over padding too, and over the passes that a rank makes for the sake of the others. So what routers said is kept here,
-pass by pass, and the loss computed once for all of them.
+TRL's fused head computes it in every forward pass, over all tokens if there is no attention mask. Turns are scored
+without one, so the loss would include padding and passes that a rank makes only to match the others. This module
+records the router outputs of each pass and computes the loss once for all of them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from transformers.models.mixtral import modeling_mixtral
 
-# The arguments of the loss: router logits of each layer, (n * l, experts), experts, experts of a token.
+# Arguments of the loss: router logits of each layer, (n * l, experts); number of experts; experts per token.
 RouterOutput = tuple[tuple[Tensor, ...], int, int]
 
 
 @contextmanager
 def keeping_router_outputs() -> Iterator[list[RouterOutput]]:
-    """Yields a list that fills with what the fused head would make a loss of; its own loss is 0 meanwhile.
+    """Yields a list that collects the inputs of the fused head's router loss; the head's own loss is 0 meanwhile.
 
-    The head looks the function up in `modeling_mixtral` whatever the family.
+    The head looks up the function in `modeling_mixtral` for every model family.
     """
     original, kept = modeling_mixtral.load_balancing_loss_func, []
 
@@ -39,11 +39,11 @@ def keeping_router_outputs() -> Iterator[list[RouterOutput]]:
 
 
 def router_loss(outputs: Sequence[RouterOutput], counted: Sequence[Tensor]) -> Tensor:
-    """Returns the load-balancing loss of all passes together, 0 if no token counts. Differentiable.
+    """Returns the load-balancing loss over all passes, 0 if no token counts. Differentiable.
 
     Args:
-        outputs: Of each pass.
-        counted: (n, l) for each pass, true on the tokens that count.
+        outputs: Router outputs of each pass.
+        counted: (n, l) boolean for each pass, true on the tokens that count.
     """
     _, experts, per_token = outputs[0]
     layers = zip(*(logits for logits, _, _ in outputs), strict=True)

@@ -1,4 +1,4 @@
-"""Stands where TRL asks what a model says about rows: shows the model turns, and keeps what came of it."""
+"""Replaces TRL's log-prob computation: scores each turn as its own sequence."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from epo_trl.trainers.turn_layout import TurnBatch, TurnLayout, cut_turns
 
 @dataclass(frozen=True, slots=True)
 class RowScores:
-    """What one call of TRL's has found about B rows.
+    """Scores of B rows, from one call by TRL.
 
     Args:
-        log_probs: (B, T) in nats, 0 where no token was sampled.
-        entropy: (B, T) in nats, or `None` if the model was not asked.
-        values: (B, T) the critic's, or `None` if it was not asked.
-        nucleus_entropy: (B, T) in nats, over the candidates of each token, or `None` without candidates.
-        top_p_entropy: (B, T) in nats, over the model's own nucleus, or `None` without `top_p`.
+        log_probs: (B, T) log-probabilities in nats, 0 where no token was sampled.
+        entropy: (B, T) entropies in nats, or `None` if the model returned none.
+        values: (B, T) values of the critic, or `None` if they were not requested.
+        nucleus_entropy: (B, T) entropies in nats over the candidates of each token, or `None` without candidates.
+        top_p_entropy: (B, T) entropies in nats over the model's own nucleus, or `None` without `top_p`.
     """
 
     log_probs: Tensor
@@ -36,7 +36,7 @@ class RowScores:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What `over` was given, and the list that it yielded."""
+    """The arguments of `over`, and the list that it yielded."""
 
     layout: TurnLayout
     ratio: Callable[[Tensor], Tensor]
@@ -47,10 +47,10 @@ class _Asked:
 
 
 class RowScorer:
-    """Scores rows of episodes as turns. It has no rows of its own: `over` says which ones TRL is about to ask for.
+    """Scores rows of episodes turn by turn. `over` sets the layout of the rows that TRL is about to score.
 
     Args:
-        autocast: Makes the context of a forward pass.
+        autocast: Factory of the context manager of a forward pass.
         buckets: See `score_turns`.
         packed: See `score_turns`.
     """
@@ -70,14 +70,14 @@ class RowScorer:
         candidates: Tensor | None = None,
         top_p: float | None = None,
     ) -> Iterator[list[RowScores]]:
-        """Lets TRL ask for rows; what is found is added to the list.
+        """Sets the layout for TRL's calls within the block; each call appends its scores to the yielded list.
 
         Args:
-            layout: Of the rows.
-            ratio: From log-probabilities to those that TRL is given; see `Method.ratio`.
-            with_values: Whether the critic's values come from the same forward pass.
-            candidates: (B, T, K) token ids, -1 where there is none: what to restrict an entropy to.
-            top_p: Of the model's own nucleus, to restrict another entropy to.
+            layout: Layout of the rows.
+            ratio: Maps log-probabilities to those returned to TRL; see `Method.ratio`.
+            with_values: Whether to compute the critic's values in the same forward pass.
+            candidates: (B, T, K) token ids over which an entropy is computed, padded with -1.
+            top_p: Total probability of the model's own nucleus, over which another entropy is computed.
         """
         asked = _Asked(layout, ratio, with_values, candidates, top_p, [])
         before, self._open = self._open, asked
@@ -97,7 +97,7 @@ class RowScorer:
         compute_aux_loss: bool = False,
         **multimodal: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns what TRL's `_get_per_token_logps_and_entropies` returns."""
+        """Returns the outputs of TRL's `_get_per_token_logps_and_entropies`."""
         asked = self._open
         assert asked is not None and asked.layout.turn_ids.shape == (len(input_ids), logits_to_keep)
         model_inputs: dict[str, Any] = {"output_router_logits": True} if compute_aux_loss else {}
@@ -112,23 +112,23 @@ class RowScorer:
             per_token = (scores.log_probs, scores.entropy, scores.values, *restricted)
             parts.append((*(None if x is None else turns.to_rows(x) for x in per_token), scores.aux_loss))
         log_probs, *others, aux_losses = zip(*parts, strict=True)
-        found = RowScores(torch.cat(log_probs), *map(_joined, others))
-        asked.found.append(found)
+        row_scores = RowScores(torch.cat(log_probs), *map(_joined, others))
+        asked.found.append(row_scores)
         return (
-            asked.ratio(found.log_probs),
-            found.entropy if compute_entropy else None,
+            asked.ratio(row_scores.log_probs),
+            row_scores.entropy if compute_entropy else None,
             torch.stack(aux_losses).mean() if compute_aux_loss else None,
         )
 
     @torch.no_grad()
     def score_batch(self, model: Any, input_ids: Tensor, attention_mask: Tensor, width: int, size: int) -> RowScores:
-        """Returns the scores of rows that TRL has not asked for, in passes over `size` rows. Collective."""
+        """Scores rows that TRL has not requested, in passes over `size` rows. Collective."""
         self(model, input_ids, attention_mask, width, size)
         assert self._open is not None
         return self._open.found[-1]
 
     def values(self, model: Any, input_ids: Tensor, layout: TurnLayout, size: int) -> Tensor:
-        """Returns (B, T) values by the critic, in passes over `size` rows. Collective under ZeRO-3."""
+        """Returns the critic's (B, T) values, in passes over `size` rows. Collective under ZeRO-3."""
         rows = []
         for _, turns in _cut(input_ids, layout, size):
             with self._autocast():
@@ -136,27 +136,27 @@ class RowScorer:
         return torch.cat(rows)
 
     def nucleus(self, model: Any, input_ids: Tensor, layout: TurnLayout, size: int, cut: float) -> Tensor:
-        """Returns (B, T, K) candidates, -1 where there is none, K as small as they allow. Collective under ZeRO-3.
+        """Returns (B, T, K) candidates, padded with -1, with the smallest possible K. Collective under ZeRO-3.
 
         Args:
-            model: Decides what is one.
-            input_ids: (B, P + T).
-            layout: Of the rows.
-            size: Rows of a pass.
+            model: Model whose probabilities select the candidates.
+            input_ids: (B, P + T) token ids.
+            layout: Layout of the rows.
+            size: Number of rows per pass.
             cut: Probability above which a token is a candidate.
         """
         rows = []
         for _, turns in _cut(input_ids, layout, size):
             with self._autocast():
                 ids = nucleus_of_turns(model, turns, cut, **self._passes)
-            ids = ids[:, (ids >= 0).any(0)]  # the most probable come first
+            ids = ids[:, (ids >= 0).any(0)]  # sorted by probability, so padding is on the right
             rows.append(ids.new_full((*turns.shape, ids.shape[1]), -1).index_put((turns.row, turns.column), ids))
         most = max(row.shape[2] for row in rows)
         return torch.cat([pad(row, (0, most - row.shape[2]), value=-1) for row in rows])
 
 
 def _cut(input_ids: Tensor, layout: TurnLayout, size: int) -> Iterator[tuple[slice, TurnBatch]]:
-    """Yields the turns of `size` rows at a time, and which rows those are."""
+    """Yields the turns of `size` rows at a time, with the slice of those rows."""
     for start in range(0, len(input_ids), size):
         rows = slice(start, start + size)
         yield rows, cut_turns(input_ids[rows], layout.rows(start, start + size))

@@ -1,4 +1,4 @@
-"""How episodes are played in training and in evaluation, from the configuration."""
+"""Builds the rules of training and evaluation episodes from the configuration."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from epo_trl.trainers.config import EPOConfig
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What an episode is played by.
+    """Rules of an episode.
 
     Args:
-        context: Builds the prompts of training.
-        settings: Turns and rewards of training.
-        protocol: Of the evaluation.
-        eval_context: Builds the protocol's prompts.
-        eval_settings: The protocol's turns.
+        context: Builder of the training prompts.
+        settings: Turn limit and rewards of training.
+        protocol: Evaluation protocol.
+        eval_context: Builder of the protocol's prompts.
+        eval_settings: Turn limit of the protocol.
     """
 
     context: ContextBuilder
@@ -33,20 +33,20 @@ class Rules:
     eval_settings: RolloutSettings
 
     def fit(self, max_context_tokens: int | None, end_ids: Sequence[int]) -> None:
-        """Says how long a text the model takes, and which tokens end a response."""
+        """Sets the maximum sequence length of the model and the tokens that end a response."""
         for context in (self.context, self.eval_context):
             context.max_context_tokens, context.end_ids = max_context_tokens, end_ids
 
 
 def rules_of(args: EPOConfig, suite: TaskSuite, tokenizer: Any) -> Rules:
-    """Returns the rules that a configuration asks for; without a protocol, evaluation plays by those of training.
+    """Builds the rules of a configuration. Without a protocol, evaluation uses the rules of training.
 
-    Example episodes (`few_shot`) are the same in both, and the protocol's name says which.
+    Few-shot examples (`few_shot`) are the same in both, and the protocol's name identifies them.
 
     Args:
-        args: The configuration.
-        suite: The tasks. Its expert plays the examples.
-        tokenizer: The policy's.
+        args: Configuration of the trainer.
+        suite: The tasks. The suite's expert plays the few-shot examples.
+        tokenizer: The policy's tokenizer.
     """
     protocol = get_protocol(args.protocol) if args.protocol else _protocol_of(args, suite.name)
     shots = args.few_shot_of(suite, protocol.env_options)

@@ -1,4 +1,4 @@
-"""Says in words and in metrics when a run explodes or collapses, as `epo_trl.evaluation.outcomes` defines it."""
+"""Warnings and metrics for a run that explodes or collapses, as defined in `epo_trl.evaluation.outcomes`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from epo_trl.evaluation.outcomes import COLLAPSED_RATIO, EXPLODED_RATIO, WINDOW,
 
 
 def watched_entropy(metrics: Mapping[str, float]) -> float:
-    """Returns the entropy that tells of a collapse, in nats; NaN if no token has one.
+    """Returns the entropy used to detect a collapse, in nats; NaN if no token has one.
 
-    That of the tokens where the first policy had a choice, if `ref-nucleus` measures it, otherwise that of all tokens:
-    `entropy/decision_tokens` is of tokens above a threshold, or of a fixed share of them, so its tokens move with it.
+    If `ref-nucleus` logs the entropy of tokens where the reference policy had a choice, that is used, otherwise the
+    entropy of all tokens. `entropy/decision_tokens` is not suitable: its tokens are those above a threshold, or a fixed
+    share, so the set of tokens changes with the entropy.
     """
     share = metrics.get("ref-nucleus/choice_share")
     if share is None:
@@ -24,11 +25,11 @@ def watched_entropy(metrics: Mapping[str, float]) -> float:
 
 
 def explosion_warning(rl_step: int, watch: Explosion) -> str:
-    """Returns what was seen of an explosion, and what to do.
+    """Returns the warning for an explosion, with its symptoms and advice.
 
     Args:
-        rl_step: The last one that was seen, from 0.
-        watch: What it knows.
+        rl_step: Index of the latest RL step, from 0.
+        watch: State of the detector.
     """
     entropy, invalid = watch.entropy, watch.invalid
     seen = []
@@ -44,58 +45,58 @@ def explosion_warning(rl_step: int, watch: Explosion) -> str:
         )
     return (
         f"The run has exploded (RL step {rl_step}): {', and '.join(seen)}. The policy acts more and more at random. "
-        "Look at entropy/first_third, entropy/middle_third, entropy/last_third and env/invalid_actions to see when and "
-        "where it began. A run can come back by itself. If this one does not, begin again from before, with less "
-        "weight on entropy (epo_lambda, or the method's own weight in method_kwargs), a lower learning_rate, fewer "
-        "updates on a batch (num_iterations, steps_per_generation), a price for invalid turns "
-        "(invalid_action_penalty), or a small KL term (beta)."
+        "See entropy/first_third, entropy/middle_third, entropy/last_third and env/invalid_actions for when and where "
+        "it started. Some runs recover. If this one does not, restart from an earlier checkpoint with less weight on "
+        "entropy (epo_lambda, or the method's own weight in method_kwargs), a lower learning_rate, fewer updates per "
+        "batch (num_iterations, steps_per_generation), an invalid-action penalty (invalid_action_penalty), or a small "
+        "KL term (beta)."
     )
 
 
 def collapse_warning(rl_step: int, watch: Collapse) -> str:
-    """Returns what was seen of a collapse, and what to do.
+    """Returns the warning for a collapse, with its symptoms and advice.
 
     Args:
-        rl_step: The last one that was seen, from 0.
-        watch: What it knows.
+        rl_step: Index of the latest RL step, from 0.
+        watch: State of the detector.
     """
     entropy, success = watch.entropy, watch.success
     return (
         f"The run has collapsed (RL step {rl_step}): over the last {WINDOW} RL steps the mean entropy was "
         f"{entropy.recent:.3g} nats, below {COLLAPSED_RATIO:g} times its start ({entropy.start:.3g}), and success "
-        f"{success.recent:.0%}, {watch.best:.0%} at best. The policy hardly varies any more, and what it always does "
-        "seldom solves a task, so rewards have little to compare. Look at env/group_equal and env/group_actions. What "
-        "helps: begin again from before, with a lower learning_rate, fewer updates on a batch (num_iterations, "
-        "steps_per_generation), more episodes of each task (num_generations), entropy where there is a choice "
+        f"{success.recent:.0%}, {watch.best:.0%} at best. The policy is almost deterministic and rarely solves a task, "
+        "so rewards have little to compare. See env/group_equal and env/group_actions. To fix this, restart from an "
+        "earlier checkpoint with a lower learning_rate, fewer updates per batch (num_iterations, "
+        "steps_per_generation), more episodes per task (num_generations), an entropy bonus where there is a choice "
         "(entropy_method: ref-nucleus), or a small KL term (beta)."
     )
 
 
 class RunHealth:
-    """Watches the metrics of a run, and warns once when it explodes or collapses.
+    """Monitors the metrics of a run, and warns once when it explodes or collapses.
 
-    It warns again only after `WINDOW` RL steps without. What it has seen goes through a checkpoint.
+    It warns again only after `WINDOW` RL steps without the condition. Its state is saved in checkpoints.
 
     Args:
-        warns: Whether this process is the one that warns.
+        warns: Whether this process issues the warnings.
     """
 
     def __init__(self, *, warns: bool):
         self._warns = warns
         self._explosion, self._collapse = Explosion(), Collapse()
-        self._calm = {"exploded": WINDOW, "collapsed": WINDOW}  # RL steps since it was so
-        self._invalid = self._success = math.nan  # of the batch in use
+        self._calm = {"exploded": WINDOW, "collapsed": WINDOW}  # RL steps since the condition last held
+        self._invalid = self._success = math.nan  # of the current batch
 
     def add_rollout(self, metrics: Mapping[str, float]) -> None:
-        """Takes what was seen of a collected batch; equal on all ranks."""
+        """Adds the metrics of a collected batch, equal on all ranks."""
         self._invalid, self._success = metrics["env/invalid_actions"], metrics["env/success_rate"]
 
     def end_rl_step(self, metrics: Mapping[str, float], rl_step: int) -> dict[str, float]:
         """Returns the metrics of the run's health, 0 or 1 each.
 
         Args:
-            metrics: Those of the methods, equal on all ranks.
-            rl_step: The one that ends, from 0.
+            metrics: Metrics of the methods, equal on all ranks.
+            rl_step: Index of the finished RL step, from 0.
         """
         exploded = self._explosion.add(metrics.get("entropy/all_tokens", math.nan), self._invalid)
         collapsed = self._collapse.add(watched_entropy(metrics), self._success)
@@ -110,7 +111,7 @@ class RunHealth:
         return holds and calm >= WINDOW
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what it has seen, as JSON takes it."""
+        """Returns the state of the monitor, as plain JSON types."""
         return {
             "explosion": asdict(self._explosion),
             "collapse": asdict(self._collapse),
@@ -119,7 +120,7 @@ class RunHealth:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes it up."""
+        """Restores the state of the monitor."""
         explosion, collapse = state["explosion"], state["collapse"]
         self._explosion = Explosion(Course(**explosion["entropy"]), Course(**explosion["invalid"]))
         courses = Course(**collapse["entropy"]), Course(**collapse["success"])

@@ -1,4 +1,4 @@
-"""What a trainer needs before TRL's own set-up: checked arguments, tasks, rules and methods."""
+"""Prepares a trainer before TRL's own set-up: checks the arguments, and loads tasks and rules."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from epo_trl.trainers.task_checks import check_arguments, check_test_tasks, chec
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A run's arguments, with nothing left open.
+    """Checked and complete arguments of a run.
 
     Args:
-        suite: Of the tasks, in worker processes if that was asked for.
+        suite: The task suite, in worker processes if configured.
         train_dataset: Rows with a task id as `prompt`.
         test_tasks: Task ids of each test list.
-        tokenizer: The policy's.
-        rules: How episodes are played.
+        tokenizer: The policy's tokenizer.
+        rules: Rules of the episodes.
     """
 
     suite: TaskSuite
@@ -39,7 +39,7 @@ class Setup:
     rules: Rules
 
     def test_datasets(self) -> dict[str, Dataset] | None:
-        """Returns the test lists as TRL takes them."""
+        """Returns the test lists in TRL's format."""
         return {split: Dataset.from_dict({"prompt": ids}) for split, ids in self.test_tasks.items()} or None
 
 
@@ -53,20 +53,20 @@ def set_up(
     reward_funcs: Any,
     kwargs: dict[str, Any],
 ) -> Setup:
-    """Returns the set-up of an `EPOTrainer`.
+    """Checks the arguments of an `EPOTrainer` and completes them.
 
     Args:
-        model: As for the trainer.
-        suite: As for the trainer.
-        args: As for the trainer.
-        methods: What the policy learns by.
-        train_dataset: As for the trainer.
-        tokenizer: As for the trainer.
-        reward_funcs: As for the trainer.
-        kwargs: The trainer's other arguments; those that TRL would get in vain are taken out.
+        model: Argument of the trainer.
+        suite: Argument of the trainer.
+        args: Argument of the trainer.
+        methods: Methods of the run.
+        train_dataset: Argument of the trainer.
+        tokenizer: Argument of the trainer.
+        reward_funcs: Argument of the trainer.
+        kwargs: Other arguments of the trainer. Those that TRL would ignore are removed.
 
     Raises:
-        ValueError: If something would train on nothing, be overruled or make no sense; the message names the field.
+        ValueError: If a setting is invalid, would be overridden or leaves nothing to train on. The message names it.
     """
     check_arguments(kwargs)
     if train_dataset is None:
@@ -77,8 +77,8 @@ def set_up(
         check_test_tasks(test_tasks, suite.name)
     if isinstance(model, str) and tiny_size(model) and not Path(model).is_dir():
         raise ValueError(
-            f"model: got {model!r}, which only recipes and epo_trl.models.load_policy(ModelConfig({model!r}), ...) "
-            "make, with a tokenizer of the suite's words; takes a model, a Hub id or a path"
+            f"model: expected a model, a Hub id or a path, got {model!r}. Only recipes and epo_trl.models.load_policy("
+            f"ModelConfig({model!r}), ...) create it, with a tokenizer of the suite's words."
         )
     if tokenizer is None:
         tokenizer = load_tokenizer(model if isinstance(model, str) else model.config.name_or_path)
@@ -87,15 +87,15 @@ def set_up(
     rules = rules_of(args, suite, tokenizer)
     check_settings(args, rules.context)
     if methods.choose_groups and reward_funcs is not None:
-        raise ValueError("reward_funcs: takes none with a method that chooses groups by the episodes' own rewards")
+        raise ValueError("reward_funcs: expected none with a method that selects groups by the episodes' own rewards")
     if methods.readers_of_turn_rewards and reward_funcs is not None:
         names = ", ".join(map(repr, methods.readers_of_turn_rewards))
-        raise ValueError(f"reward_funcs: takes none with {names}, which learns from the rewards of the turns")
+        raise ValueError(f"reward_funcs: expected none with {names}, which learns from the rewards of the turns")
     return Setup(_in_workers(suite, args), train_dataset, test_tasks, tokenizer, rules)
 
 
 def ranks_of(accelerator: Any) -> Ranks:
-    """Returns the processes of a run as methods and the other parts see them."""
+    """Returns the communication between the processes of a run."""
     return Ranks(
         sum=lambda tensor: accelerator.reduce(tensor.to(accelerator.device), reduction="sum").to(tensor.device),
         gather=gather_object,
@@ -105,7 +105,7 @@ def ranks_of(accelerator: Any) -> Ranks:
 
 
 def _in_workers(suite: TaskSuite, args: EPOConfig) -> TaskSuite:
-    """Returns the suite as `env_workers` wants it played."""
+    """Returns the suite, in worker processes if `env_workers` is set."""
     if not args.env_workers:
         return suite
     limits = (args.env_step_seconds, args.env_reset_seconds, args.env_reset_retries)

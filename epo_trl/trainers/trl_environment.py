@@ -1,13 +1,14 @@
-"""Our environments in TRL's plain GRPOTrainer, as its `environment_factory`.
+"""Task suites in TRL's plain GRPOTrainer, as its `environment_factory`.
 
     trainer = GRPOTrainer(
         model,
         train_dataset=task_dataset(suite, "train"),
         environment_factory=as_environment_factory(suite, RolloutSettings(max_turns=20)),
-        args=GRPOConfig(max_completion_length=4096),  # of the whole episode, what the environment says included
+        args=GRPOConfig(max_completion_length=4096),  # of the whole episode, including the environment's text
     )
 
-The reward is that of `EPOTrainer`, by the same settings; the environment owns it, so no reward function is needed.
+The reward equals that of `EPOTrainer` with the same settings. The environment returns it, so no reward function is
+needed.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ Describe = Callable[[str, Info], str]
 
 
 def task_dataset(suite: TaskSuite, split: str, *, prompt: str = PROMPT, seed: int = 0) -> Dataset:
-    """Returns a row for each task of a list: `prompt`, `task_id`, and the `seed` from which its episodes start.
+    """Returns a dataset with one row per task of a list: `prompt`, `task_id`, and the `seed` of its episodes.
 
     Args:
         suite: The tasks.
         split: Name of the list.
-        prompt: What the user says. TRL appends what the environment says first: the task and what is seen.
-        seed: Of the rows' seeds.
+        prompt: User message. TRL appends the task and the first observation.
+        seed: Seed from which the rows' seeds are drawn.
     """
     chance = random.Random(seed)
     message = [{"role": "user", "content": prompt}]
@@ -45,26 +46,26 @@ def task_dataset(suite: TaskSuite, split: str, *, prompt: str = PROMPT, seed: in
 
 
 def describe(observation: str, info: Info) -> str:
-    """Returns what is seen, and what can be done if the environment lists that."""
+    """Returns the observation, with the admissible actions if the environment lists them."""
     listed = info["admissible_actions"]
     return f"{observation}\nYou can: {', '.join(listed)}" if listed else observation
 
 
 class SuiteEnvironment:
-    """One environment as TRL wants it: `act` is its only tool. Reward functions may read its attributes.
+    """One environment in TRL's format: `act` is its only tool. Reward functions may read its attributes.
 
     Attributes:
         won: Whether the task is solved.
         done: Whether the episode is over.
-        turns: Actions taken.
-        invalid_actions: Those among them that the environment did not know.
-        reward: The sum of the turns' rewards, as `EPOTrainer` pays them.
-        info: What the environment said last.
+        turns: Number of actions taken.
+        invalid_actions: Number of actions that the environment did not accept.
+        reward: Sum of the turns' rewards, as in `EPOTrainer`.
+        info: Info of the latest step.
 
     Args:
         suite: The tasks.
         settings: Turn limit and rewards.
-        describe: Words what is seen.
+        describe: Formats an observation and its info as text.
     """
 
     def __init__(self, suite: TaskSuite, settings: RolloutSettings, describe: Describe) -> None:
@@ -78,11 +79,11 @@ class SuiteEnvironment:
         self.info = info
 
     def reset(self, task_id: str, seed: int = 0, **_: Any) -> str:
-        """Returns the task and the first observation.
+        """Starts an episode and returns the task and the first observation.
 
         Args:
-            task_id: Of the suite.
-            seed: The same one gives the same start.
+            task_id: Id of a task of the suite.
+            seed: Seed of the start; equal seeds give equal starts.
         """
         options = {**self._settings.env_options, "task_id": task_id}
         observation, info = self._env.reset(seed=seed, options=options)
@@ -102,9 +103,9 @@ class SuiteEnvironment:
         if self.done or not self.info:
             raise ValueError(OVER)
         listed, squeezed = self.info["admissible_actions"], " ".join(action.split())
-        said = admissible_spelling(squeezed, listed or ()) or (action.strip() if self._verbatim else squeezed)
-        observation, env_reward, terminated, truncated, info = self._env.step(said)
-        is_valid = bool(said) and bool(info.get("accepted", True)) if listed is None else said in listed
+        matched = admissible_spelling(squeezed, listed or ()) or (action.strip() if self._verbatim else squeezed)
+        observation, env_reward, terminated, truncated, info = self._env.step(matched)
+        is_valid = bool(matched) and bool(info.get("accepted", True)) if listed is None else matched in listed
         self.won = self._settings.is_won(terminated, truncated, info)
         self.turns += 1
         self.invalid_actions += not is_valid
@@ -121,15 +122,15 @@ class SuiteEnvironment:
 def as_environment_factory(
     suite: TaskSuite, settings: RolloutSettings | None = None, *, describe: Describe = describe
 ) -> Callable[[], SuiteEnvironment]:
-    """Returns an `environment_factory` for TRL's trainers that plays a suite; its rows are those of `task_dataset`.
+    """Returns an `environment_factory` for TRL's trainers that plays a suite on the rows of `task_dataset`.
 
-    TRL shows the model one growing conversation and ends the episode when it calls no tool, or when
-    `max_completion_length` is used up, which is for the whole episode there.
+    TRL shows the model one growing conversation. It ends the episode when the model calls no tool, or when
+    `max_completion_length`, which covers the whole episode there, is used up.
 
     Args:
         suite: The tasks.
-        settings: Turn limit and rewards, as for our own rollout. An invalid action always goes to the environment.
-        describe: Words an observation and its info; by default with what can be done.
+        settings: Turn limit and rewards, as in the trainer's rollout. Invalid actions always go to the environment.
+        describe: Formats an observation and its info as text; by default with the admissible actions.
     """
     rules = settings or RolloutSettings()
     return lambda: SuiteEnvironment(suite, rules, describe)

@@ -1,4 +1,4 @@
-"""Hidden states of each turn, by the policy as it was when RL began, for the methods that learn from them."""
+"""Hidden states of each turn under the reference policy, for the methods that learn from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def features_of(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> Tur
     Args:
         trainer: An `EPOTrainer`.
         output: TRL's batch.
-        layout: Of its rows.
+        layout: Layout of its rows.
     """
     if not trainer.methods.need(Need.FEATURES):
         return None
@@ -40,40 +40,40 @@ def features_of(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> Tur
             with trainer.accelerator.autocast():
                 hidden = last_hidden_states(reference, backbone, cut.input_ids)
             parts.append(turn_features(hidden, cut, rows, turns))
-    states, actions, there = (torch.cat(part) for part in zip(*parts, strict=True))
-    return TurnFeatures(states, actions, there)
+    states, actions, turn_mask = (torch.cat(part) for part in zip(*parts, strict=True))
+    return TurnFeatures(states, actions, turn_mask)
 
 
 def last_hidden_states(model: Any, backbone: torch.nn.Module, input_ids: Tensor) -> Tensor:
-    """Returns (N, L, D) in float32: what the LM head would be given. It is given nothing, so no logit is computed.
+    """Returns the (N, L, D) inputs of the LM head in float32. The head itself gets no token, so no logit is computed.
 
     Args:
-        model: With TRL's fused LM head.
-        backbone: The part of it before the head.
-        input_ids: (N, L), right-padded.
+        model: A model with TRL's fused LM head.
+        backbone: The part of the model before the head.
+        input_ids: (N, L) token ids, right-padded.
     """
-    seen: list[Tensor] = []
-    hook = backbone.register_forward_hook(lambda module, args, out: seen.append(out.last_hidden_state))
+    hidden_states: list[Tensor] = []
+    hook = backbone.register_forward_hook(lambda module, args, out: hidden_states.append(out.last_hidden_state))
     try:
         with compact_scoring():
             model(input_ids=input_ids, labels=torch.full_like(input_ids, -100), fused_lm_head=True)
     finally:
         hook.remove()
-    return seen[0].float()
+    return hidden_states[0].float()
 
 
 def turn_features(hidden: Tensor, batch: TurnBatch, layout: TurnLayout, turns: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the fields of `TurnFeatures`.
 
     Args:
-        hidden: (N, L, D) of the sequences of `batch`.
-        batch: With the turns of B rows.
+        hidden: (N, L, D) hidden states of the sequences of `batch`.
+        batch: Batch with the turns of B rows.
         layout: Layout of the B rows.
         turns: K.
     """
     sampled = layout.sampled
     rows, columns = sampled.nonzero(as_tuple=True)
-    cells = rows * turns + layout.turn_ids[rows, columns].long()  # of each sampled token
+    cells = rows * turns + layout.turn_ids[rows, columns].long()  # index of each sampled token's turn
     first, _ = turn_edges(layout.turn_ids, sampled)
     shape = (len(sampled) * turns, hidden.shape[2])
     counts = torch.bincount(cells, minlength=shape[0])

@@ -1,10 +1,10 @@
-"""TRL sees episodes, the model sees turns.
+"""Scores turns as separate sequences, while TRL sees episodes.
 
-A row of the batch is an episode; in windowed context each of its turns is a sequence of its own, and a token attends
-to nothing but its own turn. The sequences that `turn_layout` has cut out of the rows run without an attention mask, and
-the results are put back where TRL expects them. They run as right-padded causal batches (no real token can see the
-padding to its right, and the fast causal kernels apply), or packed into one row whose positions start anew with every
-sequence, by which transformers keeps them apart.
+A row of the batch is an episode. In windowed context each of its turns is a separate sequence, and a token attends only
+to its own turn. The sequences that `turn_layout` cuts out of the rows run without an attention mask, and the results
+are put back at TRL's positions. They run as right-padded causal batches, where no real token can see the padding to its
+right and the fast causal kernels apply. Or they run packed into one row whose positions restart with every sequence,
+by which transformers separates them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from epo_trl.trainers.turn_layout import TurnBatch
 
 @dataclass(slots=True)
 class TurnScores:
-    """What the model says about a batch of turns.
+    """Scores of a batch of turns under the model.
 
     Args:
         log_probs: (N, L - 1) log-probability of each sampled token in nats, 0 elsewhere; column p - 1 is token p.
-        entropy: (N, L - 1) entropy of its distribution in nats, 0 elsewhere; `None` if the model was not asked.
+        entropy: (N, L - 1) entropy at each sampled token in nats, 0 elsewhere; `None` if the model returned none.
         aux_loss: Load-balancing loss of a mixture of experts over the tokens of turns with a sampled token, if
-            `output_router_logits` was asked for.
-        values: (N, L - 1) value of the state in which each token came, or `None` if the model was not asked.
+            `output_router_logits` is set.
+        values: (N, L - 1) value of the state before each token, or `None` if not requested.
         nucleus_entropy: (N, L - 1) entropy over the candidates of each token in nats, 0 where there are none; `None`
             without candidates.
         top_p_entropy: (N, L - 1) entropy over the model's own nucleus in nats, 0 elsewhere; `None` without `top_p`.
@@ -57,16 +57,16 @@ def score_turns(
     top_p: float | None = None,
     **model_inputs: Any,
 ) -> TurnScores:
-    """Returns the scores of a batch of turns; only sampled tokens go through the LM head.
+    """Returns the scores of a batch of turns. Only sampled tokens go through the LM head.
 
     Args:
-        model: With TRL's fused LM head.
+        model: A model with TRL's fused LM head.
         batch: The turns.
-        buckets: Forward passes to spread the turns over, sorted by length, so that less padding is computed. The
+        buckets: Number of forward passes over which the turns are spread, sorted by length, to reduce padding. The
             number of passes is the same on every rank, whatever the number of turns.
-        packed: Whether all turns run as one row without padding instead.
-        candidates: (M, K) token ids for each sampled token, -1 where there is none.
-        top_p: Of the nucleus that `top_p_entropy` is about.
+        packed: Whether to run all turns as one row without padding instead.
+        candidates: (M, K) token ids for each sampled token, padded with -1.
+        top_p: Total probability of the nucleus of `top_p_entropy`.
         **model_inputs: Passed to the model.
     """
     log_probs, entropy, values, inside, own = [], [], [], [], []
@@ -100,11 +100,11 @@ def nucleus_of_turns(model: Any, batch: TurnBatch, cut: float, *, buckets: int =
     """Returns (M, K) candidates for each sampled token: see [`epo_trl.models.fused_head.nucleus`].
 
     Args:
-        model: As for `score_turns`.
+        model: See `score_turns`.
         batch: The turns.
         cut: Probability above which a token is a candidate.
-        buckets: As for `score_turns`.
-        packed: As for `score_turns`.
+        buckets: See `score_turns`.
+        packed: See `score_turns`.
     """
     passes, found = list(_passes(batch, buckets, packed)), []
     with compact_scoring():
@@ -118,13 +118,13 @@ def nucleus_of_turns(model: Any, batch: TurnBatch, cut: float, *, buckets: int =
 
 
 def value_turns(model: Any, batch: TurnBatch, *, buckets: int = 1, packed: bool = False) -> Tensor:
-    """Returns (N, L - 1) values of the state in which each token came, without scoring the tokens.
+    """Returns the (N, L - 1) values of the state before each token, without scoring the tokens.
 
     Args:
-        model: With a critic (`epo_trl.models.critic`).
+        model: A model with a critic (`epo_trl.models.critic`).
         batch: The turns.
-        buckets: As for `score_turns`.
-        packed: As for `score_turns`.
+        buckets: See `score_turns`.
+        packed: See `score_turns`.
     """
     values = [
         one.put_back(model(**one.inputs, values_only=True).state_values[:, :-1])
@@ -138,13 +138,13 @@ class _Pass:
     """One forward pass.
 
     Args:
-        inputs: (n, l) `input_ids`, and `position_ids` if they are not those of the columns.
-        labels: (n, l).
-        counted: (n, l), true on the tokens of turns with a sampled token. Padding and repeated turns are not.
-        tokens: (m,) numbers of the tokens that the head scores, in its order, as in `TurnBatch`.
-        scored: (m,) their places in the flattened (n, l - 1).
-        source: Index of the results that count in the model's (n, l - 1).
-        target: Index of their places in (N, L - 1).
+        inputs: (n, l) `input_ids`, and `position_ids` if they differ from the column indices.
+        labels: (n, l) labels.
+        counted: (n, l), true on the tokens of turns with a sampled token, false on padding and repeated turns.
+        tokens: (m,) indices, as in `TurnBatch`, of the tokens that the head scores, in its order.
+        scored: (m,) their positions in the flattened (n, l - 1).
+        source: Index of the used results in the model's (n, l - 1).
+        target: Index of their positions in (N, L - 1).
         shape: (N, L - 1).
     """
 
@@ -158,11 +158,11 @@ class _Pass:
     shape: tuple[int, int]
 
     def put_back(self, values: Tensor) -> Tensor:
-        """Returns (N, L - 1) values from the model's, 0 where this pass has none. Differentiable."""
+        """Returns (N, L - 1) values from the model's (n, l - 1), 0 where this pass has none. Differentiable."""
         return values.new_zeros(self.shape).index_put(self.target, values[self.source])
 
     def spread(self, scored: Tensor) -> Tensor:
-        """Returns (n, l - 1) values from those of the m tokens that the head scores, 0 elsewhere. Differentiable."""
+        """Returns (n, l - 1) values from those of the m scored tokens, 0 elsewhere. Differentiable."""
         rows, columns = self.labels.shape
         return scored.new_zeros(rows * (columns - 1)).index_put((self.scored,), scored).view(rows, columns - 1)
 
@@ -173,7 +173,7 @@ def _passes(batch: TurnBatch, buckets: int, packed: bool) -> Iterator[_Pass]:
     counted = real & (batch.numbers >= 0).any(1, keepdim=True)
     if packed:
         sequence, position = real.nonzero(as_tuple=True)
-        (later,) = position.nonzero(as_tuple=True)  # a sequence's first token is predicted by nothing
+        (later,) = position.nonzero(as_tuple=True)  # the first token of a sequence has no prediction
         at, target = (sequence[None], position[None]), (sequence[later], position[later] - 1)
         one = _pass(batch, at, counted[at], (0, to_device(later - 1, batch.input_ids.device)), target)
         one.inputs["position_ids"] = to_device(at[1], batch.input_ids.device)
@@ -183,7 +183,7 @@ def _passes(batch: TurnBatch, buckets: int, packed: bool) -> Iterator[_Pass]:
     for rows in order.tensor_split(buckets):
         used = len(rows)
         if not used:
-            rows = order[:1]  # every rank makes the same number of passes; this one's result is not used
+            rows = order[:1]  # every rank makes the same number of passes; the result of this one is discarded
         longest = max(2, int(lengths[rows].max()))
         at = (rows.unsqueeze(1), columns[:longest].unsqueeze(0))
         yield _pass(batch, at, counted[at] & bool(used), slice(0, used), (at[0][:used], at[1][:, :-1]))
@@ -192,7 +192,7 @@ def _passes(batch: TurnBatch, buckets: int, packed: bool) -> Iterator[_Pass]:
 def _pass(
     batch: TurnBatch, at: tuple[Tensor, Tensor], counted: Tensor, source: Any, target: tuple[Tensor, Tensor]
 ) -> _Pass:
-    """Returns the pass over the tokens `at` two indices of the batch. All indices but the source are on the CPU."""
+    """Builds the pass over the tokens `at` two indices of the batch. All indices except the source are on the CPU."""
     device = batch.input_ids.device
     numbers = batch.numbers[at][:, 1:]
     is_scored = numbers >= 0

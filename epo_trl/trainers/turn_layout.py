@@ -1,8 +1,8 @@
-"""An episode's row of the batch, cut into the sequences that the model sees.
+"""Cuts the rows of a batch, one per episode, into the sequences that the model sees.
 
-In windowed context each turn is a sequence of its own, in concatenated context the whole row is one. All lengths and
-indices are worked out on the CPU, where the episodes are when a batch is collected: a device that is asked for a length
-first has to finish all work before it.
+In windowed context each turn is a separate sequence, in concatenated context the whole row is one. All lengths and
+indices are computed on the CPU, where collected episodes are: reading a length from a device would force a
+synchronization.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from epo_trl.devices import to_device
 
 @dataclass(slots=True)
 class TurnLayout:
-    """Which turn each completion token belongs to, and which tokens were sampled. All tensors are on the CPU.
+    """The turn of each completion token, and which tokens were sampled. All tensors are on the CPU.
 
     Args:
         turn_ids: (B, T) integers, -1 on padding.
-        response_mask: (B, T), 1 on sampled tokens. Its values on padding are not read.
-        prompt_tokens: (B,) integers, tokens of each row's first prompt.
-        windowed: Whether a turn is a sequence of its own. Otherwise the row is one sequence.
+        response_mask: (B, T), 1 on sampled tokens. Its values on padding are ignored.
+        prompt_tokens: (B,) integers, number of tokens of each row's first prompt.
+        windowed: Whether each turn is a separate sequence. Otherwise the row is one sequence.
     """
 
     turn_ids: Tensor
@@ -44,14 +44,14 @@ class TurnLayout:
 
 @dataclass(slots=True)
 class TurnBatch:
-    """N sequences cut out of B rows, with M sampled tokens in all. What the CPU needs to know is on the CPU.
+    """N sequences cut out of B rows, with M sampled tokens in total. `lengths` and `numbers` stay on the CPU.
 
     Args:
-        input_ids: (N, L), right-padded with 0.
+        input_ids: (N, L) token ids, right-padded with 0.
         labels: (N, L), the token id on sampled tokens, -100 elsewhere.
-        lengths: (N,) tokens of each sequence, on the CPU.
-        numbers: (N, L) which of the M sampled tokens a token is, -1 for the others, on the CPU.
-        sequence: (M,) for each sampled token, its sequence.
+        lengths: (N,) number of tokens of each sequence, on the CPU.
+        numbers: (N, L) index of each sampled token among the M, -1 on other tokens, on the CPU.
+        sequence: (M,) index of each sampled token's sequence.
         position: (M,) its position in that sequence, always >= 1.
         row: (M,) its row.
         column: (M,) its column among the T completion tokens of the row.
@@ -69,7 +69,7 @@ class TurnBatch:
     shape: tuple[int, int]
 
     def to_rows(self, per_token: Tensor) -> Tensor:
-        """Returns (B, T) values from the model's (N, L - 1), where column p - 1 holds the value of token p.
+        """Returns (B, T) values from the model's (N, L - 1), whose column p - 1 holds the value of token p.
 
         Positions that were not sampled are 0. Differentiable.
         """
@@ -78,13 +78,13 @@ class TurnBatch:
 
 
 def cut_turns(input_ids: Tensor, layout: TurnLayout) -> TurnBatch:
-    """Returns the sequences of a batch of rows, on the device of their ids.
+    """Cuts a batch of rows into sequences, on the device of their ids.
 
-    Padding is told by the layout, not by TRL's completion mask: that one is also cleared by
-    `mask_truncated_completions`, which must not change what the other tokens see.
+    Padding is taken from the layout, not from TRL's completion mask. `mask_truncated_completions` also clears that
+    mask, which must not change what other tokens attend to.
 
     Args:
-        input_ids: (B, P + T), left-padded prompts and right-padded completions.
+        input_ids: (B, P + T) token ids, with left-padded prompts and right-padded completions.
         layout: Layout of the last T columns.
     """
     turns, sampled = layout.turn_ids, layout.sampled
@@ -105,7 +105,7 @@ def cut_turns(input_ids: Tensor, layout: TurnLayout) -> TurnBatch:
     sequence, position = flat[is_response], place[is_response]
 
     shape = (len(lengths), max(2, int(lengths.max())))
-    source = torch.full(shape, -1)  # of each token, its place among the flattened ids
+    source = torch.full(shape, -1)  # position of each token among the flattened ids
     source[flat, place] = real.flatten().nonzero().squeeze(1)
     numbers = torch.full(shape, -1)
     numbers[sequence, position] = torch.arange(len(sequence))

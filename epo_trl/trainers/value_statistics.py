@@ -1,4 +1,4 @@
-"""What is logged about values and advantages of one collected batch, over all ranks."""
+"""Metrics of values and advantages of a collected batch, over all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from epo_trl.methods.token_statistics import masked_moments
 
 
 def turn_bins(max_turns: int) -> list[str]:
-    """Returns the names of the turn positions that are kept apart: `1`, `2`, `3_4`, `5_8`, `9_16`, ..."""
+    """Returns the names of the bins of turn positions: `1`, `2`, `3_4`, `5_8`, `9_16`, ..."""
     count = math.ceil(math.log2(max_turns)) + 1
     return ["1", "2", *(f"{2 ** (k - 1) + 1}_{2**k}" for k in range(2, count))][:count]
 
@@ -23,14 +23,14 @@ def value_statistics(
 ) -> dict[str, float]:
     """Returns the metrics of the decision points of a batch. Collective.
 
-    Explained variance is `1 - Var(return - value) / Var(return)`: 1 is perfect, 0 no better than a constant. It is left
-    out for returns without variance, and a turn position without decision points is left out too.
+    Explained variance is `1 - Var(return - value) / Var(return)`: 1 is perfect, 0 no better than a constant. It is
+    omitted if the returns have no variance. Turn positions without decision points are omitted too.
 
     Args:
-        credit: Advantages before they are whitened.
-        values: (B, T) at collection time.
-        turn_ids: (B, T).
-        max_turns: Longest episode.
+        credit: Credit with advantages before whitening.
+        values: (B, T) values at collection.
+        turn_ids: (B, T) turn of each token.
+        max_turns: Maximum number of turns per episode.
         sum_over_ranks: Sums a tensor over all processes.
     """
     points = credit.points
@@ -39,7 +39,7 @@ def value_statistics(
     error = returns - value
     names = turn_bins(max_turns)
     bins = torch.log2(turn_ids[points].double() + 1).ceil().long().clamp(max=len(names) - 1)
-    # Columns: the turn positions. Rows: what is summed over their decision points.
+    # Columns: bins of turn positions. Rows: sums over their decision points.
     terms = torch.stack(
         [torch.ones_like(value), returns, returns**2, error, error**2, value, advantage, advantage**2]
     )  # fmt: skip
@@ -63,11 +63,11 @@ def value_statistics(
 
 
 def whitened(advantages: Tensor, mask: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
-    """Returns (B, T) advantages with mean 0 and deviation 1 over the masked tokens of all ranks. Collective.
+    """Returns the (B, T) advantages with mean 0 and deviation 1 over the masked tokens of all ranks. Collective.
 
     Args:
-        advantages: (B, T).
-        mask: (B, T), 1 on the tokens of the loss; the others become 0.
+        advantages: (B, T) advantages.
+        mask: (B, T), 1 on the tokens of the loss; all others become 0.
         sum_over_ranks: Sums a tensor over all processes.
     """
     mean, deviation = masked_moments(advantages, mask, sum_over_ranks)
