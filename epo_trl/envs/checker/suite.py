@@ -32,7 +32,7 @@ def check_task_suite(suite: TaskSuite) -> None:
             require(
                 task_id not in owner or owner[task_id] == split == "train",
                 f"the task id {task_id!r} occurs twice, in {owner.get(task_id)!r} and {split!r}",
-                'begin ids with their split, for example "train/17"; only "train" may repeat one, to give it more weight',
+                'begin ids with their split, for example "train/17"; only "train" may repeat one, as a weight',
             )
             owner[task_id] = split
     try:
