@@ -8,7 +8,7 @@ from typing import Any
 from epo_trl.envs.base import EnvError
 
 
-def named_object(field: str, name: str, takes: str) -> Any:
+def named_object(field: str, name: str, expected: str) -> Any:
     """Imports the object that `"module:attribute"` names.
 
     Pass only names that the user has written into a config: importing a module runs it.
@@ -17,18 +17,18 @@ def named_object(field: str, name: str, takes: str) -> Any:
         field: Config field, for error messages.
         name: Name to import. The module is searched on Python's path; in a recipe also in the current folder and the
             config's.
-        takes: Expected value of the field, for error messages.
+        expected: Expected value of the field, for error messages.
 
     Raises:
         EnvError: If there is no such module or it has no such attribute.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise EnvError(f"{field}: expected {takes}, got {name!r}")
+        raise EnvError(f"{field}: expected {expected}, got {name!r}")
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError) as error:
         raise EnvError(
-            f"{field}: expected {takes} from the current folder, the config's, or an installed package, got {name!r}, "
-            f"which cannot be imported ({type(error).__name__}: {error})"
+            f"{field}: expected {expected} from the current folder, the config's, or an installed package, got "
+            f"{name!r}, which cannot be imported ({type(error).__name__}: {error})"
         ) from error

@@ -48,11 +48,13 @@ def environment_arguments(name: str, folder: Path | None = None) -> type[Any]:
     for place in dict.fromkeys([Path.cwd(), *([folder.resolve()] if folder else [])]):
         if str(place) not in sys.path:  # last, so that nothing in it shadows a library
             sys.path.append(str(place))
-    takes = ", ".join(map(repr, ENVIRONMENTS)) + " or 'module:Class'"
-    found = named_object("environment", ENVIRONMENTS.get(name, name), takes)
+    known = ", ".join(map(repr, ENVIRONMENTS)) + " or 'module:Class'"
+    found = named_object("environment", ENVIRONMENTS.get(name, name), known)
     if not isinstance(found, type) or not hasattr(found, "make_suite"):
-        mend = "a settings dataclass with `def make_suite(self)` that returns the TaskSuite"
-        raise EnvError(f"environment: expected {mend} (docs/environments.md), got {name!r}, which has no make_suite()")
+        expected = "a settings dataclass with `def make_suite(self)` that returns the TaskSuite"
+        raise EnvError(
+            f"environment: expected {expected} (docs/environments.md), got {name!r}, which has no make_suite()"
+        )
     if not is_dataclass(found):
         raise EnvError(
             f"environment: expected a dataclass, got {name!r}, whose settings cannot be read; write @dataclass above "

@@ -26,13 +26,13 @@ class GymnasiumEnv(NumberedEnv):
         super().__init__(given, name)
         self._game = _make(given)
         self._actions = _numbers(self._game, given)
-        self._said: Mapping[str, Any] = {}
+        self._state: Mapping[str, Any] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Returns the first observation of a task. Gymnasium's seed is the task's number; `seed` is not used."""
         number, rest = self._seed(options)
-        observation, said = self._game.reset(seed=number, options=rest or None)
-        return _text(observation), self._begin(self._listing(said))
+        observation, state = self._game.reset(seed=number, options=rest or None)
+        return _text(observation), self._begin(self._listing(state))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Performs an action."""
@@ -40,19 +40,19 @@ class GymnasiumEnv(NumberedEnv):
         known = action in self._actions if self._actions else self._game.action_space.contains(action)
         if not known:
             space = ", ".join(self._actions) or str(self._game.action_space)[:200]
-            info = self._info(self._said, accepted=False, over=False, refusal=f"not in the action space: {space}")
+            info = self._info(self._state, accepted=False, over=False, refusal=f"not in the action space: {space}")
             return NO_ACTION, 0.0, False, False, info
         given = self._actions[action] if self._actions else action
-        observation, reward, terminated, truncated, said = self._game.step(given)
+        observation, reward, terminated, truncated, state = self._game.step(given)
         over = {"terminated": bool(terminated), "truncated": bool(truncated) and not terminated}
-        info = self._go_on(self._listing(said), float(reward), **over)
+        info = self._go_on(self._listing(state), float(reward), **over)
         return _text(observation), float(reward), over["terminated"], over["truncated"], info
 
-    def _listing(self, said: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _listing(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the environment's info, with the action names added where actions are numbers."""
         named = {self.given.actions_key: tuple(self._actions)} if self._actions else {}
-        self._said = {**named, **said}
-        return self._said
+        self._state = {**named, **state}
+        return self._state
 
     def close(self) -> None:
         """Closes the environment."""

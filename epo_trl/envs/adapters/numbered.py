@@ -109,34 +109,34 @@ class NumberedEnv(TextEnv):
             raise EnvError(f'options["task_id"]: expected an id of the suite, such as "train/0", got {task_id!r:.100}')
         return FIRST_SEED[split] + int(number), rest
 
-    def _begin(self, said: Mapping[str, Any]) -> Info:
+    def _begin(self, state: Mapping[str, Any]) -> Info:
         """Starts an episode and returns its info."""
         self._running, self._score = True, 0.0
-        self._task = self.given.task_text or str(said.get("task") or self.name)
-        self._task_type = str(said.get("task_type") or self.name)
-        self._lists = said.get(self.given.actions_key) is not None
-        return self._info(said, accepted=True, over=False)
+        self._task = self.given.task_text or str(state.get("task") or self.name)
+        self._task_type = str(state.get("task_type") or self.name)
+        self._lists = state.get(self.given.actions_key) is not None
+        return self._info(state, accepted=True, over=False)
 
     def _check_running(self) -> None:
         if not self._running:
             raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
 
-    def _go_on(self, said: Mapping[str, Any], reward: float, *, terminated: bool, truncated: bool) -> Info:
+    def _go_on(self, state: Mapping[str, Any], reward: float, *, terminated: bool, truncated: bool) -> Info:
         """Records a step of the environment and returns the info after it."""
         self._score += reward
         self._running = not (terminated or truncated)
-        accepted = bool(said.get(self.given.accepted_key, True))
-        return self._info(said, accepted=accepted, over=terminated)
+        accepted = bool(state.get(self.given.accepted_key, True))
+        return self._info(state, accepted=accepted, over=terminated)
 
-    def _info(self, said: Mapping[str, Any], *, accepted: bool, over: bool, refusal: str = "") -> Info:
+    def _info(self, state: Mapping[str, Any], *, accepted: bool, over: bool, refusal: str = "") -> Info:
         given = self.given
-        listed = [text for action in said.get(given.actions_key) or () if (text := str(action).strip())]
+        listed = [text for action in state.get(given.actions_key) or () if (text := str(action).strip())]
         reached = reaches(self._score, given.won_score)
         return {
             "admissible_actions": tuple(dict.fromkeys(listed)) if self._lists else None,
             "accepted": accepted,
             "refusal": refusal,
-            "won": over and bool(said.get(given.won_key, reached)),
+            "won": over and bool(state.get(given.won_key, reached)),
             "task": self._task,
             "task_type": self._task_type,
             "score": self._score,

@@ -37,7 +37,7 @@ class OpenEnv(NumberedEnv):
         super().__init__(given, name)
         self._client: Any = None
         self._pending: Future[Any] | None = None
-        self._said: Mapping[str, Any] = {}
+        self._state: Mapping[str, Any] = {}
 
     def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Requests the first observation of a task. The server's seed is the task's number; `seed` is not used."""
@@ -47,8 +47,8 @@ class OpenEnv(NumberedEnv):
     def reset_wait(self) -> tuple[str, Info]:
         """Returns the result of `reset_async`."""
         result = self._wait()
-        self._said = _mapping(result.observation)
-        return self._text(), self._begin(self._said)
+        self._state = _mapping(result.observation)
+        return self._text(), self._begin(self._state)
 
     def step_async(self, action: str) -> None:
         """Sends an action."""
@@ -59,11 +59,11 @@ class OpenEnv(NumberedEnv):
         """Returns the server's response. An action that the server rejects changes nothing."""
         result = self._wait()
         if isinstance(result, str):
-            info = self._info(self._said, accepted=False, over=False, refusal=result)
+            info = self._info(self._state, accepted=False, over=False, refusal=result)
             return f"{NO_ACTION} {result}", 0.0, False, False, info
-        self._said = _mapping(result.observation)
+        self._state = _mapping(result.observation)
         reward, done = float(result.reward or 0.0), bool(result.done)
-        return self._text(), reward, done, False, self._go_on(self._said, reward, terminated=done, truncated=False)
+        return self._text(), reward, done, False, self._go_on(self._state, reward, terminated=done, truncated=False)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Resets the session and returns the first observation of a task."""
@@ -143,14 +143,14 @@ class OpenEnv(NumberedEnv):
         return payload if isinstance(payload, dict) else None
 
     def _text(self) -> str:
-        found: Any = self._said
+        found: Any = self._state
         for part in filter(None, self.given.observation_key.split(".")):
             try:
                 found = found[int(part)] if isinstance(found, list) else found[part]
             except (LookupError, TypeError, ValueError) as error:
                 raise EnvError(
                     f"observation_key: expected a key of the server's observation, got {self.given.observation_key!r} "
-                    f"for {str(self._said)[:200]}"
+                    f"for {str(self._state)[:200]}"
                 ) from error
         text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
         return text if text.strip() else "(nothing)"
@@ -214,5 +214,5 @@ class OpenEnvArguments(NumberedArguments):
         return options
 
 
-def _mapping(said: Any) -> Mapping[str, Any]:
-    return said if isinstance(said, Mapping) else {"observation": said}
+def _mapping(state: Any) -> Mapping[str, Any]:
+    return state if isinstance(state, Mapping) else {"observation": state}

@@ -103,8 +103,8 @@ class Tool:
         values = {}
         for name, value in arguments.items():
             if name not in self.parameters:
-                takes = ", ".join(map(repr, self.parameters)) or "none"
-                raise Refusal(f"{self.name} has no argument {_short(name)}; it takes {takes}")
+                names = ", ".join(map(repr, self.parameters)) or "none"
+                raise Refusal(f"{self.name} has no argument {_short(name)}; it takes {names}")
             try:
                 values[name] = self.parameters[name].validate_json(json.dumps(value), strict=True)
             except ValidationError as error:

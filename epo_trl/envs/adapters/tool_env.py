@@ -58,8 +58,8 @@ class ToolEnv(TextEnv):
         row = copy.deepcopy(dict(self.suite.row((options or {}).get("task_id"))))
         self._row, self._messages, self._paid, self._answered = row, list[dict[str, Any]](), 0.0, False
         takes_seed = seed is not None and "seed" in inspect.signature(self.world.reset).parameters
-        said = self.world.reset(**{"seed": seed, **row} if takes_seed else row)
-        return text_of(awaited(said), NOTHING_YET), self._info(won=False, refusal="")
+        observation = self.world.reset(**{"seed": seed, **row} if takes_seed else row)
+        return text_of(awaited(observation), NOTHING_YET), self._info(won=False, refusal="")
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Calls a tool. The reward is the increase of the score, so an episode's rewards sum to its last score.
@@ -84,14 +84,14 @@ class ToolEnv(TextEnv):
 
     def _call(self, action: str) -> str:
         """Calls a tool and returns its result; records the messages that reward functions get."""
-        said: dict[str, Any] = {"role": "assistant", "content": action}
-        self._messages.append(said)
+        message: dict[str, Any] = {"role": "assistant", "content": action}
+        self._messages.append(message)
         name, arguments = read_call(action)
         if name not in self.tools:
             raise Refusal(f"there is no tool of this name; there are {', '.join(self.tools)}")
         arguments = self.tools[name].checked(arguments)
         call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-        said |= {"content": "", "tool_calls": [call]}
+        message |= {"content": "", "tool_calls": [call]}
         answer = {"role": "tool", "name": name, "content": ""}
         self._messages.append(answer)
         answer["content"] = text_of(self._result(name, arguments), "(nothing)")
@@ -131,20 +131,20 @@ def awaited(result: Any) -> Any:
     return submit(result).result() if inspect.iscoroutine(result) else result
 
 
-def text_of(said: Any, empty: str) -> str:
+def text_of(content: Any, empty: str) -> str:
     """Converts a tool's or a message's content to text, joining the texts of content blocks; never blank.
 
     Args:
-        said: Content of any type.
+        content: Content of any type.
         empty: Text that replaces empty content.
 
     Raises:
         EnvError: If a content block is not text.
     """
-    if isinstance(said, list) and said and all(isinstance(block, dict) and "type" in block for block in said):
-        other = [block["type"] for block in said if block["type"] != "text"]
+    if isinstance(content, list) and content and all(isinstance(block, dict) and "type" in block for block in content):
+        other = [block["type"] for block in content if block["type"] != "text"]
         if other:
             raise EnvError(f"expected text blocks from the environment, got a block of type {other[0]!r}")
-        said = "\n".join(block["text"] for block in said)
-    text = "" if said is None else str(said)
+        content = "\n".join(block["text"] for block in content)
+    text = "" if content is None else str(content)
     return text if text.strip() else empty

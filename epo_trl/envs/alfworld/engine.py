@@ -49,9 +49,7 @@ class State:
         self.opened = start.opened
         self.contents = dict(start.contents)  # receptacle -> objects, in list order
         self.seen_from = dict(start.seen_from)  # object -> locations where the game believes it to be
-        self.taken: frozenset[tuple[str, str]] = (
-            frozenset()
-        )  # (object, receptacle it was taken from), until it is put back
+        self.taken: frozenset[tuple[str, str]] = frozenset()  # (object, receptacle) of objects taken and not put back
         self.marks = dict(start.marks)  # "clean", "hot", "cool", "toggled", "sliced" -> objects
         self._refresh()
 

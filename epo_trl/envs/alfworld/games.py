@@ -13,7 +13,7 @@ SPLIT_FOLDERS = {"train": "train", "iid": "valid_seen", "ood": "valid_unseen"}
 TASK_SENTENCE = re.compile(r"Your task is to: (.*?)\.\"")  # in a grammar
 GAME_FILE = "game.tw-pddl"
 DESCRIPTION_FILE = "traj_data.json"
-_MEND = "Delete its folder and run `alfworld-download` (real games) or `epo-trl games alfworld --out DIR` (generated)."
+_FIX = "Delete its folder and run `alfworld-download` (real games) or `epo-trl games alfworld --out DIR` (generated)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Game:
         """Natural-language description of the task, for example `"put two soapbar in drawer"`."""
         match = TASK_SENTENCE.search(self.grammar)
         if match is None:
-            raise EnvError(f"{self.source}: the grammar has no sentence 'Your task is to: ...'. {_MEND}")
+            raise EnvError(f"{self.source}: the grammar has no sentence 'Your task is to: ...'. {_FIX}")
         return match.group(1)
 
     def as_json(self) -> str:
@@ -69,10 +69,10 @@ def load_game(path: Path) -> Game:
     data = _read_json(path)
     problem, domain, grammar = (data.get(key) for key in ("pddl_problem", "pddl_domain", "grammar"))
     if not (isinstance(problem, str) and isinstance(domain, str) and isinstance(grammar, str)):
-        raise EnvError(f"{path}: 'pddl_problem', 'pddl_domain' or 'grammar' is missing. {_MEND}")
+        raise EnvError(f"{path}: 'pddl_problem', 'pddl_domain' or 'grammar' is missing. {_FIX}")
     walkthrough = data.get("walkthrough") or []
     if not (isinstance(walkthrough, list) and all(isinstance(action, str) for action in walkthrough)):
-        raise EnvError(f"{path}: 'walkthrough': expected a list of actions, got {walkthrough!r:.100}. {_MEND}")
+        raise EnvError(f"{path}: 'walkthrough': expected a list of actions, got {walkthrough!r:.100}. {_FIX}")
     return Game(str(path), problem, domain, grammar, walkthrough=tuple(walkthrough))
 
 
@@ -151,7 +151,7 @@ def _read_json(path: Path) -> dict:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise EnvError(f"{path}: not readable as JSON ({error}). {_MEND}") from error
+        raise EnvError(f"{path}: not readable as JSON ({error}). {_FIX}") from error
     if not isinstance(data, dict):
-        raise EnvError(f"{path}: expected a JSON object, got {type(data).__name__}. {_MEND}")
+        raise EnvError(f"{path}: expected a JSON object, got {type(data).__name__}. {_FIX}")
     return data

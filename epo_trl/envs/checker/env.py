@@ -176,12 +176,12 @@ def _check_odd_actions(env: TextEnv, task_id: str, seed: int) -> None:
 
 def _check_requests(env: TextEnv, task_id: str, seed: int, trace: list[tuple[str, Any]], deterministic: bool) -> None:
     """Checks that the two-phase calls give the same results as `reset` and `step`."""
-    mend = "let `reset_async` and `step_async` start what `reset` and `step` do, or inherit them from TextEnv"
+    fix = "let `reset_async` and `step_async` start what `reset` and `step` do, or inherit them from TextEnv"
     env.reset_async(seed=seed, options={"task_id": task_id})
-    require_same(trace[0][1], env.reset_wait(), f"reset_async and reset_wait of {task_id!r} differ from reset", mend)
+    require_same(trace[0][1], env.reset_wait(), f"reset_async and reset_wait of {task_id!r} differ from reset", fix)
     for action, expected in trace[1:2] if deterministic else []:
         env.step_async(action)
-        require_same(expected, env.step_wait(), f"step_async and step_wait of {action!r} differ from step", mend)
+        require_same(expected, env.step_wait(), f"step_async and step_wait of {action!r} differ from step", fix)
     try:
         env.step_wait()
     except EnvError:

@@ -9,12 +9,12 @@ class EnvCheckError(EnvError):
     """An environment violates the contract."""
 
 
-def failure(wrong: str, mend: str) -> EnvCheckError:
+def failure(wrong: str, fix: str) -> EnvCheckError:
     """Builds the error from the problem and its fix."""
-    return EnvCheckError(f"{wrong}. Fix: {mend}.")
+    return EnvCheckError(f"{wrong}. Fix: {fix}.")
 
 
-def require(holds: bool, wrong: str, mend: str) -> None:
+def require(holds: bool, wrong: str, fix: str) -> None:
     """Raises `EnvCheckError` unless a condition holds."""
     if not holds:
-        raise failure(wrong, mend)
+        raise failure(wrong, fix)

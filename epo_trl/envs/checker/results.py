@@ -159,7 +159,7 @@ def _check_actions(info: Info, where: str, *, over: bool) -> None:
     )
 
 
-def require_same(expected: tuple[Any, ...], got: tuple[Any, ...], wrong: str, mend: str) -> None:
+def require_same(expected: tuple[Any, ...], got: tuple[Any, ...], wrong: str, fix: str) -> None:
     """Raises `EnvCheckError` with the differing part, such as `info["visited"]`, unless two results are equal."""
     names = (
         ("observation", "info") if len(expected) == 2 else ("observation", "reward", "terminated", "truncated", "info")
@@ -168,6 +168,6 @@ def require_same(expected: tuple[Any, ...], got: tuple[Any, ...], wrong: str, me
         if name == "info":
             for key in sorted(one.keys() | two.keys()):
                 a, b = one.get(key), two.get(key)
-                require(a == b, f"{wrong}: info[{key!r}] was {str(a)[:200]!r}, now {str(b)[:200]!r}", mend)
+                require(a == b, f"{wrong}: info[{key!r}] was {str(a)[:200]!r}, now {str(b)[:200]!r}", fix)
         else:
-            require(one == two, f"{wrong}: {name} was {str(one)[:200]!r}, now {str(two)[:200]!r}", mend)
+            require(one == two, f"{wrong}: {name} was {str(one)[:200]!r}, now {str(two)[:200]!r}", fix)
