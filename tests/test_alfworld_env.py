@@ -312,5 +312,5 @@ def test_a_receptacle_beside_the_one_gone_to_counts_as_visited_once_it_is_opened
 def test_a_split_of_size_zero_does_not_exist():
     suite = GeneratedAlfworld(n_train=2, n_iid=0, n_ood=3)
     assert suite.splits == ("train", "ood")
-    with pytest.raises(EnvError, match="split: got 'iid'"):
+    with pytest.raises(EnvError, match="split: .*got 'iid'"):
         suite.task_ids("iid")

@@ -59,7 +59,7 @@ def test_every_run_is_made_once_and_the_report_says_what_came_out(study, capsys)
     assert "| good | 91.0 **solved** | 92.0 **solved** |" in report and "Missing" not in report
     assert study() == 0 and starts() == ALL  # nothing is run again
     out, _ = capsys.readouterr()
-    assert out.startswith("nothing to run: results/mine has all results; another --results-dir makes them anew\n")
+    assert out.startswith("nothing to run: results/mine has all results; use another --results-dir to repeat them\n")
     assert Path("results/mine/report.md").read_text() == report
 
 

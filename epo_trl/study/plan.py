@@ -112,7 +112,7 @@ def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: Run |
     if fields.get("save_strategy") in ("no", False):
         source = where if "save_strategy" in part.changes else part.config
         raise StudyError(
-            f"{source}: save_strategy: got 'no'; expected another value: curves come from the last checkpoint"
+            f"{source}: save_strategy: expected a value that saves checkpoints, from which curves are read, got 'no'"
         )
     for name, value in fields.items():
         try:
