@@ -200,7 +200,7 @@ def tested(
     args: ImitationConfig, number: int, suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments,
     evolution: EvolutionArguments,
 ) -> None:  # fmt: skip
-    """Evaluates the test lists after so many rounds, unless done before; the reports lie where an RL run has its own.
+    """Evaluates the test lists after round `number`, unless done before. Writes the reports where RL runs do.
 
     Raises:
         ValueError: If a report exists for another policy or protocol.

@@ -143,7 +143,7 @@ class MakingNameless:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ("Plain", "not a dataclass.*write @dataclass above the class"),
+        ("Plain", "expected a dataclass.*write @dataclass above the class"),
         ("Clashing", "Clashing and EPOConfig both have a field 'seed'.*rename the field.*'game_seed'"),
         ("Elsewhere", "Elsewhere and every recipe both have a field 'config'"),
         ("Returning", r"Returning.make_suite\(\) to return .*got .*TreasureHunt"),

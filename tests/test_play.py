@@ -265,7 +265,7 @@ def test_a_wrong_option_is_one_line(command):
     code, out, err = command("trap", "--playr", "expert")
     assert (code, out) == (1, "") and err.startswith("epo-trl play: error: --playr: unknown;") and err.count("\n") == 1
     code, out, err = command("minecraft")
-    assert code == 1 and "environment: got 'minecraft', takes 'alfworld'" in err and err.count("\n") == 1
+    assert code == 1 and "environment: expected 'alfworld'" in err and "got 'minecraft'" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("config", ["alfworld/tiny_cpu", "alfworld/sft_tiny_cpu"])

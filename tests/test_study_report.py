@@ -223,10 +223,10 @@ def test_arms_with_few_seeds_are_called_anecdotes():
     study = study_of("a", "b", seeds=(1, 2, 3, 4))
     records = [record_of("a", seed, [0.9] * 20) for seed in (1, 2, 3, 4)] + [record_of("b", 1, [0.9] * 20)]
     text = report(study, records, judge(study, records), picture=False)
-    assert "an arm is an anecdote: b." in text and "1 to 4 seeds an arm" in text
+    assert "an arm is an anecdote: b." in text and "1 to 4 seeds per arm" in text
     assert "Not run on the same seeds as a: b. Seeds differ" in text
     text = report(study, records[:4], judge(study, records[:4]), picture=False)
-    assert "Not run on" not in text and "anecdote" not in text and "- 4 seeds an arm" in text
+    assert "Not run on" not in text and "anecdote" not in text and "- 4 seeds per arm" in text
 
 
 def test_only_arms_with_a_run_beside_the_baseline_are_counted_as_comparisons():
@@ -237,7 +237,7 @@ def test_only_arms_with_a_run_beside_the_baseline_are_counted_as_comparisons():
     records.append(record_of("c", 1, [0.9] * 20))
     text = report(study, records, judge(study, records), picture=False)
     assert "(comparisons: 2)" in text
-    assert "same runs of a: where those were lucky" in text and "for one comparison, not corrected for 2." in text
+    assert "same runs of a: if those were lucky" in text and "for one comparison, not corrected for 2." in text
 
 
 def test_pairs_that_did_not_begin_alike_are_named():

@@ -74,7 +74,7 @@ class ChildProcess:
         self._stop()
 
     def close_hung(self, seconds: float) -> None:
-        """Kills the process because it did not answer within so many seconds."""
+        """Kills the process because it did not answer within the time limit."""
         self.hung = True
         self.close(f"{self.name} hung: no answer within {seconds:g} s; it was killed, and a reset starts another")
 

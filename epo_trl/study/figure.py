@@ -113,7 +113,7 @@ def _draw(axis: Any, panel: str, records: Sequence[Record], smooth: int, splits:
 
 
 def _points(curves: Sequence[Curve], smooth: int) -> int:
-    """Returns the number of points in a running mean over so many RL steps; 1 if there are too few points.
+    """Returns the number of points in a running mean over `smooth` RL steps; 1 if there are too few points.
 
     A point of a thinned curve already is the mean of several RL steps.
     """

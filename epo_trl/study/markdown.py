@@ -59,5 +59,5 @@ def _signed(share: float) -> str:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Formats a number with so many decimals."""
+    """Formats a number with `digits` decimals."""
     return NOTHING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"

@@ -15,7 +15,7 @@ from epo_trl.long_runs.state_file import read_state, write_whole
 from epo_trl.study.config import StudyError
 from epo_trl.study.plan import Run
 
-# Metrics kept for every RL step, since results are computed from them; others are thinned to about so many points.
+# Metrics kept for every RL step, since results are computed from them; others are thinned to about POINTS points.
 WHOLE = (
     "env/success_rate", "env/invalid_actions", "entropy/all_tokens", "ref-nucleus/choice_entropy",
     "entropy/first_third", "entropy/middle_third", "entropy/last_third",
@@ -155,7 +155,7 @@ def rl_points(history: Iterable[Mapping[str, Any]], updates: float) -> dict[int,
 
 
 def thin(curves: Mapping[str, Sequence[float | None]], points: int) -> dict[str, list[float | None]]:
-    """Averages neighbouring points down to so many points; of `rl_step` keeps the last of each group."""
+    """Averages groups of neighbouring points down to `points` points; `rl_step` keeps the last of each group."""
     count = len(curves["rl_step"])
     size = -(-count // points) or 1
     ends = range(0, count, size)

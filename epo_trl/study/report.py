@@ -49,10 +49,10 @@ def report(study: Study, records: Sequence[Record], outcomes: Outcomes, *, pictu
     parts += [f"Protocol: {plain(study.protocol.strip())}\n" if study.protocol else "", _origin(study, records)]
     tested = tables.paper_table(study, outcomes)
     parts += _section("Success on the test lists, %", tested, _evaluation_note(study, records))
-    gains = "Percentage points: the end less the same run before RL, mean over seeds, 95 % interval."
+    gains = "Percentage points: the end minus the same run before RL; mean over seeds, 95 % interval."
     parts += _section("Gain of RL on the test lists", tables.gains_table(study, outcomes), gains)
     base, differences = plain(study.baseline), tables.paper_differences(study, outcomes)
-    shared = "Percentage points: mean over the pairs of one seed, 95 % interval."
+    shared = "Percentage points: mean over same-seed pairs, 95 % interval."
     parts += _section(f"Difference from {base} on the test lists", differences, shared)
     parts += _section("Training", tables.training_table(study, outcomes), _training_note(study))
     differences = tables.differences_table(study, outcomes)
@@ -116,9 +116,9 @@ def _compared(study: Study, outcomes: Outcomes) -> int:
 
 def _difference_note(study: Study, outcomes: Outcomes) -> str:
     return (
-        "Over the pairs of one seed. Pairs for power 0.8: how many a paired t test needs to find a difference of "
-        "this size with this deviation. Fisher's exact test, two-sided, of the numbers of solved runs, as if they were "
-        f"not paired, and not corrected (comparisons: {_compared(study, outcomes)})."
+        "Over same-seed pairs. Pairs for power 0.8: the number that a paired t test needs to detect a difference of "
+        "this size with this deviation. Fisher's exact test, two-sided, on the numbers of solved runs, treated as "
+        f"unpaired, without correction for multiple comparisons (comparisons: {_compared(study, outcomes)})."
     )
 
 
@@ -179,14 +179,14 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
     counts = sorted({len(runs) for runs in outcomes.values() if runs}) or [0]
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     lines = [
-        f"{seeds} seeds an arm: an interval covers the seeds, for these games and this model only.",
+        f"{seeds} seeds per arm: an interval covers the seeds, for these games and this model only.",
         "Student's intervals assume roughly normal values. Where runs either solve the task or do not, look at "
         "the counts and at each run.",
         "The best of several arms looks better than it is, and so does the best of several evaluations (`Succ.*`).",
     ]
     if (count := _compared(study, outcomes)) > 1:
         lines.append(
-            f"All differences are from the same runs of {plain(study.baseline)}: where those were lucky, every arm on "
+            f"All differences use the same runs of {plain(study.baseline)}: if those were lucky, every arm on "
             f"their seeds looks worse. Each interval is for one comparison, not corrected for {count}."
         )
     began = {name: starts_of(runs, base) for name, runs in outcomes.items() if name != study.baseline}

@@ -153,7 +153,7 @@ def first_above(values: Sequence[float | None], level: float, window: int) -> in
     Args:
         values: One value per RL step; `None` entries are skipped.
         level: Level to reach.
-        window: Number of values in the running mean, which starts once there are so many.
+        window: Number of values in the running mean; the first `window - 1` values have none.
     """
     seen = [(index, value) for index, value in enumerate(values) if value is not None]
     for last in range(window, len(seen) + 1):

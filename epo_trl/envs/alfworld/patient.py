@@ -17,7 +17,7 @@ from epo_trl.envs.alfworld.stock import StockEngine
 class PatientEngine(StockEngine):
     """TextWorld's engine with four kinds of repeated work cached.
 
-    - A problem is translated once, not both at load and at reset and each time also for a planner that is not used
+    - A problem is translated once, not at both load and reset, and not for a planner that is not used
       here.
     - A text of the grammar is parsed once, not at each use.
     - The wording of an action is derived once per game, not once per turn: furniture does not move, so it depends only

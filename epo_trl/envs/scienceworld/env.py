@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Rules of play on the engine.
+    """Settings of play on the engine.
 
     Args:
         simplification: `""`, `"easy"` or a comma-separated list of simplifications.
@@ -67,7 +67,7 @@ class ScienceWorldEnv(TextEnv):
     Args:
         host: Owner of the JVM. Environments may share one.
         lists: Task lists.
-        rules: Rules of play.
+        rules: Settings of play on the engine.
     """
 
     def __init__(self, host: Host, lists: TaskLists, rules: Rules) -> None:

@@ -30,7 +30,7 @@ _INSTALL = "pip install 'epo-trl[scienceworld]'"
 
 
 def heap_mb_for(worlds: int) -> int:
-    """Returns the Java heap, in MB, that so many worlds on one JVM need."""
+    """Returns the Java heap, in MB, for `worlds` worlds on one JVM."""
     return HEAP_MB + HEAP_MB_PER_WORLD * worlds
 
 

@@ -22,7 +22,7 @@ class ScienceWorldSuite(TaskSuite):
 
     Args:
         lists: Task lists.
-        rules: Rules of play.
+        rules: Settings of play on the engine.
         jvm: Settings of the JVMs.
         jvms: Number of JVM processes, each driven by its own thread. They run in parallel when environments are stepped
             with `step_async`, as in the rollout; more JVMs than cores do not help. Python's share of a step is a tenth,
