@@ -110,10 +110,8 @@ def test_other_settings_are_refused_and_new_arms_and_words_are_not(study, capsys
     assert study() == 0
     assert study(arms={**ARMS, "good": {"success": [0.3, 0.9, 0.8]}}) == 1
     err = capsys.readouterr().err
-    assert (
-        "good-seed1.json is the record of a run with other settings (success: [0.3, 0.9, 0.9] there, [0.3, 0.9, 0.8] now)"
-        in err
-    )
+    assert "good-seed1.json is the record of a run with other settings" in err
+    assert "(success: [0.3, 0.9, 0.9] there, [0.3, 0.9, 0.8] now)" in err
     assert "delete it and the folder runs/mine/good-seed1" in err
     assert study(arms={**ARMS, "new": {"success": [0.5] * 3}}, question="Why?", window=1, baseline="new") == 0
     assert starts() == {**ALL, "new-seed1": 1, "new-seed2": 1}
