@@ -192,7 +192,7 @@ class OpenEnvArguments(NumberedArguments):
     reset_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Arguments for `reset` besides the seed, such as '{\"difficulty\": 2}'."}
     )
-    timeout_seconds: float = field(default=60.0, metadata={"help": "Time after which a request fails."})
+    timeout_seconds: float = field(default=60.0, metadata={"help": "Time limit of a request, in seconds."})
 
     def make_suite(self) -> OpenEnvSuite:
         """Creates the task suite.

@@ -35,7 +35,9 @@ class ScienceWorldArguments:
     tests_per_type: int = field(
         default=10, metadata={"help": "Maximum number of tasks per type in a test list, up to 75; some have fewer."}
     )
-    n_iid: int | None = field(default=None, metadata={"help": "Number of test tasks; tests_per_type each by default."})
+    n_iid: int | None = field(
+        default=None, metadata={"help": "Number of test tasks; by default tests_per_type of each task type."}
+    )
     n_ood: int | None = field(default=None, metadata={"help": "Like n_iid, for unseen variations."})
     n_heldout: int | None = field(default=None, metadata={"help": "Like n_iid, for held-out task types."})
     simplification: str = field(
