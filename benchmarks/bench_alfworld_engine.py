@@ -3,8 +3,8 @@
     python benchmarks/bench_alfworld_engine.py --games 128 --turns 50
     python benchmarks/bench_alfworld_engine.py --data $ALFWORLD_DATA     # on the real games
 
-All games of an engine are open at once; the actions are random admissible ones. Of a data folder both engines play
-an even draw of `valid_unseen`.
+All games of an engine are open at once; the actions are random admissible ones. From a data folder, both engines play
+an even sample of `valid_unseen`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from epo_trl.envs.alfworld import AlfworldData, GeneratedAlfworld
 
 
 def make(engine: str, games: int, turns: int, data: str | None) -> Work:
-    """Returns a play of all games from their start, which returns steps per second and ms to make and reset a game."""
+    """Builds a benchmark that plays all games and returns steps per second and ms to make and reset a game."""
 
     def work() -> tuple[float, float]:
         suite = AlfworldData(data, engine=engine) if data else GeneratedAlfworld(0, 0, games, engine=engine)
@@ -41,7 +41,7 @@ def make(engine: str, games: int, turns: int, data: str | None) -> Work:
 
 
 def main() -> None:
-    """Measures both engines and prints a table."""
+    """Benchmarks both engines and prints a table."""
     args = parser(__doc__)
     args.add_argument("--games", type=int, default=128, help="games open at once, fast engine")
     args.add_argument("--turns", type=int, default=50, help="turns per game, fast engine")

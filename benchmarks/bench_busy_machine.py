@@ -1,11 +1,11 @@
-"""What another program on the machine costs: rollout and update of the tiny model, alone and beside a busy process.
+"""The cost of another program on the machine: rollout and update of the tiny model, alone and beside a busy process.
 
     python benchmarks/bench_busy_machine.py --rounds 5
     taskset -c 0,1 python benchmarks/bench_busy_machine.py --threads 2
 
-Ways in which the threads of torch wait for each other: `spinning`, as OpenMP does by default; `sleeping`, as our
-programs set it; and one thread, which has nobody to wait for. Each runs alone and beside a process that never rests, in
-turns. A fair share: with as many threads as cores, a busy program beside takes half of one of them.
+torch's threads wait for each other in three ways: `spinning`, OpenMP's default; `sleeping`, as the programs of this
+package set it; and one thread, which never waits. Each runs alone and beside a busy process, in turns. With as many
+threads as cores, a fair share for the busy process is half of one core.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORDS = [f"w{a}{b}" for a in "abcdefghijklmnopqrstuvwxyz" for b in "abcdefghij"]
 
 
 def make(busy: bool) -> Work:
-    """Returns a small RL step: 64 prompts are answered, 64 rows of 140 tokens are learned from."""
+    """Builds a small RL step: 64 prompts are answered, and the model is updated on 64 rows of 140 tokens."""
     tokenizer = build_tokenizer([" ".join(WORDS), "drawer 12 mug 3 cabinet 20"])
     model = build_model(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
@@ -54,9 +54,9 @@ def make(busy: bool) -> Work:
 
 
 def main() -> None:
-    """Measures and prints a table."""
+    """Runs the benchmark and prints a table."""
     args = parser(__doc__)
-    args.add_argument("--threads", type=int, default=os.cpu_count(), help="of the first two ways")
+    args.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of the first two ways")
     given = args.parse_args()
     variants = {(way, busy): partial(make, busy) for way in WAYS for busy in (False, True)}
     environ = {(way, busy): {"OMP_NUM_THREADS": str(given.threads)} | WAYS[way] for way, busy in variants}

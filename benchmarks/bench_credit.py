@@ -1,14 +1,14 @@
-"""Credits with a critic on a game whose optimal values are known, and the critic's error there.
+"""Credit assignment with a critic on a game with known optimal values, and the critic's error.
 
 python benchmarks/bench_credit.py --seeds 0 1 2
 
-Each run starts from a tiny model that takes doors at random, learned in seconds, and trains it with PPO, or with
-ArCHer's critics. Reported are
-the training episodes that it took, averaged over WINDOW RL steps,
+Each run starts from a tiny model that takes doors at random, trained in seconds, and trains it with PPO, or with
+ArCHer's critics. It reports
+the number of training episodes, averaged over WINDOW RL steps,
 - "wins": until the share WON of them won,
-- "way": until they took no more than LENGTH times the turns of the best player,
-success and turns over the last WINDOW steps, and, for `turn` and `archer`, the distance between the critic's value of
-every room and the optimal one at the end; for `archer` also that of Q of the right door and of the other.
+- "way": until they took at most LENGTH times the turns of the best player,
+success and turns over the last WINDOW steps, and, for `turn` and `archer`, the final distance between the critic's
+value of every room and the optimal value; for `archer` also that of Q of the right door and of the other door.
 """
 
 import argparse
@@ -32,23 +32,24 @@ from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 from epo_trl.trainers.turn_features import last_hidden_states
 
 ROOMS, MOVE_LIMIT = 6, 30
-EPISODES, STEPS, EPOCHS = 32, 60, 4  # episodes of an RL step, RL steps, updates on one batch
+EPISODES, STEPS, EPOCHS = 32, 60, 4  # episodes per RL step, RL steps, updates per batch
 GAMMA, REWARD = 0.9, 10.0
-# A tiny model that meets "red" in one room says it in all. If its first steps are long, or are taken before the critic
-# can tell the rooms apart, it settles on one door everywhere and never sees what is behind the other. So the critic
-# begins alone, the policy's rate is small, and the KL term holds the start: either door half of the time, and the form.
-# A plain entropy bonus would hold the doors too, but it drives the tokens apart that have only one right choice.
+# A tiny model that meets "red" in one room produces it in all. If its first steps are large, or come before the critic
+# distinguishes the rooms, it settles on one door everywhere and never sees what is behind the other. So the critic is
+# trained alone first, the policy's learning rate is small, and the KL term preserves the start: either door half of the
+# time, and the format. A plain entropy bonus would preserve the doors too, but it flattens tokens with one right
+# choice.
 WARM_UP, POLICY_RATE, CRITIC_RATE, KL = 10, 3e-4, 5e-3, 0.05  # RL steps, learning rates, TRL's beta
 WON, LENGTH, WINDOW = 0.9, 1.25, 5
-SHORTEST = (ROOMS + 1) / 2  # turns, on average over the first rooms
+SHORTEST = (ROOMS + 1) / 2  # turns, averaged over the first rooms
 WEIGHT_SCALE = 6.0
 RESPONSE_TOKENS = 4  # <action> red </action> <|im_end|>
-# `outcome` has no discount: it would fall within a turn's tokens, not between turns.
+# `outcome` has no discount: it would apply within a turn's tokens, not between turns.
 CREDITS = {
     "turn": {"gamma": GAMMA, "gae_lambda": 0.9},
     "token": {"gamma": GAMMA ** (1 / RESPONSE_TOKENS), "gae_lambda": 0.9 ** (1 / RESPONSE_TOKENS)},
     "outcome": {"gamma": 1.0, "gae_lambda": 1.0},
-    # Two episodes per task, since TRL takes no less; a small replay, since this policy changes fast.
+    # Two episodes per task, TRL's minimum; a small replay buffer, since this policy changes fast.
     "archer": {
         "method_kwargs": {"archer": {"gamma": GAMMA, "cut_ends": False, "replay_size": 2000, "hidden_size": 64}},
         "num_generations": 2,
@@ -58,7 +59,7 @@ OF_PPO = ("critic_learning_rate", "critic_warmup_steps", "value_clip", "bootstra
 
 
 def room_prompts(suite: CorridorSuite, context: ContextBuilder) -> list[list[int]]:
-    """Returns the token ids of the prompt of every room, in order."""
+    """Returns the token ids of every room's prompt, in order."""
     views = []
     for number in range(suite.rooms):
         observation, info = suite.make_env().reset(options={"task_id": f"iid/{number}"})
@@ -67,16 +68,16 @@ def room_prompts(suite: CorridorSuite, context: ContextBuilder) -> list[list[int
 
 
 def door_answers(tokenizer: Any) -> list[list[int]]:
-    """Returns the token ids of the answer that takes a door, for each door."""
+    """Returns the token ids of each door's answer."""
     answers = [tokenizer(f"<action> {door} </action>")["input_ids"] + [tokenizer.eos_token_id] for door in DOORS]
     assert {len(answer) for answer in answers} == {RESPONSE_TOKENS}
     return answers
 
 
 def start_model(suite: CorridorSuite, tokenizer: Any, seed: int) -> Any:
-    """Returns a model that answers every room with either door, half of the time each."""
+    """Creates a model that answers every room with either door, half of the time each."""
     model = build_model(tokenizer, hidden_size=32, heads=2, seed=seed)
-    with torch.no_grad():  # the usual size of fresh weights suits a width of thousands: here all rooms would look alike
+    with torch.no_grad():  # the usual initialization suits a width of thousands: here all rooms would look alike
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.mul_(WEIGHT_SCALE)
@@ -97,7 +98,7 @@ def make_trainer(
     credit: str, seed: int, folder: str, *, rooms: int = ROOMS, move_limit: int = MOVE_LIMIT, steps: int = STEPS,
     **changes: Any,
 ) -> Any:  # fmt: skip
-    """Returns the trainer of a run; `changes` are fields of its config."""
+    """Creates the trainer of a run; `changes` override fields of its config."""
     suite = CorridorSuite(rooms, move_limit=move_limit)
     tokenizer = build_tokenizer(corpus(suite, "corridor"))
     settings = dict(
@@ -146,7 +147,7 @@ def make_trainer(
 
 
 def optimal_values(rooms: int) -> list[float]:
-    """Returns what every room is worth under the best policy."""
+    """Computes the value of every room under the optimal policy."""
     return [optimal_value(room + 1, rooms, gamma=GAMMA, reward=REWARD) for room in range(rooms)]
 
 
@@ -163,7 +164,7 @@ def room_values(trainer: Any) -> tuple[list[float], list[float]]:
 
 @torch.no_grad()
 def door_values(trainer: Any) -> tuple[list[float], list[float]]:
-    """Returns ArCHer's Q of the door that leads on and of the other, room by room, and the optimal ones."""
+    """Returns ArCHer's Q of the door that leads on and of the other door, room by room, and the optimal values."""
     rooms, found, optimal = trainer.suite.rooms, [], []
     values = [*optimal_values(rooms), REWARD / GAMMA]  # leaving pays REWARD
     for room, prompt in enumerate(room_prompts(trainer.suite, trainer.rules.context)):
@@ -180,7 +181,7 @@ def _frozen(trainer: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def episodes_until(reached: Callable[[float], bool], series: list[float]) -> str:
-    """Returns the episodes played until the mean over `WINDOW` RL steps was good enough, `"never"` if it never was."""
+    """Returns the episodes played until the mean over `WINDOW` RL steps reached the target, else `"never"`."""
     for end in range(WINDOW, len(series) + 1):
         if reached(statistics.mean(series[end - WINDOW : end])):
             return str(end * EPISODES)
@@ -192,11 +193,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--credits", nargs="+", choices=CREDITS, default=["turn", "outcome"])
     parser.add_argument("--steps", type=int, default=STEPS, help="RL steps of each run")
-    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--kl", type=float, default=KL, help="beta")
     parser.add_argument("--entropy_bonus", type=float, default=0.0, help="epo_lambda")
     parser.add_argument("--rate", type=float, default=POLICY_RATE, help="learning_rate")
-    parser.add_argument("--warm_up", type=int, default=WARM_UP, help="RL steps in which the critic alone is trained")
+    parser.add_argument("--warm_up", type=int, default=WARM_UP, help="RL steps that train only the critic")
     args = parser.parse_args()
     lines, results = [], []
     for credit in args.credits:

@@ -1,13 +1,12 @@
-"""What the terms of EPO add to an RL step, rollout and update.
+"""The overhead of EPO's terms in an RL step: rollout and update.
 
     python benchmarks/bench_epo_overhead.py
     python benchmarks/bench_epo_overhead.py --wide
 
-Rollouts are the same with and without them, so they are played once. Every micro-batch then goes forward and backward
-with each loss, several times, in turns and in one process: what is looked for is smaller than what tells two
-processes, or two seconds, apart. `TRL's loss` leaves out the terms, their metrics and the history; `lambda = 0` still
-measures them. What EPO adds, it adds in the LM head: `--wide` takes a model whose head does as large a part of the
-work as that of Qwen2.5-0.5B.
+Rollouts do not depend on the terms, so they are played once. Every micro-batch then goes forward and backward with each
+loss, several times, in turns and in one process: the overhead is smaller than the noise between two processes or two
+seconds. `TRL's loss` omits the terms, their metrics and the history; `lambda = 0` still computes the metrics. EPO's
+overhead is in the LM head: `--wide` uses a model whose head has as large a share of the work as that of Qwen2.5-0.5B.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ WIDE = {
 
 
 class Compared(EPOTrainer):
-    """Takes every micro-batch through each loss, and learns nothing."""
+    """Runs every micro-batch through each loss without updating the model."""
 
     def watch(self, repeats: int) -> None:
-        """Starts to measure; each loss takes a micro-batch `repeats` times."""
+        """Starts to measure; each loss processes a micro-batch `repeats` times."""
         self.repeats = repeats
         self.passes: dict[str, list[float]] = {TRL: [], ZERO: [], EPO: []}
         self.other: dict[str, list[float]] = defaultdict(list)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
-        """Measures, and returns a loss without gradient."""
+        """Measures each loss, and returns a loss without gradient."""
         ways = list(self.passes)
         for i in range(self.repeats * len(ways)):
             turn, place = divmod(i, len(ways))
-            way = ways[(turn + place) % len(ways)]  # each is first as often as the others
+            way = ways[(turn + place) % len(ways)]  # each comes first equally often
             start = now()
             self._loss(way, model, inputs, *args, **kwargs).backward()
             self.passes[way].append(now() - start)
@@ -76,7 +75,7 @@ class Compared(EPOTrainer):
 
 
 def make(steps: int, repeats: int, wide: bool) -> Compared:
-    """Returns a trainer that measures."""
+    """Creates the measuring trainer."""
     suite = GeneratedAlfworld(n_train=256, n_iid=0, n_ood=0, task_types=["pick_and_place_simple"])
     model, tokenizer = load_policy(ModelConfig("tiny"), suite, "compact")
     if wide:
@@ -94,10 +93,10 @@ def make(steps: int, repeats: int, wide: bool) -> Compared:
 
 
 def main() -> None:
-    """Measures and prints a table."""
+    """Runs the benchmark and prints a table."""
     args = parser(__doc__)
-    args.add_argument("--repeats", type=int, default=3, help="times that each loss takes a micro-batch")
-    args.add_argument("--wide", action="store_true", help="a larger model in the proportions of Qwen2.5")
+    args.add_argument("--repeats", type=int, default=3, help="times that each loss processes a micro-batch")
+    args.add_argument("--wide", action="store_true", help="a larger model with the proportions of Qwen2.5")
     given = args.parse_args()
     trainer = make(given.rounds, given.repeats, given.wide)
     trainer.train()

@@ -1,12 +1,12 @@
-"""What each method costs in an RL step beside GRPO: the batch made of the episodes, then its update.
+"""The cost of each method in an RL step compared with GRPO: building the batch from episodes, then its update.
 
     python benchmarks/bench_methods.py
 
-The rollout is left out: it is the same for all, but for methods that replace groups. Methods that need the scores of
-the policy that played pay for one forward pass over the batch; TRL makes it anyway where a batch serves several
-updates, as `kl-cov` asks for. `ref-nucleus` and `archer` pay for a pass of the frozen policy, `siren` for the nucleus
+The rollout is left out: it is the same for all methods except those that replace groups. Methods that need the scores
+of the behaviour policy pay for one forward pass over the batch; TRL needs that pass anyway where a batch serves several
+updates, as `kl-cov` requires. `ref-nucleus` and `archer` pay for a pass of the frozen policy, `siren` for the nucleus
 of every token. One update of a windowed batch is measured, all methods in turns in one process: a method's time is
-compared with GRPO's in its round.
+compared with GRPO's in the same round.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from method_table import CASES  # noqa: E402 - how each method is switched on
+from method_table import CASES  # noqa: E402 - configs that enable each method
 from trainer_kit import saved  # noqa: E402
 
 from epo_trl.envs.toy import ToySuite  # noqa: E402
@@ -38,7 +38,7 @@ GRPO = "grpo"
 
 
 def make_episodes(count: int, turns: int, prompt: int, response: int, vocabulary: int) -> list[Episode]:
-    """Returns episodes of random tokens with rewards, in rooms that they share."""
+    """Creates episodes of random tokens with rewards, in shared rooms."""
     rng = random.Random(0)
 
     def tokens(mean: int) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ def make_episodes(count: int, turns: int, prompt: int, response: int, vocabulary
 
 
 def make(name: str, episodes: list[Episode], sizes: dict[str, int]) -> Any:
-    """Returns one RL step without its rollout."""
+    """Builds one RL step without its rollout."""
     slot = next(slot for slot, names in METHODS.items() if name in names)
     case = CASES[name]
     ppo = name in ("turn", "token", "outcome")
@@ -91,13 +91,13 @@ def make(name: str, episodes: list[Episode], sizes: dict[str, int]) -> Any:
 
 
 def main() -> None:
-    """Measures all methods and prints a table."""
+    """Benchmarks all methods and prints a table."""
     args = parser(__doc__)
     args.add_argument("--methods", nargs="+", choices=sorted(CASES), default=list(CASES))
     args.add_argument("--episodes", type=int, default=8)
     args.add_argument("--turns", type=int, default=8)
-    args.add_argument("--prompt", type=int, default=60, help="mean tokens of a prompt")
-    args.add_argument("--response", type=int, default=20, help="mean tokens of a response")
+    args.add_argument("--prompt", type=int, default=60, help="mean number of tokens per prompt")
+    args.add_argument("--response", type=int, default=20, help="mean number of tokens per response")
     args.add_argument("--vocabulary", type=int, default=8192)
     given = args.parse_args()
     sizes = {

@@ -1,15 +1,15 @@
-"""Time of a rollout of many turns: ours against TRL's own loop over tool calls, on the same model.
+"""Time of a rollout of many turns: this package against TRL's own loop over tool calls, on the same model.
 
     python benchmarks/bench_rollout.py --turns 5 10 20
 
-All play the same game, which answers every action with as many words and never ends, and all responses are the same
-tokens: a logits processor forces them, so that each run makes the same number of turns and of sampled tokens. TRL's
-conversation begins with its description of the tool, ours with as many tokens of task.
+All play the same game, which answers every action with a text of the same length and never ends. A logits processor
+forces all responses to the same tokens, so each run makes the same number of turns and of sampled tokens. TRL's
+conversation begins with its description of the tool, ours with a task of as many tokens.
 
-- TRL: `GRPOTrainer(environment_factory=...)`, which runs the whole conversation anew every turn;
-- ours, concatenated: the same conversation, keys and values kept from turn to turn;
-- ours, not kept: the same without that;
-- ours, windowed: every turn a prompt of its own with the last two turns.
+- TRL: `GRPOTrainer(environment_factory=...)`, which recomputes the whole conversation in every turn;
+- ours, concatenated: the same conversation, with keys and values cached from turn to turn;
+- ours, not kept: the same without that cache;
+- ours, windowed: a separate prompt for every turn, with the last two turns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WAYS = ("TRL", "ours, concatenated", "ours, not kept", "ours, windowed")
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a byte-level tokenizer with Qwen3's chat template."""
+    """Trains a byte-level tokenizer with Qwen3's chat template."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -61,7 +61,7 @@ class Script(LogitsProcessor):
         self.tokens, self.start = tokens, -1
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Leaves one token possible."""
+        """Masks all tokens but one."""
         self.start = input_ids.shape[1] if self.start < 0 else self.start
         forced = torch.full_like(scores, float("-inf"))
         forced[:, self.tokens[input_ids.shape[1] - self.start]] = 0.0
@@ -69,7 +69,7 @@ class Script(LogitsProcessor):
 
 
 def make_scripted_model(tokenizer: PreTrainedTokenizerFast, sizes: dict[str, int]) -> tuple[Any, list[int]]:
-    """Returns a model whose every response is `RESPONSE`, and the ids of that."""
+    """Creates a model whose every response is `RESPONSE`, and returns it with the response's token ids."""
     model = make_model({**sizes, "vocab_size": len(tokenizer)})
     script = tokenizer(RESPONSE, add_special_tokens=False)["input_ids"]
     generate = model.generate
@@ -78,7 +78,7 @@ def make_scripted_model(tokenizer: PreTrainedTokenizerFast, sizes: dict[str, int
 
 
 class Game(TextEnv):
-    """Says the same after every action."""
+    """Returns the same observation after every action."""
 
     def __init__(self, task: str, observation: str) -> None:
         self.task, self.observation = task, observation
@@ -92,12 +92,12 @@ class Game(TextEnv):
         return self.observation, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Goes on."""
+        """Continues with the same observation."""
         return self.observation, 0.0, False, False, self._info()
 
 
 class Games(TaskSuite):
-    """One game."""
+    """A suite with one game."""
 
     name = "bench"
     splits = ("train",)
@@ -106,16 +106,16 @@ class Games(TaskSuite):
         self.made = task, observation
 
     def task_ids(self, split: str) -> list[str]:
-        """Returns the one task."""
+        """Returns the only task id."""
         return ["train/0"]
 
     def make_env(self) -> Game:
-        """Returns a game."""
+        """Creates a game."""
         return Game(*self.made)
 
 
 class Tool:
-    """The game as TRL wants it. `observation` is set by the benchmark."""
+    """The game as TRL's tool environment. The benchmark sets `observation`."""
 
     observation = ""
 
@@ -135,7 +135,7 @@ class Tool:
 
 
 def task_as_long_as_a_tool(tokenizer: PreTrainedTokenizerFast, observation: str) -> str:
-    """Returns words that make our first prompt as long as TRL's, which describes the tool."""
+    """Returns a task text that makes our first prompt as long as TRL's, which describes the tool."""
 
     def length(text: str, **tools: Any) -> int:
         messages = [{"role": "user", "content": text}]
@@ -148,7 +148,7 @@ def task_as_long_as_a_tool(tokenizer: PreTrainedTokenizerFast, observation: str)
 
 
 def make_template() -> str:
-    """Returns a folder with prompts of few words."""
+    """Creates a folder with short prompt templates."""
     folder = Path(tempfile.mkdtemp())
     for name, text in {
         "first": "{task} {observation}", "followup": "{observation}", "history": "{observation} {action}",
@@ -159,7 +159,7 @@ def make_template() -> str:
 
 
 def make(way: str, turns: int, episodes: int, words: int, sizes: dict[str, int]) -> Work:
-    """Returns one rollout, which returns the tokens that were sampled."""
+    """Builds a benchmark of one rollout that returns the number of sampled tokens."""
     tokenizer = make_tokenizer()
     model, script = make_scripted_model(tokenizer, sizes)
     observation = " ".join(["you see a drawer and a shelf ."] * (words // 8))
@@ -204,11 +204,11 @@ def make(way: str, turns: int, episodes: int, words: int, sizes: dict[str, int])
 
 
 def main() -> None:
-    """Measures all numbers of turns and prints a table."""
+    """Benchmarks all numbers of turns and prints a table."""
     args = parser(__doc__)
     args.add_argument("--turns", type=int, nargs="+", default=[5, 10])
     args.add_argument("--episodes", type=int, default=8)
-    args.add_argument("--words", type=int, default=64, help="of an observation")
+    args.add_argument("--words", type=int, default=64, help="words of an observation")
     args.add_argument("--hidden", type=int, default=256)
     args.add_argument("--layers", type=int, default=4)
     given = args.parse_args()

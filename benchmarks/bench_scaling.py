@@ -1,4 +1,4 @@
-"""Cost of an update per episode, for many episodes of many turns, in micro-batches of four: flat and linear?
+"""Cost of an update per episode, for many episodes of many turns, in micro-batches of four: does it scale linearly?
 
 python benchmarks/bench_scaling.py --episodes 8 64 256 --turns 5 15 50
 """
@@ -18,7 +18,7 @@ SIZES = {
 
 
 def make_all(count: int, turns: int) -> Work:
-    """Returns forward and backward passes over all episodes. Every micro-batch is the same four."""
+    """Builds a benchmark of forward and backward passes over all episodes. Every micro-batch is the same four."""
     episodes = make_episodes(MICRO_BATCH, turns, prompt=100, response=20, vocabulary=SIZES["vocab_size"])
     one = make("ours", episodes, SIZES, buckets=3)
 
@@ -30,7 +30,7 @@ def make_all(count: int, turns: int) -> Work:
 
 
 def main() -> None:
-    """Measures every combination and prints a table."""
+    """Benchmarks every combination and prints a table."""
     args = parser(__doc__)
     args.add_argument("--episodes", type=int, nargs="+", default=[8, 64, 256])
     args.add_argument("--turns", type=int, nargs="+", default=[5, 15, 50])

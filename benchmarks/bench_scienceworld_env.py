@@ -1,10 +1,10 @@
-"""Speed and memory of many ScienceWorld worlds: ours on shared JVMs against one stock `ScienceWorldEnv` process each.
+"""Speed and memory of many ScienceWorld worlds: shared JVMs against one stock `ScienceWorldEnv` process per world.
 
 python benchmarks/bench_scienceworld_env.py --worlds 8 32 64 --turns 20 --stock-turns 10 --task-types 8
 
 Both play the same actions: gold paths, and a `look around` after their end. The stock worlds are processes with a JVM
-of their own, all asked before the first answer is awaited, as the authors' release and trainers in its style do it.
-Memory is the proportional set size of all processes, Java and Python, with all worlds loaded and played.
+each; all get their action before the first answer is awaited, as in the authors' release and similar trainers. Memory
+is the proportional set size of all processes, Java and Python, with all worlds loaded and played.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from epo_trl.envs.scienceworld.tasks import all_task_types
 
 
 def memory_mb() -> float:
-    """Returns the proportional set size of this process and all below it, in MB."""
+    """Returns the proportional set size of this process and its descendants, in MB."""
     me = psutil.Process()
     return sum(process.memory_full_info().pss for process in [me, *me.children(recursive=True)]) / 2**20
 
@@ -90,7 +90,7 @@ def measure_ours(tasks, actions, jvms: int) -> tuple[float, float, float]:
 
 
 def paths(tasks, turns: int, folder: str | None) -> list[list[str]]:
-    """Returns as many actions for every task: its gold path, then looks."""
+    """Returns equally many actions for every task: its gold path, then looks."""
     suite = ScienceWorldSuite(TaskLists(heldout_types=()), gold=GoldSettings(folder))
     golden = [suite._gold.path(*task) for task in tasks]
     return [[*path.actions[: max(path.turns - 1, 0)], *["look around"] * turns][:turns] for path in golden]
@@ -103,12 +103,12 @@ def show(name: str, worlds: int, started: float, rate: float, memory: float) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, nargs="+", default=[8], help="numbers of worlds")
-    parser.add_argument("--turns", type=int, default=20, help="turns per world, ours")
+    parser.add_argument("--turns", type=int, default=20, help="turns per world, shared JVMs")
     parser.add_argument("--stock-turns", type=int, default=5, help="turns per world, stock")
-    parser.add_argument("--stock-worlds", type=int, default=8, help="no stock run with more worlds; 0 to leave it out")
-    parser.add_argument("--task-types", type=int, default=8, help="worlds cycle through so many task types")
-    parser.add_argument("--jvms", type=int, nargs="+", default=[1], help="numbers of JVMs, ours")
-    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    parser.add_argument("--stock-worlds", type=int, default=8, help="maximum number of stock worlds; 0 for none")
+    parser.add_argument("--task-types", type=int, default=8, help="number of task types to cycle through")
+    parser.add_argument("--jvms", type=int, nargs="+", default=[1], help="numbers of shared JVMs")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--gold-folder", help="cache of gold paths")
     args = parser.parse_args()
     names = all_task_types()

@@ -2,17 +2,17 @@
 
     python benchmarks/bench_update.py --turns 5 15 50
 
-Four ways to learn from the same turns, with the same loss:
+Four ways to update on the same turns, with the same loss:
 
-- ours: `EPOTrainer`, which cuts an episode into its turns; `--buckets` passes, sorted by length; the LM head sees
+- ours: `EPOTrainer`, which splits an episode into its turns; `--buckets` passes, sorted by length; the LM head sees
   responses only;
 - whole rows: stock `GRPOTrainer` on the same rows. It attends over the whole episode and scores every position of it.
-  Its log-probabilities are other ones: each turn sees those before it, prompts with their histories and all;
-- whole rows, responses scored: the same, but the LM head sees responses only, as TRL's does on a GPU;
+  Its log-probabilities differ: each turn sees the earlier turns, including prompts with their histories;
+- whole rows, responses scored: the same, but the LM head sees responses only, like TRL's on a GPU;
 - a row per turn: stock `GRPOTrainer` on a batch with every turn as a row, padded to the longest prompt and the
-  longest response, as trainers do that split episodes up. Same log-probabilities as ours.
+  longest response, as in trainers that split episodes. Same log-probabilities as ours.
 
-Prompts grow over the first turns with the history, then have `--prompt` tokens, give or take a quarter.
+Prompts grow with the history over the first turns, then have `--prompt` tokens, plus or minus a quarter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HISTORY = 2
 
 
 def make_episodes(count: int, turns: int, prompt: int, response: int, vocabulary: int) -> list[Episode]:
-    """Returns episodes of random tokens."""
+    """Creates episodes of random tokens."""
     rng = random.Random(0)
 
     def tokens(mean: int) -> tuple[int, ...]:
@@ -55,14 +55,14 @@ def make_episodes(count: int, turns: int, prompt: int, response: int, vocabulary
 
 
 def make_model(sizes: dict[str, int]) -> Qwen2ForCausalLM:
-    """Returns Qwen2 with random weights."""
+    """Creates Qwen2 with random weights."""
     torch.manual_seed(0)
     config = Qwen2Config(**sizes, tie_word_embeddings=True, max_position_embeddings=2**17)
     return Qwen2ForCausalLM(config).to(device(), torch.bfloat16 if device() == "cuda" else torch.float32)
 
 
 def rows_of(episodes: list[Episode]) -> dict[str, torch.Tensor]:
-    """Returns the episodes as TRL has them: one row each."""
+    """Builds TRL's batch of the episodes: one row each."""
     rows = [episode_to_row(episode, 0) for episode in episodes]
     batch = _padded([row.prompt_ids for row in rows], [row.completion_ids for row in rows])
     batch["tool_mask"] = _right([row.env_mask for row in rows])
@@ -71,7 +71,7 @@ def rows_of(episodes: list[Episode]) -> dict[str, torch.Tensor]:
 
 
 def turns_of(episodes: list[Episode]) -> dict[str, torch.Tensor]:
-    """Returns the turns as one row each."""
+    """Builds a batch with one row per turn."""
     turns = [turn for episode in episodes for turn in episode.turns]
     return _padded([list(turn.prompt_ids) for turn in turns], [list(turn.response_ids) for turn in turns])
 
@@ -92,7 +92,7 @@ def _right(rows: list[list[int]], value: int = 0) -> torch.Tensor:
 
 
 def make(way: str, episodes: list[Episode], sizes: dict[str, int], buckets: int) -> Work:
-    """Returns one forward and backward pass as `way` does it."""
+    """Builds a benchmark of one forward and backward pass in the given way."""
     model, tokenizer = make_model(sizes), build_tokenizer(corpus(ToySuite(), "compact"))
     settings: dict[str, Any] = {
         "output_dir": tempfile.mkdtemp(), "use_cpu": device() == "cpu", "bf16": device() == "cuda", "report_to": [],
@@ -132,12 +132,12 @@ def make(way: str, episodes: list[Episode], sizes: dict[str, int], buckets: int)
 
 
 def main() -> None:
-    """Measures all lengths and prints a table."""
+    """Benchmarks all lengths and prints a table."""
     args = parser(__doc__)
     args.add_argument("--turns", type=int, nargs="+", default=[5, 15, 50])
-    args.add_argument("--episodes", type=int, default=2, help="of a micro-batch")
-    args.add_argument("--prompt", type=int, default=100, help="mean tokens of a prompt")
-    args.add_argument("--response", type=int, default=20, help="mean tokens of a response")
+    args.add_argument("--episodes", type=int, default=2, help="episodes per micro-batch")
+    args.add_argument("--prompt", type=int, default=100, help="mean number of tokens per prompt")
+    args.add_argument("--response", type=int, default=20, help="mean number of tokens per response")
     args.add_argument("--buckets", type=int, default=3)
     args.add_argument("--hidden", type=int, default=256)
     args.add_argument("--layers", type=int, default=4)

@@ -1,9 +1,9 @@
-"""Time of a rollout in one part and in two, with environments that take long to answer.
+"""Time of a rollout in one part and in two, with slow environments.
 
     python benchmarks/bench_waves.py --answer 0 0.2 0.6 1 3
 
-All environments of a call answer side by side, `--answer` seconds after they were asked, as worlds on other cores or
-machines would. In two parts, one half is answered for while the other waits, at the price of more generation calls.
+All environments of a call answer in parallel, `--answer` seconds after the request, like worlds on other cores or
+machines. With two parts, the model responds to one half while the other waits, at the cost of more generation calls.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ SIZES = {
 
 
 class SlowGame(Game):
-    """Takes its time, but no processor."""
+    """A game that answers slowly without using the processor."""
 
     seconds = 0.0
     _due = 0.0
 
     def step_async(self, action: str) -> None:
-        """Notes when the answer is due."""
+        """Records when the answer is due."""
         self._due = time.perf_counter() + self.seconds
 
     def step_wait(self) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Waits until then."""
+        """Waits until the answer is due."""
         time.sleep(max(0.0, self._due - time.perf_counter()))
         return self.step("")
 
 
 class SlowGames(Games):
-    """Slow games."""
+    """A suite of slow games."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__("go on", "you see a drawer and a shelf . " * 4)
         self.seconds = seconds
 
     def make_env(self) -> SlowGame:
-        """Returns a game."""
+        """Creates a game."""
         game = SlowGame(*self.made)
         game.seconds = self.seconds
         return game
 
 
 def make(waves: int, seconds: float, turns: int, episodes: int) -> Work:
-    """Returns one rollout."""
+    """Builds a benchmark of one rollout."""
     tokenizer = make_tokenizer()
     model, script = make_scripted_model(tokenizer, SIZES)
     config = EPOConfig(
@@ -70,7 +70,7 @@ def make(waves: int, seconds: float, turns: int, episodes: int) -> Work:
 
 
 def main() -> None:
-    """Measures every delay and prints a table."""
+    """Benchmarks every delay and prints a table."""
     args = parser(__doc__)
     args.add_argument("--answer", type=float, nargs="+", default=[0.0, 0.2, 0.6, 1.0, 3.0], help="seconds")
     args.add_argument("--turns", type=int, default=5)

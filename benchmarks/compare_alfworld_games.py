@@ -1,6 +1,6 @@
-"""What generated ALFWorld games share with the real ones, in averages.
+"""Compares averages of generated ALFWorld games with those of the real games.
 
-python benchmarks/compare_alfworld_games.py --games 600   # with $ALFWORLD_DATA set, beside the real ones
+python benchmarks/compare_alfworld_games.py --games 600   # with the real games if $ALFWORLD_DATA is set
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from epo_trl.envs.alfworld.plan import scripted_plan
 from epo_trl.envs.alfworld.rooms import ROOM_TYPES, room_numbers
 from epo_trl.envs.alfworld.scene import Scene
 
-Games = list[tuple[int, Scene, int]]  # room number, game, actions of a plan that wins
+Games = list[tuple[int, Scene, int]]  # room number, game, number of actions of a winning plan
 
 
 def real_games(split: str, limit: int) -> Games:
-    """Returns at most so many games of a list of `$ALFWORLD_DATA`, evenly spread."""
+    """Loads an even sample of at most `limit` games from a list of `$ALFWORLD_DATA`."""
     suite = AlfworldData()
     ids = suite.task_ids(split)
     games = []
@@ -38,7 +38,7 @@ def real_games(split: str, limit: int) -> Games:
 
 
 def generated_games(split: str, limit: int) -> Games:
-    """Returns so many generated games."""
+    """Generates `limit` games."""
     games = []
     for index in range(limit):
         generated = generate(split, index, seed=0)
@@ -48,19 +48,19 @@ def generated_games(split: str, limit: int) -> Games:
 
 
 def mean(values: Iterable[float]) -> str:
-    """Returns the mean with one digit; a dash if there is nothing, as in a kind of room that no game has drawn."""
+    """Formats the mean with one decimal; a dash if there is no value, as for a room type without games."""
     there = list(values)
     return f"{statistics.fmean(there):.1f}" if there else "-"
 
 
 def _lying(scene: Scene) -> dict[str, str]:
-    """Returns the things in or on furniture, and their kinds; real rooms also have windows, chairs, stove knobs."""
+    """Returns the objects in or on furniture, and their kinds; real rooms also have windows, chairs, stove knobs."""
     things = {thing for things in scene.start.contents.values() for thing in things}
     return {thing: kind for thing, kind in scene.object_type.items() if thing in things}
 
 
 def rows(games: Games) -> dict[str, str]:
-    """Returns the averages by name."""
+    """Computes the averages by name."""
     types = Counter(scene.goal.task_type for _, scene, _ in games)
     found = {f"share of {name}": f"{types[name] / len(games):.1%}" for name in TASK_TYPES}
     for room_type in ROOM_TYPES:
@@ -83,7 +83,7 @@ def rows(games: Games) -> dict[str, str]:
 def main() -> None:
     """Prints one column per list."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--games", type=at_least(1), default=600, help="games per list, most")
+    parser.add_argument("--games", type=at_least(1), default=600, help="maximum number of games per list")
     args = parser.parse_args()
     columns = {}
     for split in ("train", "iid", "ood"):

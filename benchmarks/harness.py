@@ -1,7 +1,7 @@
-"""What the benchmarks share: variants of one piece of work, each in a process of its own, measured in turns.
+"""Shared parts of the benchmarks: variants of one piece of work, each in its own process, measured in turns.
 
-A variant is made by a function that returns the work: a function without arguments. Every round runs each variant once,
-so that what else the machine does meets all of them alike.
+A variant is a function that builds the work: a function without arguments. Every round runs each variant once, so that
+other load on the machine affects all of them alike.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Work = Callable[[], Any]
 
 @dataclass
 class Measurement:
-    """What one variant took.
+    """The measurements of one variant.
 
     Args:
-        seconds: Of each round.
-        peak_mb: Most memory held during the rounds, above what was held when the work was made; the GPU's if there is
+        seconds: Duration of each round.
+        peak_mb: Peak memory during the rounds in MB, above that held after the work was built; of the GPU if there is
             one, otherwise the process's resident memory.
-        results: What the work returned in each round.
+        results: Return value of the work in each round.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -44,12 +44,12 @@ class Measurement:
 
     @property
     def median(self) -> float:
-        """Median of the seconds."""
+        """Median duration in seconds."""
         return statistics.median(self.seconds)
 
     @property
     def spread(self) -> float:
-        """Largest less smallest round, as a share of the median."""
+        """Range of the rounds, as a share of the median."""
         return (max(self.seconds) - min(self.seconds)) / self.median
 
 
@@ -59,13 +59,13 @@ def measure(
     warmup: int = 1,
     environ: Mapping[Any, Mapping[str, str]] | None = None,
 ) -> dict[Any, Measurement]:
-    """Returns what each variant took.
+    """Measures each variant.
 
     Args:
-        variants: Name to a function that makes the work, called in the variant's own process; picklable.
-        rounds: How often each one is measured.
-        warmup: How often each one runs before.
-        environ: Environment variables of a variant's process, for what is read when torch is loaded.
+        variants: Maps names to picklable functions that build the work, called in the variant's own process.
+        rounds: Number of measured rounds.
+        warmup: Number of rounds before the measured ones.
+        environ: Environment variables of a variant's process, for settings that are read when torch is loaded.
     """
     context = multiprocessing.get_context("spawn")
     pipes, processes, results = {}, [], {}
@@ -110,7 +110,7 @@ def _serve(pipe: Any, make: Callable[[], Work]) -> None:
 
 
 def now() -> float:
-    """Returns seconds, after the GPU has done what it was given."""
+    """Returns the time in seconds, after the GPU has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -127,26 +127,26 @@ def _peak() -> int:
 
 
 def device() -> str:
-    """Where a benchmark runs."""
+    """Describes the device of the benchmark."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Returns a parser with the options of every benchmark."""
+    """Creates a parser with the options of every benchmark."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--rounds", type=int, default=3, help="times that each variant is measured")
-    made.add_argument("--json", type=Path, help="write what was measured to this file")
+    made.add_argument("--rounds", type=int, default=3, help="number of measured rounds per variant")
+    made.add_argument("--json", type=Path, help="write the results to this file")
     return made
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Returns a Markdown table."""
+    """Formats a Markdown table."""
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def write(path: Path | None, **content: Any) -> None:
-    """Writes results as JSON, with the machine that they are from; does nothing without a path."""
+    """Writes results as JSON, with a description of the machine; does nothing without a path."""
     if path is None:
         return
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None

@@ -1,4 +1,4 @@
-"""Draws what `make bench` measured: runs/bench/*.json to docs/performance.png.
+"""Plots the results of `make bench`: runs/bench/*.json to docs/performance.png.
 
 python benchmarks/plot.py
 """
@@ -18,19 +18,19 @@ import matplotlib.pyplot as plt
 
 
 def load(folder: Path, name: str) -> dict[str, Any]:
-    """Returns the results of one benchmark.
+    """Loads the results of one benchmark.
 
     Raises:
-        SystemExit: If it has not run.
+        SystemExit: If there are none.
     """
     path = folder / f"bench_{name}.json"
     if not path.is_file():
-        raise SystemExit(f"{path} is not there; run: python benchmarks/bench_{name}.py --json {path}")
+        raise SystemExit(f"{path} does not exist; run: python benchmarks/bench_{name}.py --json {path}")
     return json.loads(path.read_text(encoding="utf-8"))["results"]
 
 
 def lines(axes: Any, results: dict[str, dict[str, Any]], value: str, base: str) -> None:
-    """Draws a line for each variant over the number of turns, in multiples of the base."""
+    """Plots a line for each variant over the number of turns, in multiples of the base."""
     turns = [int(key) for key in results]
     for way in results[str(turns[0])]:
         ratios = [_number(measured[way], value) / _number(measured[base], value) for measured in results.values()]
@@ -47,7 +47,7 @@ def _number(one: dict[str, Any], value: str) -> float:
 
 
 def main() -> None:
-    """Draws and writes the plot."""
+    """Writes the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/bench"))
     parser.add_argument("--output", type=Path, default=Path("docs/performance.png"))

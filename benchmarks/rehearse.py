@@ -1,12 +1,13 @@
-"""Do several processes learn what one process learns? A dress rehearsal for a node of 8 GPUs, on a CPU.
+"""Checks that several processes learn the same as one process. A rehearsal for a node of 8 GPUs, on a CPU.
 
     python benchmarks/rehearse.py                 # 8 processes (make rehearse); about 6 GB of memory
     python benchmarks/rehearse.py --processes 2
 
 After a short warm start, the main recipe takes two RL steps at tiny scale, to its checkpoint and its final model: in
 one process, then under DDP and under ZeRO-3 by `accelerate launch` with the shipped configs. Each process plays its
-share of the episodes. Random states differ between processes, so each then learns from its share of the episodes that
-the one process has played, and the numbers have to be the same: the exit code is 1 if one is not.
+share of the episodes. Random states differ between processes, so each then learns from its share of the single
+process's
+episodes, and the results must be the same: the exit code is 1 if one is not.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPES = ROOT / "recipes"
 WORKER = Path(__file__).with_name("rehearse_worker.py")
 ALONE = "one process"
-CONFIGS = {"DDP": "multi_gpu", "ZeRO-3": "zero3"}  # of accelerate_configs
-KINDS = {ALONE: "NO", "DDP": "MULTI_CPU", "ZeRO-3": "DEEPSPEED"}  # what accelerate calls it on a CPU
-MINUTES = 15  # of one run
-EPISODES, ROWS = 16, 2  # of an RL step; of a micro-batch
+CONFIGS = {"DDP": "multi_gpu", "ZeRO-3": "zero3"}  # names in accelerate_configs
+KINDS = {ALONE: "NO", "DDP": "MULTI_CPU", "ZeRO-3": "DEEPSPEED"}  # accelerate's names on a CPU
+MINUTES = 15  # time limit of one run
+EPISODES, ROWS = 16, 2  # episodes per RL step; rows per micro-batch
 
-# How far several processes may be from one. Sums over other parts of a batch are rounded otherwise, Adam divides
-# small gradients by themselves, and the second step starts from the weights of the first.
-LOSS = 1e-4  # of loss and gradient norm, relative, plus 1e-6
-ADVANTAGE = 1e-5  # largest difference of one
-WEIGHTS = 1e-3  # norm of the difference, against that of what two steps moved
+# Tolerances between several processes and one. Partial sums of a batch are rounded differently, Adam divides small
+# gradients by themselves, and the second step starts from the weights of the first.
+LOSS = 1e-4  # loss and gradient norm, relative, plus 1e-6
+ADVANTAGE = 1e-5  # largest difference of an advantage
+WEIGHTS = 1e-3  # norm of the difference, relative to the change in two steps
 
 WARM_START = ["--episodes", "100", "--max_steps", "60", "--per_device_train_batch_size", "16", "--warmup_steps", "10"]
 WARM_START += ["--save_strategy", "no"]
@@ -52,7 +53,7 @@ QUIET = ["--report_to", "none", "--disable_tqdm", "true"]
 
 
 def run(words: Sequence[str], log: Path) -> None:
-    """Runs a program of ours to its end, or exits with what it said."""
+    """Runs a program to its end, or exits with its output."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
     environ = inherited | {
         "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1",
@@ -63,14 +64,14 @@ def run(words: Sequence[str], log: Path) -> None:
         try:
             process.wait(60 * MINUTES)
         finally:
-            process.terminate()  # torch's launcher then ends its own
+            process.terminate()  # torch's launcher then ends its children
             process.wait()
     if process.returncode:
         raise SystemExit(f"{' '.join(words)}: exit code {process.returncode}\n{log.read_text()[-5000:]}")
 
 
 def launcher(config: str, processes: int) -> list[str]:
-    """Returns the words for `accelerate launch` by a shipped config, on a CPU."""
+    """Builds the command of `accelerate launch` with a shipped config, on a CPU."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -79,7 +80,7 @@ def launcher(config: str, processes: int) -> list[str]:
 
 
 def rehearse(folder: Path, processes: int) -> dict[str, dict[str, Any]]:
-    """Returns what each way of training has left."""
+    """Trains in each way and returns the results."""
     start = folder / "start"
     words = ["--config", str(RECIPES / "alfworld" / "sft_tiny_cpu.yaml"), "--output_dir", str(start)]
     run([str(RECIPES / "sft.py"), *words, *WARM_START, *QUIET], folder / "start.log")
@@ -101,7 +102,7 @@ def rehearse(folder: Path, processes: int) -> dict[str, dict[str, Any]]:
 
 
 def compare(left: dict[str, dict[str, Any]], processes: int) -> tuple[list[list[Any]], list[str]]:
-    """Returns the rows of the table, and what is not the same."""
+    """Returns the rows of the table and the differences."""
     alone, rows, wrong = left[ALONE], [], []
     moved = norm(alone["weights"], alone["start"])
     if not moved > 0 or not all(step["largest"] > 0 and step["grad_norm"] > 0 for step in alone["steps"]):
@@ -122,7 +123,7 @@ def compare(left: dict[str, dict[str, Any]], processes: int) -> tuple[list[list[
 
 
 def differences(mine: dict[str, Any], theirs: dict[str, Any], far: float) -> Iterator[str]:
-    """Yields what is not the same in an RL step; `far` is the largest difference of an advantage."""
+    """Yields the differences in an RL step; `far` is the largest difference of an advantage."""
     for name in ("loss", "grad_norm"):
         if not math.isclose(mine[name], theirs[name], rel_tol=LOSS, abs_tol=1e-6):
             yield f"{name} is {mine[name]}, in one process {theirs[name]}"
@@ -131,17 +132,17 @@ def differences(mine: dict[str, Any], theirs: dict[str, Any], far: float) -> Ite
 
 
 def norm(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """Returns the norm of the difference of two models, which have the same weights by name."""
+    """Computes the norm of the difference of two models with the same weight names."""
     assert one.keys() == other.keys()
     return torch.stack([(one[name] - other[name]).double().norm() for name in one]).norm().item()
 
 
 def main() -> None:
-    """Rehearses, prints the table and exits with 1 if the numbers are not the same."""
+    """Runs the rehearsal, prints the table and exits with 1 if the results differ."""
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("--processes", type=int, default=8, choices=(2, 4, 8))
     processes = args.parse_args().processes
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes and files are removed then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes and files are removed too
     with tempfile.TemporaryDirectory() as folder:
         rows, wrong = compare(rehearse(Path(folder), processes), processes)
     head = ["", "processes", "RL step", "loss", "gradient norm", "largest advantage", "advantages apart"]

@@ -1,9 +1,9 @@
-"""One process of `rehearse.py`: the main recipe, `alfworld_grpo_epo.py`, on episodes that one process has played.
+"""One process of `rehearse.py`: the main recipe, `alfworld_grpo_epo.py`, on episodes that a single process has played.
 
 python benchmarks/rehearse_worker.py EPISODES [OPTION OF THE RECIPE ...]
 
-The folder EPISODES is written by the one process and read by the others. What was learned goes to `rehearsal.json` in
-the recipe's `output_dir`.
+The single process writes the folder EPISODES, the others read it. The results go to `rehearsal.json` in the recipe's
+`output_dir`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ EPISODES = Path(sys.argv.pop(1))
 
 
 class RehearsalTrainer(EPOTrainer):
-    """Plays as any other, and learns from this rank's share of the episodes that one process has played."""
+    """Plays like any other trainer, but learns from this rank's share of the single process's episodes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.advantages: list[list[float]] = []  # of each RL step, each episode's
+        self.advantages: list[list[float]] = []  # per RL step and episode
 
     def play(self, tasks: Sequence[tuple[str, int]], **kwargs: Any) -> list[Episode]:
-        """Returns the episodes of the one process, after playing others of the same tasks."""
+        """Plays the tasks, then returns the single process's episodes of the same tasks."""
         episodes, file = super().play(tasks, **kwargs), EPISODES / f"{self.rl_step}.pickle"
         if self.ranks.count == 1:
             EPISODES.mkdir(exist_ok=True)
@@ -54,7 +54,7 @@ class RehearsalTrainer(EPOTrainer):
         return advantages
 
     def train_to_end(self) -> None:
-        """Trains, and keeps what was learned."""
+        """Trains and writes the results."""
         super().train_to_end()
         losses = [line for line in self.state.log_history if "loss" in line]
         steps = [
@@ -72,9 +72,9 @@ if __name__ == "__main__":
     if importlib.util.find_spec("deepspeed"):
         import deepspeed
 
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it is compiled for 38 s
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # otherwise it is compiled for 38 s
     training.ALGORITHMS["grpo"] = (EPOConfig, RehearsalTrainer)
     training.main("alfworld", "grpo")
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # DeepSpeed sometimes aborts while the interpreter goes down, after all is done
+    os._exit(0)  # DeepSpeed sometimes aborts during interpreter shutdown, after all is done

@@ -1,12 +1,12 @@
-"""Do the trainers of another revision learn the same weights, bit by bit?
+"""Checks that the trainers of another revision learn the same weights, bit by bit.
 
     python benchmarks/same_weights.py main                # one process: equal to the last bit, or exit code 1
     python benchmarks/same_weights.py main --distributed  # two: DDP and ZeRO-3, equal to within 1e-6
 
-For a change that should change nothing: GRPO and PPO, each without and with EPO, play generated ALFWorld games and
+For a refactoring that should change nothing: GRPO and PPO, each without and with EPO, play generated ALFWorld games and
 Corridor for ten RL steps from the same seed and the same half-trained tiny models, once with the trainers of REVISION
-and once with those of the files here. `moved` says how far training took the weights; `first difference` is the first
-optimizer step whose log has another number, and that number's name.
+and once with those of the files here. `moved` is how far training moved the weights; `first difference` is the first
+optimizer step with a different number in its log, and that number's name.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = Path(__file__).with_name("same_weights_worker.py")
 ALLOWED = {"one": 0.0, "ddp": 1e-6, "zero3": 1e-6}  # largest difference of a weight
-MINUTES = 15  # of all runs of one mode with one revision
+MINUTES = 15  # time limit of all runs of one mode with one revision
 TWO_PROCESSES = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-# What the log says beside what was learned.
+# Log entries that do not depend on what was learned.
 TIMES = ("time/", "step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
 
 Weights = dict[str, Tensor]
@@ -40,7 +40,7 @@ Weights = dict[str, Tensor]
 
 @contextmanager
 def checked_out(revision: str, folder: Path) -> Iterator[Path]:
-    """Gives a folder with the files of a revision, and removes it."""
+    """Checks out the files of a revision into a temporary folder."""
     git = ["git", "-C", str(ROOT), "worktree"]
     subprocess.run([*git, "add", "--quiet", "--detach", str(folder), revision], check=True)
     try:
@@ -50,7 +50,7 @@ def checked_out(revision: str, folder: Path) -> Iterator[Path]:
 
 
 def train(tree: Path, mode: str, start: Path, folder: Path, runs: Sequence[str]) -> None:
-    """Trains all runs with the `epo_trl` of a tree, or exits with what the process said."""
+    """Trains all runs with the `epo_trl` of a tree, or exits with the process's output."""
     folder.mkdir(parents=True)
     environ = {
         **os.environ, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore",
@@ -67,16 +67,16 @@ def train(tree: Path, mode: str, start: Path, folder: Path, runs: Sequence[str])
         try:
             process.wait(60 * MINUTES)
         finally:
-            process.terminate()  # torch's launcher then ends its own
+            process.terminate()  # torch's launcher then ends its children
             process.wait()
-    said = log.read_text()
+    output = log.read_text()
     if process.returncode:
-        raise SystemExit(f"{tree}, {mode}: exit code {process.returncode}\n{said[-5000:]}")
-    assert f"epo_trl of {tree}" in said, said
+        raise SystemExit(f"{tree}, {mode}: exit code {process.returncode}\n{output[-5000:]}")
+    assert f"epo_trl of {tree}" in output, output
 
 
 def difference(one: Weights, other: Weights, part: str) -> float:
-    """Returns the largest absolute difference between the weights of a part; infinity if they do not pair."""
+    """Computes the largest absolute difference between the weights of a part; infinity if their names differ."""
     names = {name for name in one.keys() | other.keys() if name.startswith(part)}
     pairs = [(one.get(name), other.get(name)) for name in names]
     if any(a is None or b is None or a.shape != b.shape for a, b in pairs):
@@ -86,7 +86,7 @@ def difference(one: Weights, other: Weights, part: str) -> float:
 
 
 def first_difference(one: Path, other: Path) -> str:
-    """Returns where two logs first have another number under the same name."""
+    """Finds the first different number under the same name in two logs."""
     for a, b in zip(*(json.loads(path.read_text()) for path in (one, other)), strict=False):
         for name in a.keys() & b.keys():
             if a[name] != b[name] and not name.startswith(TIMES):
@@ -95,7 +95,7 @@ def first_difference(one: Path, other: Path) -> str:
 
 
 def compare(mode: str, start: Path, old: Path, new: Path) -> tuple[list[list[str]], bool]:
-    """Returns rows of the table for the runs in two folders, and whether all are as equal as they must be."""
+    """Returns rows of the table for the runs in two folders, and whether all are within the tolerance."""
     rows, fine = [], True
     for path in sorted(old.glob("*.safetensors")):
         before, after = safetensors.torch.load_file(path), safetensors.torch.load_file(new / path.name)
@@ -112,13 +112,13 @@ def compare(mode: str, start: Path, old: Path, new: Path) -> tuple[list[list[str
 
 
 def main() -> None:
-    """Trains with both, prints the table and exits with 1 if they are not equal."""
+    """Trains with both revisions, prints the table and exits with 1 if the weights are not equal."""
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("revision", help="what to compare with: a commit, a branch, HEAD")
+    args.add_argument("revision", help="revision to compare with: a commit, a branch, HEAD")
     args.add_argument("--distributed", action="store_true", help="two processes, with DDP and with ZeRO-3")
     args.add_argument("--runs", nargs="+", default=[], help="only these runs, for example corridor-ppo-epo")
     given = args.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the checked out files are removed then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the checked-out files are removed too
     rows, all_fine = [], True
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()

@@ -1,9 +1,9 @@
-"""One process of `same_weights.py`: trains every run with the epo_trl on its path and keeps the weights.
+"""One process of `same_weights.py`: trains every run with the epo_trl on its path and saves the weights.
 
 python benchmarks/same_weights_worker.py {one,ddp,zero3} START FOLDER [RUN ...]
 
-The first one to come also makes the models that the runs start from. It is the older revision's, and the other one
-reads what it made, so of the newer revision only the trainers, their configs and the environments are called.
+The first process also creates the models that the runs start from. It belongs to the older revision, and the newer one
+reads its models. So of the newer revision only the trainers, their configs and the environments are called.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from epo_trl.envs.corridor import CorridorSuite
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 
 RL_STEPS = 10
-GOOD_ENOUGH = {"alfworld": 0.03, "corridor": 0.1}  # loss at which a first model wins some of its games
+GOOD_ENOUGH = {"alfworld": 0.03, "corridor": 0.1}  # loss at which a start model wins some of its games
 COMMON: dict[str, Any] = {
     "num_generations": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "steps_per_generation": 4,
     "num_iterations": 1, "learning_rate": 1e-3, "scale_rewards": "batch", "epo_lambda": 0.0, "smoothing_alpha": 0.5,
@@ -49,7 +49,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ppo": {"gamma": 0.95, "gae_lambda": 0.9, "bootstrap_truncated": True, "critic_learning_rate": 5e-3},
     "ppo-epo": {"gamma": 0.95, "gae_lambda": 0.9, "bootstrap_truncated": True, "epo_lambda": 0.05},
 }
-# What one run has and the others have not. `num_iterations` and `steps_per_generation` make several updates of a batch.
+# Settings specific to one run. `num_iterations` and `steps_per_generation` make several updates of a batch.
 OWN: dict[str, dict[str, Any]] = {
     "alfworld-grpo": {"scale_rewards": "group"},
     "alfworld-grpo-epo": {"num_iterations": 2},
@@ -61,7 +61,7 @@ OWN: dict[str, dict[str, Any]] = {
     "corridor-ppo-epo": {"credit": "turn", "critic": "separate", "num_generations": 1, "context": "concatenated"},
 }
 ZERO3: dict[str, Any] = {
-    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},  # tiny weights are split too
+    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},  # shard tiny weights too
     "zero_allow_untested_optimizer": True,
     "train_batch_size": "auto",
     "train_micro_batch_size_per_gpu": "auto",
@@ -71,7 +71,7 @@ ZERO3: dict[str, Any] = {
 
 
 def make_suite(environment: str) -> TaskSuite:
-    """Returns a few short games."""
+    """Creates a suite of a few short games."""
     if environment == "corridor":
         return CorridorSuite(3, move_limit=8)
     return GeneratedAlfworld(
@@ -80,7 +80,7 @@ def make_suite(environment: str) -> TaskSuite:
 
 
 def make_start(environment: str, folder: Path) -> None:
-    """Writes a tiny model, and its tokenizer, that has half learned what the expert does, so that rewards differ."""
+    """Trains and saves a tiny model, with its tokenizer, half trained on the expert, so that rewards differ."""
     from epo_trl.models import build_model, build_tokenizer
     from epo_trl.models.load import corpus
     from epo_trl.rollout import ContextBuilder, PromptTemplate
@@ -113,12 +113,12 @@ def make_start(environment: str, folder: Path) -> None:
 
 
 def train(run: str, mode: str, start: Path, folder: Path) -> None:
-    """Trains one run and writes its weights and its log."""
+    """Trains one run and saves its weights and its log."""
     environment, method = run.split("-", 1)
     kind, config = (EPOPPOTrainer, EPOPPOConfig) if method.startswith("ppo") else (EPOTrainer, EPOConfig)
     settings = {**COMMON, **ENVIRONMENTS[environment], **METHODS[method], **OWN[run]}
     updates = settings["steps_per_generation"] * settings["num_iterations"] // settings["gradient_accumulation_steps"]
-    if mode != "one":  # each process has half of the batch
+    if mode != "one":  # each process gets half of the batch
         settings["steps_per_generation"] //= 2
         settings["gradient_accumulation_steps"] //= 2
     with tempfile.TemporaryDirectory() as output:
@@ -133,7 +133,7 @@ def train(run: str, mode: str, start: Path, folder: Path) -> None:
 
 
 def all_weights(model: Any) -> dict[str, torch.Tensor]:
-    """Returns the weights; those of the critic by their place, so that a new name for one is no difference.
+    """Returns the weights; those of the critic are numbered, so that a renamed weight makes no difference.
 
     Collective under ZeRO-3.
     """
@@ -152,14 +152,14 @@ def all_weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def join(mode: str) -> int:
-    """Returns the rank, after meeting the other process if there is one."""
+    """Joins the other process, if there is one, and returns the rank."""
     if mode == "one":
         return 0
     patience = timedelta(seconds=120)
     if mode == "zero3":
         import deepspeed
 
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it is compiled for 38 s
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # otherwise it is compiled for 38 s
         deepspeed.init_distributed("gloo", timeout=patience)
     else:
         dist.init_process_group("gloo", timeout=patience)
@@ -167,7 +167,7 @@ def join(mode: str) -> int:
 
 
 def forget_the_run() -> None:
-    """Makes room for the next run in this process."""
+    """Frees the resources of a run in this process."""
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     unset_hf_deepspeed_config()
@@ -179,7 +179,7 @@ def forget_the_run() -> None:
 
 
 def main() -> None:
-    """Trains the runs that are asked for, or all."""
+    """Trains the requested runs, or all."""
     mode, start, folder, *runs = sys.argv[1:]
     rank = join(mode)
     print(f"{mode}, epo_trl of {Path(epo_trl.__file__).parent}", flush=True)
@@ -196,7 +196,7 @@ def main() -> None:
         forget_the_run()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # DeepSpeed sometimes aborts while the interpreter goes down, after all is done
+    os._exit(0)  # DeepSpeed sometimes aborts during interpreter shutdown, after all is done
 
 
 if __name__ == "__main__":

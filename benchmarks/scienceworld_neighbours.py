@@ -1,10 +1,10 @@
-"""Whether ScienceWorld worlds that share a JVM disturb each other, in episodes that make many things.
+"""Checks whether ScienceWorld worlds that share a JVM affect each other, in episodes that create many objects.
 
 python benchmarks/scienceworld_neighbours.py --episodes 50 --turns 30 --strangers 4
 
-A player pours, dunks, mixes, heats, plants, waits and teleports. Its actions are played three times: by a world that
-has its JVM for itself, by one among strangers who are loaded after it and again and again, and by the stock Python
-wrapper in a process and a JVM of its own. All must show the same. The episodes go through all 30 task types.
+A player pours, dunks, mixes, heats, plants, waits and teleports. Its actions are played three times: by a world with
+its own JVM, by a world on a JVM where other worlds are loaded again and again, and by the stock Python wrapper in its
+own process and JVM. All must give the same results. The episodes cycle through all 30 task types.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from epo_trl.envs.scienceworld import ScienceWorldSuite, TaskLists
 from epo_trl.envs.scienceworld.jvm import DETERMINISTIC, find_java
 from epo_trl.envs.scienceworld.tasks import all_task_types
 
-ERRANDS = (  # each makes things: soil, puddles, mixtures, steam, ash, plants
+ERRANDS = (  # each creates objects: soil, puddles, mixtures, steam, ash, plants
     "teleport to outside; pick up shovel; use shovel in inventory on ground; use shovel in inventory on ground; "
     "pick up soil; wait1; look around",
     "teleport to kitchen; activate sink; pick up glass jar; dunk glass jar in sink; move glass jar to sink; wait1; "
@@ -40,10 +40,10 @@ ERRANDS = (  # each makes things: soil, puddles, mixtures, steam, ash, plants
 
 
 class Spiller:
-    """A player that runs errands which make things, drawn at random, and answers what it is asked.
+    """A player that runs random errands which create objects, and answers ambiguous requests.
 
     Args:
-        rng: Where the draws come from.
+        rng: Random generator of its choices.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -59,7 +59,7 @@ class Spiller:
 
 
 def draw(count: int, seed: int = 0) -> list[str]:
-    """Returns training tasks, of all task types in turn."""
+    """Draws training tasks, of all task types in turn."""
     ids: dict[str, list[str]] = {}
     for task_id in TaskLists(heldout_types=(), sampling="variations").ids["train"]:
         ids.setdefault(task_id.split("/")[1], []).append(task_id)
@@ -68,13 +68,13 @@ def draw(count: int, seed: int = 0) -> list[str]:
 
 
 def play(env, task_id: str, turns: int, actions: Sequence[str] | None = None, between=lambda: None):
-    """Returns the actions, and what each showed: of the player, or those that are given.
+    """Plays the given actions, or the player's, and returns the actions and their results.
 
     Args:
-        env: Of ours.
-        task_id: The task.
-        turns: How many at most.
-        actions: What to play, in place of the player's choice.
+        env: Environment of this package.
+        task_id: Id of the task.
+        turns: Maximum number of turns.
+        actions: Actions to play, in place of the player's choice.
         between: Called before each action.
     """
     player = Spiller(random.Random(task_id))
@@ -91,18 +91,18 @@ def play(env, task_id: str, turns: int, actions: Sequence[str] | None = None, be
 
 
 def last_id(env) -> int:
-    """Returns the last id that the engine gave in an environment that has its JVM for itself."""
+    """Returns the last id that the engine gave in an environment with its own JVM."""
     java = env._episode.world.jvm.java
     return env._host.submit(lambda: java.util.UniqueIdentifier.count()).result()
 
 
 class Strangers:
-    """Other worlds on the same JVM: between the turns of the one in question they come, play, and come again.
+    """Other worlds on the same JVM, which are loaded and play between the turns of the tested world.
 
     Args:
-        envs: Theirs.
-        tasks: What they may play.
-        seed: Of all that they do.
+        envs: Environments of the other worlds.
+        tasks: Tasks that they may play.
+        seed: Seed of all their choices.
     """
 
     def __init__(self, envs, tasks: Sequence[str], seed: str) -> None:
@@ -110,7 +110,7 @@ class Strangers:
         self.players: dict[int, Spiller] = {}
 
     def __call__(self) -> None:
-        """Lets one of four load a task, and one of four play on."""
+        """Lets one of four load a task, and one of four make a step."""
         for i, env in enumerate(self.envs):
             what = self.rng.random()
             if what < 0.25:
@@ -121,7 +121,7 @@ class Strangers:
 
 
 def make_stock(options: Sequence[str] = DETERMINISTIC):
-    """Returns a stock environment whose JVM gets the options."""
+    """Creates a stock environment whose JVM gets the options."""
     from unittest.mock import patch
 
     from scienceworld import ScienceWorldEnv
@@ -134,8 +134,8 @@ def make_stock(options: Sequence[str] = DETERMINISTIC):
 def play_stock(env, task_id: str, actions: Sequence[str]) -> Iterator[tuple[str, int, bool, str, str]]:
     """Yields (observation, score, whether it is over, look, inventory) of the start and of each turn.
 
-    The stock engine is noisy: which chance it draws depends on the calls that the wrapper makes. So it is seeded before
-    each input, as ours is. After an ambiguous request it would lose the next action; ours withdraws the request.
+    The stock engine is noisy: its random draws depend on the wrapper's calls. So it is seeded before each input, as in
+    this package. After an ambiguous request it would lose the next action; this package withdraws the request.
     """
     _, task_type, variation = task_id.split("/")
     chance = getattr(getattr(env._gateway.jvm.scala.util, "Random$"), "MODULE$")
@@ -151,12 +151,12 @@ def play_stock(env, task_id: str, actions: Sequence[str]) -> Iterator[tuple[str,
 
 
 def as_stock(seen) -> list[tuple[str, int, bool, str, str]]:
-    """Returns what `play` saw in the form of `play_stock`."""
+    """Converts the results of `play` to the form of `play_stock`."""
     return [(text, info["score"], over, info["look"], info["inventory"]) for text, _, over, _, info in seen]
 
 
 def first_difference(one, other) -> str:
-    """Returns where two lists of turns differ, blanks apart; nothing if they do not."""
+    """Describes the first difference between two lists of turns, ignoring white space; empty if there is none."""
 
     def plain(turn):
         return [" ".join(part.split()) if isinstance(part, str) else part for part in turn]
@@ -172,10 +172,10 @@ def first_difference(one, other) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=50)
-    parser.add_argument("--turns", type=int, default=30, help="of an episode, at most")
+    parser.add_argument("--turns", type=int, default=30, help="maximum number of turns per episode")
     parser.add_argument("--strangers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-stock", action="store_true", help="leave out the stock engine")
+    parser.add_argument("--no-stock", action="store_true", help="skip the stock engine")
     args = parser.parse_args()
     lists = TaskLists(heldout_types=())
     alone = ScienceWorldSuite(lists).make_env()

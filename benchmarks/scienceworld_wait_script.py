@@ -1,9 +1,9 @@
-"""What a script without any skill gets under each ScienceWorld protocol: nine commands of a tour, then `wait`.
+"""The score of an unskilled script under each ScienceWorld protocol: nine commands of a tour, then `wait`.
 
 python benchmarks/scienceworld_wait_script.py --split iid
 
-It walks through the whole list by the evaluation that policies go through. A success rule that it satisfies measures
-something else than solving tasks.
+It plays the whole list in the same evaluation as policies. A success rule that it satisfies does not measure solved
+tasks.
 """
 
 import argparse
@@ -22,13 +22,13 @@ PROTOCOLS = ("strict30", "strict100", "epo-released")
 
 
 class WaitScript:
-    """A policy that does not read: all episodes advance together, so the turn is the number of calls."""
+    """A policy that ignores its prompts: all episodes advance together, so the turn is the number of calls."""
 
     def __init__(self, tokenizer) -> None:
         self.tokenizer, self.turn = tokenizer, 0
 
     def __call__(self, prompts: list[list[int]]) -> tuple[list[list[int]], None]:
-        """Returns the answer of this turn for every prompt."""
+        """Returns the response of this turn for every prompt."""
         action = TOUR[self.turn] if self.turn < len(TOUR) else "wait"
         self.turn += 1
         answer = self.tokenizer(ANSWER.format(thought="wait", action=action))["input_ids"]
@@ -36,10 +36,10 @@ class WaitScript:
 
 
 def main() -> None:
-    """Plays and prints the table."""
+    """Plays the list and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--split", default="iid")
-    parser.add_argument("--episodes", type=int, help="the first N of the list, cycling through the task types")
+    parser.add_argument("--episodes", type=int, help="only the first N tasks, which cycle through the types")
     args = parser.parse_args()
     suite = ScienceWorldSuite(TaskLists())
     tokenizer = build_tokenizer([*TOUR, "wait"])

@@ -1,6 +1,6 @@
 """EPO (arXiv 2509.22576) for multi-turn LLM agents, as TRL trainers.
 
-The heavy parts load on first use, so ``import epo_trl`` costs nothing and needs no game and no torch.
+Heavy modules load on first use: ``import epo_trl`` is instant and needs neither a game nor torch.
 """
 
 from typing import TYPE_CHECKING

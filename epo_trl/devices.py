@@ -1,4 +1,4 @@
-"""Copies and random states on whatever device there is: CUDA and ROCm, XPU, NPU, MPS, or none."""
+"""Device copies and random states on any device: CUDA and ROCm, XPU, NPU, MPS or CPU."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns a CPU tensor on the device; a GPU's earlier work is not waited for.
+    """Copies a CPU tensor to the device without waiting for the GPU's earlier work.
 
-    CUDA copies in the background from pinned memory alone. torch keeps that memory until the copy has ended, so the
-    source may change or go at once.
+    CUDA copies asynchronously only from pinned memory. torch keeps that memory until the copy has ended, so the source
+    may be changed or freed at once.
 
     Args:
         tensor: Tensor on the CPU.
@@ -26,12 +26,12 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Draws random numbers from `seed` inside of the block, and restores the random state after it.
+    """Seeds the random generators inside the block and restores their state afterwards.
 
-    No other device is seeded, which `torch.manual_seed` would do.
+    Unlike `torch.manual_seed`, this seeds no other device.
 
     Args:
-        seed: Seed of the CPU's generator, and of the device's.
+        seed: Seed of the CPU generator and the device generator.
         device: Device that draws random numbers in the block; `None` if only the CPU does.
     """
     if device is None or device.type == "cpu":

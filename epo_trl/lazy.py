@@ -1,4 +1,4 @@
-"""Packages whose parts load on first use, so that a command can refuse wrong input before it loads torch."""
+"""Lazy loading of a package's modules, so that a command can reject invalid input before it loads torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def load_on_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Returns the `__getattr__` of a package (PEP 562) that imports a name's module when the name is first used.
+    """Builds a package's `__getattr__` (PEP 562), which imports a name's module when the name is first used.
 
     Args:
         package: The package's `__name__`, for the error.

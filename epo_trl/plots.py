@@ -1,4 +1,4 @@
-"""The paper's curves, from the TensorBoard files of finished, running or resumed runs."""
+"""The paper's training curves, drawn from the TensorBoard files of finished, running or resumed runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Curve = tuple[np.ndarray, np.ndarray]  # steps, values
 
 
 class RunError(RuntimeError):
-    """A run directory cannot be drawn. The message names it."""
+    """A run directory cannot be plotted. The message names the directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Panel:
     """One set of axes.
 
     Args:
-        title: Shown above.
-        tags: TensorBoard names and how their line is drawn.
-        percent: Whether the values are ratios, to be shown as 0 to 100.
-        dots: Whether to show the values before smoothing as dots: evaluations are few, and a running mean over them
-            lags far behind a curve that rises.
-        from_zero: Whether the axis begins at 0, so that a small wiggle looks small.
+        title: Title above the axes.
+        tags: TensorBoard tags, each with its line style.
+        percent: Whether the values are ratios, plotted as 0 to 100.
+        dots: Whether to plot the unsmoothed values as dots. Evaluations are few, and their running mean lags far behind
+            a rising curve.
+        from_zero: Whether the axis begins at 0, so that small fluctuations look small.
     """
 
     title: str
@@ -54,18 +54,18 @@ TAGS = tuple(tag for panel in PANELS for tag in panel.tags)
 
 
 def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Curve]:
-    """Returns `{tag: (steps, values)}` of the tags that the run has, steps ascending; of all for `None`.
+    """Reads `{tag: (steps, values)}` of the logged tags among `tags` (`None`: all), with ascending steps.
 
-    Searches the directory recursively. A resumed run has several event files that may hold one step twice: the newest
-    by wall time wins. Values that are not finite are left out.
+    Searches the directory recursively. The event files of a resumed run may repeat a step; the newest value by wall
+    time wins. Values that are not finite are left out.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = Path(run)
     files = sorted(folder.rglob("*tfevents*"))
     if not files:
-        what = "is no directory" if not folder.is_dir() else "holds no TensorBoard event file, not even in subfolders"
-        raise RunError(f"run: {folder} {what}; takes the output directory of a training run")
+        what = "not a directory" if not folder.is_dir() else "no TensorBoard event file in it or its subfolders"
+        raise RunError(f"run: expected the output directory of a training run, got {folder} ({what})")
     _need_one_run(folder, files)
     newest: dict[str, dict[int, tuple[float, float]]] = {tag: {} for tag in tags or ()}
     for file in files:
@@ -87,20 +87,20 @@ def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Cu
 
 
 def _need_one_run(folder: Path, files: Sequence[Path]) -> None:
-    """Refuses files of several runs. Those of a run, of all its attempts, are below one folder `runs`."""
+    """Raises `RunError` if the files belong to several runs. All attempts of one run share a folder `runs`."""
     places = [file.relative_to(folder).parts[:-1] for file in files]
     runs = {"/".join(place[: place.index("runs")]) if "runs" in place else "" for place in places}
     if len(runs) > 1:
         raise RunError(
-            f"run: {folder} holds several runs ({', '.join(sorted(run or '.' for run in runs))}); takes the output "
-            "directory of one, or several such directories one by one"
+            f"run: expected the output directory of one run, got {folder}, which holds several "
+            f"({', '.join(sorted(run or '.' for run in runs))}); pass these directories one by one"
         )
 
 
 def running_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """Returns the mean of each value and the `window - 1` before it. The first values have too few, and so no mean."""
+    """Averages each value with the `window - 1` values before it. The first `window - 1` values get no mean."""
     if window < 1:
-        raise ValueError(f"window: got {window}, takes an integer >= 1")
+        raise ValueError(f"window: expected an integer >= 1, got {window}")
     if len(values) < window:
         return np.empty(0)
     sums = np.concatenate([[0.0], np.cumsum(values, dtype=float)])
@@ -108,10 +108,10 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def average_seeds(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns `(steps, mean, lowest, highest)` over several runs, where all of them have data.
+    """Averages runs over the steps that all of them cover: `(steps, mean, lowest, highest)`.
 
-    Between its own points a run is interpolated linearly; outside of them it is not continued, so the average ends
-    where the shortest run ends. Without a common stretch all four are empty.
+    A run is interpolated linearly between its own points and not extrapolated, so the average ends where the shortest
+    run ends. All four arrays are empty if no step is common to all runs.
     """
     first, last = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
     union = np.unique(np.concatenate([steps for steps, _ in curves]))
@@ -136,25 +136,25 @@ def plot_runs(
     window: int = 10,
     panels: Sequence[Panel] = PANELS,
 ) -> Path:
-    """Returns the file after curves of the runs were drawn to it.
+    """Plots the runs' curves and returns the image file.
 
     Args:
         runs: Run directories.
-        out: An image file; its suffix decides the format, `.png` if it has none.
-        labels: One per run. Runs with the same label are averaged and their spread, lowest to highest, is shaded.
-        window: Points of the running mean, which is taken per run before averaging.
-        panels: What is drawn; by default the paper's curves.
+        out: Image file. Its suffix decides the format; the default is `.png`.
+        labels: One label per run. Runs with the same label are averaged; the range from lowest to highest is shaded.
+        window: Number of points of the running mean, which is computed per run before averaging.
+        panels: Axes to draw; by default the paper's curves.
     """
     labels = [default_label(run) for run in runs] if labels is None else list(labels)
     if not runs:
-        raise ValueError("runs: got none, takes at least one run directory")
+        raise ValueError("runs: expected at least one run directory, got none")
     if len(labels) != len(runs):
-        raise ValueError(f"labels: got {len(labels)} for {len(runs)} runs, takes one per run")
+        raise ValueError(f"labels: expected one per run, got {len(labels)} for {len(runs)} runs")
     groups: dict[str, list[dict[str, Curve]]] = {}
     for run, label in zip(runs, labels, strict=True):
         groups.setdefault(label, []).append(read_run(run, [tag for panel in panels for tag in panel.tags]))
 
-    count = len(panels) + 1  # with the legend
+    count = len(panels) + 1  # plus the legend
     columns = 2 if count == 4 else min(3, count)
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(5 * columns, 3.75 * rows), layout="constrained")
@@ -188,19 +188,19 @@ def _draw_panel(axis: Any, panel: Panel, groups: dict[str, list[dict[str, Curve]
     if not drawn:
         names = "\n".join(panel.tags)
         axis.text(
-            0.5, 0.5, f"no run has logged\n{names}", ha="center", va="center", transform=axis.transAxes, color="0.4"
+            0.5, 0.5, f"not logged by any run\n{names}", ha="center", va="center", transform=axis.transAxes, color="0.4"
         )
         axis.set_xticks([])
         axis.set_yticks([])
 
 
 def _draw_curve(axis: Any, curves: list[Curve], color: str, style: str, panel: Panel, window: int) -> bool:
-    """Returns whether there was anything to draw."""
+    """Draws one curve; returns whether there was any data."""
     if not curves:
         return False
     scale = 100.0 if panel.percent else 1.0
     if min(len(steps) for steps, _ in curves) <= window:
-        window = 1  # too few points for a running mean to say anything
+        window = 1  # too few points for a running mean
     smooth = [(steps[window - 1 :], scale * running_mean(values, window)) for steps, values in curves]
     steps, mean, low, high = average_seeds(smooth)
     marker = "o" if len(steps) == 1 else None
@@ -223,8 +223,8 @@ def _draw_legend(axis: Any, groups: dict[str, list[dict[str, Curve]]]) -> None:
 
 
 def _note(columns: int, window: int, seeds: int) -> str:
-    """Returns what the lines are, for below the panels; in lines that are as wide as `columns` of them."""
+    """Explains the lines in a note as wide as `columns` panels."""
     parts = [f"Lines: running mean over {window} points, where there are as many.", "Pale: values before smoothing."]
     if seeds > 1:
-        parts.append("Runs of one label: their mean, shaded from lowest to highest.")
+        parts.append("Runs with one label: mean, shaded from lowest to highest.")
     return ("  " if columns > 2 else "\n").join(parts)

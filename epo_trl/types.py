@@ -1,4 +1,4 @@
-"""The words of this project as data: an episode has turns, a turn has tokens. Standard library only."""
+"""Core data types: an episode has turns, a turn has tokens. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ class StopReason(StrEnum):
 
     WON = "won"  # the environment terminated and the task is solved
     LOST = "lost"  # the environment terminated and the task is not solved
-    TRUNCATED = "truncated"  # the environment itself cut the episode
-    TURN_LIMIT = "turn_limit"  # our turn budget ran out
+    TRUNCATED = "truncated"  # the environment itself truncated the episode
+    TURN_LIMIT = "turn_limit"  # the rollout's turn limit was reached
     CONTEXT_FULL = "context_full"  # the next prompt does not fit, even without history
     ABORTED = "aborted"  # the environment failed; the episode carries no learning signal
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One prompt, the response to it, and what the environment made of it.
+    """One prompt, the response to it, and the environment's reaction.
 
     Args:
-        prompt_ids: Token ids put before the response. Windowed context: the whole prompt. Concatenated context: the
-            tokens that were appended since the previous response.
-        response_ids: Token ids as they were sampled, end-of-turn token included. Never empty.
+        prompt_ids: Token ids before the response. Windowed context: the whole prompt. Concatenated context: the tokens
+            appended since the previous response.
+        response_ids: Token ids as sampled, including the end-of-turn token. Never empty.
         response: The decoded response.
-        observation: The text that the agent saw before it responded.
-        action: The text handed to the environment.
+        observation: Text shown to the agent before it responded.
+        action: Text passed to the environment.
         is_valid: Whether the response was well-formed and the action admissible.
-        reward: Reward of this turn, invalid-action penalty included.
+        reward: Reward of this turn, including the invalid-action penalty.
         logprobs: Log-probabilities of `response_ids` at sampling time, in nats, or `None` where the generator does
             not return them.
-        dropped_turns: History turns that were left out of the prompt because it was too long.
-        error: Why the action is not valid (`""` if it is).
-        env_reward: What the environment itself paid for the turn, before any weight; 0.0 if it was not asked.
-        thought: The reasoning in the response, `""` if there was none.
+        dropped_turns: Number of history turns left out because the prompt was too long.
+        error: Reason why the action is invalid (`""` if it is valid).
+        env_reward: Unweighted reward of the environment for the turn; 0.0 if the environment was not stepped.
+        thought: Reasoning in the response, `""` if there is none.
     """
 
     prompt_ids: tuple[int, ...] = field(repr=False)
@@ -56,20 +56,20 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One play of one task.
+    """One episode of one task.
 
     Args:
         task_id: Id within the task suite, for example `"train/17"`.
-        task: The task in words.
+        task: Natural-language description of the task.
         task_type: Kind of task, for averages per type.
-        turns: The turns in order. An aborted episode may have none.
-        stop: Why it ended.
+        turns: Turns in order. An aborted episode may have none.
+        stop: Reason why the episode ended.
         won: Whether the task was solved, by the success rule of the rollout.
-        final_observation: What the environment answered to the last action.
-        error: The exception text of an aborted episode.
-        seed: What `reset` was given.
-        score: The environment's own score at the end, if it keeps one.
-        final_info: The environment's last info, which with `final_observation` would have made the next prompt.
+        final_observation: Observation after the last action.
+        error: Exception text of an aborted episode.
+        seed: Seed passed to `reset`.
+        score: Final score of the environment, if it keeps one.
+        final_info: Last info of the environment. With `final_observation` it would have made the next prompt.
     """
 
     task_id: str
@@ -91,7 +91,7 @@ class Episode:
 
     @property
     def invalid_actions(self) -> int:
-        """Number of turns whose action was not valid."""
+        """Number of turns with an invalid action."""
         return sum(not turn.is_valid for turn in self.turns)
 
     @property
@@ -100,16 +100,16 @@ class Episode:
         return self.stop is not StopReason.ABORTED and bool(self.turns)
 
     def without_tokens(self) -> Episode:
-        """Returns the episode without token ids and info, small enough to send between ranks."""
+        """Returns a copy without token ids and info, small enough to send between ranks."""
         bare = tuple(replace(turn, prompt_ids=(), response_ids=(), logprobs=None) for turn in self.turns)
         return replace(self, turns=bare, final_info={})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Episode:
-        """Returns the episode of which `dataclasses.asdict` has made `data`, without token ids and info.
+        """Rebuilds an episode from `dataclasses.asdict(episode)`, without token ids and info.
 
         Raises:
-            KeyError, TypeError, ValueError: If it is none.
+            KeyError, TypeError, ValueError: If `data` does not describe an episode.
         """
         bare: dict[str, Any] = {"prompt_ids": (), "response_ids": (), "logprobs": None}
         turns = tuple(Turn(**_known(Turn, turn) | bare) for turn in data["turns"])

@@ -1,20 +1,20 @@
-"""AgentEvol (arXiv 2406.04151): a policy learns from its own successes, without a gradient of RL.
+"""AgentEvol (arXiv 2406.04151): a policy learns from its own successes by imitation, without policy gradients.
 
 In each round the policy plays training tasks, keeps the episodes that it won, and is trained anew by imitation on them
-and on the expert's episodes. The config is that of the warm start; `--model_name_or_path` is what every round starts
-from:
+and on the expert's episodes. The config is that of the warm start; every round starts from `--model_name_or_path`:
 
     python recipes/sft.py --config recipes/alfworld/sft_tiny_cpu.yaml
     python recipes/agent_evol.py --config recipes/alfworld/sft_tiny_cpu.yaml \\
         --model_name_or_path runs/alfworld-tiny/sft --output_dir runs/alfworld-tiny/agent_evol \\
         --rounds 4 --samples 1000 --max_steps 1000 --max_completion_length 20
 
-The authors' rounds start from the chat model before any imitation. Here they start from what you name, which has to
-be a warm start: a model that has learned nothing wins no episode, and this recipe plays before it trains.
+The authors' rounds start from the chat model before any imitation. Here they start from the given model, which has to
+be
+a warm start: an untrained model wins no episode, and this recipe plays before it trains.
 
-The policies are in `output_dir/round-1`, `round-2`, ... With a `protocol` the test lists are played before the first
-round and after each; without, play the last policy with recipes/evaluate.py. The same command goes on where a run was
-interrupted.
+The policies are in `output_dir/round-1`, `round-2`, ... With a `protocol`, the test lists are evaluated before the
+first round and after each; without one, evaluate the last policy with recipes/evaluate.py. Repeating the command
+resumes an interrupted run.
 """
 
 import epo_trl.threads  # noqa: F401 - before torch
@@ -60,41 +60,41 @@ from epo_trl.rollout.tool_calls import action_format
 from epo_trl.trainers.model_card import REPORTS, CardFacts
 from epo_trl.types import Episode
 
-MAX_ABORTED_SHARE = 0.5  # of a process's episodes, as in RL
+MAX_ABORTED_SHARE = 0.5  # share of a process's episodes, as in RL
 
 
 @dataclass
 class EvolutionArguments:
-    """How a policy finds its own successes."""
+    """Settings of the policy's exploration."""
 
-    rounds: int = field(default=4, metadata={"help": "How often the policy plays and learns; the paper has 4."})
-    samples: int = field(default=1000, metadata={"help": "Episodes that it plays in a round, on all processes."})
-    sampling_temperature: float = field(default=1.0, metadata={"help": "Of its play."})
-    max_completion_length: int = field(default=512, metadata={"help": "Longest response of one turn, in tokens."})
-    require_think: bool = field(default=True, metadata={"help": "As in the RL recipe."})
-    parallel: int = field(default=64, metadata={"help": "Episodes that a process plays side by side."})
+    rounds: int = field(default=4, metadata={"help": "Number of rounds of play and training; 4 in the paper."})
+    samples: int = field(default=1000, metadata={"help": "Number of episodes per round, over all processes."})
+    sampling_temperature: float = field(default=1.0, metadata={"help": "Sampling temperature of the episodes."})
+    max_completion_length: int = field(default=512, metadata={"help": "Maximum number of tokens per response."})
+    require_think: bool = field(default=True, metadata={"help": "Same as in the RL recipe."})
+    parallel: int = field(default=64, metadata={"help": "Number of episodes that a process plays in parallel."})
     protocol: str = field(
         default="",
         metadata={
-            "help": "Protocol of the test lists, before the first round and after each; not played if not given."
+            "help": "Protocol of the test lists, before the first round and after each; no evaluation by default."
         },
     )
 
     def __post_init__(self) -> None:
         for name in ("rounds", "samples", "max_completion_length", "parallel"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes an integer >= 1")
+                raise ValueError(f"{name}: expected an integer >= 1, got {getattr(self, name)}")
         if not self.sampling_temperature > 0:
-            raise ValueError(f"sampling_temperature: got {self.sampling_temperature}, takes a number > 0")
+            raise ValueError(f"sampling_temperature: expected a number > 0, got {self.sampling_temperature}")
 
 
 class EvolutionTrainer(ImitationTrainer):
-    """As for the warm start; its model card says whose episodes were imitated."""
+    """The trainer of the warm start, with a model card that names the source of the imitated episodes."""
 
     own_turns = 0
 
     def card_facts(self) -> CardFacts:
-        """Returns what the model card has to say."""
+        """Returns the facts of the model card."""
         facts = super().card_facts()
         method = (
             "[AgentEvol](https://arxiv.org/abs/2406.04151), imitation of a scripted expert and of its own successes"
@@ -106,7 +106,7 @@ def episodes_of(
     suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int,
     max_length: int | None,
 ) -> Iterator[Episode]:  # fmt: skip
-    """Yields this process's episodes of a round. A concatenated one ends before it is longer than `max_length`."""
+    """Yields this process's episodes of a round. A concatenated episode ends before it exceeds `max_length`."""
     state = PartialState()
     model, tokenizer = load_policy(player, suite, shown.prompt_template, device=state.device)
     policy = SamplingPolicy(
@@ -145,10 +145,10 @@ def explored(
     folder: str, suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments, evolution: EvolutionArguments,
     seed: int, max_length: int | None,
 ) -> Dataset:  # fmt: skip
-    """Returns the episodes that a policy won as training examples; they are kept in the folder. Collective.
+    """Returns the policy's won episodes as training examples, and caches them in the folder. Collective.
 
     Raises:
-        TooManyAborted: If environments have failed in most episodes. Nothing is kept then.
+        TooManyAborted: If the environment failed in most episodes. Nothing is saved then.
         ValueError: If the folder holds episodes that were played with other settings.
     """
     state = PartialState()
@@ -168,7 +168,7 @@ def explored(
         found = read_state(own, "settings")["settings"]
         other = sorted(name for name, value in settings.items() if found.get(name, value) != value)
         if other:
-            raise ValueError(f"{', '.join(other)}: {own} was played with other settings; take another output_dir")
+            raise ValueError(f"{', '.join(other)}: {own} was played with other settings; use another output_dir")
     else:
         os.makedirs(folder, exist_ok=True)
         episodes = episodes_of(suite, player, shown, evolution, seed, max_length)
@@ -189,7 +189,8 @@ def explored(
         print(f"{os.path.basename(folder)}: {len(won)} of {count} episodes won", flush=True)
     if not won:
         warnings.warn(
-            f"{player.model_name_or_path} has won no episode, so this round learns from the expert alone", stacklevel=2
+            f"{player.model_name_or_path} has won no episode, so this round trains on the expert's episodes only",
+            stacklevel=2,
         )
     turns_of_episodes = [[Demonstration(*turn) for turn in turns] for turns in won]
     return training_examples(turns_of_episodes, shown.context)
@@ -199,10 +200,10 @@ def tested(
     args: ImitationConfig, number: int, suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments,
     evolution: EvolutionArguments,
 ) -> None:  # fmt: skip
-    """Plays the test lists after so many rounds, unless that was done; the reports lie where an RL run has its own.
+    """Evaluates the test lists after round `number`, unless done before. Writes the reports where RL runs do.
 
     Raises:
-        ValueError: If it was done with another policy or protocol.
+        ValueError: If a report exists for another policy or protocol.
     """
     file = Path(args.output_dir) / REPORTS / f"step_{number:06d}.json"
     now = {"protocol": evolution.protocol, "policy": what_model(str(player.model_name_or_path))}
@@ -212,7 +213,7 @@ def tested(
         found = read_state(file, "step")
         for name, value in now.items():
             if found.get(name, value) != value:
-                raise ValueError(f"{name}: got {value}, but {file} has {found[name]}; take another output_dir")
+                raise ValueError(f"{name}: expected {found[name]} as in {file}, got {value}; use another output_dir")
         return
     asked = EvaluationArguments(
         protocol=evolution.protocol,
@@ -234,19 +235,19 @@ def tested(
 
 
 def main() -> None:
-    """Plays and learns in turns."""
+    """Alternates play and training."""
     suite, shown, evolution, args, model_args = parse_recipe(
         DemonstrationArguments, EvolutionArguments, ImitationConfig, ModelConfig
     )
     if model_args.model_name_or_path is None or tiny_size(model_args.model_name_or_path):
-        raise ValueError("model_name_or_path: got a policy that has learned nothing, takes one after recipes/sft.py")
-    # Its revision is that of the start; a folder has none.
+        raise ValueError("model_name_or_path: expected a warm start, see recipes/sft.py, got an untrained model")
+    # The revision is that of the start model; a folder has none.
     player = replace(model_args, dtype="auto")
     longest = shown.max_prompt_length + evolution.max_completion_length
     if args.max_length is not None and longest > args.max_length:
         raise ValueError(
-            f"max_length: got {args.max_length}, takes {longest} or more, which max_prompt_length and "
-            "max_completion_length make together: the ends of answers would be cut off"
+            f"max_length: expected {longest} or more, the sum of max_prompt_length and max_completion_length, got "
+            f"{args.max_length}: responses would be truncated"
         )
     with run_lock(args):
         expert = None

@@ -1,9 +1,9 @@
-"""Plays the whole fixed test lists with a checkpoint and reports under a named protocol.
+"""Evaluates a checkpoint on the whole fixed test lists under a named protocol.
 
     python recipes/evaluate.py --config recipes/alfworld/eval_tiny_cpu.yaml --model_name_or_path runs/.../grpo_epo
 
-On several GPUs: `accelerate launch recipes/evaluate.py ...`; the lists are spread over the processes. With `--output`
-an evaluation that was interrupted goes on where it was when the same command is started again.
+On several GPUs: `accelerate launch recipes/evaluate.py ...`; the lists are spread over the processes. With `--output`,
+repeating the command resumes an interrupted evaluation.
 """
 
 import epo_trl.threads  # noqa: F401 - before torch

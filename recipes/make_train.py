@@ -1,13 +1,13 @@
-"""The main job on a CPU, end to end: warm start, RL, and what it changed. `make train` runs this.
+"""The main example on a CPU, end to end: warm start, RL, and a comparison. `make train` runs this.
 
     python recipes/make_train.py --env alfworld --algo grpo_epo --seed 0
 
 1. `recipes/sft.py` warm-starts a tiny model on expert episodes.
-2. `recipes/<env>_{grpo,ppo}_epo.py` trains it with RL; the test lists are played before and after.
-3. A table with both, and a plot of the run.
+2. `recipes/<env>_{grpo,ppo}_epo.py` trains it with RL; the test lists are evaluated before and after.
+3. A table compares both evaluations, and a plot shows the run.
 
-Each step that has finished is not run again, and an interrupted one goes on from its last checkpoint. In a folder that
-holds a run with other settings, the recipe refuses and names them.
+Finished steps are not repeated, and an interrupted one resumes from its last checkpoint. If a folder holds a run with
+other settings, the recipe fails and names them.
 """
 
 import epo_trl.threads  # noqa: F401 - before torch
@@ -28,7 +28,7 @@ RECIPES = Path(__file__).parent
 
 
 class Environment(NamedTuple):
-    """The folder of the configs, and the ends of their names."""
+    """The folder of the configs, and the suffix of their names."""
 
     folder: str
     ending: str = ""
@@ -42,7 +42,7 @@ ENVIRONMENTS = {
 
 
 class Algorithm(NamedTuple):
-    """The end of the name of a recipe, the name of its config, and what is changed in it."""
+    """The suffix of a recipe's name, the name of its config, and the config's overrides."""
 
     recipe: str
     config: str
@@ -56,8 +56,8 @@ ALGORITHMS = {
     "ppo_epo": Algorithm("ppo_epo.py", "ppo_tiny_cpu"),
     "ppo": Algorithm("ppo_epo.py", "ppo_tiny_cpu", NO_EPO),
 }
-FINISHED = "_finished.json"  # a run writes it last
-SEEN = "_make_train.sha256"  # what `run` has seen to its end
+FINISHED = "_finished.json"  # the last file that a run writes
+SEEN = "_make_train.sha256"  # checksum of the run that `run` has finished
 
 
 def output_dir(environment: str) -> Path:
@@ -66,9 +66,9 @@ def output_dir(environment: str) -> Path:
 
 
 def run(script: str, config: Path, output_dir: Path, seed: int, *overrides: str) -> None:
-    """Runs a recipe to its end, unless it has seen this very run end.
+    """Runs a recipe to its end, unless this very run has finished before.
 
-    Where anything is new, the recipe is asked: it leaves a finished run as it is, and refuses other settings.
+    Whenever anything is new, the recipe decides: it leaves a finished run unchanged, and rejects other settings.
     """
     command = [sys.executable, str(RECIPES / script), "--config", str(config)]
     command += ["--output_dir", str(output_dir), "--seed", str(seed), *overrides]
@@ -92,10 +92,10 @@ def run(script: str, config: Path, output_dir: Path, seed: int, *overrides: str)
 
 
 def read_reports(run_dir: Path) -> dict[str, list[EvalReport]]:
-    """Returns the reports of the first and of the last evaluation of a run."""
+    """Loads the reports of the first and the last evaluation of a run."""
     files = sorted((run_dir / "evaluations").glob("step_*.json"))
     if len(files) < 2:
-        raise SystemExit(f"{run_dir}: found {len(files)} evaluations, expected one before and one after RL")
+        raise SystemExit(f"{run_dir}: expected one evaluation before and one after RL, got {len(files)}")
     read = [json.loads(file.read_text(encoding="utf-8")) for file in (files[0], files[-1])]
     before, after = ([EvalReport.from_dict(report) for report in data["reports"]] for data in read)
     return {"before RL": before, "after RL": after}
@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", choices=ENVIRONMENTS, default="alfworld")
     parser.add_argument("--algo", choices=ALGORITHMS, default="grpo_epo")
-    parser.add_argument("--seed", type=int, default=0, help="of the warm start, of RL and of the sampling")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the warm start, of RL and of the sampling")
     parser.add_argument("--output_dir", type=Path, help="runs/<env>-tiny by default")
     args, overrides = parser.parse_known_args()
 
@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def interrupted() -> None:
-    """Ends the program as Ctrl-C does, after a line."""
+    """Prints a line and ends the program as Ctrl-C does."""
     sys.stderr.write("interrupted; run the same command again to resume from the last checkpoint\n")
     raise SystemExit(128 + signal.SIGINT)
 

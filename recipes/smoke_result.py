@@ -1,4 +1,4 @@
-"""What `make smoke` ends with: what its run has done, and what to do next.
+"""Prints the result of `make smoke` and the next steps.
 
 python recipes/smoke_result.py runs/smoke-test/grpo_epo
 """
@@ -18,7 +18,7 @@ NEXT = (
 
 
 def result(run: Path) -> str:
-    """Returns the lines, from the TensorBoard files of a run."""
+    """Formats the result from the TensorBoard files of a run."""
     steps, success = read_run(run, [SUCCESS])[SUCCESS]
     shares = (
         f"{success[0]:.0%} of its training episodes in RL step {steps[0]}, {success[-1]:.0%} in RL step {steps[-1]}"

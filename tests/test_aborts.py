@@ -103,7 +103,7 @@ def test_an_environment_that_cannot_be_closed_leaves_no_other_open(tmp_path):
                 raise OSError("it hangs")
 
     trainer.player.envs = [Stuck("first"), Stuck("last")]
-    with pytest.warns(UserWarning, match="close.. has failed: OSError: it hangs"):
+    with pytest.warns(UserWarning, match="close.. failed: OSError: it hangs"):
         trainer.close_envs()
     assert closed == ["last", "first"] and not trainer.player.envs
 

@@ -176,8 +176,8 @@ def test_reset_and_step_say_what_they_take():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"engine": "thor"}, "engine.*thor.*fast, textworld"),
-        ({"n_iid": -1}, "n_iid: got -1"),
+        ({"engine": "thor"}, "engine: .*fast, textworld, got 'thor'"),
+        ({"n_iid": -1}, "n_iid: .*got -1"),
         ({"max_receptacles": 6}, "no game of the split 'ood'"),
         ({"task_types": ["pick_up"]}, "pick_up"),
     ],
@@ -294,9 +294,9 @@ def test_what_a_killed_writer_left_behind_is_no_game(copied):
 @pytest.mark.parametrize("make", [GeneratedAlfworld, AlfworldData])
 @pytest.mark.parametrize("bad", ["pick_and_place_simple", 3, []])
 def test_a_list_of_names_is_never_taken_apart(written, make, bad):
-    with pytest.raises(EnvError, match="task_types: got .*pick_and_place_simple"):
+    with pytest.raises(EnvError, match="task_types: .*pick_and_place_simple.*got"):
         make(**({"path": written} if make is AlfworldData else {}), task_types=bad)
-    with pytest.raises(EnvError, match="room_types: got .*bedrooms"):
+    with pytest.raises(EnvError, match="room_types: .*bedrooms.*got"):
         GeneratedAlfworld(room_types=bad)
 
 
@@ -312,5 +312,5 @@ def test_a_receptacle_beside_the_one_gone_to_counts_as_visited_once_it_is_opened
 def test_a_split_of_size_zero_does_not_exist():
     suite = GeneratedAlfworld(n_train=2, n_iid=0, n_ood=3)
     assert suite.splits == ("train", "ood")
-    with pytest.raises(EnvError, match="split: got 'iid'"):
+    with pytest.raises(EnvError, match="split: .*got 'iid'"):
         suite.task_ids("iid")

@@ -105,11 +105,11 @@ def test_filters_hold_in_every_split():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"task_types": ["pick_up"]}, "task_types.*pick_up.*pick_and_place_simple"),
+        ({"task_types": ["pick_up"]}, "task_types.*pick_and_place_simple.*pick_up"),
         ({"task_types": "pick_and_place_simple"}, "expected a list"),
-        ({"room_types": ["garage"]}, "room_types.*garage.*kitchens"),
+        ({"room_types": ["garage"]}, "room_types.*kitchens.*garage"),
         ({"room_types": []}, "empty list"),
-        ({"max_receptacles": 1}, "max_receptacles: got 1"),
+        ({"max_receptacles": 1}, "max_receptacles: .*got 1"),
     ],
 )
 def test_bad_filters_are_named(bad, message):
@@ -169,15 +169,15 @@ def test_a_broken_run_is_completed_and_leaves_no_half_game(tmp_path, monkeypatch
 def test_games_of_two_calls_are_not_mixed(tmp_path):
     write_games(tmp_path, 2, 1, 0, seed=0)
     for changes in ({"seed": 1}, {"seed": 0, "max_receptacles": 9}):
-        with pytest.raises(EnvError, match='games of another call, .*"seed": 0.*; takes another folder'):
+        with pytest.raises(EnvError, match='holds games made with .*"seed": 0.*; choose another folder'):
             write_games(tmp_path, 2, 1, 0, **changes)
-    with pytest.raises(EnvError, match='"train": 2.*now .*"train": 1'):
+    with pytest.raises(EnvError, match='"train": 2.*not with .*"train": 1'):
         write_games(tmp_path, 1, 1, 0, seed=0)
     assert len(list(tmp_path.rglob(GAME_FILE))) == 3
     write_games(tmp_path, 3, 1, 1, seed=0)
     assert len(list(tmp_path.rglob(GAME_FILE))) == 5
     (tmp_path / "generated.json").write_text("[]")
-    with pytest.raises(EnvError, match="generated.json: does not say what the games are of"):
+    with pytest.raises(EnvError, match="generated.json: cannot be read as arguments of games"):
         write_games(tmp_path, 3, 1, 1, seed=0)
 
 

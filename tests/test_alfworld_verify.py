@@ -119,7 +119,7 @@ def test_written_games_are_compared_from_their_folder(tmp_path):
     report = verify_path(tmp_path, steps=1)
     assert report.games == 3
     assert "(found 3 games; left out: 1 with movable receptacles or sliced objects)" in report.summary()
-    with pytest.raises(EnvError, match="no playable game here"):
+    with pytest.raises(EnvError, match="no playable game"):
         verify_path(tmp_path / "json_2.1.1" / "valid_seen")
 
 

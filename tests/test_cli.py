@@ -51,7 +51,7 @@ def test_plot_writes_the_image_and_says_where(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["missing"], "missing is no directory"), (["a", "b", "--labels", "c"], "got 1 for 2 runs")],
+    [(["missing"], "missing (not a directory)"), (["a", "b", "--labels", "c"], "got 1 for 2 runs")],
 )
 def test_plot_answers_bad_input_with_one_line(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)

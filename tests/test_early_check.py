@@ -32,7 +32,7 @@ WRONG = [
     (["train", "--config", "broken.yaml"], "--config: got broken.yaml, which cannot be read"),
     (["train", "--config", "trap/tiny_cpu", "--max_step", "3"], "--max_step: unknown; .*mean --max_steps"),
     (["train", "--config", "typo.yaml"], "epo_lamda: unknown in typo.yaml; did you mean epo_lambda"),
-    (["train", "--config", "trap/tiny_cpu", "--environment", "trip"], "environment: got 'trip', takes 'alfworld'"),
+    (["train", "--config", "trap/tiny_cpu", "--environment", "trip"], "environment: expected 'alfworld'.*got 'trip'"),
     (["train", "--config", "trap/tiny_cpu", "--algorithm", "reinforce"], "algorithm: got 'reinforce', takes one of"),
     (["train", "--config", "trap/tiny_cpu", "--epo_lambda=much"], "epo_lambda: expected a number, got 'much'"),
     (["train", "--config", "trap/tiny_cpu", "--rooms", "many"], "rooms: expected a number, got 'many'"),

@@ -186,7 +186,7 @@ class CrashesInReset(TreasureHunt):
 
 BROKEN = {
     "reset of 'train/0' raised KeyError: 'cave'": CrashesInReset,
-    "is no TextEnv": NotATextEnv,
+    "is not a TextEnv": NotATextEnv,
     "step before reset was accepted": StepsBeforeReset,
     "step before reset raised AttributeError": CrashesBeforeReset,
     "unknown task id was accepted": TakesAnyTask,
@@ -217,7 +217,7 @@ BROKEN = {
     "info['won'] is True, but terminated is False": on_step(
         lambda action, *result: (*result[:2], False, False, {**result[4], "won": True})
     ),
-    "info lacks holding, which reset gave": on_step(
+    "info lacks holding, which reset returned": on_step(
         lambda action, *result: (*result[:4], without(result[4], "holding"))
     ),
     "info['score'] is 'high'": on_info(lambda info: {**info, "score": "high"}),
@@ -245,13 +245,13 @@ def test_a_broken_environment_is_told_what_is_wrong_and_how_to_mend_it(message, 
     with pytest.raises(EnvCheckError) as caught:
         check_text_env(env_class(), TASKS, make_env=env_class)
     assert message in str(caught.value)
-    assert "To mend it:" in str(caught.value)
+    assert "Fix:" in str(caught.value)
 
 
 LISTING_NOTHING = {
     "'fly to the moon') in 'train/0': info['accepted'] is True": AcceptsEverything,
     "info['accepted'] is None": ForgetsWhetherItAccepts,
-    "is None at one time and a tuple at another": SometimesLists,
+    "is sometimes None and sometimes a tuple": SometimesLists,
 }
 
 
@@ -260,7 +260,7 @@ def test_an_environment_that_lists_nothing_has_to_judge_actions(message, env_cla
     with pytest.raises(EnvCheckError) as caught:
         check_text_env(env_class(), TASKS, make_env=env_class, player=looks_or_opens)
     assert message in str(caught.value)
-    assert "To mend it:" in str(caught.value)
+    assert "Fix:" in str(caught.value)
 
 
 def test_an_environment_that_lists_nothing_can_be_checked_with_a_player():
@@ -275,7 +275,7 @@ def test_a_noisy_engine_may_say_so():
 
 def test_make_env_must_make_a_new_environment():
     env = TreasureHunt()
-    with pytest.raises(EnvCheckError, match="returned before"):
+    with pytest.raises(EnvCheckError, match="same environment twice"):
         check_text_env(env, TASKS, make_env=lambda: env)
 
 
@@ -304,7 +304,7 @@ def test_a_broken_suite_is_told_what_is_wrong_and_how_to_mend_it(message, member
     with pytest.raises(EnvCheckError) as caught:
         check_task_suite(suite)
     assert message in str(caught.value)
-    assert "To mend it:" in str(caught.value)
+    assert "Fix:" in str(caught.value)
 
 
 def test_training_may_name_a_task_more_than_once():

@@ -138,7 +138,7 @@ def test_the_time_of_a_step_starts_when_the_worker_gets_to_it(pool):
 
 def test_what_an_environment_raises_is_raised_here_and_costs_nothing_else(pool):
     env = pool().make_env()
-    with pytest.raises(EnvError, match=r"task_id: got 'train/x', TreasureHunt has"):
+    with pytest.raises(EnvError, match=r"task_id: .*got 'train/x'"):
         start(env, "train/x")
     _, seen = start(env)
     with pytest.raises(EnvError, match="KeyError: 'fact'"):
@@ -299,10 +299,10 @@ def test_no_worker_outlives_python_even_if_it_hangs(end):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"workers": 0}, "workers: got 0, takes an integer >= 1"),
-        ({"reset_retries": -1}, "reset_retries: got -1, takes an integer >= 0"),
-        ({"step_seconds": 0}, "step_seconds: got 0, takes a number > 0"),
-        ({"reset_seconds": -1.0}, "reset_seconds: got -1.0, takes a number > 0"),
+        ({"workers": 0}, "workers: .*got 0"),
+        ({"reset_retries": -1}, "reset_retries: .*got -1"),
+        ({"step_seconds": 0}, "step_seconds: .*got 0"),
+        ({"reset_seconds": -1.0}, "reset_seconds: .*got -1.0"),
     ],
 )
 def test_a_bad_setting_is_named(bad, message):

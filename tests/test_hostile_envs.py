@@ -97,6 +97,6 @@ def test_environments_are_all_closed_whatever_one_raises(monkeypatch):
             if self.error:
                 raise self.error
 
-    with pytest.warns(UserWarning, match="close.. has failed: SystemExit: 1"):
+    with pytest.warns(UserWarning, match="close.. failed: SystemExit: 1"):
         close_all([Env(None), Env(SystemExit(1)), Env(None)])
     assert len(closed) == 3

@@ -117,7 +117,7 @@ def test_a_request_that_nobody_waited_for_is_void(url):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"observation_key": "text"}, "observation_key: got 'text', but the server said {'metadata'"),
+        ({"observation_key": "text"}, "observation_key: .*got 'text' for {'metadata'"),
         ({"base_url": "http://127.0.0.1:1"}, "base_url: http://127.0.0.1:1: Failed to connect"),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_server_that_is_not_there_or_says_something_else_is_named(settings, sa
 
 
 def test_reset_keywords_have_to_be_a_mapping(url):
-    with pytest.raises(EnvError, match=r"reset_kwargs: got '\[\]', takes a mapping or its JSON"):
+    with pytest.raises(EnvError, match=r"reset_kwargs: .*got '\[\]'"):
         suite_of(url, reset_kwargs="[]")
 
 

@@ -143,12 +143,12 @@ class MakingNameless:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ("Plain", "not a dataclass.*write @dataclass above the class"),
-        ("Clashing", "Clashing has a field 'seed', and so has EPOConfig.*rename the field.*'game_seed'"),
-        ("Elsewhere", "Elsewhere has a field 'config', and so has every recipe"),
-        ("Returning", r"Returning.make_suite\(\) returned .*TreasureHunt.*takes an object of a class that derives"),
+        ("Plain", "expected a dataclass.*write @dataclass above the class"),
+        ("Clashing", "Clashing and EPOConfig both have a field 'seed'.*rename the field.*'game_seed'"),
+        ("Elsewhere", "Elsewhere and every recipe both have a field 'config'"),
+        ("Returning", r"Returning.make_suite\(\) to return .*got .*TreasureHunt"),
         ("MakingNameless", "Nameless of MakingNameless has no name; set the class attribute `name`"),
-        ("parse", r"which has no make_suite\(\); takes a dataclass"),
+        ("parse", r"a settings dataclass .*which has no make_suite\(\)"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_a_way_to_mend_them(settings, says):
@@ -197,7 +197,7 @@ def lacking(where, spoil):
 def test_a_missing_key_of_info_is_named_before_training(key, where):
     env = lacking(where, lambda info: {name: value for name, value in info.items() if name != key})
     rules = Protocol(name="p", max_turns=3, history_length=2, temperature=1.0)
-    with pytest.raises(EnvError, match=rf"^{where}.*'train/0'.*info has no '{key}'.* To mend it: add info\['{key}'\]"):
+    with pytest.raises(EnvError, match=rf"^{where}.*'train/0'.*info has no '{key}'.* Fix: add info\['{key}'\]"):
         check_first_task(env, "train/0", 0, ContextBuilder(byte_tokenizer(), PromptTemplate.load("general")), rules)
 
 

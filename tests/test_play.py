@@ -194,8 +194,8 @@ def test_what_an_environment_says_is_shown_and_not_obeyed(show, types, terminal)
     ("args", "error", "says"),
     [
         ({"index": 200}, ValueError, "index: got 200, takes an integer from 0 to 199: train is so long"),
-        ({"split": "valid"}, EnvError, "split: got 'valid', 'treasure-hunt' has train, iid, ood"),
-        ({"task_id": "train/x"}, EnvError, "train/x: EnvError: task_id: got 'train/x'"),
+        ({"split": "valid"}, EnvError, "split: expected one of train, iid, ood .*got 'valid'"),
+        ({"task_id": "train/x"}, EnvError, "train/x: EnvError: task_id: .*got 'train/x'"),
         ({"protocol": "no such"}, ValueError, "protocol: got 'no such'"),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_wrong_option_is_one_line(command):
     code, out, err = command("trap", "--playr", "expert")
     assert (code, out) == (1, "") and err.startswith("epo-trl play: error: --playr: unknown;") and err.count("\n") == 1
     code, out, err = command("minecraft")
-    assert code == 1 and "environment: got 'minecraft', takes 'alfworld'" in err and err.count("\n") == 1
+    assert code == 1 and "environment: expected 'alfworld'" in err and "got 'minecraft'" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("config", ["alfworld/tiny_cpu", "alfworld/sft_tiny_cpu"])

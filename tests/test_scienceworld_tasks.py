@@ -76,7 +76,7 @@ def test_few_types_can_have_long_test_lists():
     few = TaskLists(task_types=("find-plant", "boil")).ids
     assert set(few["iid"]) < set(ids["iid"])
     for wrong in (0, 76):
-        with pytest.raises(EnvError, match=f"tests_per_type: got {wrong}, takes 1 to 75"):
+        with pytest.raises(EnvError, match=f"tests_per_type: .*1 to 75, got {wrong}"):
             TaskLists(tests_per_type=wrong)
 
 
@@ -94,5 +94,5 @@ def test_an_id_is_found_by_its_part_of_scienceworld():
     assert lists.find("iid/boil/20") == ("boil", 20)
     assert lists.find("ood/freeze/29") == ("freeze", 29)
     for wrong in ("iid/boil/13", "train/boil/20", "heldout/boil/20", "boil/3", "train/boil", "train/boil/x", ""):
-        with pytest.raises(EnvError, match="task_id: got"):
+        with pytest.raises(EnvError, match="task_id: .*got"):
             lists.find(wrong)

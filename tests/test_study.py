@@ -59,7 +59,7 @@ def test_every_run_is_made_once_and_the_report_says_what_came_out(study, capsys)
     assert "| good | 91.0 **solved** | 92.0 **solved** |" in report and "Missing" not in report
     assert study() == 0 and starts() == ALL  # nothing is run again
     out, _ = capsys.readouterr()
-    assert out.startswith("nothing to run: results/mine has all results; another --results-dir makes them anew\n")
+    assert out.startswith("nothing to run: results/mine has all results; use another --results-dir to repeat them\n")
     assert Path("results/mine/report.md").read_text() == report
 
 
@@ -110,9 +110,8 @@ def test_other_settings_are_refused_and_new_arms_and_words_are_not(study, capsys
     assert study() == 0
     assert study(arms={**ARMS, "good": {"success": [0.3, 0.9, 0.8]}}) == 1
     err = capsys.readouterr().err
-    assert (
-        "good-seed1.json is of a run with other settings (success: [0.3, 0.9, 0.9] there, [0.3, 0.9, 0.8] now)" in err
-    )
+    assert "good-seed1.json is the record of a run with other settings" in err
+    assert "(success: [0.3, 0.9, 0.9] there, [0.3, 0.9, 0.8] now)" in err
     assert "delete it and the folder runs/mine/good-seed1" in err
     assert study(arms={**ARMS, "new": {"success": [0.5] * 3}}, question="Why?", window=1, baseline="new") == 0
     assert starts() == {**ALL, "new-seed1": 1, "new-seed2": 1}
@@ -130,7 +129,7 @@ def test_an_arm_may_be_renamed_in_capitals_and_a_number_be_written_otherwise(stu
 def test_an_arm_that_the_report_will_refuse_is_said_before_others_are_run(study, capsys):
     assert study("--arms", "good", seeds=[1]) == 0
     assert study("--arms", "bad|one", seeds=[1], arms={**ARMS, "good": {"success": [0.1] * 3}}) == 1
-    assert "good-seed1.json is of a run with other settings" in capsys.readouterr().err
+    assert "good-seed1.json is the record of a run with other settings" in capsys.readouterr().err
     assert "bad-one-seed1" not in starts()
 
 
@@ -143,7 +142,7 @@ def test_what_is_wrong_in_one_folder_stops_no_other_run(study, capsys):
     assert study() == 1
     err = capsys.readouterr().err
     assert "failed: bad-one-seed1: could not be started: " in err
-    assert f"failed: good-seed1: {damaged} is no evaluation of a run (KeyError('protocol'))" in err
+    assert f"failed: good-seed1: {damaged} is not an evaluation of a run (KeyError('protocol'))" in err
     assert "good-seed2: finished" in err and "bad-one-seed2: finished" in err
     Path("runs/mine/bad-one-seed1/config.yaml").rmdir()
     damaged.unlink()

@@ -88,9 +88,9 @@ def test_arms_and_seeds_are_chosen_on_the_command_line(written):
     whole = written(arms={"a": {}, "b": {}, "c": {}})
     assert whole.chosen(None, None) == whole == whole.joined(whole)
     assert [arm.seeds for arm in whole.joined(study).arms] == [(4, 5), (4, 5, 7), (4, 5, 7)]
-    with pytest.raises(StudyError, match=r"--arms: got 'x', takes some of 'b', 'c'"):
+    with pytest.raises(StudyError, match=r"--arms: expected names from 'b', 'c', got 'x'"):
         study.chosen(["x"])
-    with pytest.raises(StudyError, match="--seeds: got 7 more than once"):
+    with pytest.raises(StudyError, match="--seeds: .*got 7 more than once"):
         study.chosen(None, [7, 7])
 
 
@@ -113,38 +113,38 @@ def test_arms_that_would_share_a_folder_are_refused(written, other):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"seed": 1}, "seed: unknown; takes name, question"),
-        ({"seeds": [1, 1]}, "seeds: got 1 more than once"),
-        ({"seeds": 3}, "seeds: got 3, takes a list of integers"),
-        ({"seeds": [True]}, "seeds: got"),
-        ({"arms": {}}, "arms: got {}"),
-        ({"arms": {0.1: {}}}, "arms: got the name 0.1"),
-        ({"arms": {"a\nb": {}}}, "arms: got the name"),
-        ({"arms": {"a": 3}}, "arms: 'a': got 3"),
-        ({"arms": {"a": {"seed": 3}}}, "'a': seed: the study decides it"),
-        ({"arms": {"a": {"config": "no.yaml"}}}, "'a': config: got no.yaml, which is no file"),
-        ({"arms": {"a": {"seeds": []}}}, "'a': seeds: got"),
-        ({"baseline": "x"}, "baseline: got 'x', takes one of the arms: 'a', 'b'"),
+        ({"seed": 1}, "seed: unknown; expected name, question"),
+        ({"seeds": [1, 1]}, "seeds: .*got 1 more than once"),
+        ({"seeds": 3}, "seeds: expected a list of integers .*got 3"),
+        ({"seeds": [True]}, "seeds: .*got"),
+        ({"arms": {}}, "arms: .*got {}"),
+        ({"arms": {0.1: {}}}, "arms: expected names .*got 0.1"),
+        ({"arms": {"a\nb": {}}}, "arms: expected names .*got"),
+        ({"arms": {"a": 3}}, "arms: 'a': .*got 3"),
+        ({"arms": {"a": {"seed": 3}}}, "'a': seed: the study sets it"),
+        ({"arms": {"a": {"config": "no.yaml"}}}, "'a': config: expected a file, got no.yaml"),
+        ({"arms": {"a": {"seeds": []}}}, "'a': seeds: .*got"),
+        ({"baseline": "x"}, "baseline: expected one of the arms 'a', 'b', got 'x'"),
         ({"train": {"recipe": "train.py"}}, "train: config is missing"),
-        ({"train": {**TRAIN, "output_dir": "x"}}, "train: output_dir: the study decides it"),
-        ({"window": 0}, "window: got 0"),
-        ({"solved": 80}, "solved: got 80, takes a share"),
-        ({"name": "../x"}, "name: got '../x'"),
-        ({"arms": {"a": False}}, "arms: 'a': got False, takes 'field: value' pairs"),
-        ({"train": {**TRAIN, "recipe": 5}}, "train: recipe: got 5, takes a text"),
-        ({"train": {**TRAIN, "seeds": [1]}}, "train: seeds: those of all arms stand beside it"),
-        ({"solved": 0.2}, "trapped: got 0.5, takes a share up to that of solved, 0.2"),
+        ({"train": {**TRAIN, "output_dir": "x"}}, "train: output_dir: the study sets it"),
+        ({"window": 0}, "window: .*got 0"),
+        ({"solved": 80}, "solved: expected a share .*got 80"),
+        ({"name": "../x"}, "name: .*got '../x'"),
+        ({"arms": {"a": False}}, "arms: 'a': expected 'field: value' pairs, got False"),
+        ({"train": {**TRAIN, "recipe": 5}}, "train: recipe: expected a string, got 5"),
+        ({"train": {**TRAIN, "seeds": [1]}}, "train: seeds: not allowed here"),
+        ({"solved": 0.2}, "trapped: .* 0.2, got 0.5"),
     ],
 )
 def test_what_is_wrong_is_named(written, changes, says):
     with pytest.raises(StudyError) as error:
         written(**changes)
-    assert says in str(error.value)
+    assert re.search(says, str(error.value))
 
 
 def test_a_name_that_is_there_twice_is_refused(written):
     text = "train: {recipe: train.py, config: train.yaml}\nseeds: [1]\narms:\n  a: {lr: 1}\n  a: {lr: 2}\n"
-    with pytest.raises(StudyError, match="'a' is there 2 times.*line 4"):
+    with pytest.raises(StudyError, match="'a' occurs 2 times.*line 4"):
         written(text)
 
 
@@ -162,10 +162,10 @@ def test_a_model_beside_a_warm_start_is_refused(written):
 
 
 def test_a_run_that_would_leave_no_log_is_refused(written):
-    with pytest.raises(StudyError, match="arms: 'a': save_strategy: got 'no'"):
+    with pytest.raises(StudyError, match="arms: 'a': save_strategy: .*got 'no'"):
         plan(written(arms={"a": {"save_strategy": False}}), Path("runs"))  # YAML's own word for no
     Path("train.yaml").write_text("save_strategy: no\n")
-    with pytest.raises(StudyError, match="train.yaml: save_strategy: got 'no'"):
+    with pytest.raises(StudyError, match="train.yaml: save_strategy: .*got 'no'"):
         plan(written(arms={"a": {}}), Path("runs"))
 
 
@@ -173,7 +173,7 @@ def test_a_value_of_which_no_checksum_can_be_made_is_named(written):
     with pytest.raises(StudyError, match="arms: 'a': sizes: .*not supported between"):
         plan(written(arms={"a": {"sizes": {1: 2, "b": 3}}}), Path("runs"))
     text = "train: {recipe: train.py, config: train.yaml}\nseeds: [1]\narms: {a: {sizes: &it {b: *it}}}\n"
-    with pytest.raises(StudyError, match="arms: 'a': sizes: Circular reference"):
+    with pytest.raises(StudyError, match="arms: 'a': sizes: .*Circular reference"):
         plan(written(text), Path("runs"))
 
 

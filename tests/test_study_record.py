@@ -118,14 +118,14 @@ def test_a_record_knows_the_weights_of_the_warm_start_wherever_they_lie(tmp_path
 def test_a_run_without_a_log_is_refused(tmp_path):
     run = run_of(tmp_path)
     run.folder.mkdir()
-    with pytest.raises(StudyError, match="has no checkpoint, and so no log; take a save_strategy"):
+    with pytest.raises(StudyError, match="has no checkpoint and therefore no log; set a save_strategy"):
         collect(run, 1.0)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"arm": "a", "evaluations": [{}]}', "{'"])
 def test_a_damaged_record_is_named(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(StudyError, match=r"a\.json is no record of a run"):
+    with pytest.raises(StudyError, match=r"a\.json is not a record of a run"):
         read_record(tmp_path / "a.json")
 
 

@@ -36,7 +36,7 @@ def test_quantiles_in_closed_form():
     assert t_quantile(0.975, 200) == pytest.approx(t_quantile(0.975, 201), abs=6.1e-5)  # (z^3 + z) / (4 * 200^2)
     assert t_quantile(0.975, 200) > t_quantile(0.975, 201)
     assert t_quantile(0.5, 7) == pytest.approx(0, abs=1e-12)
-    with pytest.raises(ValueError, match="share: got 1"):
+    with pytest.raises(ValueError, match="share: .*got 1"):
         t_quantile(1, 3)
 
 
@@ -48,7 +48,7 @@ def test_mean_deviation_and_interval_by_hand():
     assert (found.low, found.high) == (pytest.approx(5 - half, abs=1e-5), pytest.approx(5 + half, abs=1e-5))
     one = estimate([0.3])
     assert one.mean == 0.3 and one.count == 1 and all(map(math.isnan, (one.deviation, one.low, one.high)))
-    with pytest.raises(ValueError, match="values: got none"):
+    with pytest.raises(ValueError, match="values: .*got none"):
         estimate([])
 
 

@@ -28,7 +28,7 @@ def test_the_first_reason_stays():
     assert child.end == "" and not child.hung
     child.close_hung(1.5)
     child.close()
-    assert child.end.startswith(f"the shell (process {child.pid}) hangs: no answer within 1.5 s; it was killed")
+    assert child.end.startswith(f"the shell (process {child.pid}) hung: no answer within 1.5 s; it was killed")
     assert child.hung and not child.is_alive and child.exit_status() == -signal.SIGKILL
 
 

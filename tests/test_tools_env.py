@@ -54,7 +54,7 @@ class TestWordGame(EnvContract):
 
 
 def test_without_a_demonstrator_there_is_no_expert_and_the_error_names_the_field():
-    with pytest.raises(EnvError, match="demonstrator: got none, takes 'module:Class'.* has no expert"):
+    with pytest.raises(EnvError, match="demonstrator: expected 'module:Class' .*got none: .* has no expert"):
         ToolSuite(WordGame, word_rows(), reward_funcs=[reward_func]).make_expert()
 
 
@@ -165,7 +165,7 @@ def unknown(a: "NoSuchType") -> str:  # noqa: F821
     [
         (undocumented, "'undocumented' has no docstring"),
         (untyped, "'untyped': the argument 'a' has no type"),
-        (unbounded, r"'unbounded' takes \*a: int"),
+        (unbounded, r"'unbounded': expected named arguments, got \*a: int"),
         (unknown, "'unknown': name 'NoSuchType' is not defined"),
     ],
 )
@@ -306,7 +306,7 @@ def test_asynchronous_tools_and_blocks_of_text_are_taken():
     env, *_ = started(ToolSuite(Failing))
     assert env.step(tool_call("wait", seconds=0.01))[0] == "waited 0.01 seconds"
     assert env.step(tool_call("show"))[0] == "one\ntwo"
-    with pytest.raises(EnvError, match="block of type 'image'; takes text"):
+    with pytest.raises(EnvError, match="block of type 'image'"):
         env.step(tool_call("paint"))
 
 
@@ -360,7 +360,7 @@ class Startless:
         (Toolless, "factory: Toolless has no tool"),
         (Rewardless, "factory: Rewardless has no get_reward"),
         (Startless, "factory: Startless has no reset"),
-        ({"a": WordGame}, "factory: got .*takes a class or a function"),
+        ({"a": WordGame}, "factory: expected a class or a function .*got"),
     ],
 )
 def test_a_factory_that_cannot_work_is_refused(factory, says):
@@ -371,9 +371,9 @@ def test_a_factory_that_cannot_work_is_refused(factory, says):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({}, "factory: got '', takes 'module:Class'"),
-        ({"factory": "no_such_module:X"}, "factory: got 'no_such_module:X', which cannot be imported"),
-        ({"factory": "word_game:WordGame", "rows": "word_game:WORDS"}, "rows: .*takes rows with named columns"),
+        ({}, "factory: expected 'module:Class' .*got ''"),
+        ({"factory": "no_such_module:X"}, "factory: .*got 'no_such_module:X', which cannot be imported"),
+        ({"factory": "word_game:WordGame", "rows": "word_game:WORDS"}, "rows: expected rows with named columns"),
         ({"factory": "word_game:WordGame", "rows": "no_such_file.jsonl"}, "rows: .*cannot be read"),
         ({"factory": "word_game:WordGame", "tool_rewards": ["word_game:nothing"]}, "tool_rewards: .*imported"),
     ],

@@ -113,7 +113,7 @@ def test_an_unknown_task_id_is_named_with_the_ids_there_are(task_id):
 
 
 def test_an_unknown_split_is_named_with_the_splits_there_are():
-    with pytest.raises(EnvError, match="'valid'.*train, iid, ood"):
+    with pytest.raises(EnvError, match="split: .*train, iid, ood.*'valid'"):
         ToySuite().task_ids("valid")
 
 

@@ -88,11 +88,11 @@ def test_the_habit_plays_what_the_warm_start_is_to_learn():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rooms": 0}, "rooms: got 0, takes an integer >= 1"),
-        ({"doors": 1}, "doors: got 1, takes an integer >= 2"),
-        ({"doors": 7}, "doors: got 7, takes at most 6"),
-        ({"hatch": 1.5}, r"hatch: got 1.5, takes a number in \[0, 1\]"),
-        ({"rooms": 5, "move_limit": 4}, "move_limit: got 4, takes an integer >= 5"),
+        ({"rooms": 0}, "rooms: .*got 0"),
+        ({"doors": 1}, "doors: .*>= 2, got 1"),
+        ({"doors": 7}, "doors: .*at most 6, got 7"),
+        ({"hatch": 1.5}, r"hatch: .*got 1.5"),
+        ({"rooms": 5, "move_limit": 4}, "move_limit: .*>= 5, got 4"),
     ],
 )
 def test_settings_that_make_no_game_are_refused(settings, message):

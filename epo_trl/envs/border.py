@@ -1,4 +1,4 @@
-"""The border to an environment's own code: which exceptions end its episode alone, and which answers are taken."""
+"""Isolation of an environment's code: which exceptions abort only its episode, and which results are valid."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ MAX_ERROR_CHARS = 2000
 
 
 def ends_episode_alone(error: BaseException) -> bool:
-    """Returns whether an exception from an environment aborts its episode and nothing else: all but Ctrl-C."""
+    """Returns whether an exception from an environment aborts only its episode: all but Ctrl-C."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(ends_episode_alone, error.exceptions))
     return not isinstance(error, KeyboardInterrupt)
 
 
 def error_text(error: BaseException) -> str:
-    """Returns type and message of an exception, shortened, even where its `__str__` raises."""
+    """Formats the type and message of an exception, shortened, even where its `__str__` raises."""
     return f"{type(error).__name__}: {shown(error)}"
 
 
 def shown(value: object) -> str:
-    """Returns `str(value)`, shortened, even where that raises."""
+    """Returns `str(value)`, shortened, even where `str` raises."""
     try:
-        text = str.__str__(str(value))  # a subclass of str may have methods of its own
+        text = str.__str__(str(value))  # a subclass of str may override methods
     except BaseException as error:
         if not ends_episode_alone(error):
             raise
@@ -36,10 +36,10 @@ def shown(value: object) -> str:
 
 
 def checked_answer(observation: Any, info: Any) -> tuple[str, Info]:
-    """Returns observation and info of a reset or a step, as plain text and a dict.
+    """Validates observation and info of a reset or a step and returns them as plain text and a dict.
 
     Raises:
-        EnvError: If something has another type than `TextEnv` asks for; the message names it.
+        EnvError: If a field has another type than `TextEnv` requires; the message names the field.
     """
     if not isinstance(observation, str):
         raise _wrong("observation", "a str", observation)
@@ -66,14 +66,14 @@ def _check_actions(listed: Any) -> None:
         raise _wrong(field, "a tuple of str, or None", listed)
     for action in listed:
         if not isinstance(action, str):
-            raise _wrong(field, "str in it", action)
+            raise _wrong(field, "only str in it", action)
 
 
 def number(field: str, value: Any) -> float:
-    """Returns a number of an environment as a float.
+    """Converts a number from an environment to a float.
 
     Raises:
-        EnvError: If it is none. A text is none, even one that spells a number.
+        EnvError: If the value is not a number. A string is not, even one that spells a number.
     """
     if not isinstance(value, SupportsFloat):
         raise _wrong(field, "a number", value)
@@ -81,14 +81,14 @@ def number(field: str, value: Any) -> float:
 
 
 def close_all(envs: list[TextEnv]) -> None:
-    """Empties the list and closes what was in it. Warns of a `close()` that fails."""
+    """Closes all environments and empties the list. Warns if a `close()` fails."""
     while envs:
         try:
             envs.pop().close()
         except BaseException as error:
             if not ends_episode_alone(error):
                 raise
-            warnings.warn(f"an environment's close() has failed: {error_text(error)}", stacklevel=2)
+            warnings.warn(f"an environment's close() failed: {error_text(error)}", stacklevel=2)
 
 
 def _wrong(field: str, wanted: str, value: object) -> EnvError:

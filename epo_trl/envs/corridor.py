@@ -1,8 +1,8 @@
-"""Corridor: a text game whose optimal values are known in closed form, to test a critic. Standard library only.
+"""Corridor: a text game with optimal values in closed form, to test a critic. Standard library only.
 
-A row of rooms, each with a red and a blue door. One of them leads on, the other back to the first room; which is which
-differs from room to room. The door that leads on from the last room leads out. Given time, almost every player gets out
-in the end: that an episode was won says little about any one of its turns.
+A row of rooms, each with a red and a blue door. One door leads on, the other back to the first room; which one leads on
+differs from room to room. The door that leads on from the last room leads out. With enough turns almost every policy
+gets out in the end, so winning an episode is little evidence about any single turn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
 
 DOORS = ("red", "blue")
-_COPIES = {"train": 8, "iid": 1, "ood": 1}  # tasks that begin in each room
+_COPIES = {"train": 8, "iid": 1, "ood": 1}  # tasks that start in each room
 
 
 def door_on(room: int) -> str:
@@ -23,26 +23,26 @@ def door_on(room: int) -> str:
 
 
 def optimal_value(room: int, rooms: int, *, gamma: float, reward: float) -> float:
-    """Returns the value of a room under the best policy: `gamma^(rooms - room) * reward`.
+    """Computes the value of a room under the optimal policy: `gamma^(rooms - room) * reward`.
 
-    From there the best policy takes `rooms - room + 1` turns, and the reward comes with the last.
+    From there the optimal policy needs `rooms - room + 1` turns, and the reward comes with the last.
 
     Args:
-        room: From 1 to `rooms`.
+        room: Room number, from 1 to `rooms`.
         rooms: Length of the corridor.
-        gamma: Discount from turn to turn.
-        reward: Paid for leaving.
+        gamma: Discount per turn.
+        reward: Reward for leaving.
     """
     return gamma ** (rooms - room) * reward
 
 
 class Corridor(TextEnv):
-    """Plays a corridor. Beside the fields of the contract, `info` has `place`: `"room 3"` or `"outside"`.
+    """A corridor environment. Besides the required fields, `info` has `place`: `"room 3"` or `"outside"`.
 
     Args:
-        rooms: Its length.
-        move_limit: The game truncates the episode after so many steps. Nothing that is shown depends on their number,
-            so the values of `optimal_value` hold if what comes after the limit is bootstrapped.
+        rooms: Length of the corridor.
+        move_limit: Number of steps after which the game truncates the episode. No observation depends on the step
+            count, so `optimal_value` holds if the states after the limit are bootstrapped.
     """
 
     def __init__(self, rooms: int = 8, *, move_limit: int = 20) -> None:
@@ -52,16 +52,16 @@ class Corridor(TextEnv):
         self.moves = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Returns the first room of the task `"<split>/<number>"`; the number alone decides it."""
+        """Returns the first room of the task `"<split>/<number>"`; only the number decides it."""
         task_id = (options or {}).get("task_id")
         split, _, number = str(task_id).partition("/")
         if split not in _COPIES or not number.isdecimal() or int(number) >= self.rooms * _COPIES[split]:
-            raise EnvError(f'options["task_id"]: got {task_id!r}, takes an id of CorridorSuite, for example "train/0"')
+            raise EnvError(f'options["task_id"]: expected an id of CorridorSuite, such as "train/0", got {task_id!r}')
         self.room, self.moves = int(number) % self.rooms + 1, 0
         return self._see(), self._info(won=False)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Goes through a door; any other text changes nothing."""
+        """Goes through a door; any other action changes nothing."""
         if self.room is None:
             raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
         self.moves += 1
@@ -84,10 +84,10 @@ class Corridor(TextEnv):
 
 
 class CorridorExpert:
-    """Takes the right door of every room."""
+    """Chooses the right door in every room."""
 
     def reset(self, observation: str, info: Info) -> None:
-        """Nothing to remember: the observation names the room."""
+        """Does nothing: the observation names the room."""
 
     def act(self, observation: str, info: Info) -> tuple[str, str]:
         """Returns `(thought, action)`."""
@@ -96,7 +96,7 @@ class CorridorExpert:
 
 
 class CorridorSuite(TaskSuite):
-    """Tasks that begin in every room of one corridor. All lists play the same corridor: it is there to be learned."""
+    """Tasks that start in every room of one corridor. All lists use the same corridor: the agent is to learn it."""
 
     name = "corridor"
 
@@ -110,9 +110,9 @@ class CorridorSuite(TaskSuite):
         return tuple(f"{split}/{number}" for number in range(self.rooms * _COPIES[split]))
 
     def make_env(self) -> Corridor:
-        """Returns a fresh game."""
+        """Creates a fresh game."""
         return Corridor(self.rooms, move_limit=self.move_limit)
 
     def make_expert(self, seed: int = 0) -> CorridorExpert:
-        """Returns a player that always wins."""
+        """Creates an expert that always wins."""
         return CorridorExpert()

@@ -1,4 +1,4 @@
-"""From `module:attribute` in a user's config to what it names."""
+"""Imports the object that a `module:attribute` in a user's config names."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import Any
 from epo_trl.envs.base import EnvError
 
 
-def named_object(field: str, name: str, takes: str) -> Any:
-    """Returns what `"module:attribute"` names.
+def named_object(field: str, name: str, expected: str) -> Any:
+    """Imports the object that `"module:attribute"` names.
 
-    Only what a user has written into a config is given here: importing a module runs it.
+    Pass only names that the user has written into a config: importing a module runs it.
 
     Args:
-        field: Of the config, for messages.
-        name: The module is looked for where Python looks, and in the current folder and the config's if a recipe runs.
-        takes: What the field takes, for messages.
+        field: Config field, for error messages.
+        name: Name to import. The module is searched on Python's path; in a recipe also in the current folder and the
+            config's.
+        expected: Expected value of the field, for error messages.
 
     Raises:
-        EnvError: If there is no such module or nothing of that name in it.
+        EnvError: If there is no such module or it has no such attribute.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise EnvError(f"{field}: got {name!r}, takes {takes}")
+        raise EnvError(f"{field}: expected {expected}, got {name!r}")
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError) as error:
         raise EnvError(
-            f"{field}: got {name!r}, which cannot be imported ({type(error).__name__}: {error}); takes {takes}, "
-            "from the current folder, the config's, or an installed package"
+            f"{field}: expected {expected} from the current folder, the config's, or an installed package, got "
+            f"{name!r}, which cannot be imported ({type(error).__name__}: {error})"
         ) from error

@@ -1,4 +1,4 @@
-"""From an environment's name in a config to the class of its settings, and from those to its tasks."""
+"""Looks up the settings class of an environment by its name in a config, and builds the task suite from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.named import named_object
 
-# A dataclass whose fields are the settings and whose `make_suite()` returns the task suite.
+# Each is a dataclass with the settings as fields and a `make_suite()` that returns the task suite.
 ENVIRONMENTS = {
     "alfworld": "epo_trl.envs.alfworld.arguments:AlfworldArguments",
     "gymnasium": "epo_trl.envs.adapters.gymnasium:GymnasiumArguments",
@@ -25,38 +25,40 @@ ENVIRONMENTS = {
 class EnvArguments(Protocol):
     """The settings of an environment, as fields of a dataclass.
 
-    A class attribute `MAY_CHANGE` names those that do not change what is learned: a resumed run may have other values.
-    A class method `check_early(given)` may raise `EnvError` before torch is loaded, from the settings as they are
-    written: `{name: value}` of the config and the command line.
+    The class attribute `MAY_CHANGE` names the fields that do not change what is learned: a resumed run may change them.
+    A class method `check_early(given)` may raise `EnvError` before torch is loaded. It gets the settings as they are
+    written in the config and on the command line: `{name: value}`.
     """
 
     def make_suite(self) -> TaskSuite:
-        """Returns the task suite."""
+        """Creates the task suite."""
 
 
 def environment_arguments(name: str, folder: Path | None = None) -> type[Any]:
-    """Returns the dataclass of an environment's settings, see `EnvArguments`.
+    """Returns the settings dataclass of an environment, see `EnvArguments`.
 
     Args:
-        name: A key of `ENVIRONMENTS`, or `"module:Class"` for one that is not ours. The module is looked for in the
-            current folder too.
-        folder: Another folder to look in: the config's.
+        name: A key of `ENVIRONMENTS`, or `"module:Class"` for a user's environment. The module is also searched in the
+            current folder.
+        folder: Another folder to search: the config's.
 
     Raises:
-        EnvError: If there is no such environment, or it is no dataclass with `make_suite()`.
+        EnvError: If there is no such environment, or the class is not a dataclass with `make_suite()`.
     """
     for place in dict.fromkeys([Path.cwd(), *([folder.resolve()] if folder else [])]):
-        if str(place) not in sys.path:  # last, so that nothing in it hides a library
+        if str(place) not in sys.path:  # last, so that nothing in it shadows a library
             sys.path.append(str(place))
-    takes = ", ".join(map(repr, ENVIRONMENTS)) + " or 'module:Class'"
-    found = named_object("environment", ENVIRONMENTS.get(name, name), takes)
+    known = ", ".join(map(repr, ENVIRONMENTS)) + " or 'module:Class'"
+    found = named_object("environment", ENVIRONMENTS.get(name, name), known)
     if not isinstance(found, type) or not hasattr(found, "make_suite"):
-        mend = "takes a dataclass of settings with `def make_suite(self)`, which returns the TaskSuite"
-        raise EnvError(f"environment: got {name!r}, which has no make_suite(); {mend} (docs/environments.md)")
+        expected = "a settings dataclass with `def make_suite(self)` that returns the TaskSuite"
+        raise EnvError(
+            f"environment: expected {expected} (docs/environments.md), got {name!r}, which has no make_suite()"
+        )
     if not is_dataclass(found):
         raise EnvError(
-            f"environment: got {name!r}, which is not a dataclass, so its settings are not known; write @dataclass "
-            "above the class and a type at each field, for example `size: int = 3`"
+            f"environment: expected a dataclass, got {name!r}, whose settings cannot be read; write @dataclass above "
+            "the class and a type at each field, for example `size: int = 3`"
         )
     return found
 
@@ -68,27 +70,27 @@ def check_fields(settings: type[Any], others: Iterable[type[Any]]) -> None:
     for field in fields(settings):
         if field.init and field.name in owners:
             raise EnvError(
-                f"environment: {settings.__name__} has a field {field.name!r}, and so has {owners[field.name]}, so the "
-                f"option --{field.name} would mean both; rename the field, for example to 'game_{field.name}'"
+                f"environment: {settings.__name__} and {owners[field.name]} both have a field {field.name!r}, so the "
+                f"option --{field.name} is ambiguous; rename the field, for example to 'game_{field.name}'"
             )
 
 
 def suite_of(settings: Any) -> TaskSuite:
-    """Returns the suite that the settings make. Its `settings` are those that a resumed run has to share.
+    """Builds the suite from its settings. Its attribute `settings` holds those that a resumed run has to share.
 
     Raises:
-        EnvError: If a setting is unusable, or what was made is no `TaskSuite`.
+        EnvError: If a setting is unusable, or `make_suite()` does not return a `TaskSuite`.
     """
     suite, name = settings.make_suite(), type(settings).__name__
     if not isinstance(suite, TaskSuite):
         raise EnvError(
-            f"environment: {name}.make_suite() returned {suite!r:.100}, takes an object of a class that derives from "
-            "epo_trl.envs.TaskSuite"
+            f"environment: expected {name}.make_suite() to return an instance of a subclass of epo_trl.envs.TaskSuite, "
+            f"got {suite!r:.100}"
         )
     if not isinstance(getattr(suite, "name", None), str) or not suite.name:
         raise EnvError(
             f"environment: the {type(suite).__name__} of {name} has no name; set the class attribute `name`, for "
-            'example "my-game"; every reported number carries it'
+            'example "my-game", which every reported number carries'
         )
     suite.made_by = f"{type(settings).__module__}:{type(settings).__qualname__}"
     may_change = getattr(settings, "MAY_CHANGE", ())

@@ -1,4 +1,4 @@
-"""Seats: the right to one environment among those that share a process."""
+"""Seats: each is the right to one environment among those that share a process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import count
 
 
 class Seats:
-    """Numbered seats. `len()` is how many are taken."""
+    """Numbered seats. `len()` is the number of seats in use."""
 
     def __init__(self) -> None:
         self._seats: set[int] = set()
@@ -16,11 +16,11 @@ class Seats:
         return len(self._seats)
 
     def take_seat(self) -> int:
-        """Returns the number of a new seat."""
+        """Reserves a seat and returns its number."""
         seat = next(self._numbers)
         self._seats.add(seat)
         return seat
 
     def forget_seat(self, seat: int) -> None:
-        """Marks a seat as free."""
+        """Frees a seat."""
         self._seats.discard(seat)

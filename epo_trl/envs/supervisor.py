@@ -1,4 +1,4 @@
-"""Child processes that never outlive us, and the words for one that answers no more."""
+"""Child processes that never outlive this process, and the error text for one that stops answering."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from typing import IO, Any
 
 
 class ChildProcess:
-    """A running child process. It is killed when nobody refers to this object any more, at the latest at our exit.
+    """A running child process. It is killed when this object is garbage-collected, at the latest when Python exits.
 
-    It leads a session of its own: Ctrl-C reaches Python alone, and what it starts is killed with it. If we are killed,
-    it has to exit by itself, at the end of a pipe that only we hold; a forked child of ours closes that at once.
+    The child leads its own session: Ctrl-C reaches only Python, and the child's own children are killed with it. If
+    Python is killed, the child has to exit at the end of a pipe that only Python holds; a forked child closes it at
+    once.
 
     Args:
-        what: For messages, for example `"the ScienceWorld JVM"`.
-        command: The program and its arguments.
-        let_go: Closes in a forked child of ours, beside `stdin` and `stdout`, what keeps the process alive.
-        clean_up: Called once, after its end.
+        what: Description for messages, for example `"the ScienceWorld JVM"`.
+        command: Program and its arguments.
+        let_go: Closes, in a forked child of Python, what keeps the process alive besides `stdin` and `stdout`.
+        clean_up: Called once, after the process has ended.
         popen: Other arguments of `subprocess.Popen`.
 
     Attributes:
-        name: `what`, and the number of the process.
-        end: Why there will be no more answers; `""` until it is closed.
-        hung: Whether it was killed because it did not answer in time.
+        name: `what` with the process id.
+        end: Reason why there will be no more answers; `""` until the process is closed.
+        hung: Whether the process was killed because it did not answer in time.
 
     Raises:
         OSError: If the program cannot be started.
@@ -45,50 +46,50 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
         return self._process.pid
 
     @property
     def stdout(self) -> IO[bytes]:
-        """What it prints, if `stdout` is a pipe."""
+        """The process's output, if `stdout` is a pipe."""
         assert self._process.stdout is not None
         return self._process.stdout
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still answers, as far as we know."""
+        """Whether the process still answers, as far as is known."""
         return not self.end and self.exit_status() is None
 
     def exit_status(self, seconds: float = 0.0) -> int | None:
-        """Returns the exit status, for a signal its negative number; `None` if it runs on for so many seconds."""
+        """Returns the exit status (negative for a signal), or `None` if the process still runs after this time."""
         if self._process.returncode is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
-                _kill_group(self._process)  # what it has left behind
+                _kill_group(self._process)  # processes it has left behind
         return self._process.returncode
 
     def close(self, why: str = "") -> None:
-        """Kills it: there is nothing to save. May be called twice; `end` is the first reason."""
+        """Kills the process, which has nothing to save. May be called twice; `end` keeps the first reason."""
         self.end = self.end or why or f"{self.name} was closed"
         self._stop()
 
     def close_hung(self, seconds: float) -> None:
-        """Kills it because it did not answer within so many seconds."""
+        """Kills the process because it did not answer within the time limit."""
         self.hung = True
-        self.close(f"{self.name} hangs: no answer within {seconds:g} s; it was killed, and a reset starts another")
+        self.close(f"{self.name} hung: no answer within {seconds:g} s; it was killed, and a reset starts another")
 
     def close_dead(self, last_words: str = "") -> None:
-        """Closes what was found dead, with the last that it said."""
+        """Closes a process that was found dead; `last_words` is its last output."""
         self._stop()
         died = f"{self.name} died with exit status {self._process.returncode}; a reset starts another"
         self.close(f"{died}. {last_words}" if last_words else died)
 
 
-_ours: dict[subprocess.Popen[bytes], Callable[[], None]] = {}  # the children of this process: `let_go`
+_ours: dict[subprocess.Popen[bytes], Callable[[], None]] = {}  # children of this process -> `let_go`
 
 
 def _stop(process: subprocess.Popen[bytes], clean_up: Callable[[], None]) -> None:
-    if process not in _ours:  # a forked child must not kill its parent's
+    if process not in _ours:  # a forked child must not kill its parent's children
         return
     if process.returncode is None:
         _kill_group(process)
@@ -99,9 +100,9 @@ def _stop(process: subprocess.Popen[bytes], clean_up: Callable[[], None]) -> Non
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process and what it started. To be called before its end is known or right after: numbers come again."""
+    """Kills a process and its children. Call it before the exit is reaped or right after: process ids are reused."""
     if process in _ours:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # all are gone; macOS says the other
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # all are gone; macOS raises the second
             os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -112,7 +113,7 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
 
 
 def _let_go() -> None:
-    """Closes in a forked child what keeps its parent's children alive."""
+    """Closes, in a forked child, what keeps its parent's children alive."""
     for process, let_go in _ours.items():
         _close_pipes(process)
         let_go()

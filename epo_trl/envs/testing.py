@@ -1,4 +1,4 @@
-"""The contract tests of every task suite, for pytest. A new environment gets them all from three lines:
+"""Contract tests of any task suite, for pytest. A new environment gets all of them from three lines:
 
 class TestMyGame(EnvContract):
     def make_suite(self):
@@ -29,13 +29,13 @@ for split in suite.splits:
 
 
 class EnvContract:
-    """Tests of a task suite and its environments. Derive from it, and write `make_suite`.
+    """Tests of a task suite and its environments. Subclass it and implement `make_suite`.
 
     Attributes:
-        deterministic: `False` if the engine has noise of its own.
-        expert_turns: Within so many turns the expert wins; `None` if the suite has no expert.
-        expert_tasks: It plays so many tasks of each list.
-        expert_wins: At least this share of them it wins.
+        deterministic: `False` if the engine itself is noisy.
+        expert_turns: Number of turns within which the expert wins; `None` if the suite has no expert.
+        expert_tasks: Number of tasks of each list that the expert plays.
+        expert_wins: Minimum success rate of the expert on them.
         player: Chooses actions where the environment lists none, see `check_text_env`.
     """
 
@@ -46,22 +46,22 @@ class EnvContract:
     player: ClassVar[Player | None] = None
 
     def make_suite(self) -> TaskSuite:
-        """Returns the suite. Its class must be importable in another process."""
-        raise NotImplementedError(f"{type(self).__name__} has no make_suite(self), which returns the task suite")
+        """Creates the suite. Its class must be importable in another process."""
+        raise NotImplementedError(f"{type(self).__name__} has no make_suite(self); write one that returns the suite")
 
     def test_the_task_lists_keep_the_contract(self) -> None:
-        """See `check_task_suite`."""
+        """Runs `check_task_suite`."""
         check_task_suite(self.make_suite())
 
     def test_the_environment_keeps_the_contract(self) -> None:
-        """See `check_text_env`."""
+        """Runs `check_text_env`."""
         suite = self.make_suite()
         ids = [suite.task_ids(split)[0] for split in suite.splits]
-        player = type(self).player  # from the instance, a plain function would be its method
+        player = type(self).player  # from the instance, a plain function would become its method
         check_text_env(suite.make_env(), ids, make_env=suite.make_env, deterministic=self.deterministic, player=player)
 
     def test_another_process_sees_the_same_lists_and_starts(self) -> None:
-        """Runs two processes in which `hash()` differs."""
+        """Compares two processes in which `hash()` differs."""
         suite = self.make_suite()
         sent = pickle.dumps(sys.path) + pickle.dumps(suite)
         seen = set()
@@ -76,8 +76,8 @@ class EnvContract:
             seen.add(done.stdout)
         assert seen != {b""}, "the processes printed nothing"
         assert len(seen) == 1, (
-            "two processes made different lists or starts; derive every choice from the task id and the seed, by a "
-            "`random.Random` of your own, not from `hash()` or the order of a set"
+            "two processes made different lists or starts; derive every choice from the task id and the seed, with "
+            "your own `random.Random`, not from `hash()` or the order of a set"
         )
 
     def test_the_expert_plays_admissible_actions_and_wins(self) -> None:
@@ -97,7 +97,7 @@ def _wins(env: TextEnv, expert: Expert, task_id: str, turns: int) -> bool:
     expert.reset(observation, info)
     for _ in range(turns):
         thought, action = expert.act(observation, info)
-        assert isinstance(thought, str), f"{task_id}: the expert's thought is {thought!r}, not a text"
+        assert isinstance(thought, str), f"{task_id}: expected a str as the expert's thought, got {thought!r}"
         listed = info["admissible_actions"]
         observation, _, terminated, truncated, info = env.step(action)
         known = info["accepted"] if listed is None else action in listed

@@ -1,8 +1,8 @@
-"""TreasureHunt: a text game small enough for tests and notebooks, with the shape of ALFWorld. Standard library only.
+"""TreasureHunt: a text game like ALFWorld, small enough for tests and notebooks. Standard library only.
 
-A hall has a chest and two to five coloured boxes. One box holds the thing to be brought into the chest, some hold
-another thing. In tasks of the type `hidden` the boxes are shut and have to be searched (3 to 7 turns for the
-expert); in `visible` they are open from the start (2 turns).
+A hall has a chest and two to five coloured boxes. One box holds the target object, which has to be brought to the
+chest; some hold another object. In tasks of the type `hidden` the boxes are shut and have to be searched (3 to 7 turns
+for the expert); in `visible` they are open from the start (2 turns).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPLIT_SIZES = {"train": 200, "iid": 40, "ood": 40}
 
 @dataclass(frozen=True, slots=True)
 class Hunt:
-    """One task: which boxes there are, what lies in them, and what is wanted."""
+    """One task: the boxes, their contents, and the target object."""
 
     wanted: str
     contents: dict[str, str | None]
@@ -31,7 +31,7 @@ class Hunt:
 
     @property
     def task(self) -> str:
-        """The task in words."""
+        """Natural-language description of the task."""
         return f"put the {self.wanted} into the chest"
 
     @property
@@ -41,15 +41,15 @@ class Hunt:
 
 
 def build_hunt(task_id: str) -> Hunt:
-    """Returns the task of an id `"<split>/<number>"`; the same in every process.
+    """Builds the task with the id `"<split>/<number>"`; the same in every process.
 
-    `train` and `iid` share their (thing, colour of its box) pairs and differ in everything else; the pairs of `ood`
+    `train` and `iid` share their (object, colour of its box) pairs and differ in everything else. The pairs of `ood`
     occur in neither.
     """
     split, _, number = task_id.partition("/")
     if split not in _SPLIT_SIZES or not number.isdecimal() or int(number) >= _SPLIT_SIZES[split]:
         sizes = ", ".join(f"{name}/0 to {name}/{size - 1}" for name, size in _SPLIT_SIZES.items())
-        raise EnvError(f"task_id: got {task_id!r}, TreasureHunt has {sizes}")
+        raise EnvError(f"task_id: expected {sizes}, got {task_id!r}")
     rng = random.Random(f"treasure hunt {task_id}")
     pairs = [(t, c) for t in range(len(THINGS)) for c in range(len(COLOURS)) if ((t + c) % 5 == 0) == (split == "ood")]
     thing, colour = rng.choice(pairs)
@@ -75,14 +75,14 @@ class _State:
 
 
 class TreasureHunt(TextEnv):
-    """Plays any task of `ToySuite`.
+    """An environment that plays any task of `ToySuite`.
 
-    Beside the fields of the contract, `info` has those of ALFWorld: `visited` and `unvisited` (tuples of boxes),
-    `holding` and `here` (texts) and `actions_here` (what can be taken or put down now).
+    Besides the required fields, `info` has those of ALFWorld: `visited` and `unvisited` (tuples of boxes), `holding`
+    and `here` (texts) and `actions_here` (what can be taken or put down now).
 
     Args:
-        move_limit: The game truncates the episode after so many steps.
-        reward: Paid with the step that solves the task.
+        move_limit: Number of steps after which the game truncates the episode.
+        reward: Reward of the step that solves the task.
     """
 
     def __init__(self, *, move_limit: int = 30, reward: float = 1.0) -> None:
@@ -91,16 +91,16 @@ class TreasureHunt(TextEnv):
         self._state: _State | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Returns the first observation and info; the task id alone decides both."""
+        """Returns the first observation and info; only the task id decides both."""
         task_id = (options or {}).get("task_id")
         if not isinstance(task_id, str):
-            raise EnvError(f'options["task_id"]: got {task_id!r}, takes an id of ToySuite, for example "train/0"')
+            raise EnvError(f'options["task_id"]: expected an id of ToySuite, for example "train/0", got {task_id!r}')
         hunt = build_hunt(task_id)
         self._state = state = _State(hunt, dict(hunt.contents), opened=list(hunt.contents) if hunt.visible else [])
         return f"You are in a hall with a chest. {_look(state)} Your task is to: {hunt.task}.", self._info(state)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Returns what the action does; a text that is no admissible action changes nothing."""
+        """Performs the action; an action that is not admissible changes nothing."""
         state = self._state
         if state is None or state.over:
             raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
@@ -167,10 +167,10 @@ def _look(state: _State) -> str:
 
 
 class ToyExpert:
-    """Opens the boxes in the order of the list until it sees the wanted thing."""
+    """Opens the boxes in the order of the list until it sees the target object."""
 
     def reset(self, observation: str, info: Info) -> None:
-        """Nothing to remember: the admissible actions say what is seen."""
+        """Does nothing: the admissible actions tell the expert what is visible."""
 
     def act(self, observation: str, info: Info) -> tuple[str, str]:
         """Returns `(thought, action)`."""
@@ -187,7 +187,7 @@ class ToyExpert:
 
 
 class ToySuite(TaskSuite):
-    """The fixed task lists of `TreasureHunt`: 200 to train, 40 `iid`, 40 `ood`."""
+    """The fixed task lists of `TreasureHunt`: 200 tasks in `train`, 40 in `iid`, 40 in `ood`."""
 
     name = "treasure-hunt"
 
@@ -200,9 +200,9 @@ class ToySuite(TaskSuite):
         return tuple(f"{split}/{number}" for number in range(_SPLIT_SIZES[split]))
 
     def make_env(self) -> TreasureHunt:
-        """Returns a fresh game."""
+        """Creates a fresh game."""
         return TreasureHunt(move_limit=self.move_limit)
 
     def make_expert(self, seed: int = 0) -> ToyExpert:
-        """Returns a player that wins every task within 7 turns."""
+        """Creates an expert that wins every task within 7 turns."""
         return ToyExpert()

@@ -1,9 +1,10 @@
-"""Trap: a text game with a shortcut that is good and a way that is better, to test exploration. Standard library only.
+"""Trap: a text game with a good shortcut and a better way, to test exploration. Standard library only.
 
-A row of rooms, each with the same coloured doors. One of them leads on, which one differs from room to room, and the
-others lead back to the first room. Behind the last room is the way out. The first room also has a low door, a hatch: it
-ends the game, which is won sometimes, by luck. A policy that likes the hatch wins that often at once, and every success
-teaches it the hatch; to learn the way it has to try door after door, with nothing to gain until the last.
+A row of rooms, each with the same coloured doors. One of them leads on (which one differs from room to room); the
+others lead back to the first room. Behind the last room is the way out. The first room also has a low door, the hatch:
+it ends the game, which is then won with a fixed probability. A policy that prefers the hatch wins that often from the
+start, and every win reinforces the hatch. To learn the way it has to try door after door, without reward until the last
+one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
 
 COLOURS = ("red", "blue", "green", "yellow", "white", "black")
 HATCH = "low"
-_ORDER = (1, 3, 0, 2)  # of the door that leads on, room by room
+_ORDER = (1, 3, 0, 2)  # index of the door that leads on, room by room
 _GAMES = {"train": 400, "iid": 100, "ood": 100, "practice": 600}
 _PICTURES = (
     "a heron", "an anchor", "two lemons", "the sea", "a lighthouse", "a fox", "an old bridge",
@@ -29,7 +30,7 @@ _PICTURES = (
 
 
 def colours(doors: int) -> tuple[str, ...]:
-    """Returns the colours of the doors of every room."""
+    """Returns the colours of the doors in every room."""
     return COLOURS[:doors]
 
 
@@ -39,19 +40,19 @@ def door_on(room: int, doors: int) -> str:
 
 
 def go_through(colour: str) -> str:
-    """Returns the action."""
+    """Returns the action that goes through a coloured door."""
     return f"go through the {colour} door"
 
 
 def optimal_value(room: int, rooms: int, *, gamma: float, hatch: float) -> float:
-    """Returns the value of a room under the best policy, for a reward of 1.
+    """Computes the value of a room under the optimal policy, for a reward of 1.
 
-    It takes the way, `gamma^(rooms - room)`, unless the hatch of the first room is worth more.
+    The optimal policy goes the way, `gamma^(rooms - room)`, unless the hatch of the first room is worth more.
 
     Args:
-        room: From 1 to `rooms`.
+        room: Room number, from 1 to `rooms`.
         rooms: Number of rooms.
-        gamma: Discount from turn to turn.
+        gamma: Discount per turn.
         hatch: Probability that the hatch wins.
     """
     way = gamma ** (rooms - room)
@@ -59,16 +60,16 @@ def optimal_value(room: int, rooms: int, *, gamma: float, hatch: float) -> float
 
 
 class Trap(TextEnv):
-    """Plays a trap. Beside the fields of the contract, `info` has `place` (`"room 3"`, `"outside"` or `"the hatch"`).
+    """A trap environment. Besides the required fields, `info` has `place` (`"room 3"`, `"outside"` or `"the hatch"`).
 
     Args:
         rooms: Number of rooms.
-        doors: Coloured doors of each room.
+        doors: Number of coloured doors in each room.
         hatch: Probability that the hatch wins.
-        move_limit: The game truncates the episode after so many steps.
-        number: Of the environment in its suite. The luck of the hatch is a stream of its own for each, so that the
-            episodes of a group, which start from the identical state, have luck of their own. Worker processes
-            (`env_workers`) and ranks count anew, and share the luck of each number.
+        move_limit: Number of steps after which the game truncates the episode.
+        number: Number of the environment in its suite. Each draws the hatch's outcomes from its own random stream, so
+            the episodes of a group are independent although they start from the identical state. Worker processes
+            (`env_workers`) and ranks number their environments anew: equal numbers share a stream.
     """
 
     def __init__(self, rooms: int, doors: int, hatch: float, move_limit: int, number: int = 0) -> None:
@@ -79,17 +80,17 @@ class Trap(TextEnv):
         self.moves = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Returns the first room of the game `"<split>/<number>"`; games of `practice` begin in every room in turn."""
+        """Returns the first room of the game `"<split>/<number>"`; games of `practice` start in each room in turn."""
         task_id = (options or {}).get("task_id")
         split, _, number = str(task_id).partition("/")
         if split not in _GAMES or not number.isdecimal() or int(number) >= _GAMES[split]:
-            raise EnvError(f'options["task_id"]: got {task_id!r}, takes an id of TrapSuite, for example "train/0"')
+            raise EnvError(f'options["task_id"]: expected an id of TrapSuite, for example "train/0", got {task_id!r}')
         self.picture = random.Random(f"trap {task_id}").choice(_PICTURES)
         self.place, self.moves = (int(number) % self.rooms + 1 if split == "practice" else 1), 0
         return self._see(), self._info(won=False)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Goes through a door; any other text changes nothing."""
+        """Goes through a door; any other action changes nothing."""
         if not isinstance(self.place, int):
             raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
         self.moves += 1
@@ -123,49 +124,49 @@ class Trap(TextEnv):
 
 
 class Habit:
-    """Plays as the warm start is to play: it likes the hatch, and otherwise takes any door.
+    """The demonstrator of the warm start: it prefers the hatch in the first room and takes random doors otherwise.
 
     Args:
-        doors: Coloured doors of each room.
+        doors: Number of coloured doors in each room.
         liking: Logit of the hatch in the first room, where every other door has 0.
-        seed: Makes its choices.
+        seed: Seed of the choices.
     """
 
     def __init__(self, doors: int, liking: float, seed: int) -> None:
         self.doors, self.liking, self.random = doors, liking, random.Random(f"habit {seed}")
 
     def reset(self, observation: str, info: Info) -> None:
-        """Nothing to remember."""
+        """Does nothing: this player keeps no state."""
 
     def act(self, observation: str, info: Info) -> tuple[str, str]:
-        """Returns `(thought, action)`, without a thought."""
+        """Returns `(thought, action)` with an empty thought."""
         weights = [1.0] * self.doors + [math.exp(self.liking) if info["place"] == "room 1" else 1.0]
         return "", go_through(self.random.choices((*colours(self.doors), HATCH), weights)[0])
 
 
 class Guide:
-    """Takes the way."""
+    """An expert that goes the way."""
 
     def __init__(self, doors: int) -> None:
         self.doors = doors
 
     def reset(self, observation: str, info: Info) -> None:
-        """Nothing to remember."""
+        """Does nothing: this player keeps no state."""
 
     def act(self, observation: str, info: Info) -> tuple[str, str]:
-        """Returns `(thought, action)`, without a thought."""
+        """Returns `(thought, action)` with an empty thought."""
         return "", go_through(door_on(int(info["place"].removeprefix("room ")), self.doors))
 
 
 class TrapSuite(TaskSuite):
-    """Games of one trap that differ in a picture only. All lists are alike.
+    """Games of one trap that differ only in a picture. All lists are alike.
 
     Args:
         rooms: Number of rooms.
-        doors: Coloured doors of each room.
+        doors: Number of coloured doors in each room.
         hatch: Probability that the hatch wins.
-        liking: How much the warm start likes the hatch, a logit. `None`: the expert takes the way.
-        move_limit: The game truncates the episode after so many steps.
+        liking: Logit of the hatch in the warm start's demonstrations. `None`: the expert goes the way.
+        move_limit: Number of steps after which the game truncates the episode.
     """
 
     name = "trap"
@@ -175,11 +176,11 @@ class TrapSuite(TaskSuite):
     ) -> None:
         for name, value, least in (("rooms", rooms, 1), ("doors", doors, 2), ("move_limit", move_limit, rooms)):
             if value < least:
-                raise EnvError(f"{name}: got {value}, takes an integer >= {least}")
+                raise EnvError(f"{name}: expected an integer >= {least}, got {value}")
         if doors > len(COLOURS):
-            raise EnvError(f"doors: got {doors}, takes at most {len(COLOURS)}")
+            raise EnvError(f"doors: expected at most {len(COLOURS)}, got {doors}")
         if not 0 <= hatch <= 1:
-            raise EnvError(f"hatch: got {hatch}, takes a number in [0, 1]")
+            raise EnvError(f"hatch: expected a number in [0, 1], got {hatch}")
         self.rooms, self.doors, self.hatch, self.liking, self.move_limit = rooms, doors, hatch, liking, move_limit
         self._made = 0
 
@@ -189,32 +190,32 @@ class TrapSuite(TaskSuite):
         return tuple(f"{split}/{number}" for number in range(_GAMES[split]))
 
     def demonstration_tasks(self, split: str, max_turns: int, count: int | None = None) -> Sequence[str]:
-        """Returns games for practice, which begin in all rooms: who likes the hatch sees no other otherwise."""
+        """Returns practice games, which start in every room: a player that prefers the hatch sees no others."""
         return tuple(f"practice/{number}" for number in range(_GAMES["practice"]))[:count]
 
     def make_env(self) -> Trap:
-        """Returns a fresh game."""
+        """Creates a fresh game."""
         self._made += 1
         return Trap(self.rooms, self.doors, self.hatch, self.move_limit, self._made)
 
     def make_expert(self, seed: int = 0) -> Habit | Guide:
-        """Returns the player to be imitated."""
+        """Creates the player that the warm start imitates."""
         return Guide(self.doors) if self.liking is None else Habit(self.doors, self.liking, seed)
 
 
 @dataclass
 class TrapArguments:
-    """The settings of a trap."""
+    """Settings of a trap."""
 
     rooms: int = field(default=3, metadata={"help": "Number of rooms."})
-    doors: int = field(default=4, metadata={"help": "Coloured doors of each room."})
+    doors: int = field(default=4, metadata={"help": "Number of coloured doors in each room."})
     hatch: float = field(default=0.35, metadata={"help": "Probability that the hatch wins."})
     liking: float | None = field(
         default=None,
         metadata={"help": "Warm start: logit of the hatch in the first room; null imitates the best player instead."},
     )
-    move_limit: int = field(default=12, metadata={"help": "The game ends after so many steps."})
+    move_limit: int = field(default=12, metadata={"help": "Number of steps after which the game ends."})
 
     def make_suite(self) -> TrapSuite:
-        """Returns the games."""
+        """Creates the task suite."""
         return TrapSuite(self.rooms, doors=self.doors, hatch=self.hatch, liking=self.liking, move_limit=self.move_limit)

@@ -1,4 +1,4 @@
-"""A task suite in front of another one."""
+"""A task suite that wraps another one."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from epo_trl.envs.base import TaskSuite, TextEnv
 
 
 class SuiteWrapper(TaskSuite):
-    """A task suite that is another one in all that its class does not define itself.
+    """A task suite that behaves like another one, except for what its class overrides.
 
-    Nothing is forwarded by name, so nothing can be forgotten: what is new in `TaskSuite` is the other's too, not the
-    default. Names with an underscore are each suite's own.
+    Attributes are not forwarded by name, so none can be forgotten: an attribute added to `TaskSuite` later comes from
+    the wrapped suite, not from the default. Names with an underscore belong to each suite itself.
 
     Args:
-        suite: The other one.
+        suite: Suite to wrap.
     """
 
     def __init__(self, suite: TaskSuite) -> None:
         self.suite = suite
 
     def __getattribute__(self, name: str) -> Any:
-        """Returns what was set here or is defined below `TaskSuite`, else what the other suite has."""
+        """Returns attributes set here or defined below `TaskSuite`, and otherwise those of the wrapped suite."""
         get, mro = super().__getattribute__, type(self).__mro__
         own = mro[: mro.index(TaskSuite)]
         if name.startswith("_") or name in get("__dict__") or any(name in vars(part) for part in own):
             return get(name)
         return getattr(get("suite"), name)
 
-    # Python wants the abstract methods to be written.
+    # Python requires the abstract methods to be defined.
 
     def task_ids(self, split: str) -> Sequence[str]:
-        """As the other's."""
+        """Returns the wrapped suite's task ids."""
         return self.suite.task_ids(split)
 
     def make_env(self) -> TextEnv:
-        """As the other's."""
+        """Creates an environment of the wrapped suite."""
         return self.suite.make_env()

@@ -1,4 +1,4 @@
-"""The recipes read the configs of all runs, before the first is started."""
+"""Validates the configs of all runs, with the recipes, before the first run starts."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from epo_trl.study.config import StudyError
 from epo_trl.study.plan import Run
 from epo_trl.study.record import write_text
 
-CHECKED = "_checked.json"  # in the folder of the runs: whose configs were right
+CHECKED = "_checked.json"  # in the folder of the runs: digests of the runs with valid configs
 
 
 def check_configs(runs: Sequence[Run], folder: Path, environment: dict[str, str]) -> None:
-    """Has each recipe read the configs of its runs; takes as long as it takes to load torch, and once per config.
+    """Lets each recipe validate the configs of its runs, once per config. Costs about the time to load torch.
 
     Args:
-        runs: What will be run.
-        folder: Of the runs.
-        environment: Of the processes.
+        runs: Runs that will be started.
+        folder: Folder of the runs.
+        environment: Environment variables of the processes.
 
     Raises:
-        StudyError: If there is something that a recipe does not take. The message names arm and field.
+        StudyError: If a recipe rejects a config. The message names arm and field.
     """
     file = folder / CHECKED
     right = set(read_state(file, "digests")["digests"]) if file.is_file() else set()
     by_recipe: dict[Path, dict[str, Run]] = {}
     for run in runs:
         if run.digest not in right:
-            by_recipe.setdefault(run.recipe, {}).setdefault(str(run.arm), run)  # seeds differ in nothing to check
+            by_recipe.setdefault(run.recipe, {}).setdefault(str(run.arm), run)  # seeds do not affect the check
     asked = [_ask(recipe, list(each.values()), folder / "_check", environment) for recipe, each in by_recipe.items()]
-    said = [process.communicate()[1].strip() for process in asked]
-    wrong = [text[-3000:] for text, process in zip(said, asked, strict=True) if process.returncode]
+    stderr = [process.communicate()[1].strip() for process in asked]
+    wrong = [text[-3000:] for text, process in zip(stderr, asked, strict=True) if process.returncode]
     if wrong:
         raise StudyError("; ".join("; ".join(wrong).splitlines()).replace(f"{folder / '_check'}{os.sep}", ""))
     write_state(file, {"digests": sorted(right | {run.digest for run in runs})})

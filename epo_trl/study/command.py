@@ -1,4 +1,4 @@
-"""`epo-trl study`: runs what is missing, then writes what is known."""
+"""`epo-trl study`: runs the missing runs, then writes the report."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def study(
     results_dir: str | None = None,
     report_only: bool = False,
 ) -> int:
-    """Returns the exit code: 0, or 1 if a run has failed.
+    """Runs a study and writes its report. Returns the exit code: 0, or 1 if a run has failed.
 
     Args:
-        config: The YAML file.
-        arms: Only these methods.
-        seeds: These seeds for each of them, instead of the file's.
-        jobs: Runs side by side; as many as there are cores for, if not given.
-        threads: Threads of a run.
-        runs_dir: Where runs are kept, `runs/<name>` if not given.
-        results_dir: Where results are kept, `results/<name>` if not given.
-        report_only: Whether nothing is run.
+        config: YAML file of the study.
+        arms: Names of the arms to run; all by default.
+        seeds: Seeds of each arm, in place of the file's.
+        jobs: Number of parallel runs; by default as many as the cores allow.
+        threads: Number of threads per run.
+        runs_dir: Folder of the runs; `runs/<name>` by default.
+        results_dir: Folder of the results; `results/<name>` by default.
+        report_only: Whether to write only the report and start no run.
     """
     whole = load_study(config)
     chosen = whole.chosen(arms, seeds)
     places = Places(Path(runs_dir or f"runs/{whole.name}"), Path(results_dir or f"results/{whole.name}"))
-    make_folder(places.results, "--results-dir")  # what can have no results is refused before anything is run
+    make_folder(places.results, "--results-dir")  # fail before the first run if results cannot be written
     shown = whole.joined(chosen)
     runs = plan(shown, places.runs)
     for run in runs:
-        known_record(run, places)  # what the report will refuse is said before anything is run
+        known_record(run, places)  # fail before the first run if the report would reject a record
     failed = {} if report_only else run_missing(chosen, places, jobs or max(1, cores() // threads), threads)
     for name, why in failed.items():
         sys.stderr.write(f"failed: {name}: {why}\n")

@@ -16,22 +16,22 @@ from epo_trl.study.shipped import find, find_study, names
 
 
 class StudyError(ValueError):
-    """A study cannot be run as it is. The message is for whoever wrote the file or typed the command."""
+    """A study cannot be run. The message is for the author of the file or the command."""
 
 
-# What the study decides for each run.
+# Fields that the study sets for each run.
 OWN_FIELDS = ("seed", "output_dir", "resume_from_checkpoint", "overwrite_output_dir")
 _ARM_KEYS = ("recipe", "config", "seeds")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a run is made of.
+    """A recipe with its config.
 
     Args:
-        recipe: The program.
-        config: Its YAML file.
-        changes: Fields that are other than in the file; one that holds a mapping is replaced as a whole.
+        recipe: Path of the program.
+        config: Path of its YAML file.
+        changes: Fields that override the file; a mapping is replaced as a whole.
     """
 
     recipe: Path
@@ -39,13 +39,13 @@ class Part:
     changes: Mapping[str, Any]
 
     def settings(self) -> dict[str, Any]:
-        """Returns the fields of the file with the changes in it."""
+        """Returns the fields of the file with the changes applied."""
         return {**read_yaml(self.config), **self.changes}
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One method of the study, and the seeds that it is run with."""
+    """One method of the study and its seeds."""
 
     name: str
     part: Part
@@ -54,21 +54,21 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What is compared, and how it is judged.
+    """The arms of a comparison and the criteria of the report.
 
     Args:
-        name: Of its folders.
-        path: The YAML file.
-        question: Shown on top of the report.
-        protocol: Words about what is measured.
-        warm_start: Where all runs of one seed begin; `None` if each begins with its own `model_name_or_path`.
-        arms: The methods.
-        baseline: The arm that the others are compared with.
-        window: RL steps at the end of training that are averaged.
-        eval_window: Evaluations at the end that are averaged.
-        smooth: RL steps of the running mean by which the first time above `solved` is found.
-        solved: A run has solved its task if the mean success of its window is above this.
-        trapped: It is trapped if that is below this.
+        name: Name of its folders.
+        path: Path of the YAML file.
+        question: Question at the top of the report.
+        protocol: Description of the measurement.
+        warm_start: Warm start of all runs of one seed; `None` if each uses its own `model_name_or_path`.
+        arms: Methods to compare.
+        baseline: Name of the arm that the others are compared with.
+        window: Number of RL steps at the end of training to average.
+        eval_window: Number of evaluations at the end to average.
+        smooth: Number of RL steps in the running mean that detects the first step above `solved`.
+        solved: Mean success of the window above which a run has solved its task.
+        trapped: Mean success of the window below which a run is trapped.
     """
 
     name: str
@@ -86,19 +86,19 @@ class Study:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds of all arms, in the order in which they are run."""
+        """Seeds of all arms, in the order in which they run."""
         return tuple(dict.fromkeys(seed for arm in self.arms for seed in arm.seeds))
 
     def chosen(self, arms: list[str] | None = None, seeds: list[int] | None = None) -> Study:
-        """Returns the study with these arms only, and these seeds for each of them.
+        """Returns the study restricted to these arms, with these seeds for each of them.
 
         Raises:
-            StudyError: If there is no such arm.
+            StudyError: If there is no arm of that name.
         """
         known = [arm.name for arm in self.arms]
         for name in arms or ():
             if name not in known:
-                raise StudyError(f"--arms: got {name!r}, takes some of {_listed(known)}")
+                raise StudyError(f"--arms: expected names from {_listed(known)}, got {name!r}")
         kept = tuple(arm for arm in self.arms if arms is None or arm.name in arms)
         if seeds is not None:
             _need_distinct("--seeds", seeds)
@@ -106,7 +106,7 @@ class Study:
         return replace(self, arms=kept)
 
     def joined(self, other: Study) -> Study:
-        """Returns the study with the seeds of another of the same file beside its own."""
+        """Adds the seeds of another study of the same file."""
         more = {arm.name: arm.seeds for arm in other.arms}
         arms = [replace(arm, seeds=tuple(dict.fromkeys([*arm.seeds, *more.get(arm.name, ())]))) for arm in self.arms]
         return replace(self, arms=tuple(arms))
@@ -116,39 +116,40 @@ MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a mapping that has a key twice; YAML's own would keep the last one and say nothing."""
+    """Rejects a mapping with a duplicate key; YAML's own loader would silently keep the last one."""
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != MERGE]
         for key, count in Counter(keys).items():
             if count > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there {count} times", node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} occurs {count} times", node.start_mark)
         return node
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Returns the content of a YAML file of `name: value`.
+    """Loads a YAML file of `name: value` pairs.
 
     Raises:
-        StudyError: If there is none.
+        StudyError: If the file is missing or malformed.
     """
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe loader
     except (OSError, UnicodeError, yaml.YAMLError) as error:
         raise StudyError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise StudyError(f"{path} holds no list of 'name: value'")
+        raise StudyError(f"{path}: expected 'name: value' pairs")
     return content
 
 
 def load_study(path: str | Path) -> Study:
-    """Returns the study of a YAML file, or the shipped one of a name; docs/study.md explains its keys.
+    """Loads a study from a YAML file, or a built-in one by name; docs/study.md explains its keys.
 
-    Paths in it start in the current folder. Those of recipes and configs that are not there start in the package.
+    Paths in it are relative to the current folder. Recipes and configs that are not found there are searched in the
+    package.
 
     Raises:
-        StudyError: If something is missing, unknown or of the wrong kind. The message names it.
+        StudyError: If a key is missing, unknown or of the wrong type. The message names it.
     """
     path = find_study(path)
     if not path.is_file():
@@ -162,31 +163,31 @@ def load_study(path: str | Path) -> Study:
             raise StudyError(f"{path}: {key} is missing")
     name = _text(given, "name", path.stem)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise StudyError(f"name: got {name!r}, takes letters, digits, '.', '_' and '-': it names folders")
+        raise StudyError(f"name: expected letters, digits, '.', '_' and '-' (it names folders), got {name!r}")
     train = _part("train", given["train"], None)
     warm_start = _part("warm_start", given["warm_start"], None) if given.get("warm_start") is not None else None
     seeds = _seeds("seeds", given["seeds"])
     arms = _arms(given["arms"], train, seeds)
     baseline = _text(given, "baseline", arms[0].name)
     if baseline not in (known := [arm.name for arm in arms]):
-        raise StudyError(f"baseline: got {baseline!r}, takes one of the arms: {_listed(known)}")
+        raise StudyError(f"baseline: expected one of the arms {_listed(known)}, got {baseline!r}")
     judged: dict[str, Any] = {key: check(key, given[key]) for key, check in numbers.items() if key in given}
     study = Study(
         name=name, path=path, question=_text(given, "question"), protocol=_text(given, "protocol"),
         warm_start=warm_start, arms=arms, baseline=baseline, **judged,
     )  # fmt: skip
     if study.trapped > study.solved:
-        raise StudyError(f"trapped: got {study.trapped}, takes a share up to that of solved, {study.solved}")
+        raise StudyError(f"trapped: expected a share up to that of solved, {study.solved}, got {study.trapped}")
     return study
 
 
 def _arms(given: Any, train: Part, seeds: tuple[int, ...]) -> tuple[Arm, ...]:
     if not isinstance(given, dict) or not given:
-        raise StudyError(f"arms: got {given!r}, takes 'name: {{field: value}}', one for each method")
+        raise StudyError(f"arms: expected 'name: {{field: value}}' for each method, got {given!r}")
     arms = []
     for name, content in given.items():
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise StudyError(f"arms: got the name {name!r}, takes a text of one line; put it into quotes")
+            raise StudyError(f"arms: expected names of one line, in quotes where YAML needs them, got {name!r}")
         where, content = f"arms: {name!r}", {} if content is None else content
         own = _seeds(f"{where}: seeds", content["seeds"]) if isinstance(content, dict) and "seeds" in content else seeds
         arms.append(Arm(name, _part(where, content, train), own))
@@ -194,34 +195,34 @@ def _arms(given: Any, train: Part, seeds: tuple[int, ...]) -> tuple[Arm, ...]:
 
 
 def _part(where: str, given: Any, base: Part | None) -> Part:
-    """Returns a recipe, a config and changes. With a base, what is missing is its own.
+    """Parses a recipe, a config and changes. Missing keys come from the base, if there is one.
 
-    The base's changes are to its own config; with another config they do not count.
+    The base's changes apply only to its own config, not to another one.
     """
     if not isinstance(given, dict):
-        raise StudyError(f"{where}: got {given!r}, takes 'field: value' pairs")
+        raise StudyError(f"{where}: expected 'field: value' pairs, got {given!r}")
     paths = {}
     for key in ("recipe", "config"):
         if key not in given and base is None:
             raise StudyError(f"{where}: {key} is missing")
         paths[key] = find(Path(_text(given, key, where=f"{where}: "))) if key in given else getattr(base, key)
         if not paths[key].is_file():
-            raise StudyError(f"{where}: {key}: got {paths[key]}, which is no file; paths start in the current folder")
+            raise StudyError(f"{where}: {key}: expected a file, got {paths[key]}; paths start in the current folder")
     kept = base.changes if base is not None and "config" not in given else {}
     if base is None and "seeds" in given:
-        raise StudyError(f"{where}: seeds: those of all arms stand beside it, those of one arm in the arm")
+        raise StudyError(f"{where}: seeds: not allowed here; write them at the top level, or in an arm for that arm")
     changes = {key: value for key, value in given.items() if key not in _ARM_KEYS}
     for key in changes:
         if not isinstance(key, str):
-            raise StudyError(f"{where}: got the field {key!r}, takes names")
+            raise StudyError(f"{where}: expected names of fields, got {key!r}")
         if key in OWN_FIELDS:
-            raise StudyError(f"{where}: {key}: the study decides it for each run; leave it out")
+            raise StudyError(f"{where}: {key}: the study sets it for each run; remove it")
     return Part(**paths, changes={**kept, **changes})
 
 
 def _seeds(where: str, given: Any) -> tuple[int, ...]:
     if not isinstance(given, list) or not given or not all(type(seed) is int and seed >= 0 for seed in given):
-        raise StudyError(f"{where}: got {given!r}, takes a list of integers >= 0, for example [0, 1, 2]")
+        raise StudyError(f"{where}: expected a list of integers >= 0, for example [0, 1, 2], got {given!r}")
     _need_distinct(where, given)
     return tuple(given)
 
@@ -229,32 +230,32 @@ def _seeds(where: str, given: Any) -> tuple[int, ...]:
 def _need_distinct(where: str, seeds: list[int]) -> None:
     twice = [seed for seed, count in Counter(seeds).items() if count > 1]
     if twice:
-        raise StudyError(f"{where}: got {twice[0]} more than once, takes each seed once")
+        raise StudyError(f"{where}: expected each seed once, got {twice[0]} more than once")
 
 
 def _integer(key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise StudyError(f"{key}: got {value!r}, takes an integer >= 1")
+        raise StudyError(f"{key}: expected an integer >= 1, got {value!r}")
     return value
 
 
 def _share(key: str, value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value <= 1:
-        raise StudyError(f"{key}: got {value!r}, takes a share, 0 to 1")
+        raise StudyError(f"{key}: expected a share from 0 to 1, got {value!r}")
     return float(value)
 
 
 def _text(given: Mapping[str, Any], key: str, default: str = "", where: str = "") -> str:
     value = given.get(key, default)
     if not isinstance(value, str):
-        raise StudyError(f"{where}{key}: got {value!r}, takes a text")
+        raise StudyError(f"{where}{key}: expected a string, got {value!r}")
     return value
 
 
 def _need_known(where: str, given: Mapping[str, Any], known: list[str]) -> None:
     for key in given:
         if key not in known:
-            raise StudyError(f"{where} {key}: unknown; takes {', '.join(known)}")
+            raise StudyError(f"{where} {key}: unknown; expected {', '.join(known)}")
 
 
 def _listed(names: list[str]) -> str:

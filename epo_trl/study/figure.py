@@ -1,4 +1,4 @@
-"""One picture of a study: small multiples, an arm to a column, the baseline in grey behind each."""
+"""The figure of a study: small multiples with one column per arm and the baseline in grey behind each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWN, BEHIND = "C0", "0.6"
 
 
 class Measure(NamedTuple):
-    """What one panel shows: the first of the metrics that a run has logged, and whether it is a share."""
+    """The quantity of one panel: the first of the metrics that a run has logged, and whether it is a share."""
 
     names: tuple[str, ...]
     label: str
@@ -37,24 +37,24 @@ EVALUATIONS = "evaluations"
 
 
 def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[str] | None = None) -> None:
-    """Draws curves of each arm: a column for an arm, a row for a panel.
+    """Plots the curves of each arm: one column per arm, one row per panel.
 
-    Thin lines are seeds, the thick one is their mean; both are running means over the study's `smooth` RL steps. The
-    grey one is the mean of the baseline over the seeds that both have.
+    Thin lines are seeds, the thick line is their mean; both are running means over the study's `smooth` RL steps. The
+    grey line is the mean of the baseline over the seeds that both arms have.
 
     Args:
-        study: The study.
-        records: Of the runs that have ended.
-        out: The image, in PNG.
+        study: Study to plot.
+        records: Records of the finished runs.
+        out: Path of the PNG file.
         panels: Names from `MEASURES`, or `"evaluations"`; by default success and entropy in training, and success on
-            the test lists if they were played.
+            the test lists if they were evaluated.
 
     Raises:
-        ValueError: If there is no panel of a name.
+        ValueError: If a panel is unknown.
     """
     for panel in panels or ():
         if panel not in (*MEASURES, EVALUATIONS):
-            raise ValueError(f"panels: got {panel!r}, takes some of {', '.join((*MEASURES, EVALUATIONS))}")
+            raise ValueError(f"panels: expected names from {', '.join((*MEASURES, EVALUATIONS))}, got {panel!r}")
     by_arm = {arm.name: [one for one in records if one.arm == arm.name] for arm in study.arms}
     arms = [name for name, each in by_arm.items() if any(record.curves for record in each)]
     splits = list(dict.fromkeys(one.split for record in records for one in record.evaluations))[:2]
@@ -113,9 +113,9 @@ def _draw(axis: Any, panel: str, records: Sequence[Record], smooth: int, splits:
 
 
 def _points(curves: Sequence[Curve], smooth: int) -> int:
-    """Returns the points of a running mean over so many RL steps; 1 if there are too few points for one.
+    """Returns the number of points in a running mean over `smooth` RL steps; 1 if there are too few points.
 
-    A curve that was thinned when it was kept has a point for several RL steps, which is their mean already.
+    A point of a thinned curve already is the mean of several RL steps.
     """
     if not curves or min(len(steps) for steps, _ in curves) < 2:
         return 1
@@ -135,7 +135,7 @@ def _lines(axis: Any, curves: Sequence[Curve], color: str, style: str, *, seeds:
 
 
 def _curve(record: Record, names: Sequence[str]) -> Curve | None:
-    """Returns the first of the curves that is there, without the RL steps at which it was not logged."""
+    """Returns the first logged curve of these metrics, without the RL steps at which it was not logged."""
     for curves in (record.curves, record.thinned):
         for name in names:
             points = [
@@ -154,6 +154,6 @@ def _evaluations(record: Record, split: str) -> Curve | None:
 
 
 def _highest(records: Sequence[Record], measure: Measure) -> float:
-    """Returns the top of the axes of a measure: the highest of all runs, so that arms can be compared."""
+    """Returns the top of a measure's axes: the maximum of all runs, so that arms can be compared."""
     curves = [curve for record in records if (curve := _curve(record, measure.names)) is not None]
     return max((float(values.max()) for _, values in curves), default=1.0) or 1.0

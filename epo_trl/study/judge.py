@@ -1,4 +1,4 @@
-"""What each run of a study came to, by the study's definitions."""
+"""Evaluates each run of a study by the study's criteria."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Failure:
     """An explosion or a collapse.
 
     Args:
-        at: RL step from which the run first had it.
-        stays: Whether it has it at its end; others came back.
+        at: First RL step of the failure.
+        stays: Whether it persists at the end of the run; otherwise the run recovered.
     """
 
     at: int
@@ -33,24 +33,24 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run. What is `None` was not logged, or did not happen.
+    """The outcome of one run. A field is `None` if it was not logged or did not happen.
 
     Args:
-        seed: Its seed.
+        seed: Seed of the run.
         success: Mean training success of the last RL steps; `None` if there are fewer than the window has.
-        solved: Whether that is above the study's level.
-        trapped: Whether it is below.
+        solved: Whether `success` is above the study's level.
+        trapped: Whether `success` is below the study's level.
         solved_at: RL step at which the running mean first reached the level.
-        exploded: Its explosion.
-        collapsed: Its collapse.
-        entropy: Mean over all tokens, of the first RL steps and of the last, in nats.
+        exploded: Entropy explosion of the run.
+        collapsed: Entropy collapse of the run.
+        entropy: Mean entropy over all tokens in the first RL steps and in the last, in nats.
         invalid: Share of invalid turns in the last RL steps.
-        by_tokens: Entropy where the first policy had a choice and where it had none, each at the start, at its highest
-            and at the end, in nats; means over a thirtieth of the run. Without those that were not logged.
+        by_tokens: Entropy where the reference policy had a choice and where it had none, each at the start, at the
+            maximum and at the end, in nats; means over a thirtieth of the run. Omits those that were not logged.
         left_band_at: RL step at which the entropy of each third of the episode left the band.
-        has_thirds: Whether those were logged.
-        evaluations: By split, in their order, from the one before RL on.
-        begins_with: Checksum of the weights of its warm start, empty if it is not known.
+        has_thirds: Whether the thirds were logged.
+        evaluations: Evaluations by split, in order, starting before RL.
+        begins_with: Checksum of the warm start's weights, empty if unknown.
     """
 
     seed: int
@@ -74,7 +74,7 @@ class Outcome:
         return max(rates) if rates else None
 
     def converged(self, split: str, window: int) -> float | None:
-        """Returns the mean success of the last evaluations, the paper's `Succ.`; of fewer there is none."""
+        """Returns the mean success of the last evaluations, the paper's `Succ.`; `None` if there are too few."""
         rates = self._rates(split)
         return fmean(rates[-window:]) if len(rates) >= window else None
 
@@ -84,11 +84,11 @@ class Outcome:
         return None if start is None else start.rate
 
     def start(self, split: str) -> Evaluation | None:
-        """Returns the evaluation before RL; of the same weights, recipe and rules it is the same to the turn."""
+        """Returns the evaluation before RL. With the same weights, recipe and rules it is the same in every turn."""
         return next((one for one in self.evaluations.get(split, ()) if one.rl_step == 0), None)
 
     def has_other_weights(self, other: Outcome) -> bool:
-        """Returns whether it is known that the two began with other weights."""
+        """Returns whether the two runs are known to have begun with different weights."""
         return bool(self.begins_with and other.begins_with) and self.begins_with != other.begins_with
 
     def _rates(self, split: str) -> list[float]:
@@ -99,7 +99,7 @@ Outcomes = dict[str, dict[int, Outcome]]  # by arm and seed
 
 
 def judge(study: Study, records: Sequence[Record]) -> Outcomes:
-    """Returns what came out, by arm and seed, in the study's order; an arm without a record has no seeds."""
+    """Evaluates the runs by arm and seed, in the study's order; an arm without a record has no seeds."""
     found = {(record.arm, record.seed): record for record in records}
     arms = {arm.name: [found[arm.name, seed] for seed in arm.seeds if (arm.name, seed) in found] for arm in study.arms}
     finals = [
@@ -112,18 +112,18 @@ def judge(study: Study, records: Sequence[Record]) -> Outcomes:
 
 
 def final_success(record: Record, study: Study) -> float | None:
-    """Returns the mean training success of the last RL steps."""
+    """Computes the mean training success of the last RL steps."""
     return _last(record.curves.get(SUCCESS, ()), study.window)
 
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """How the runs of an arm began beside those of the baseline, by seed. Those in no list began alike.
+    """How an arm's runs began compared with the baseline's, by seed. Seeds in no list began alike.
 
     Args:
-        unlike: With other weights. Where those are not known, the evaluations before RL decide.
-        played: With the same weights, but their evaluations before RL differ all the same.
-        unknown: Neither the weights of both are known nor was one list played before RL by both.
+        unlike: Seeds with different weights. If the weights are unknown, the evaluations before RL decide.
+        played: Seeds with the same weights but different evaluations before RL.
+        unknown: Seeds for which neither the weights nor a common evaluation before RL are known.
     """
 
     unlike: list[int]
@@ -132,7 +132,7 @@ class Starts:
 
 
 def starts_of(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> Starts:
-    """Returns how the runs that have the seed of one of the baseline began."""
+    """Compares the starts of the runs that share a seed with the baseline."""
     found = Starts([], [], [])
     for seed in [seed for seed in runs if seed in base]:
         one, other = runs[seed], base[seed]
@@ -149,7 +149,7 @@ def starts_of(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> Start
 
 
 def pairs_of(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> dict[int, Outcome]:
-    """Returns the runs that have a pair: one of the baseline with the same seed, which began with the same weights."""
+    """Returns the runs with a pair: a baseline run with the same seed that began with the same weights."""
     unlike = starts_of(runs, base).unlike
     return {seed: run for seed, run in runs.items() if seed in base and seed not in unlike}
 

@@ -1,7 +1,7 @@
-"""`python keeper.py PROGRAM ...`: runs a program, and ends it when whoever started this is gone.
+"""`python keeper.py PROGRAM ...`: runs a program, and kills it when the process that started this one is gone.
 
-Stdin is a pipe that only the starter holds, so its end is the starter's, however that came (kill -9, too). Keeper and
-program are one process group, of which nothing is left then. SIGTERM and Ctrl-C are for the program to answer.
+Stdin is a pipe that only the starter holds, so it closes when the starter ends, also by kill -9. Keeper and program
+share a process group, which is then killed. SIGTERM and Ctrl-C are left to the program.
 """
 
 import os
@@ -12,15 +12,15 @@ import threading
 
 
 def _end_with_the_starter() -> None:
-    while os.read(0, 4096):  # not sys.stdin, whose lock Python wants at its end
+    while os.read(0, 4096):  # not sys.stdin: Python needs its lock at exit
         pass
     os.killpg(0, signal.SIGKILL)
 
 
 def main() -> int:
-    """Returns the program's exit status, in the way of a shell if a signal has ended it."""
+    """Runs the program and returns its exit status, or 128 plus the number of the signal that ended it."""
     program = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
-    for name in (signal.SIGTERM, signal.SIGINT):  # after the start: a program would inherit that it ignores them
+    for name in (signal.SIGTERM, signal.SIGINT):  # after the start, or the program would inherit that they are ignored
         signal.signal(name, lambda *_: None)
     threading.Thread(target=_end_with_the_starter, daemon=True).start()
     status = program.wait()

@@ -1,4 +1,4 @@
-"""Tables and numbers of a report in Markdown. Names are data: nothing in them is markup."""
+"""Tables and numbers of a report in Markdown. Names are escaped: they never act as markup."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ NOTHING = "–"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a Markdown table; the first column is text, the others are numbers."""
+    """Formats a Markdown table; the first column is text, the others are numbers."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
 def plain(text: str) -> str:
-    """Returns a text such that Markdown shows it as it is."""
+    """Escapes a text so that Markdown shows it unchanged."""
     return re.sub(r"([\\`*_{}\[\]<>()#|~$&])", r"\\\1", text)
 
 
 def code(text: str) -> str:
-    """Returns a text as code, also within a table."""
+    """Formats a text as code, also within a table."""
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     space = " " if "`" in text else ""
     return f"{fence}{space}{text}{space}{fence}".replace("|", "\\|")
 
 
 def percent(share: float | None) -> str:
-    """Returns for example `41.0`."""
+    """Formats a share, for example as `41.0`."""
     return NOTHING if share is None or math.isnan(share) else f"{100 * share:.1f}"
 
 
 def spread(found: Estimate | None) -> str:
-    """Returns for example `41.0 ± 3.2 (36.1 to 45.9)`: mean, deviation and the interval, kept within 0 to 100."""
+    """Formats mean, deviation and the interval, within 0 to 100, for example as `41.0 ± 3.2 (36.1 to 45.9)`."""
     if found is None:
         return NOTHING
     if found.count == 1:
@@ -45,7 +45,7 @@ def spread(found: Estimate | None) -> str:
 
 
 def points(found: Estimate | None) -> str:
-    """Returns for example `+2.0 (-1.3 to +5.3)`, a difference in percentage points."""
+    """Formats a difference in percentage points, for example as `+2.0 (-1.3 to +5.3)`."""
     if found is None:
         return NOTHING
     if found.count == 1:
@@ -59,5 +59,5 @@ def _signed(share: float) -> str:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Returns a number with so many digits after the point."""
+    """Formats a number with `digits` decimals."""
     return NOTHING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"

@@ -1,4 +1,4 @@
-"""From a study to its runs: folders, settings, and what makes two runs the same."""
+"""Builds the runs of a study: folders, settings, and the identity by which two runs are the same."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ class Run:
 
     Args:
         arm: Name of the method; `None` for a warm start.
-        seed: Its seed.
-        folder: Where it writes.
-        recipe: The program.
-        config: The file that it was made from; modules beside it can be imported.
-        settings: All fields that the program gets.
-        identity: What decides its result: the recipe and the fields, of its warm start too, without paths of output.
-        needs: The run in whose folder it begins; `None` if it needs none.
+        seed: Seed of the run.
+        folder: Output folder.
+        recipe: Path of the program.
+        config: Path of the original config; modules beside it can be imported.
+        settings: All fields passed to the program.
+        identity: Everything that determines the result: recipe and fields, including the warm start's, without output
+            paths.
+        needs: Run whose output this run starts from; `None` if it needs none.
     """
 
     arm: str | None
@@ -42,7 +43,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of its folder and its files."""
+        """Name of its folder and its files."""
         return self.folder.name
 
     @property
@@ -52,20 +53,20 @@ class Run:
 
     @property
     def optimizer_steps(self) -> int:
-        """How many it makes, or 0 if that is not said."""
+        """Number of optimizer steps, or 0 if the config does not set it."""
         steps = self.settings.get("max_steps", 0)
         return steps if isinstance(steps, int) and steps > 0 else 0
 
 
 def plan(study: Study, folder: Path) -> list[Run]:
-    """Returns the runs of the arms, seed by seed, so that whole pairs come first.
+    """Builds the runs of the arms, seed by seed, so that complete pairs come first.
 
     Args:
-        study: The study.
-        folder: Where runs get their folders.
+        study: Study to run.
+        folder: Folder in which runs get their folders.
 
     Raises:
-        StudyError: If two arms would share a folder, or a field is none that a run of a study may have.
+        StudyError: If two arms would share a folder, or a field is not allowed in a run of a study.
     """
     names = folder_names([arm.name for arm in study.arms])
     warm_starts = {seed: _warm_start(study.warm_start, seed, folder) for seed in study.seeds if study.warm_start}
@@ -78,12 +79,12 @@ def plan(study: Study, folder: Path) -> list[Run]:
 
 
 def folder_names(names: Iterable[str]) -> dict[str, str]:
-    """Returns a name for files for each name: letters, digits, '.', '_', '-', and no two alike on any file system.
+    """Maps names to file names of letters, digits, '.', '_' and '-' that are distinct on any file system.
 
-    A name depends on no other arm, so that what is kept of an arm stays its own when others come.
+    A file name does not depend on the other arms, so an arm keeps its results when others are added.
 
     Raises:
-        StudyError: If two would be alike.
+        StudyError: If two would be equal.
     """
     taken: dict[str, str] = {}
     for name in names:
@@ -92,8 +93,8 @@ def folder_names(names: Iterable[str]) -> dict[str, str]:
             short = f"{short}-{hashlib.sha256(name.encode()).hexdigest()[:6]}".lstrip("-")
         if short in taken:
             raise StudyError(
-                f"arms: {taken[short]!r} and {name!r} would share the folder {short!r}, in which only small letters, "
-                "digits, '.', '_' and '-' count; rename one of them"
+                f"arms: {taken[short]!r} and {name!r} would share the folder {short!r}, whose name keeps only "
+                "lower-case letters, digits, '.', '_' and '-'; rename one of them"
             )
         taken[short] = name
     return {name: short for short, name in taken.items()}
@@ -107,15 +108,17 @@ def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: Run |
     fields = part.settings()
     where = "warm_start" if arm is None else f"arms: {arm!r}"
     if warm_start is not None and "model_name_or_path" in part.changes:
-        raise StudyError(f"{where}: model_name_or_path: runs begin with the warm start of the study; leave it out")
+        raise StudyError(f"{where}: model_name_or_path: runs begin with the warm start of the study; remove it")
     if fields.get("save_strategy") in ("no", False):
         source = where if "save_strategy" in part.changes else part.config
-        raise StudyError(f"{source}: save_strategy: got 'no'; curves are read from a run's last checkpoint")
+        raise StudyError(
+            f"{source}: save_strategy: expected a value that saves checkpoints, from which curves are read, got 'no'"
+        )
     for name, value in fields.items():
         try:
             json.dumps(value, sort_keys=True, default=str)
-        except (TypeError, ValueError) as error:  # keys of several kinds, or a mapping that holds itself
-            raise StudyError(f"{where}: {name}: {error}; takes what JSON can hold") from error
+        except (TypeError, ValueError) as error:  # keys of several types, or a mapping that contains itself
+            raise StudyError(f"{where}: {name}: expected a value that JSON can hold: {error}") from error
     fields = {name: value for name, value in fields.items() if name not in ("output_dir", "seed")}
     begin = {} if warm_start is None else {"model_name_or_path": str(warm_start.folder)}
     identity = {

@@ -1,4 +1,4 @@
-"""What is kept of a run: one small JSON file, from which everything else of a study is made."""
+"""The record of a run: one small JSON file. Everything else in a study is computed from the records."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from epo_trl.long_runs.state_file import read_state, write_whole
 from epo_trl.study.config import StudyError
 from epo_trl.study.plan import Run
 
-# Kept for every RL step, since results are computed from them; of the others about so many points.
+# Metrics kept for every RL step, since results are computed from them; others are thinned to about POINTS points.
 WHOLE = (
     "env/success_rate", "env/invalid_actions", "entropy/all_tokens", "ref-nucleus/choice_entropy",
     "entropy/first_third", "entropy/middle_third", "entropy/last_third",
 )  # fmt: skip
 POINTS = 30
-DIGITS = 3  # that are kept of a number
+DIGITS = 3  # significant digits of a stored number
 LEFT_OUT = ("time/", "eval_", "epoch", "step", "num_tokens", "total_flos", "train_", "learning_rate", "clip_ratio/",
             "completions/", "frac_reward_zero_std", "sampling/", "num_input_tokens_seen")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One list, played at one time.
+    """One evaluation of one task list.
 
     Args:
-        rl_step: How much had been trained.
+        rl_step: RL steps trained before it.
         split: Name of the list.
         protocol: Name of the protocol.
-        wins: Episodes that were won.
-        episodes: Episodes that were played.
-        types: `[wins, episodes]` of each kind of task.
+        wins: Number of episodes won.
+        episodes: Number of episodes.
+        types: `[wins, episodes]` of each task type.
         counts: Other counts: turns, `invalid_turns`, `wait_turns`, `score_sum`, `stop_reasons`.
     """
 
@@ -50,25 +50,25 @@ class Evaluation:
 
     @property
     def rate(self) -> float:
-        """Wins over episodes."""
+        """Success rate: wins over episodes."""
         return self.wins / self.episodes
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A run that has ended.
+    """A finished run.
 
     Args:
-        arm: Its method.
-        seed: Its seed.
+        arm: Name of the method.
+        seed: Seed of the run.
         digest: Checksum of `identity`.
-        identity: What decided its result.
-        version: Of this package.
-        seconds: Wall time of all attempts.
-        curves: `{metric: values}`, one for each entry of `curves["rl_step"]`; `None` where it was not logged.
-        thinned: The same of other metrics, each value the mean of several RL steps of which the last is named.
-        evaluations: In the order in which they were made.
-        begins_with: Checksum of the weights of its warm start; empty without one, and in files of earlier versions.
+        identity: Everything that determined the result.
+        version: Version of this package.
+        seconds: Wall time of all attempts, in seconds.
+        curves: `{metric: values}`, one value for each entry of `curves["rl_step"]`; `None` where it was not logged.
+        thinned: Other metrics in the same form; each value is the mean of several RL steps and labelled with the last.
+        evaluations: Evaluations in chronological order.
+        begins_with: Checksum of the warm start's weights; empty without one, and in files of earlier versions.
     """
 
     arm: str
@@ -84,11 +84,11 @@ class Record:
 
 
 def collect(run: Run, seconds: float) -> Record:
-    """Returns the record of a run that has ended.
+    """Builds the record of a finished run.
 
     Raises:
-        StudyError: If it has left no log behind.
-        ValueError: If a file of it is damaged.
+        StudyError: If the run has no log.
+        ValueError: If one of its files is corrupt.
     """
     updates = updates_per_rl_step(run.folder)
     points = rl_points(log_history(run.folder), updates)
@@ -97,7 +97,7 @@ def collect(run: Run, seconds: float) -> Record:
     rest: dict[str, list[float | None]] = {"rl_step": list(points)}
     for name in sorted(names):
         if name not in WHOLE and not any(point.get(name) for point in points.values()):
-            continue  # nothing of that kind has happened
+            continue  # no such file
         (curves if name in WHOLE else rest)[name] = [point.get(name) for point in points.values()]
     assert run.arm is not None
     return Record(
@@ -108,10 +108,10 @@ def collect(run: Run, seconds: float) -> Record:
 
 
 def log_history(folder: Path) -> list[dict[str, Any]]:
-    """Returns what a trainer has logged, over all its attempts; of several trainers, those of the last one."""
+    """Reads the trainer's log history over all attempts; with several trainers, that of the last one."""
     states = sorted(folder.glob("**/checkpoint-*/trainer_state.json"), key=lambda path: (_round(path), _step(path)))
     if not states:
-        raise StudyError(f"{folder} has no checkpoint, and so no log; take a save_strategy other than 'no'")
+        raise StudyError(f"{folder} has no checkpoint and therefore no log; set a save_strategy other than 'no'")
     return list(read_state(states[-1], "log_history")["log_history"])
 
 
@@ -125,7 +125,7 @@ def _round(state: Path) -> int:
 
 
 def updates_per_rl_step(folder: Path) -> float:
-    """Returns the optimizer steps of one RL step; 1 for a trainer that collects no batches."""
+    """Returns the optimizer steps per RL step; 1 for a trainer that collects no batches."""
     end = folder / "_finished.json"
     settings = read_state(end, "settings")["settings"] if end.is_file() else {}
     steps = settings.get("steps_per_generation")
@@ -135,11 +135,11 @@ def updates_per_rl_step(folder: Path) -> float:
 
 
 def rl_points(history: Iterable[Mapping[str, Any]], updates: float) -> dict[int, dict[str, float]]:
-    """Returns `{RL step: {metric: value}}` from 1 on: the means of what the optimizer steps of an RL step have logged.
+    """Averages the logs of each RL step's optimizer steps: `{RL step: {metric: value}}`, from 1 on.
 
     Args:
-        history: One entry for each time that something was logged, with its optimizer step as `step`.
-        updates: Optimizer steps of one RL step.
+        history: Log entries, each with its optimizer step as `step`.
+        updates: Optimizer steps per RL step.
     """
     sums: dict[int, dict[str, list[float]]] = {}
     for entry in history:
@@ -155,7 +155,7 @@ def rl_points(history: Iterable[Mapping[str, Any]], updates: float) -> dict[int,
 
 
 def thin(curves: Mapping[str, Sequence[float | None]], points: int) -> dict[str, list[float | None]]:
-    """Returns means of as many neighbours as it takes to have so many points; of `rl_step` the last of them."""
+    """Averages groups of neighbouring points down to `points` points; `rl_step` keeps the last of each group."""
     count = len(curves["rl_step"])
     size = -(-count // points) or 1
     ends = range(0, count, size)
@@ -189,7 +189,7 @@ def _evaluations(folder: Path, updates: float) -> tuple[Evaluation, ...]:
         try:
             found += [_evaluation(content["step"] / updates, report) for report in content["reports"]]
         except (TypeError, KeyError, AttributeError) as error:
-            raise StudyError(f"{file} is no evaluation of a run ({error!r})") from error
+            raise StudyError(f"{file} is not an evaluation of a run ({error!r})") from error
     return tuple(found)
 
 
@@ -203,7 +203,7 @@ def _evaluation(rl_step: float, report: Mapping[str, Any]) -> Evaluation:
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Writes the file, whole or not at all: one line for each curve and each evaluation."""
+    """Writes the file atomically, with one line for each curve and each evaluation."""
     content = asdict(record)
     parts = []
     for name, value in content.items():
@@ -226,16 +226,16 @@ def _compact(value: Any) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file that is whole or not there, whenever the process is killed, and makes its folder."""
+    """Writes a file atomically and creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
 
 
 def read_record(path: Path) -> Record:
-    """Returns what `write_record` wrote.
+    """Loads a record that `write_record` wrote.
 
     Raises:
-        StudyError: If the file is damaged.
+        StudyError: If the file is corrupt.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -243,7 +243,7 @@ def read_record(path: Path) -> Record:
         record = Record(**content, evaluations=tuple(evaluations))
         for name in ("identity", "curves", "thinned"):
             if not isinstance(value := getattr(record, name), dict):
-                raise TypeError(f"{name}: got {value!r}, takes a mapping")
+                raise TypeError(f"{name}: expected a mapping, got {value!r}")
         return record
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StudyError(f"{path} is no record of a run ({error}); delete it to have the run made again") from error
+        raise StudyError(f"{path} is not a record of a run ({error}); delete it to repeat the run") from error

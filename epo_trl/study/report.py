@@ -1,4 +1,4 @@
-"""The report of a study, made of the study's file and of what is kept of its runs alone."""
+"""The report of a study, generated only from the study's file and the records of its runs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ REPORT, PICTURE = "report.md", "curves.png"
 
 
 def write_report(study: Study, records: Sequence[Record], folder: Path) -> list[Path]:
-    """Returns the files that were written: the report and, if any run has curves, a picture.
+    """Writes the report and, if any run has curves, a figure. Returns the files.
 
     Args:
-        study: The study.
-        records: Of the runs that have ended.
-        folder: Where to write.
+        study: Study to report.
+        records: Records of the finished runs.
+        folder: Folder to write to.
     """
     outcomes = judge(study, records)
     written = [folder / REPORT]
@@ -37,22 +37,22 @@ def write_report(study: Study, records: Sequence[Record], folder: Path) -> list[
 
 
 def report(study: Study, records: Sequence[Record], outcomes: Outcomes, *, picture: bool) -> str:
-    """Returns the report in Markdown. It holds no times, so a study that was interrupted has the same.
+    """Generates the report in Markdown. It contains no times, so an interrupted study has the same report.
 
     Args:
-        study: The study.
-        records: Of the runs that have ended.
-        outcomes: What they came to.
-        picture: Whether there is one beside the report.
+        study: Study to report.
+        records: Records of the finished runs.
+        outcomes: Outcomes of the runs.
+        picture: Whether there is a figure beside the report.
     """
     parts = [f"# {plain(study.name)}\n", plain(study.question.strip()) + "\n" if study.question else ""]
     parts += [f"Protocol: {plain(study.protocol.strip())}\n" if study.protocol else "", _origin(study, records)]
     tested = tables.paper_table(study, outcomes)
     parts += _section("Success on the test lists, %", tested, _evaluation_note(study, records))
-    gains = "Percentage points: the end less the same run before RL, mean over seeds, 95 % interval."
+    gains = "Percentage points: the end minus the same run before RL; mean over seeds, 95 % interval."
     parts += _section("Gain of RL on the test lists", tables.gains_table(study, outcomes), gains)
     base, differences = plain(study.baseline), tables.paper_differences(study, outcomes)
-    shared = "Percentage points: mean over the pairs of one seed, 95 % interval."
+    shared = "Percentage points: mean over same-seed pairs, 95 % interval."
     parts += _section(f"Difference from {base} on the test lists", differences, shared)
     parts += _section("Training", tables.training_table(study, outcomes), _training_note(study))
     differences = tables.differences_table(study, outcomes)
@@ -81,7 +81,7 @@ def _origin(study: Study, records: Sequence[Record]) -> str:
     versions = ", ".join(sorted({record.version for record in records})) or "none yet"
     command = f"epo-trl study {shown(study.path)}"
     return (
-        f"Run it anew: {code(command + ' --results-dir FOLDER')}; from the kept results alone: "
+        f"Reproduce it: {code(command + ' --results-dir FOLDER')}; from the kept results alone: "
         f"{code(command + ' --report-only')}. "
         f"Made with epo-trl {versions}.\n"
     )
@@ -109,16 +109,16 @@ def _training_note(study: Study) -> str:
 
 
 def _compared(study: Study, outcomes: Outcomes) -> int:
-    """Returns how many arms have a pair with the baseline."""
+    """Returns the number of arms that have a pair with the baseline."""
     base = outcomes[study.baseline]
     return sum(bool(pairs_of(runs, base)) for name, runs in outcomes.items() if name != study.baseline)
 
 
 def _difference_note(study: Study, outcomes: Outcomes) -> str:
     return (
-        "Over the pairs of one seed. Pairs for power 0.8: how many a paired t test needs to find a difference of "
-        "this size with this deviation. Fisher's exact test, two-sided, of the numbers of solved runs, as if they were "
-        f"not paired, and not corrected (comparisons: {_compared(study, outcomes)})."
+        "Over same-seed pairs. Pairs for power 0.8: the number that a paired t test needs to detect a difference of "
+        "this size with this deviation. Fisher's exact test, two-sided, on the numbers of solved runs, treated as "
+        f"unpaired, without correction for multiple comparisons (comparisons: {_compared(study, outcomes)})."
     )
 
 
@@ -128,9 +128,9 @@ THIRDS_NOTE = (
 )
 
 TOKENS_NOTE = (
-    "Mean entropy over the whole vocabulary at tokens where the policy at the start of RL gave more than the method's "
-    "cut to two tokens or more (choices), and at all others (forced). Each value is the mean over a thirtieth of a "
-    "run; of the runs the median, since a single explosion would be most of their mean."
+    "Mean entropy over the whole vocabulary at tokens where the reference policy gave more than the method's cut to "
+    "two tokens or more (choices), and at all others (forced). Each value is the mean over a thirtieth of a run, then "
+    "the median over runs, since a single explosion would dominate their mean."
 )
 
 
@@ -156,7 +156,7 @@ def _missing(study: Study, records: Sequence[Record]) -> str:
 
 
 def _short(study: Study, records: Sequence[Record]) -> str:
-    """Returns which runs have logged success, but for fewer RL steps than are averaged."""
+    """Lists the runs that have logged success, but for fewer RL steps than are averaged."""
     short: dict[str, list[int]] = {}
     for record in records:
         if record.curves.get(SUCCESS) and final_success(record, study) is None:
@@ -179,14 +179,14 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
     counts = sorted({len(runs) for runs in outcomes.values() if runs}) or [0]
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     lines = [
-        f"{seeds} seeds an arm: an interval covers the seeds, for these games and this model only.",
-        "Student's intervals assume values that are about normal. Where runs either solve the task or do not, look at "
+        f"{seeds} seeds per arm: an interval covers the seeds, for these games and this model only.",
+        "Student's intervals assume roughly normal values. Where runs either solve the task or do not, look at "
         "the counts and at each run.",
         "The best of several arms looks better than it is, and so does the best of several evaluations (`Succ.*`).",
     ]
     if (count := _compared(study, outcomes)) > 1:
         lines.append(
-            f"All differences are from the same runs of {plain(study.baseline)}: where those were lucky, every arm on "
+            f"All differences use the same runs of {plain(study.baseline)}: if those were lucky, every arm on "
             f"their seeds looks worse. Each interval is for one comparison, not corrected for {count}."
         )
     began = {name: starts_of(runs, base) for name, runs in outcomes.items() if name != study.baseline}
@@ -194,13 +194,13 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
         pair = f"{plain(name)} and {plain(study.baseline)}"
         if starts.unlike:
             lines.append(
-                f"{pair} did not begin alike ({_seeds(starts.unlike)}): other warm starts, as another "
-                "machine makes them, or other rules of play. They are no pairs, so the differences leave them out."
+                f"{pair} began differently ({_seeds(starts.unlike)}): other warm starts, as on another machine, or "
+                "other rules of play. They do not form pairs, so the differences leave them out."
             )
         if starts.played:
             lines.append(
                 f"{pair} began with the same weights ({_seeds(starts.played)}), but their evaluations "
-                "before RL differ: other random draws, as another recipe makes them, or other rules of play."
+                "before RL differ: other random draws, as in another recipe, or other rules of play."
             )
     listed = "; ".join(
         plain(name) + ("" if len(starts.unknown) == len(outcomes[name]) else f" ({_seeds(starts.unknown)})")
@@ -209,8 +209,8 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
     )
     if listed and study.warm_start is not None:
         lines.append(
-            f"What was kept does not tell whether these runs and those of {plain(study.baseline)} began with the same "
-            f"weights, and nothing was played before RL; they count as pairs: {listed}."
+            f"The records do not show whether these runs and those of {plain(study.baseline)} began with the same "
+            f"weights, and there was no evaluation before RL; they count as pairs: {listed}."
         )
     others = [plain(name) for name, runs in outcomes.items() if runs and base and runs.keys() != base.keys()]
     if others:

@@ -1,4 +1,4 @@
-"""Runs what is missing of a study."""
+"""Runs the missing runs of a study."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from epo_trl.study.side_by_side import Job, run_side_by_side
 from epo_trl.study.watch import LOG, Watch, clock
 
 CONFIG = "config.yaml"  # in the folder of a run
-STOPPING = "stopping: the runs save a checkpoint; Ctrl-C ends them at once"
-STATE = "_study.json"  # there too: seconds of earlier attempts, and what was seen to end
+STOPPING = "stopping: the runs save a checkpoint; press Ctrl-C again to kill them"
+STATE = "_study.json"  # also there: seconds of earlier attempts, and checksums of finished runs
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a study writes.
+    """Output folders of a study.
 
     Args:
-        runs: Whole runs, each in a folder of its own.
-        results: What is made of them.
+        runs: Folder of the runs, each in its own subfolder.
+        results: Folder of the report and the records.
     """
 
     runs: Path
     results: Path
 
     def record_of(self, run: Run) -> Path:
-        """Returns the file that is kept of a run."""
+        """Returns the path of a run's record."""
         return self.results / "runs" / f"{run.name}.json"
 
     def kept(self) -> set[str]:
-        """Returns the names of all runs of which something is kept, those of another study too."""
+        """Returns the names of all runs with a record, including those of other studies."""
         return {path.stem for path in (self.results / "runs").glob("*.json")}
 
 
@@ -53,13 +53,13 @@ def cores() -> int:
 
 
 def run_missing(study: Study, places: Places, jobs: int, threads: int) -> dict[str, str]:
-    """Returns why runs have failed, by name, after all that were missing have been run; `{}` if none has.
+    """Runs all missing runs. Returns the failures as `{name: reason}`; `{}` if there are none.
 
     Args:
-        study: The study.
-        places: Where it writes.
-        jobs: Runs side by side.
-        threads: Threads of each.
+        study: Study to run.
+        places: Output folders.
+        jobs: Number of parallel runs.
+        threads: Number of threads per run.
 
     Raises:
         StudyError: If a run was made with other settings.
@@ -70,7 +70,7 @@ def run_missing(study: Study, places: Places, jobs: int, threads: int) -> dict[s
         missing = [run for run in runs if known_record(run, places) is None]
         if not missing:
             sys.stdout.write(
-                f"nothing to run: {places.results} has all results; another --results-dir makes them anew\n"
+                f"nothing to run: {places.results} has all results; use another --results-dir to repeat them\n"
             )
             return {}
         starts = {run.needs.name: run.needs for run in missing if run.needs is not None}
@@ -101,10 +101,10 @@ def run_missing(study: Study, places: Places, jobs: int, threads: int) -> dict[s
 
 
 def known_record(run: Run, places: Places) -> Record | None:
-    """Returns what is kept of a run, `None` if it has not ended.
+    """Loads the record of a run, or returns `None` if the run has not ended.
 
     Raises:
-        StudyError: If it is that of a run with other settings.
+        StudyError: If the record belongs to a run with other settings.
     """
     path = places.record_of(run)
     if not path.is_file():
@@ -113,10 +113,10 @@ def known_record(run: Run, places: Places) -> Record | None:
     now = json.loads(json.dumps(run.identity, default=str))
     if record.identity != now:
         raise StudyError(
-            f"{path} is of a run with other settings ({_differences(record.identity, now)}); to make it anew, "
+            f"{path} is the record of a run with other settings ({_differences(record.identity, now)}); to repeat it, "
             f"delete it and the folder {run.folder}, or give the study another name"
         )
-    return replace(record, arm=run.arm or "")  # arms may be renamed within what a file's name tells apart
+    return replace(record, arm=run.arm or "")  # an arm may be renamed if its file name stays the same
 
 
 def _differences(then: object, now: object, name: str = "") -> str:
@@ -129,7 +129,7 @@ def _differences(then: object, now: object, name: str = "") -> str:
 
 
 def _in_order(begin: Sequence[Run], missing: Sequence[Run]) -> list[Run]:
-    """Returns each warm start right before the first run that needs it."""
+    """Places each warm start right before the first run that needs it."""
     order: dict[str, Run] = {}
     names = {run.name for run in begin}
     for run in missing:
@@ -145,13 +145,13 @@ def _job(run: Run, threads: int, after: str | None) -> Job:
 
 
 def environment_of(run: Run, threads: int) -> dict[str, str]:
-    """Returns the environment of a run's process: modules beside the original config can be imported."""
+    """Builds the environment of a run's process: modules beside the original config can be imported."""
     path = [str(run.config.parent.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(path)}
 
 
 def prepare(run: Run) -> None:
-    """Writes a run's config, and adds up the time of an attempt that was killed."""
+    """Writes a run's config, and adds the time of a killed attempt."""
     before = _seconds(run)
     config = run.folder / CONFIG
     write_text(config, yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True))
@@ -159,10 +159,10 @@ def prepare(run: Run) -> None:
 
 
 def finish(run: Run, places: Places) -> float:
-    """Returns the seconds of a run that has just ended, after what is kept of it was written.
+    """Writes the record of a run that has just ended, and returns the run's seconds.
 
     Raises:
-        ValueError: If something in its folder is missing or damaged.
+        ValueError: If a file in its folder is missing or corrupt.
     """
     seconds = _seconds(run, time.time())
     if run.arm is not None:
@@ -177,7 +177,7 @@ def _has_ended(run: Run) -> bool:
 
 
 def _seconds(run: Run, end: float | None = None) -> float:
-    """Returns the time of all attempts; the last one has ended then or, if that is not known, when its log has."""
+    """Sums the time of all attempts. The last attempt ended at `end` or, if that is `None`, when its log ended."""
     file, log = run.folder / STATE, run.folder / LOG
     if not file.is_file():
         return 0.0

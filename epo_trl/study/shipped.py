@@ -1,34 +1,34 @@
-"""The studies and recipes that come with the package, for a folder that is no clone of the repository."""
+"""The studies and recipes that come with the package, for use without a clone of the repository."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# Has the folders `studies` and `recipes`: in the repository links to those of the root, in a wheel copies.
+# Contains the folders `studies` and `recipes`: links to the repository's root, or copies in a wheel.
 PACKAGE = Path(__file__).parents[1]
 
 
 def find(path: Path) -> Path:
-    """Returns the file of that path in the current folder, or else in the package; `path` itself if neither is there.
+    """Finds a file in the current folder, or else in the package; returns `path` itself if it is in neither.
 
-    So `recipes/sft.py` in a study means the same with and without a clone.
+    So `recipes/sft.py` in a study has the same meaning with and without a clone.
     """
     shipped = PACKAGE / path
     return shipped if not path.is_file() and path.parent.parts and shipped.is_file() else path
 
 
 def find_study(name: str | Path) -> Path:
-    """Returns the file of a study: one of that path, or the shipped one of that name, such as `smoke`."""
+    """Finds the file of a study by its path, or a built-in study by its name, such as `smoke`."""
     path = find(Path(name))
     shipped = PACKAGE / "studies" / f"{name}.yaml"
     return shipped if not path.is_file() and shipped.is_file() else path
 
 
 def shown(path: Path) -> str:
-    """Returns what a study or a command calls a file: the path of a shipped one starts in the package."""
+    """Formats a path for messages: that of a built-in file is relative to the package."""
     return (path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path).as_posix()
 
 
 def names() -> list[str]:
-    """Returns the names of the shipped studies."""
+    """Returns the names of the built-in studies."""
     return sorted(path.stem for path in (PACKAGE / "studies").glob("*.yaml"))

@@ -1,4 +1,4 @@
-"""Several programs side by side, none of which outlives us."""
+"""Runs several programs in parallel, none of which outlives this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from epo_trl.envs.supervisor import ChildProcess
 
 KEEPER = Path(__file__).with_name("keeper.py")
-TAIL_BYTES = 4096  # of a log that are read
+TAIL_BYTES = 4096  # bytes read from the end of a log
 
 
 @dataclass(slots=True)
@@ -23,11 +23,11 @@ class Job:
     """A program to run.
 
     Args:
-        name: Of its own, for `after` and messages.
-        command: The program and its arguments.
-        log: File to which all that it says is appended.
-        environment: Of the process.
-        after: Name of the job that has to have succeeded; one that is not in the list has.
+        name: Unique name, for `after` and messages.
+        command: Program and its arguments.
+        log: File to which its output is appended.
+        environment: Environment variables of the process.
+        after: Name of a job that has to succeed first; a job that is not in the list counts as succeeded.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Job:
 
 @dataclass(slots=True)
 class Progress:
-    """Where the jobs stand, by name. A job that waits is in none of these.
+    """State of the jobs, by name. A waiting job is in none of these.
 
     Args:
-        running: When each was started, by `time.monotonic()`.
-        succeeded: How long each took, in seconds.
-        failed: Why.
+        running: Start times, by `time.monotonic()`.
+        succeeded: Durations in seconds.
+        failed: Reasons of failures.
     """
 
     running: dict[str, float] = field(default_factory=dict)
@@ -61,21 +61,21 @@ def run_side_by_side(
     on_interrupt: Callable[[], None] = lambda: None,
     poll_seconds: float = 0.2,
 ) -> Progress:
-    """Returns how the jobs went. A job that fails stops those that come after it, and no others.
+    """Runs the jobs and returns their final state. A failed job cancels only the jobs that depend on it.
 
-    Ctrl-C or SIGTERM hands a SIGTERM to those that run and waits for them, at a second one they are killed.
+    Ctrl-C or SIGTERM sends SIGTERM to the running jobs and waits for them; a second one kills them.
 
     Args:
-        jobs: In the order in which they are started as soon as they can be.
-        at_a_time: How many run side by side.
-        on_start: Called right before a job is started. If it raises an `OSError`, the job has failed.
-        on_end: Called when one has ended with 0; returns what is wrong all the same, or `""`.
-        watch: Called now and then.
-        on_interrupt: Called once, before those that run are waited for.
-        poll_seconds: How often the jobs are looked at.
+        jobs: Jobs in the order of their start.
+        at_a_time: Number of parallel jobs.
+        on_start: Called right before a job starts. If it raises an `OSError`, the job fails.
+        on_end: Called when a job has exited with 0; returns an error text, or `""`.
+        watch: Called at every poll with the progress.
+        on_interrupt: Called once, before the running jobs are waited for.
+        poll_seconds: Interval between polls.
 
     Raises:
-        KeyboardInterrupt: After the jobs have ended, if that was asked for.
+        KeyboardInterrupt: After the jobs have ended, if they were interrupted.
     """
     progress, children = Progress(), dict[str, ChildProcess]()
     waiting = list(jobs)
@@ -109,13 +109,13 @@ def run_side_by_side(
 
 
 def _ended(children: Mapping[str, ChildProcess]) -> list[tuple[str, int]]:
-    """Returns name and exit status of those that have ended."""
+    """Returns name and exit status of the jobs that have ended."""
     found = [(name, child.exit_status()) for name, child in children.items()]
     return [(name, status) for name, status in found if status is not None]
 
 
 def _ready(waiting: list[Job], by_name: Mapping[str, Job], progress: Progress) -> list[Job]:
-    """Returns the jobs that can be started; those that never can be are taken out as failed."""
+    """Returns the jobs that can start; those that never can are removed and marked as failed."""
     for job in list(waiting):
         if job.after in progress.failed:
             waiting.remove(job)
@@ -142,21 +142,21 @@ def _settle(job: Job, status: int, progress: Progress, on_end: Callable[[Job], s
 
 
 def tail_of(log: Path) -> str:
-    """Returns the end of a log."""
+    """Reads the end of a log."""
     with open(log, "rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL_BYTES))
         return file.read().decode("utf-8", "replace")
 
 
 def _last_words(log: Path) -> str:
-    """Returns the last line of a log, after a colon; `""` if it has none."""
+    """Returns the last line of a log after a colon; `""` if it has none."""
     lines = [line.strip() for line in tail_of(log).splitlines()]
     last = next((line for line in reversed(lines) if line), "")
     return f": {last[:300]}" if last else ""
 
 
 def _end(children: Sequence[ChildProcess]) -> None:
-    """Lets the programs save what they have done. Another Ctrl-C in the meantime leaves them to be killed."""
+    """Lets the programs save their progress and waits for them. Another Ctrl-C leaves them to be killed."""
     for child in children:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)

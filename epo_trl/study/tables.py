@@ -1,4 +1,4 @@
-"""The tables of a report, each from what the runs came to."""
+"""The tables of a report, each computed from the outcomes of the runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Value = Callable[[Outcome], float | None]
 
 
 def by_seed(outcomes: Mapping[int, Outcome], value: Value) -> dict[int, float]:
-    """Returns the values that are there."""
+    """Returns the values that are not `None`, by seed."""
     found = {seed: value(outcome) for seed, outcome in outcomes.items()}
     return {seed: one for seed, one in found.items() if one is not None}
 
 
 def training_table(study: Study, outcomes: Outcomes) -> str:
-    """Returns success in training at the end, and how runs got there; `""` if no run has logged it."""
+    """Tabulates final training success and how runs reached it; `""` if no run has logged it."""
     rows = []
     for name, runs in outcomes.items():
         final = by_seed(runs, lambda run: run.success)
@@ -48,20 +48,20 @@ def training_table(study: Study, outcomes: Outcomes) -> str:
 
 
 def _solved(runs: Mapping[int, Outcome]) -> str:
-    """Returns for example `4 (25 to 84 %)`: how many, and Wilson's interval of the share."""
+    """Formats the number of solved runs with Wilson's interval of the share, for example as `4 (25 to 84 %)`."""
     judged = [run.solved for run in runs.values() if run.solved is not None]
     low, high = wilson_interval(sum(judged), len(judged))
     return f"{sum(judged)} ({100 * low:.0f} to {100 * high:.0f} %)"
 
 
 def _failures(found: Sequence[Failure | None]) -> str:
-    """Returns for example `9, 2`: how many runs ever had it, and how many have it at their end."""
+    """Formats how many runs ever failed and how many still do at the end, for example as `9, 2`."""
     had = [one for one in found if one is not None]
     return f"{len(had)}, {sum(one.stays for one in had)}"
 
 
 def differences_table(study: Study, outcomes: Outcomes) -> str:
-    """Returns each arm's success in training less the baseline's, over the pairs."""
+    """Tabulates each arm's training success minus the baseline's, over the pairs."""
     base = by_seed(outcomes[study.baseline], lambda run: run.success)
     rows = []
     for name, runs in outcomes.items():
@@ -90,7 +90,7 @@ def _needed(deviation: float, mean: float) -> str:
 
 
 def seeds_table(study: Study, outcomes: Outcomes) -> str:
-    """Returns the success of each run in training."""
+    """Tabulates the training success of each run."""
     rows = []
     for name, runs in outcomes.items():
         if by_seed(runs, lambda run: run.success):
@@ -109,7 +109,7 @@ def _one(run: Outcome | None) -> str:
 
 
 def thirds_table(outcomes: Outcomes) -> str:
-    """Returns when the entropy of each third of the episode left the band; `""` if it was not logged."""
+    """Tabulates when the entropy of each third of the episode left the band; `""` if it was not logged."""
     rows = []
     for name, runs in outcomes.items():
         logged = [run for run in runs.values() if run.has_thirds]
@@ -128,7 +128,7 @@ def thirds_table(outcomes: Outcomes) -> str:
 
 
 def tokens_table(outcomes: Outcomes) -> str:
-    """Returns the entropy where the first policy had a choice and where it had none; `""` if it was not logged."""
+    """Tabulates the entropy where the reference policy had a choice and where it had none; `""` if not logged."""
     rows = []
     for name, runs in outcomes.items():
         logged = [run.by_tokens for run in runs.values() if len(run.by_tokens) == len(TOKENS)]
@@ -147,7 +147,7 @@ def splits_of(outcomes: Outcomes) -> list[str]:
 
 
 def paper_table(study: Study, outcomes: Outcomes) -> str:
-    """Returns success on the test lists in the form of the paper's Table 1; `""` without evaluations."""
+    """Tabulates success on the test lists like the paper's Table 1; `""` without evaluations."""
     splits = splits_of(outcomes)
     measures = [measure for split in splits for measure in _measures(study, split)]
     rows = []
@@ -163,7 +163,7 @@ def paper_table(study: Study, outcomes: Outcomes) -> str:
 
 
 def _before(outcomes: Outcomes, split: str) -> dict[int, float]:
-    """Returns the success before RL by seed, of the first arm that was played then."""
+    """Returns the success before RL by seed, of the first arm that was evaluated then."""
     found: dict[int, float] = {}
     for runs in outcomes.values():
         found = by_seed(runs, lambda run: run.before(split)) | found
@@ -171,7 +171,7 @@ def _before(outcomes: Outcomes, split: str) -> dict[int, float]:
 
 
 def paper_differences(study: Study, outcomes: Outcomes) -> str:
-    """Returns each arm's success on the test lists less the baseline's, over the pairs."""
+    """Tabulates each arm's success on the test lists minus the baseline's, over the pairs."""
     splits = splits_of(outcomes)
     measures = [measure for split in splits for measure in _measures(study, split)]
     measures += _mean_of_lists([_end(study, split) for split in splits])
@@ -186,10 +186,10 @@ def paper_differences(study: Study, outcomes: Outcomes) -> str:
 
 
 def gains_table(study: Study, outcomes: Outcomes) -> str:
-    """Returns each arm's success on the test lists at the end less that before RL, over its seeds.
+    """Tabulates each arm's final success on the test lists minus that before RL, over its seeds.
 
-    Before RL: as the run itself was played; if it was not, the same seed of the first arm that was and is not known to
-    have begun with other weights.
+    Success before RL comes from the run itself. If it was not evaluated, it comes from the same seed of the first arm
+    that was and that is not known to have begun with different weights.
     """
     splits = splits_of(outcomes)
     gains = [_gain(study, outcomes, split) for split in splits]
@@ -216,7 +216,7 @@ def _gain(study: Study, outcomes: Outcomes, split: str) -> Value:
 
 
 def _mean_of_lists(values: Sequence[Value]) -> list[tuple[str, Value]]:
-    """Returns the mean over the test lists, of a run that has all; nothing if there is one list."""
+    """Returns the mean over the test lists for runs that have all of them; nothing if there is one list."""
 
     def mean(run: Outcome) -> float | None:
         found = [one for value in values if (one := value(run)) is not None]

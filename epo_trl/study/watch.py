@@ -1,4 +1,4 @@
-"""How far a study is, and how long it will take."""
+"""Progress of a study and the remaining time."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SECONDS_BETWEEN = {True: 1.0, False: 60.0}  # on a terminal, in a file
 
 
 class Watch:
-    """Shows the state of a study: on a terminal in lines that stay below the messages, elsewhere once a minute.
+    """Shows the progress of a study: on a terminal in lines below the messages, elsewhere once a minute.
 
     Args:
-        runs: All that are run now, warm starts too.
-        already: Runs that had ended before.
-        at_a_time: How many run side by side.
-        console: Where to show it; stderr if not given.
+        runs: All runs to start, including warm starts.
+        already: Number of runs that had ended before.
+        at_a_time: Number of parallel runs.
+        console: Output console; stderr by default.
     """
 
     def __init__(self, runs: Sequence[Run], already: int, at_a_time: int, console: Console | None = None):
@@ -45,11 +45,11 @@ class Watch:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        """Writes a line that stays."""
+        """Prints a permanent line."""
         self.console.print(Text(text), soft_wrap=True)
 
     def show(self, progress: Progress) -> None:
-        """Shows how far the runs are, if it is time."""
+        """Shows the progress of the runs, if an update is due."""
         now = time.monotonic()
         if now - self._shown < SECONDS_BETWEEN[self.console.is_terminal]:
             return
@@ -61,7 +61,7 @@ class Watch:
             self.say("; ".join(line.strip() for line in lines))
 
     def lines(self, progress: Progress, now: float) -> list[str]:
-        """Returns one line about all runs, and one about each that is running."""
+        """Formats one line about all runs, and one about each running one."""
         shares = {name: self._share(name) for name in progress.running}
         waiting = len(self._runs) - len(progress.running) - len(progress.succeeded) - len(progress.failed)
         failed = f", {len(progress.failed)} failed" if progress.failed else ""
@@ -85,7 +85,7 @@ LOG = "log.txt"  # in the folder of a run
 
 
 def share_done(log: Path, steps: int) -> float:
-    """Returns which share of its steps a run has made, by the progress bar in its log; 0.0 if that says nothing."""
+    """Returns the share of a run's steps that are done, by the progress bar in its log; 0.0 if there is none."""
     if not steps or not log.is_file():
         return 0.0
     found = re.findall(rf"\b(\d+)/{steps} \[", tail_of(log))
@@ -95,10 +95,10 @@ def share_done(log: Path, steps: int) -> float:
 def time_left(
     runs: Mapping[str, Run], progress: Progress, shares: Mapping[str, float], at_a_time: int, now: float
 ) -> float | None:
-    """Returns the seconds until all runs have ended, or `None` as long as nothing is known.
+    """Estimates the seconds until all runs have ended; `None` as long as nothing is known.
 
-    A run takes as long as others of its arm have taken, or else as long as any; one that has made a tenth of its steps
-    goes on at its own pace.
+    A run is expected to last as long as finished runs of its arm, or else as any finished run. A run that has made a
+    tenth of its steps is extrapolated.
     """
     taken: dict[str | None, list[float]] = {}
     for name, seconds in progress.succeeded.items():
@@ -126,7 +126,7 @@ def time_left(
 
 
 def clock(seconds: float) -> str:
-    """Returns for example `1:02:03` or `2:03`."""
+    """Formats seconds, for example as `1:02:03` or `2:03`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

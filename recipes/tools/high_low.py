@@ -1,4 +1,4 @@
-"""A game as TRL's `environment_factory` wants it, with nothing of epo_trl in it but the expert: find a number."""
+"""A game for TRL's `environment_factory`, with nothing of epo_trl but the expert: find a number."""
 
 import random
 
@@ -55,7 +55,7 @@ def test_rows():
 
 
 class Expert:
-    """For a warm start: halves what is left, but begins anywhere."""
+    """An expert for a warm start: it bisects the range after a random first guess."""
 
     def __init__(self, seed: int):
         self.chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Gymnasium's environments of text: observations in a `Text` space, actions in a `Text` or a named `Discrete` one."""
+"""Gymnasium's text environments: observations in a `Text` space, actions in a `Text` or a named `Discrete` space."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from epo_trl.envs.base import EnvError, Info
 
 
 class GymnasiumEnv(NumberedEnv):
-    """Plays one environment of Gymnasium. A text that is no action of its space does not reach it.
+    """Wraps one Gymnasium environment. An action outside its space does not reach it.
 
     Args:
-        given: The settings.
-        name: Of the suite.
+        given: Settings of the environment.
+        name: Name of the suite.
     """
 
     given: GymnasiumArguments
@@ -26,46 +26,46 @@ class GymnasiumEnv(NumberedEnv):
         super().__init__(given, name)
         self._game = _make(given)
         self._actions = _numbers(self._game, given)
-        self._said: Mapping[str, Any] = {}
+        self._state: Mapping[str, Any] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Returns the first observation of a task. Its number is the seed that Gymnasium gets; `seed` is not used."""
+        """Returns the first observation of a task. Gymnasium's seed is the task's number; `seed` is not used."""
         number, rest = self._seed(options)
-        observation, said = self._game.reset(seed=number, options=rest or None)
-        return _text(observation), self._begin(self._listing(said))
+        observation, state = self._game.reset(seed=number, options=rest or None)
+        return _text(observation), self._begin(self._listing(state))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Takes an action."""
+        """Performs an action."""
         self._check_running()
         known = action in self._actions if self._actions else self._game.action_space.contains(action)
         if not known:
             space = ", ".join(self._actions) or str(self._game.action_space)[:200]
-            info = self._info(self._said, accepted=False, over=False, refusal=f"not in the action space: {space}")
+            info = self._info(self._state, accepted=False, over=False, refusal=f"not in the action space: {space}")
             return NO_ACTION, 0.0, False, False, info
         given = self._actions[action] if self._actions else action
-        observation, reward, terminated, truncated, said = self._game.step(given)
+        observation, reward, terminated, truncated, state = self._game.step(given)
         over = {"terminated": bool(terminated), "truncated": bool(truncated) and not terminated}
-        info = self._go_on(self._listing(said), float(reward), **over)
+        info = self._go_on(self._listing(state), float(reward), **over)
         return _text(observation), float(reward), over["terminated"], over["truncated"], info
 
-    def _listing(self, said: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns what was said; where actions have numbers, their names are what can be done."""
+    def _listing(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the environment's info, with the action names added where actions are numbers."""
         named = {self.given.actions_key: tuple(self._actions)} if self._actions else {}
-        self._said = {**named, **said}
-        return self._said
+        self._state = {**named, **state}
+        return self._state
 
     def close(self) -> None:
-        """Closes it."""
+        """Closes the environment."""
         with contextlib.suppress(AttributeError):  # closed before
             self._game.close()
             del self._game
 
 
 class GymnasiumSuite(NumberedSuite):
-    """Seeds of an environment of Gymnasium.
+    """Seeds of a Gymnasium environment.
 
     Args:
-        given: The settings.
+        given: Settings of the environment.
     """
 
     given: GymnasiumArguments
@@ -75,27 +75,27 @@ class GymnasiumSuite(NumberedSuite):
         self.make_env().close()
 
     def make_env(self) -> GymnasiumEnv:
-        """Returns a fresh environment."""
+        """Creates a fresh environment."""
         return GymnasiumEnv(self.given, self.name)
 
 
 @dataclass
 class GymnasiumArguments(NumberedArguments):
-    """An environment of Gymnasium that speaks text."""
+    """A Gymnasium environment with text observations and actions."""
 
-    env_id: str = field(default="", metadata={"help": "As for `gymnasium.make`: 'Name-v0', or 'module:Name-v0'."})
+    env_id: str = field(default="", metadata={"help": "Id for `gymnasium.make`: 'Name-v0', or 'module:Name-v0'."})
     env_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "For `gymnasium.make`, such as '{\"size\": 4}'."}
+        default=None, metadata={"help": "Arguments for `gymnasium.make`, such as '{\"size\": 4}'."}
     )
     action_names: list[str] | None = field(
         default=None, metadata={"help": "Names of the actions of a `Discrete` space, in order."}
     )
 
     def make_suite(self) -> GymnasiumSuite:
-        """Returns the task suite.
+        """Creates the task suite.
 
         Raises:
-            EnvError: If there is no such environment, or it does not speak text.
+            EnvError: If there is no such environment, or its spaces are not text.
         """
         return GymnasiumSuite(self)
 
@@ -112,14 +112,14 @@ def _make(given: GymnasiumArguments) -> Any:
         raise EnvError(f"env_id: got {given.env_id!r} with env_kwargs {given.env_kwargs!r}: {error}") from error
     if not isinstance(game.observation_space, gymnasium.spaces.Text):
         raise EnvError(
-            f"env_id: got {given.env_id!r}, whose observations are {str(game.observation_space)[:100]}; takes one "
-            "whose observations are in a Text space: wrap it in a gymnasium.ObservationWrapper that words them"
+            f"env_id: expected an environment with observations in a Text space, got {given.env_id!r} with "
+            f"{str(game.observation_space)[:100]}; convert them to text in a gymnasium.ObservationWrapper"
         )
     return game
 
 
 def _numbers(game: Any, given: GymnasiumArguments) -> dict[str, int]:
-    """Returns the number of each action by its name, nothing for actions that are texts."""
+    """Maps each action's name to its number; empty if actions are texts."""
     import gymnasium
 
     space, names = game.action_space, given.action_names or []
@@ -127,7 +127,7 @@ def _numbers(game: Any, given: GymnasiumArguments) -> dict[str, int]:
         return {}
     if not isinstance(space, gymnasium.spaces.Discrete) or len(set(names)) != space.n:
         count = f"{space.n} different" if isinstance(space, gymnasium.spaces.Discrete) else "no"
-        raise EnvError(f"action_names: got {names} for the actions {str(space)[:100]}, takes {count} names")
+        raise EnvError(f"action_names: expected {count} names for the actions {str(space)[:100]}, got {names}")
     return {name: int(space.start) + index for index, name in enumerate(names)}
 
 

@@ -1,4 +1,4 @@
-"""One event loop of this process, in a thread of its own, for environments that are asynchronous."""
+"""One event loop per process, in its own thread, for asynchronous environments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def submit(coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-    """Returns what a coroutine will return; it runs beside the caller."""
+    """Runs a coroutine in the background and returns the future of its result."""
     return asyncio.run_coroutine_threadsafe(coroutine, _loop())
 
 

@@ -1,7 +1,7 @@
-"""What Gymnasium's and OpenEnv's environments have in common: tasks are numbers, and what they say has names.
+"""Common base of the Gymnasium and OpenEnv adapters: tasks are seeds, and named fields describe the state.
 
-A task is a seed: `train/17` is seed 17, `iid/17` is seed 1,000,017. What the environment says beside the observation
-(Gymnasium's info, OpenEnv's observation) is read by the names in the settings.
+`train/17` is seed 17, `iid/17` is seed 1,000,017. The settings name the fields that are read from Gymnasium's info or
+OpenEnv's observation.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ NO_ACTION = "This is not an action here."
 
 @dataclass
 class NumberedArguments:
-    """Tasks that are seeds, and the names by which the environment says how things stand."""
+    """Seeds as tasks, and the names of the fields that describe the environment's state."""
 
     MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(["test_tasks", "demonstrator"])
 
     task_text: str = field(
-        default="", metadata={"help": "The task in words; by default what the environment calls `task`, or its name."}
+        default="", metadata={"help": "Task description; by default the environment's field `task`, or its name."}
     )
     train_tasks: int = field(default=1000, metadata={"help": "Training seeds: 0, 1, 2, ..."})
     test_tasks: int = field(default=100, metadata={"help": "Seeds of the list `iid`: 1000000, 1000001, ..."})
     won_key: str = field(
-        default="is_success", metadata={"help": "Name of what says at the end whether the task is solved."}
+        default="is_success", metadata={"help": "Name of the field that tells at the end whether the task is solved."}
     )
     won_score: float | None = field(
         default=1.0,
-        metadata={"help": "Where nothing of that name is said: solved if the rewards sum to so much; null: never."},
+        metadata={"help": "Without that field: a sum of rewards that counts as solved; null: never."},
     )
     actions_key: str = field(
-        default="admissible_actions", metadata={"help": "Name of the list of what can be done now, if there is one."}
+        default="admissible_actions", metadata={"help": "Name of the field that lists the available actions, if any."}
     )
     accepted_key: str = field(
-        default="accepted", metadata={"help": "Name of what says whether the last action was one, if it is said."}
+        default="accepted", metadata={"help": "Name of the field that tells whether the last action was valid, if any."}
     )
     demonstrator: str = field(
-        default="", metadata={"help": "'module:Class' of an expert, for a warm start and `tiny`; made with a seed."}
+        default="", metadata={"help": "Expert as 'module:Class', for a warm start and `tiny`; created with a seed."}
     )
 
     def check(self) -> None:
-        """Raises `EnvError` if there would be no tasks."""
+        """Raises `EnvError` if a task count is out of range."""
         for name in ("train_tasks", "test_tasks"):
             if not 1 <= getattr(self, name) <= FIRST_SEED["iid"]:
-                raise EnvError(f"{name}: got {getattr(self, name)}, takes an integer from 1 to {FIRST_SEED['iid']}")
+                raise EnvError(f"{name}: expected an integer from 1 to {FIRST_SEED['iid']}, got {getattr(self, name)}")
 
 
 class NumberedSuite(TaskSuite):
-    """Seeds as tasks. Derive from it and write `make_env`.
+    """Seeds as tasks. Subclass it and implement `make_env`.
 
     Args:
-        given: The settings.
-        name: Of the suite.
+        given: Settings of the environment.
+        name: Name of the suite.
     """
 
     splits = SPLITS
@@ -76,23 +76,23 @@ class NumberedSuite(TaskSuite):
         return [f"{split}/{number}" for number in range(count)]
 
     def make_expert(self, seed: int = 0) -> Expert:
-        """Returns the player that the settings name.
+        """Creates the expert that the settings name.
 
         Raises:
             EnvError: If they name none.
         """
         if not self.given.demonstrator:
-            raise EnvError(f"demonstrator: got none, takes 'module:Class': {self.name!r} has no expert of its own")
+            raise EnvError(f"demonstrator: expected 'module:Class', got none: {self.name!r} has no built-in expert")
         player: Expert = named_object("demonstrator", self.given.demonstrator, "'module:Class'")(seed)
         return player
 
 
 class NumberedEnv(TextEnv):
-    """Keeps the score of an episode, and makes `info` of what the environment says.
+    """Tracks the score of an episode, and builds `info` from the environment's fields.
 
     Args:
-        given: The settings.
-        name: Of the suite.
+        given: Settings of the environment.
+        name: Name of the suite.
     """
 
     def __init__(self, given: NumberedArguments, name: str) -> None:
@@ -100,43 +100,43 @@ class NumberedEnv(TextEnv):
         self._running = False
 
     def _seed(self, options: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
-        """Returns the seed of the task, and the other options."""
+        """Returns the seed of the task and the other options."""
         rest = dict(options or {})
         task_id = rest.pop("task_id", None)
         split, _, number = str(task_id).partition("/")
         limits = {"train": self.given.train_tasks, "iid": self.given.test_tasks}
         if split not in limits or not number.isdecimal() or int(number) >= limits[split]:
-            raise EnvError(f'options["task_id"]: got {task_id!r:.100}, takes an id of the suite, such as "train/0"')
+            raise EnvError(f'options["task_id"]: expected an id of the suite, such as "train/0", got {task_id!r:.100}')
         return FIRST_SEED[split] + int(number), rest
 
-    def _begin(self, said: Mapping[str, Any]) -> Info:
-        """Returns the info of a new episode."""
+    def _begin(self, state: Mapping[str, Any]) -> Info:
+        """Starts an episode and returns its info."""
         self._running, self._score = True, 0.0
-        self._task = self.given.task_text or str(said.get("task") or self.name)
-        self._task_type = str(said.get("task_type") or self.name)
-        self._lists = said.get(self.given.actions_key) is not None
-        return self._info(said, accepted=True, over=False)
+        self._task = self.given.task_text or str(state.get("task") or self.name)
+        self._task_type = str(state.get("task_type") or self.name)
+        self._lists = state.get(self.given.actions_key) is not None
+        return self._info(state, accepted=True, over=False)
 
     def _check_running(self) -> None:
         if not self._running:
             raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
 
-    def _go_on(self, said: Mapping[str, Any], reward: float, *, terminated: bool, truncated: bool) -> Info:
-        """Returns the info after a step of the environment."""
+    def _go_on(self, state: Mapping[str, Any], reward: float, *, terminated: bool, truncated: bool) -> Info:
+        """Records a step of the environment and returns the info after it."""
         self._score += reward
         self._running = not (terminated or truncated)
-        accepted = bool(said.get(self.given.accepted_key, True))
-        return self._info(said, accepted=accepted, over=terminated)
+        accepted = bool(state.get(self.given.accepted_key, True))
+        return self._info(state, accepted=accepted, over=terminated)
 
-    def _info(self, said: Mapping[str, Any], *, accepted: bool, over: bool, refusal: str = "") -> Info:
+    def _info(self, state: Mapping[str, Any], *, accepted: bool, over: bool, refusal: str = "") -> Info:
         given = self.given
-        listed = [text for action in said.get(given.actions_key) or () if (text := str(action).strip())]
+        listed = [text for action in state.get(given.actions_key) or () if (text := str(action).strip())]
         reached = reaches(self._score, given.won_score)
         return {
             "admissible_actions": tuple(dict.fromkeys(listed)) if self._lists else None,
             "accepted": accepted,
             "refusal": refusal,
-            "won": over and bool(said.get(given.won_key, reached)),
+            "won": over and bool(state.get(given.won_key, reached)),
             "task": self._task,
             "task_type": self._task_type,
             "score": self._score,

@@ -1,7 +1,7 @@
-"""OpenEnv's environments: servers that are reached through its client, `openenv.core.GenericEnvClient`.
+"""OpenEnv environments: servers that are reached through OpenEnv's client, `openenv.core.GenericEnvClient`.
 
-Each environment of ours is a session of its own. Requests of all sessions are under way together: what a server needs
-for a step passes once a turn, not once an episode.
+Each environment has its own session. Requests of all sessions are in flight together: a server's latency per step is
+paid once per turn, not once per episode.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from epo_trl.envs.adapters.loop import submit
 from epo_trl.envs.adapters.numbered import NO_ACTION, NumberedArguments, NumberedEnv, NumberedSuite
 from epo_trl.envs.base import EnvError, Info
 
-# What a server says of an action that it does not take, or whose environment refuses it.
+# Endings of a server's error for an action that it rejects or whose environment rejects it.
 _REFUSALS = ("(code: VALIDATION_ERROR)", "(code: EXECUTION_ERROR)")
 
 
 class OpenEnv(NumberedEnv):
-    """Plays one session of a server.
+    """One session of a server.
 
     Args:
-        given: The settings.
-        name: Of the suite.
+        given: Settings of the environment.
+        name: Name of the suite.
     """
 
     given: OpenEnvArguments
@@ -37,18 +37,18 @@ class OpenEnv(NumberedEnv):
         super().__init__(given, name)
         self._client: Any = None
         self._pending: Future[Any] | None = None
-        self._said: Mapping[str, Any] = {}
+        self._state: Mapping[str, Any] = {}
 
     def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Asks for the first observation of a task. Its number is the seed that the server gets; `seed` is not used."""
+        """Requests the first observation of a task. The server's seed is the task's number; `seed` is not used."""
         number, rest = self._seed(options)
         self._send(self._reset({**self.given.reset_options(), **rest, "seed": number}))
 
     def reset_wait(self) -> tuple[str, Info]:
-        """Returns it."""
+        """Returns the result of `reset_async`."""
         result = self._wait()
-        self._said = _mapping(result.observation)
-        return self._text(), self._begin(self._said)
+        self._state = _mapping(result.observation)
+        return self._text(), self._begin(self._state)
 
     def step_async(self, action: str) -> None:
         """Sends an action."""
@@ -56,27 +56,27 @@ class OpenEnv(NumberedEnv):
         self._send(self._step(action))
 
     def step_wait(self) -> tuple[str, float, bool, bool, Info]:
-        """Returns what the server says to it. An action that it refuses changes nothing."""
+        """Returns the server's response. An action that the server rejects changes nothing."""
         result = self._wait()
         if isinstance(result, str):
-            info = self._info(self._said, accepted=False, over=False, refusal=result)
+            info = self._info(self._state, accepted=False, over=False, refusal=result)
             return f"{NO_ACTION} {result}", 0.0, False, False, info
-        self._said = _mapping(result.observation)
+        self._state = _mapping(result.observation)
         reward, done = float(result.reward or 0.0), bool(result.done)
-        return self._text(), reward, done, False, self._go_on(self._said, reward, terminated=done, truncated=False)
+        return self._text(), reward, done, False, self._go_on(self._state, reward, terminated=done, truncated=False)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Returns the first observation of a task."""
+        """Resets the session and returns the first observation of a task."""
         self.reset_async(seed=seed, options=options)
         return self.reset_wait()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Returns what the server says to an action."""
+        """Sends an action and returns the server's response."""
         self.step_async(action)
         return self.step_wait()
 
     def close(self) -> None:
-        """Ends the session, so that the server gives its seat to another. Waits for the server; may be called twice."""
+        """Ends the session, which frees its place on the server. Waits for the server; may be called twice."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.cancel()
@@ -89,7 +89,7 @@ class OpenEnv(NumberedEnv):
 
     def _send(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         before, self._pending = self._pending, None
-        if before is not None:  # nobody waited for it; the session answers in order
+        if before is not None:  # never waited for; the session answers in order
             with contextlib.suppress(Exception):
                 before.result()
         self._pending = submit(coroutine)
@@ -102,7 +102,7 @@ class OpenEnv(NumberedEnv):
             return pending.result()
         except Exception as error:
             self._running = False
-            self.close()  # an answer that comes too late would be taken for the next one's
+            self.close()  # a late answer would be taken for that of the next request
             advice = "; give the server a larger max_concurrent_envs" if "CAPACITY_REACHED" in str(error) else ""
             reason = str(error) or type(error).__name__
             raise EnvError(f"base_url: {self.given.base_url}: {reason}{advice}") from error
@@ -116,13 +116,13 @@ class OpenEnv(NumberedEnv):
         return await self._client.reset(**options)
 
     async def _close(self) -> None:
-        """Closes the client in the loop in which it was opened: outside of one, its methods return no awaitable."""
+        """Closes the client in the loop in which it was opened; outside a loop, its methods return no awaitable."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
 
     async def _step(self, action: str) -> Any:
-        """Returns the result of a step, or why the action is refused."""
+        """Returns the result of a step, or the reason why the action is rejected."""
         payload = self._payload(action)
         if payload is None:
             return "an action is a JSON object here"
@@ -143,23 +143,24 @@ class OpenEnv(NumberedEnv):
         return payload if isinstance(payload, dict) else None
 
     def _text(self) -> str:
-        found: Any = self._said
+        found: Any = self._state
         for part in filter(None, self.given.observation_key.split(".")):
             try:
                 found = found[int(part)] if isinstance(found, list) else found[part]
             except (LookupError, TypeError, ValueError) as error:
                 raise EnvError(
-                    f"observation_key: got {self.given.observation_key!r}, but the server said {str(self._said)[:200]}"
+                    f"observation_key: expected a key of the server's observation, got {self.given.observation_key!r} "
+                    f"for {str(self._state)[:200]}"
                 ) from error
         text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
         return text if text.strip() else "(nothing)"
 
 
 class OpenEnvSuite(NumberedSuite):
-    """Seeds of a server.
+    """Seeds of an OpenEnv server.
 
     Args:
-        given: The settings.
+        given: Settings of the environment.
     """
 
     given: OpenEnvArguments
@@ -171,47 +172,47 @@ class OpenEnvSuite(NumberedSuite):
             raise EnvError("environment: 'openenv' needs the package openenv; pip install 'epo-trl[openenv]'")
 
     def make_env(self) -> OpenEnv:
-        """Returns a fresh environment; its session begins with the first reset."""
+        """Creates a fresh environment; its session begins with the first reset."""
         return OpenEnv(self.given, self.name)
 
 
 @dataclass
 class OpenEnvArguments(NumberedArguments):
-    """An environment behind an OpenEnv server."""
+    """An environment on an OpenEnv server."""
 
-    base_url: str = field(default="http://localhost:8000", metadata={"help": "Of the server."})
-    suite_name: str = field(default="openenv", metadata={"help": "What reports call it."})
+    base_url: str = field(default="http://localhost:8000", metadata={"help": "URL of the server."})
+    suite_name: str = field(default="openenv", metadata={"help": "Name of the suite in reports."})
     action_key: str = field(
-        default="message", metadata={"help": "Field of the action that takes the text; empty: the text is JSON."}
+        default="message", metadata={"help": "Field of the action that holds the text; empty: the text is JSON."}
     )
     observation_key: str = field(
         default="",
-        metadata={"help": "Where in the observation the text is, as in 'messages.-1.content'; empty: all, as JSON."},
+        metadata={"help": "Path of the text in the observation, such as 'messages.-1.content'; empty: all, as JSON."},
     )
     reset_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "For `reset`, beside the seed, such as '{\"difficulty\": 2}'."}
+        default=None, metadata={"help": "Arguments for `reset` besides the seed, such as '{\"difficulty\": 2}'."}
     )
-    timeout_seconds: float = field(default=60.0, metadata={"help": "A server that takes longer has failed."})
+    timeout_seconds: float = field(default=60.0, metadata={"help": "Time limit of a request, in seconds."})
 
     def make_suite(self) -> OpenEnvSuite:
-        """Returns the task suite.
+        """Creates the task suite.
 
         Raises:
-            EnvError: If openenv is not installed, or a setting is wrong.
+            EnvError: If openenv is not installed, or a setting is invalid.
         """
         return OpenEnvSuite(self)
 
     def reset_options(self) -> dict[str, Any]:
-        """Returns `reset_kwargs` as a mapping."""
+        """Parses `reset_kwargs` into a mapping."""
         given = self.reset_kwargs or {}
         try:
             options = json.loads(given) if isinstance(given, str) else given
         except ValueError as error:
-            raise EnvError(f"reset_kwargs: got {given!r}, takes a mapping or its JSON") from error
+            raise EnvError(f"reset_kwargs: expected a mapping or its JSON, got {given!r}") from error
         if not isinstance(options, dict):
-            raise EnvError(f"reset_kwargs: got {given!r}, takes a mapping or its JSON")
+            raise EnvError(f"reset_kwargs: expected a mapping or its JSON, got {given!r}")
         return options
 
 
-def _mapping(said: Any) -> Mapping[str, Any]:
-    return said if isinstance(said, Mapping) else {"observation": said}
+def _mapping(state: Any) -> Mapping[str, Any]:
+    return state if isinstance(state, Mapping) else {"observation": state}

@@ -1,4 +1,4 @@
-"""A tool: a function that an agent calls by name, with arguments that are checked against its types."""
+"""A tool: a function that an agent calls by name, with arguments checked against its type hints."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ FORM = '{"name": ..., "arguments": {...}}'
 
 
 class Refusal(ValueError):
-    """What an agent wants is not possible. The message says why, for the agent."""
+    """A tool call that is not possible. The message tells the agent why."""
 
 
 def tool_call(name: str, **arguments: Any) -> str:
-    """Returns the action that calls a tool."""
+    """Builds the action that calls a tool."""
     return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 
 def read_call(action: str) -> tuple[str, dict[str, Any]]:
-    """Returns name and arguments of a call in JSON; white space around the names in it does not matter.
+    """Parses the name and arguments of a call in JSON; white space around names is ignored.
 
     Raises:
-        Refusal: If it is none.
+        Refusal: If the action is not a tool call.
     """
     try:
         call = json.loads(action, parse_constant=_no_constant)
@@ -48,9 +48,9 @@ class Tool:
     """A tool.
 
     Args:
-        name: Its name.
+        name: Name of the tool.
         text: Signature and docstring, for prompts.
-        parameters: What each argument takes.
+        parameters: Type adapter of each argument.
         required: Arguments without a default.
     """
 
@@ -61,10 +61,10 @@ class Tool:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Tool:
-        """Returns the tool that a function or a bound method is.
+        """Builds the tool from a function or a bound method.
 
         Raises:
-            EnvError: If it has no docstring, an argument has no type, or it takes any arguments.
+            EnvError: If it has no docstring, an argument has no type, or it accepts `*args` or `**kwargs`.
         """
         name, doc = function.__name__, inspect.getdoc(function)
         if not doc:
@@ -72,23 +72,27 @@ class Tool:
         try:
             signature = inspect.signature(function, eval_str=True)
         except NameError as error:
-            raise EnvError(f"the tool {name!r}: {error}; its types have to be known in its module") from error
+            raise EnvError(f"the tool {name!r}: {error}; its types have to be defined in its module") from error
         parameters: dict[str, TypeAdapter[Any]] = {}
         for parameter in signature.parameters.values():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise EnvError(f"the tool {name!r} takes {parameter}; takes arguments that have names")
+                raise EnvError(f"the tool {name!r}: expected named arguments, got {parameter}")
             if parameter.annotation is parameter.empty:
-                raise EnvError(f"the tool {name!r}: the argument {parameter.name!r} has no type; write `: str` or such")
+                raise EnvError(
+                    f"the tool {name!r}: the argument {parameter.name!r} has no type; add one, such as `: str`"
+                )
             try:
                 parameters[parameter.name] = TypeAdapter(parameter.annotation)
             except PydanticUserError as error:
                 kind = parameter.annotation
-                raise EnvError(f"the tool {name!r}: {parameter.name!r} is a {kind}, which JSON cannot say") from error
+                raise EnvError(
+                    f"the tool {name!r}: {parameter.name!r} is a {kind}, which JSON cannot express"
+                ) from error
         required = tuple(p.name for p in signature.parameters.values() if p.default is p.empty)
         return cls(name, f"{name}{signature}\n{doc}", parameters, required)
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arguments, as the types want them.
+        """Validates the arguments and converts them to the tool's types.
 
         Raises:
             Refusal: If one is unknown, missing or of another type.
@@ -99,8 +103,8 @@ class Tool:
         values = {}
         for name, value in arguments.items():
             if name not in self.parameters:
-                takes = ", ".join(map(repr, self.parameters)) or "none"
-                raise Refusal(f"{self.name} has no argument {_short(name)}; it takes {takes}")
+                names = ", ".join(map(repr, self.parameters)) or "none"
+                raise Refusal(f"{self.name} has no argument {_short(name)}; it takes {names}")
             try:
                 values[name] = self.parameters[name].validate_json(json.dumps(value), strict=True)
             except ValidationError as error:
@@ -114,9 +118,9 @@ def _named(value: Any) -> Any:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()  # no half of a surrogate pair
+    text = json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()  # no lone surrogates
     return text if len(text) <= 100 else text[:97] + "..."
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(name)  # NaN and Infinity are no JSON
+    raise ValueError(name)  # NaN and Infinity are not JSON

@@ -1,4 +1,4 @@
-"""One environment of TRL's `environment_factory` as a game of text: an action is a tool call."""
+"""One environment of TRL's `environment_factory` as a text game: an action is a tool call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def final_answer(answer: str) -> str:
 
 
 def tools_of(world: Any) -> tuple[str, ...]:
-    """Returns the names of an object's tools, by TRL's rule: the public methods but for `reset` and `get_reward`."""
+    """Returns the names of an object's tools by TRL's rule: all public methods except `reset` and `get_reward`."""
     methods = (name for name, _ in inspect.getmembers(type(world), predicate=inspect.isfunction))
     return tuple(name for name in methods if not name.startswith("_") and name not in _NO_TOOLS)
 
@@ -39,7 +39,7 @@ class ToolEnv(TextEnv):
     """Plays the tasks of a `ToolSuite` with one object of its factory. `info["tools"]` describes the tools.
 
     Args:
-        suite: Knows the rows, the rewards and when an episode is won.
+        suite: Suite with the rows, the rewards and the success rule.
     """
 
     def __init__(self, suite: ToolSuite) -> None:
@@ -51,18 +51,18 @@ class ToolEnv(TextEnv):
         self._row: Mapping[str, Any] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Returns what the object's `reset` returns for the row of a task, which it gets as TRL gives it.
+        """Calls the object's `reset` with the row of a task, as TRL does, and returns its observation.
 
-        A `reset` with a parameter `seed` gets the seed too.
+        A `reset` with a parameter `seed` also gets the seed.
         """
         row = copy.deepcopy(dict(self.suite.row((options or {}).get("task_id"))))
         self._row, self._messages, self._paid, self._answered = row, list[dict[str, Any]](), 0.0, False
         takes_seed = seed is not None and "seed" in inspect.signature(self.world.reset).parameters
-        said = self.world.reset(**{"seed": seed, **row} if takes_seed else row)
-        return text_of(awaited(said), NOTHING_YET), self._info(won=False, refusal="")
+        observation = self.world.reset(**{"seed": seed, **row} if takes_seed else row)
+        return text_of(awaited(observation), NOTHING_YET), self._info(won=False, refusal="")
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Calls a tool. The reward is by how much the score has risen, so an episode's rewards sum to its last score.
+        """Calls a tool. The reward is the increase of the score, so an episode's rewards sum to its last score.
 
         The score is the sum of the reward functions, or `get_reward()`, after the call.
         """
@@ -83,15 +83,15 @@ class ToolEnv(TextEnv):
         return observation, reward, over, False, info
 
     def _call(self, action: str) -> str:
-        """Returns what a tool returns; keeps the messages, as reward functions see them."""
-        said: dict[str, Any] = {"role": "assistant", "content": action}
-        self._messages.append(said)
+        """Calls a tool and returns its result; records the messages that reward functions get."""
+        message: dict[str, Any] = {"role": "assistant", "content": action}
+        self._messages.append(message)
         name, arguments = read_call(action)
         if name not in self.tools:
             raise Refusal(f"there is no tool of this name; there are {', '.join(self.tools)}")
         arguments = self.tools[name].checked(arguments)
         call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-        said |= {"content": "", "tool_calls": [call]}
+        message |= {"content": "", "tool_calls": [call]}
         answer = {"role": "tool", "name": name, "content": ""}
         self._messages.append(answer)
         answer["content"] = text_of(self._result(name, arguments), "(nothing)")
@@ -101,13 +101,13 @@ class ToolEnv(TextEnv):
     def _result(self, name: str, arguments: dict[str, Any]) -> Any:
         try:
             return awaited(self._functions[name](**arguments))
-        except OSError:  # a connection or a file is gone: nothing that the agent did
+        except OSError:  # a connection or a file is gone: not the agent's fault
             raise
         except Exception as error:
             if not isinstance(error, ValueError):
                 warnings.warn(
-                    f"the tool {name!r} raised {type(error).__name__}: {error}. The agent is told so, as with TRL; a "
-                    "tool that means to refuse something raises ValueError",
+                    f"the tool {name!r} raised {type(error).__name__}: {error}. The agent sees this, as with TRL; a "
+                    "tool that rejects a call on purpose raises ValueError",
                     stacklevel=2,
                 )
             raise Refusal(str(error).strip() or type(error).__name__) from error
@@ -127,24 +127,24 @@ class ToolEnv(TextEnv):
 
 
 def awaited(result: Any) -> Any:
-    """Returns a result, of an asynchronous function what it returns in the end."""
+    """Returns a result, after waiting for it if the function is asynchronous."""
     return submit(result).result() if inspect.iscoroutine(result) else result
 
 
-def text_of(said: Any, empty: str) -> str:
-    """Returns what a tool or a message says as text, of a list of content blocks the texts; never a blank one.
+def text_of(content: Any, empty: str) -> str:
+    """Converts a tool's or a message's content to text, joining the texts of content blocks; never blank.
 
     Args:
-        said: Anything.
-        empty: Stands for nothing.
+        content: Content of any type.
+        empty: Text that replaces empty content.
 
     Raises:
-        EnvError: If there is a block of another kind.
+        EnvError: If a content block is not text.
     """
-    if isinstance(said, list) and said and all(isinstance(block, dict) and "type" in block for block in said):
-        other = [block["type"] for block in said if block["type"] != "text"]
+    if isinstance(content, list) and content and all(isinstance(block, dict) and "type" in block for block in content):
+        other = [block["type"] for block in content if block["type"] != "text"]
         if other:
-            raise EnvError(f"an environment says a block of type {other[0]!r}; takes text")
-        said = "\n".join(block["text"] for block in said)
-    text = "" if said is None else str(said)
+            raise EnvError(f"expected text blocks from the environment, got a block of type {other[0]!r}")
+        content = "\n".join(block["text"] for block in content)
+    text = "" if content is None else str(content)
     return text if text.strip() else empty

@@ -2,11 +2,11 @@
 
     class Countdown:
         def reset(self, **row) -> str | None: ...     # gets the columns of a row of the dataset
-        def guess(self, number: int) -> str: ...      # a tool: types, and a docstring with `Args:`
+        def guess(self, number: int) -> str: ...      # a tool: typed, with a docstring that has `Args:`
         def get_reward(self) -> float: ...            # or reward functions beside it
 
-An action is a tool call in JSON, which is data: it is checked against the method's types, and a wrong one is an invalid
-action. What a tool returns is the observation; an exception of a tool is an answer too, as with TRL.
+An action is a tool call in JSON. It is treated as data: it is checked against the method's types, and an invalid call
+is an invalid action. What a tool returns is the observation; so is the exception of a tool, as with TRL.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from epo_trl.envs.named import named_object
 
 __all__ = ["ToolEnv", "ToolSuite", "ToolsArguments", "tool_call"]
 Rows = Sequence[Mapping[str, Any]]
-OWN_TASKS = 100  # of an environment that makes its tasks itself
+OWN_TASKS = 100  # number of tasks of an environment that makes them itself
 
 
 class ToolSuite(TaskSuite):
-    """The rows of a dataset as tasks, played by objects of a factory. Takes what TRL's `GRPOTrainer` takes.
+    """The rows of a dataset as tasks, with environments from a factory. Accepts what TRL's `GRPOTrainer` accepts.
 
     Args:
         factory: `environment_factory`: a class, or a function without arguments that returns an object.
         rows: Training rows; `None` for an object that makes its tasks itself.
-        reward_funcs: TRL's reward functions. They get `environments`, `prompts`, `completions` (the calls and what they
-            returned) and the row's columns, each as a list of one. By default the object's own `get_reward`.
-        iid_rows: Test rows like those of training; `None` for no such list.
+        reward_funcs: TRL's reward functions. They get `environments`, `prompts`, `completions` (the calls and their
+            results) and the row's columns, each as a list of one. By default the object's own `get_reward`.
+        iid_rows: Test rows like the training rows; `None` for no such list.
         ood_rows: Test rows of another kind; `None` for no such list.
-        won_score: At this score an episode is won, and over unless the object has an attribute `done`, which then
-            decides; `None`: never.
-        final_answer: Whether there is a tool that ends the episode with an answer. TRL ends it with any response that
+        won_score: Score at which an episode is won. It then also ends, unless the object has an attribute `done`, which
+            decides instead. `None`: an episode is never won.
+        final_answer: Whether to add a tool that ends the episode with an answer. TRL ends it with any response that
             calls no tool; in `action_format: tool_calls` this tool does the same.
-        expert: Called with a seed, returns a player for demonstrations.
-        name: Of the suite; by default the factory's.
+        expert: Function of a seed that creates a player for demonstrations.
+        name: Name of the suite; by default the factory's.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ToolSuite(TaskSuite):
         name: str = "",
     ) -> None:
         if not callable(factory):
-            raise EnvError(f"factory: got {factory!r:.100}, takes a class or a function that returns an environment")
+            raise EnvError(f"factory: expected a class or a function that returns an environment, got {factory!r:.100}")
         lists = {"train": [{}] * OWN_TASKS if rows is None else rows, "iid": iid_rows, "ood": ood_rows}
         self.rows: dict[str, Rows] = {split: list(given) for split, given in lists.items() if given is not None}
         self.splits = tuple(self.rows)
@@ -79,33 +79,33 @@ class ToolSuite(TaskSuite):
         self.tools = tuple(getattr(kind, name) for name in tools_of(world))
         self.tools += (final_answer,) if self.final_answer else ()
         if not self.tools:
-            raise EnvError(f"factory: {kind.__name__} has no tool; takes public methods with types and docstrings")
+            raise EnvError(f"factory: {kind.__name__} has no tool; add public methods with types and docstrings")
         self._about = " ".join((inspect.getdoc(kind) or "Use the tools.").partition("\n\n")[0].split())
 
     def task_ids(self, split: str) -> Sequence[str]:
-        """Returns the numbers of the rows."""
+        """Returns the task ids of a split: row numbers."""
         self.check_split(split)
         return [f"{split}/{number}" for number in range(len(self.rows[split]))]
 
     def content(self, split: str) -> Any:
-        """Returns the rows of a list."""
+        """Returns the rows of a task list."""
         return self.rows[split]
 
     def row(self, task_id: Any) -> Mapping[str, Any]:
         """Returns the row of a task."""
         split, _, number = str(task_id).partition("/")
         if split not in self.rows or not number.isdecimal() or int(number) >= len(self.rows[split]):
-            raise EnvError(f'options["task_id"]: got {task_id!r:.100}, takes an id of the suite, such as "train/0"')
+            raise EnvError(f'options["task_id"]: expected an id of the suite, such as "train/0", got {task_id!r:.100}')
         return self.rows[split][int(number)]
 
     def task_of(self, row: Mapping[str, Any]) -> str:
-        """Returns the messages of the row's prompt, or what the environment says about itself."""
+        """Returns the messages of the row's prompt, or the environment's own description."""
         prompt = row.get("prompt") or ""
         messages = [prompt] if isinstance(prompt, str) else [text_of(message["content"], "") for message in prompt]
         return "\n\n".join(filter(None, (text.strip() for text in messages))) or self._about
 
     def score(self, world: Any, row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> float:
-        """Returns the sum of the reward functions, `None` among them left out, or the environment's own reward."""
+        """Sums the reward functions, without those that return `None`, or returns the environment's own reward."""
         if not self.reward_funcs:
             return float(awaited(world.get_reward()) or 0.0)
         columns = {name: [value] for name, value in row.items() if name not in ("prompt", "completion")}
@@ -114,56 +114,56 @@ class ToolSuite(TaskSuite):
         return float(sum(value for value in paid if value is not None))
 
     def make_env(self) -> ToolEnv:
-        """Returns an environment with a fresh object of the factory."""
+        """Creates an environment with a fresh object of the factory."""
         return ToolEnv(self)
 
     def make_expert(self, seed: int = 0) -> Expert:
-        """Returns the player for demonstrations.
+        """Creates the player for demonstrations.
 
         Raises:
             EnvError: If none was given.
         """
         if self._expert is None:
             raise EnvError(
-                f"demonstrator: got none, takes 'module:Class' (in Python: expert): {self.name!r} has no expert"
+                f"demonstrator: expected 'module:Class' (in Python: expert), got none: {self.name!r} has no expert"
             )
         return self._expert(seed)
 
 
 @dataclass
 class ToolsArguments:
-    """An environment that was written for TRL's `environment_factory`."""
+    """An environment written for TRL's `environment_factory`."""
 
     MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(["iid_rows", "ood_rows", "demonstrator"])
 
-    factory: str = field(default="", metadata={"help": "'module:Class', as TRL's `environment_factory`."})
+    factory: str = field(default="", metadata={"help": "TRL's `environment_factory`, as 'module:Class'."})
     rows: str = field(
         default="",
         metadata={
-            "help": "Training rows: 'module:name' of a list or a datasets.Dataset, or of a function that returns one, "
-            "or a JSONL file. Without, the environment makes its tasks itself."
+            "help": "Training rows: 'module:name' of a list, a datasets.Dataset or a function that returns one, "
+            "or a JSONL file. Without it, the environment makes its tasks itself."
         },
     )
-    iid_rows: str = field(default="", metadata={"help": "Test rows like those of training."})
+    iid_rows: str = field(default="", metadata={"help": "Test rows like the training rows."})
     ood_rows: str = field(default="", metadata={"help": "Test rows of another kind."})
     tool_rewards: list[str] | None = field(
         default=None,
-        metadata={"help": "TRL reward functions, 'module:name'; by default the environment's own `get_reward`."},
+        metadata={"help": "TRL reward functions as 'module:name'; by default the environment's own `get_reward`."},
     )
-    won_score: float | None = field(default=1.0, metadata={"help": "An episode with this score is won; null: none is."})
+    won_score: float | None = field(default=1.0, metadata={"help": "Score at which an episode is won; null: never."})
     final_answer: bool = field(
         default=False,
         metadata={"help": "Adds a tool `final_answer` that ends the episode, as any text does with TRL."},
     )
     demonstrator: str = field(
-        default="", metadata={"help": "'module:Class' of an expert, for a warm start and `tiny`; made with a seed."}
+        default="", metadata={"help": "Expert as 'module:Class', for a warm start and `tiny`; created with a seed."}
     )
 
     def make_suite(self) -> ToolSuite:
-        """Returns the task suite.
+        """Creates the task suite.
 
         Raises:
-            EnvError: If something that is named is not there, or not what it has to be.
+            EnvError: If a named object is missing or has the wrong type.
         """
         return ToolSuite(
             named_object("factory", self.factory, "'module:Class' of an environment"),
@@ -182,7 +182,7 @@ def _rows(name: str, value: str) -> Rows | None:
         return None
     if value.endswith(".jsonl"):
         try:
-            # not splitlines: it cuts at U+2028 and others, which may stand in a text
+            # not splitlines, which also cuts at U+2028 and other characters that a text may contain
             lines = Path(value).read_text(encoding="utf-8").split("\n")
             found: Any = [json.loads(line) for line in lines if line.strip()]
         except (OSError, ValueError) as error:
@@ -192,5 +192,5 @@ def _rows(name: str, value: str) -> Rows | None:
         found = found() if callable(found) else found
     rows = list(found)
     if not rows or not all(isinstance(row, Mapping) for row in rows):
-        raise EnvError(f"{name}: got {value!r}, which holds {rows[:1]!r:.100}, takes rows with named columns")
+        raise EnvError(f"{name}: expected rows with named columns, got {value!r}, which holds {rows[:1]!r:.100}")
     return rows

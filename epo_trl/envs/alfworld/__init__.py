@@ -1,4 +1,4 @@
-"""ALFWorld: household tasks as text, in a fast engine of our own and in TextWorld's."""
+"""ALFWorld: household tasks as text, in a fast engine written for this package and in TextWorld's engine."""
 
 from epo_trl.envs.alfworld.env import AlfworldEnv
 from epo_trl.envs.alfworld.expert import AlfworldExpert

@@ -1,4 +1,4 @@
-"""The settings of ALFWorld for recipes and configs."""
+"""Settings of ALFWorld for recipes and configs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ GAMES = ("generated", "data")
 
 @dataclass
 class AlfworldArguments:
-    """Which ALFWorld games are played."""
+    """The choice of ALFWorld games and engine."""
 
-    # What a resumed run may have otherwise: it does not change what is learned.
+    # Settings that a resumed run may change: they do not change what is learned.
     MAY_CHANGE: ClassVar[frozenset[str]] = frozenset("alfworld_data n_iid n_ood".split())
 
     games: str = field(
@@ -26,8 +26,8 @@ class AlfworldArguments:
     alfworld_data: str | None = field(
         default=None, metadata={"help": "Folder of the games; by default $ALFWORLD_DATA. For games='data'."}
     )
-    engine: str = field(default="fast", metadata={"help": "'fast' (ours) or 'textworld' (ALFWorld's own)."})
-    task_types: list[str] | None = field(default=None, metadata={"help": "Kinds of task to play; all by default."})
+    engine: str = field(default="fast", metadata={"help": "'fast' (built in) or 'textworld' (ALFWorld's own)."})
+    task_types: list[str] | None = field(default=None, metadata={"help": "Task types to include; all by default."})
     expert_search: str = field(
         default="random",
         metadata={
@@ -40,20 +40,20 @@ class AlfworldArguments:
     games_seed: int = field(default=0, metadata={"help": "Seed of the generated games."})
     room_types: list[str] | None = field(default=None, metadata={"help": "Rooms of generated games; all by default."})
     max_receptacles: int | None = field(
-        default=None, metadata={"help": "Most receptacles in the room of a generated game; no limit by default."}
+        default=None, metadata={"help": "Maximum number of receptacles in a generated room; no limit by default."}
     )
 
     @classmethod
     def check_early(cls, given: Mapping[str, Any]) -> None:
-        """Raises `EnvError` if the games of a config, as it is written, are missing."""
+        """Raises `EnvError` if the games named in the raw config are missing."""
         if given.get("games", cls.games) == "data":
             data_folder(given.get("alfworld_data"))
 
     def make_suite(self) -> TaskSuite:
-        """Returns the task suite.
+        """Creates the task suite.
 
         Raises:
-            EnvError: If a field is wrong, or the games are missing.
+            EnvError: If a field is invalid, or the games are missing.
         """
         if self.games == "data":
             return AlfworldData(
@@ -63,7 +63,7 @@ class AlfworldArguments:
                 expert_search=self.expert_search,
             )
         if self.games != "generated":
-            raise EnvError(f"games: got {self.games!r}, takes one of {GAMES}")
+            raise EnvError(f"games: expected one of {GAMES}, got {self.games!r}")
         return GeneratedAlfworld(
             n_train=self.n_train,
             n_iid=self.n_iid,

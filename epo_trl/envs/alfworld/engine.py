@@ -1,4 +1,4 @@
-"""ALFWorld in pure Python: the texts, actions and wins of TextWorld's engine, about a thousand times faster."""
+"""ALFWorld in pure Python, about a thousand times faster than TextWorld's engine, with the same texts and rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from epo_trl.envs.alfworld.treatments import BY_STATE, TREATMENTS, Treatment
 
 NOTHING = "Nothing happens."
 _KNIVES = ("knife", "butterknife")
-# What `examine` says of a held object: the first row whose marks it all bears.
+# The description of a held object: the first row whose marks the object has.
 _LOOKS = (
     (("clean", "hot", "sliced"), "hot and clean sliced"),
     (("clean", "cool", "sliced"), "cool and clean sliced"),
@@ -26,13 +26,13 @@ _LOOKS = (
 
 
 class State:
-    """One episode of a game. Cheap to make, to copy and to step; holds no global state.
+    """One episode of a game. Cheap to create, copy and step; holds no global state.
 
     Args:
-        scene: The game.
+        scene: Game to play.
 
     Attributes:
-        admissible: Actions that do something now, sorted.
+        admissible: Actions that have an effect now, sorted.
         won: Whether the goal is reached now.
     """
 
@@ -45,16 +45,16 @@ class State:
         start = scene.start
         self.scene = scene
         self.location = start.location
-        self.held = ""  # the object in the hand
+        self.held = ""  # the object in the agent's hand
         self.opened = start.opened
         self.contents = dict(start.contents)  # receptacle -> objects, in list order
         self.seen_from = dict(start.seen_from)  # object -> locations where the game believes it to be
-        self.taken: frozenset[tuple[str, str]] = frozenset()  # (object, receptacle) it was taken from and not put back
+        self.taken: frozenset[tuple[str, str]] = frozenset()  # (object, receptacle) of objects taken and not put back
         self.marks = dict(start.marks)  # "clean", "hot", "cool", "toggled", "sliced" -> objects
         self._refresh()
 
     def copy(self) -> State:
-        """Returns an independent copy that stands at the same point of the game."""
+        """Returns an independent copy of the current state."""
         twin = State.__new__(State)
         for name in self.__slots__:
             setattr(twin, name, getattr(self, name))
@@ -62,7 +62,7 @@ class State:
         return twin
 
     def step(self, action: str) -> str:
-        """Returns the game's answer. An action that is not admissible changes nothing."""
+        """Performs an action and returns the game's response. An action that is not admissible changes nothing."""
         action = action.strip()
         destination = self.scene.travel(self.location)[0].get(action)
         if destination is not None:
@@ -80,12 +80,12 @@ class State:
         return text
 
     def describe(self) -> str:
-        """Returns what `look` says at the start of the game; later `look` lists no receptacles from mid-room."""
+        """Returns the response to `look` at the start of the game; later, `look` from mid-room lists no receptacles."""
         if self.location in self.scene.at:
             return self._look()
         return f"{_MIDDLE}{_listing(list(self.scene.receptacles))}."
 
-    # What can be done, and whether it is done.
+    # Admissible actions and the goal check.
 
     def _refresh(self) -> None:
         commands: dict[str, tuple[Any, ...]] = {
@@ -147,7 +147,7 @@ class State:
         )
 
     def _counts(self, thing: str) -> bool:
-        """Whether a thing is of the goal's type and in the goal's state."""
+        """Whether an object has the goal's type and state."""
         goal = self.scene.goal
         if self.scene.object_type.get(thing) != goal.object_type:
             return False
@@ -155,7 +155,7 @@ class State:
             return True
         return thing in self.marks[goal.state] and thing in self.scene.having[BY_STATE[goal.state].ability.lower()]
 
-    # What happens.
+    # Effects of actions.
 
     def _open(self, receptacle: str) -> str:
         self.opened |= {receptacle}
@@ -194,7 +194,7 @@ class State:
         self.marks["sliced"] |= {thing}
         return f"You sliced the {thing} with the {self.held}."
 
-    # What is seen.
+    # Observations.
 
     def _receptacle_text(self, receptacle: str) -> str:
         if receptacle not in self.scene.having["openable"]:

@@ -1,4 +1,4 @@
-"""`AlfworldEnv`: one ALFWorld game at a time behind the contract of `epo_trl.envs.base`."""
+"""`AlfworldEnv`: one ALFWorld game at a time behind the interface of `epo_trl.envs.base`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ENGINES = ("fast", "textworld")
 
 
 class Play(Protocol):
-    """One episode in some engine."""
+    """One episode in either engine."""
 
     @property
     def admissible(self) -> tuple[str, ...]:
-        """Actions that do something now, sorted."""
+        """Actions that have an effect now, sorted."""
 
     @property
     def won(self) -> bool:
@@ -27,12 +27,12 @@ class Play(Protocol):
         """Returns the first observation: the room, without banner and task."""
 
     def step(self, action: str) -> str:
-        """Returns the game's answer."""
+        """Performs an action and returns the game's response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A fresh episode, and what it is about."""
+    """A fresh episode with its task and task type."""
 
     play: Play
     task: str
@@ -43,12 +43,12 @@ class AlfworldEnv(TextEnv):
     """An ALFWorld environment that plays any task of its suite.
 
     The reward is 1.0 on the step that wins, which also terminates the episode, and 0.0 otherwise. The environment never
-    truncates. Apart from the keys of the contract, `info` holds `visited`, `unvisited`, `holding`, `here`,
-    `noted` and `actions_here` (see `AgentNotes`).
+    truncates. Besides the required keys, `info` holds `visited`, `unvisited`, `holding`, `here`, `noted` and
+    `actions_here` (see `AgentNotes`).
 
     Args:
-        open_task: Task id to a fresh episode. Raises `EnvError` for an unknown id.
-        close_engine: Frees what the engine holds.
+        open_task: Starts an episode of a task id. Raises `EnvError` for an unknown id.
+        close_engine: Frees the engine's resources.
     """
 
     def __init__(self, open_task: Callable[[str], Opened], close_engine: Callable[[], None] | None = None) -> None:
@@ -64,7 +64,7 @@ class AlfworldEnv(TextEnv):
         """
         task_id = (options or {}).get("task_id")
         if not isinstance(task_id, str):
-            raise EnvError(f"reset: got options={options!r}, expected options={{'task_id': 'train/0'}} or another id")
+            raise EnvError(f"options: expected a task id such as {{'task_id': 'train/0'}}, got {options!r}")
         self._opened = self._open_task(task_id)
         observation = self._opened.play.describe()
         self._notes = AgentNotes(observation, self._opened.task)
@@ -74,10 +74,10 @@ class AlfworldEnv(TextEnv):
         """Returns `(observation, reward, terminated, truncated, info)`.
 
         Raises:
-            EnvError: If there was no `reset`.
+            EnvError: If `reset` was not called before.
         """
         if self._opened is None:
-            raise EnvError("step: there is no episode yet; call reset(options={'task_id': ...}) first")
+            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
         play = self._opened.play
         before = play.won
         observation = play.step(action)

@@ -1,4 +1,4 @@
-"""A scripted ALFWorld player that knows only what an agent is shown. It explores, so it suits demonstrations."""
+"""A scripted ALFWorld player that sees only what the agent is shown. It explores, so it suits demonstrations."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Choice = tuple[str, str]
 
 
 def kind_of(name: str) -> str:
-    """Returns the kind of a thing, for example `"drawer"` for `"drawer 3"`."""
+    """Returns the kind of an object, for example `"drawer"` for `"drawer 3"`."""
     return name.rpartition(" ")[0]
 
 
 class AlfworldExpert:
-    """Searches the receptacles that it has not seen yet and remembers where it saw what.
+    """Explores unvisited receptacles and remembers where it saw each object.
 
     Args:
-        seed: Seed of the order in which it searches.
+        seed: Seed of the search order.
         odds: Mean number of objects of a kind on a receptacle of a kind, `{(object, receptacle): mean}`. With it the
-            expert searches the likeliest receptacles first, equal ones in the order of the first observation. Without
+            expert searches the likeliest receptacles first, ties in the order of the first observation. Without
             it the order is random.
     """
 
@@ -46,14 +46,14 @@ class AlfworldExpert:
         task = info["task"]
         match = (_LOOK if info["task_type"] == "look_at_obj_in_light" else _PUT).fullmatch(task)
         if match is None:
-            raise EnvError(f"task: got {task!r}, which the expert cannot read; it knows ALFWorld's sentence templates")
+            raise EnvError(f"task: expected one of ALFWorld's sentence templates, got {task!r}")
         self._object, self._target = match.groups()
         self._is_look = info["task_type"] == "look_at_obj_in_light"
         self._treatment = BY_TASK_TYPE.get(info["task_type"])
         self._receptacles = (info["here"], *info["unvisited"]) if info["here"] != MIDDLE else info["unvisited"]
-        self._seen: dict[str, str] = {}  # thing -> receptacle
-        self._looked: set[str] = set()  # receptacles whose content was shown
-        self._trying = ""  # the receptacle to look at next
+        self._seen: dict[str, str] = {}  # object -> receptacle
+        self._looked: set[str] = set()  # receptacles with known contents
+        self._trying = ""  # the next receptacle to search
         self._treated: set[str] = set()
         self._target_place = ""
 
@@ -70,7 +70,7 @@ class AlfworldExpert:
         return self._bring(held, info)
 
     def _remember(self, observation: str, info: Info) -> None:
-        """Notes what the observation shows, and where."""
+        """Records the objects in the observation and their places."""
         shown = SHOWN.search(observation)
         if shown:
             here = shown.group(1)
@@ -94,14 +94,14 @@ class AlfworldExpert:
         return (f"get {thing} from {place}", step) if step else (f"take {thing}", f"take {thing} from {place}")
 
     def _is_done(self, thing: str) -> bool:
-        """Whether a seen thing already lies as the task wants it."""
+        """Whether a seen object is already where the task wants it."""
         place = self._seen[thing]
         if self._is_look or kind_of(place) != self._target or (self._treatment and thing not in self._treated):
             return False
         return place == self._destination()
 
     def _destination(self) -> str:
-        """Returns the receptacle to bring things to: one that holds some already, else the first of its type."""
+        """Returns the receptacle to fill: one that already holds some of the objects, else the first of its type."""
         if not self._target_place:
             holding = [p for t, p in self._seen.items() if kind_of(t) == self._object and kind_of(p) == self._target]
             places = sorted((r for r in self._receptacles if kind_of(r) == self._target), key=lambda r: (len(r), r))
@@ -111,7 +111,7 @@ class AlfworldExpert:
     def _explore(self, kind: str, info: Info) -> Choice:
         if not self._trying or self._trying in self._looked:
             left = [place for place in self._receptacles if place not in self._looked]
-            if not left:  # seen everything: look again
+            if not left:  # every receptacle was searched: search again
                 self._looked.clear()
                 left = list(self._receptacles) or [self._trying]
             if self._odds is None:
@@ -125,9 +125,9 @@ class AlfworldExpert:
         return f"find {kind} , {verb} {place}", step if step in info["admissible_actions"] else "look"
 
     def _reach(self, place: str, info: Info) -> str:
-        """Returns the next action on the way to use a receptacle, or `""` if it is in front and open.
+        """Returns the next action towards a receptacle, or `""` if it is in front of the agent and open.
 
-        Several receptacles can be in front at once; the game does not offer to go to those.
+        Several receptacles can be in front at once; the game offers no `go to` for those.
         """
         for action in (f"go to {place}", f"open {place}"):
             if action in info["admissible_actions"]:

@@ -1,4 +1,4 @@
-"""A game as text, and the game files of ALFWorld's own folder layout."""
+"""A game's texts, and the game files in ALFWorld's folder layout."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ SPLIT_FOLDERS = {"train": "train", "iid": "valid_seen", "ood": "valid_unseen"}
 TASK_SENTENCE = re.compile(r"Your task is to: (.*?)\.\"")  # in a grammar
 GAME_FILE = "game.tw-pddl"
 DESCRIPTION_FILE = "traj_data.json"
-_MEND = "Delete its folder and run `alfworld-download` (real games) or `epo-trl games alfworld --out DIR` (generated)."
+_FIX = "Delete its folder and run `alfworld-download` (real games) or `epo-trl games alfworld --out DIR` (generated)."
 
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """One game, before an engine has read it.
+    """One game, not yet parsed by an engine.
 
     Args:
         source: Path or task id, for messages.
-        problem: PDDL problem: what is where, and the goal.
-        domain: PDDL domain: the rules.
-        grammar: TextWorld grammar: the texts, the task sentence among them.
-        walkthrough: Actions that win, or `()` where none is stored.
+        problem: PDDL problem: initial state and goal.
+        domain: PDDL domain: rules.
+        grammar: TextWorld grammar: the texts, including the task sentence.
+        walkthrough: Actions that win, or `()` if none is stored.
     """
 
     source: str
@@ -36,14 +36,14 @@ class Game:
 
     @property
     def task(self) -> str:
-        """The task in words, for example `"put two soapbar in drawer"`."""
+        """Natural-language description of the task, for example `"put two soapbar in drawer"`."""
         match = TASK_SENTENCE.search(self.grammar)
         if match is None:
-            raise EnvError(f"{self.source}: the grammar has no sentence 'Your task is to: ...'. {_MEND}")
+            raise EnvError(f"{self.source}: the grammar has no sentence 'Your task is to: ...'. {_FIX}")
         return match.group(1)
 
     def as_json(self) -> str:
-        """Returns the content of a `game.tw-pddl` file."""
+        """Serializes the game as the content of a `game.tw-pddl` file."""
         return json.dumps(
             {
                 "pddl_domain": self.domain,
@@ -56,12 +56,12 @@ class Game:
 
 
 def without_task(grammar: str) -> str:
-    """Returns a grammar whose task sentence names no task: what all games of one source share."""
+    """Returns a grammar without the task in its task sentence: the part that all games of one source share."""
     return TASK_SENTENCE.sub('Your task is to: TASK."', grammar)
 
 
 def load_game(path: Path) -> Game:
-    """Returns the game stored in a `game.tw-pddl` file.
+    """Loads a game from a `game.tw-pddl` file.
 
     Raises:
         EnvError: If the file cannot be read or is not a game. The message names the path.
@@ -69,10 +69,10 @@ def load_game(path: Path) -> Game:
     data = _read_json(path)
     problem, domain, grammar = (data.get(key) for key in ("pddl_problem", "pddl_domain", "grammar"))
     if not (isinstance(problem, str) and isinstance(domain, str) and isinstance(grammar, str)):
-        raise EnvError(f"{path}: 'pddl_problem', 'pddl_domain' or 'grammar' is missing. {_MEND}")
+        raise EnvError(f"{path}: 'pddl_problem', 'pddl_domain' or 'grammar' is missing. {_FIX}")
     walkthrough = data.get("walkthrough") or []
     if not (isinstance(walkthrough, list) and all(isinstance(action, str) for action in walkthrough)):
-        raise EnvError(f"{path}: 'walkthrough': expected a list of actions, got {walkthrough!r:.100}. {_MEND}")
+        raise EnvError(f"{path}: 'walkthrough': expected a list of actions, got {walkthrough!r:.100}. {_FIX}")
     return Game(str(path), problem, domain, grammar, walkthrough=tuple(walkthrough))
 
 
@@ -82,8 +82,8 @@ class Found:
 
     Args:
         games: The playable game files, sorted.
-        left_out: Reason to the trial folders left out for it: `BY_RULE`, `OTHER_TYPE`, `UNSOLVED`, and, of folders that
-            are not whole, `NO_GAME` and `NO_DESCRIPTION`.
+        left_out: Maps each reason to the trial folders left out for it: `BY_RULE`, `OTHER_TYPE`, `UNSOLVED`, and
+            `NO_GAME` and `NO_DESCRIPTION` for incomplete folders.
     """
 
     games: tuple[Path, ...]
@@ -91,7 +91,7 @@ class Found:
 
     @property
     def missing(self) -> dict[str, tuple[Path, ...]]:
-        """What of `left_out` should have been there."""
+        """The part of `left_out` that is incomplete on disk."""
         return {why: folders for why, folders in self.left_out.items() if why in (NO_GAME, NO_DESCRIPTION)}
 
     def __str__(self) -> str:
@@ -107,21 +107,21 @@ NO_DESCRIPTION = f"without {DESCRIPTION_FILE}"
 
 
 def find_games(folder: Path, task_types: tuple[str, ...]) -> Found:
-    """Returns the playable games below a folder, which are those that `AlfredTWEnv` would play, and what is left out.
+    """Finds the playable games below a folder, by `AlfredTWEnv`'s rules, and the folders left out.
 
     Args:
-        folder: For example `.../json_2.1.1/train`, or any folder above or below.
+        folder: For example `.../json_2.1.1/train`, or any folder above or below it.
         task_types: Task types to keep.
 
     Raises:
-        EnvError: If a file is damaged.
+        EnvError: If a file is corrupt.
     """
     games: list[Path] = []
     left_out: dict[str, list[Path]] = {}
-    folder = folder.absolute()  # not resolved: it may be a link to another disk, and ids go by where it stands
+    folder = folder.absolute()  # not resolved: it may be a link to another disk, and ids are relative to the link
     files = [*folder.rglob(DESCRIPTION_FILE), *folder.rglob(GAME_FILE)]
     for trial in sorted({path.parent for path in files}):
-        if trial.name.startswith("."):  # what a killed `write_games` left behind
+        if trial.name.startswith("."):  # left behind by a killed `write_games`
             continue
         why = _why_left_out(trial, task_types)
         if why:
@@ -151,7 +151,7 @@ def _read_json(path: Path) -> dict:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise EnvError(f"{path}: not readable as JSON ({error}). {_MEND}") from error
+        raise EnvError(f"{path}: not readable as JSON ({error}). {_FIX}") from error
     if not isinstance(data, dict):
-        raise EnvError(f"{path}: got {type(data).__name__}, expected a JSON object. {_MEND}")
+        raise EnvError(f"{path}: expected a JSON object, got {type(data).__name__}. {_FIX}")
     return data

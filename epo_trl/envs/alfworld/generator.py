@@ -1,7 +1,7 @@
 """ALFWorld-style games, generated offline from the data files of the `alfworld` package.
 
 Scores on generated games are not comparable with published ALFWorld numbers: rooms and rules are ALFWorld's, but the
-choice and the placement of objects is ours, in shares and numbers like theirs (see docs/alfworld.md).
+objects and their places are drawn by this generator, with similar shares and numbers (see docs/alfworld.md).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.alfworld.task_specs import ROOM_SHARES, Filters, TaskSpec, task_specs_by_object, type_order
 from epo_trl.envs.base import EnvError
 
-SET_FILE = "generated.json"  # beside the games of a call of `write_games`: what they were made from
+SET_FILE = "generated.json"  # beside the games of `write_games`: the arguments they were made from
 _ATTEMPTS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedGame:
-    """A generated game, what it is about, and the name of its folder on disk."""
+    """A generated game with its task and the name of its folder on disk."""
 
     game: Game
     spec: TaskSpec
@@ -54,7 +54,7 @@ class GeneratedGame:
         return f"{r.task_type}-{r.object_kind}-None-{r.target_kind}-{r.room}/{self.trial}"
 
     def trajectory(self) -> dict[str, Any]:
-        """Returns the content of `traj_data.json`, as far as `AlfredTWEnv` reads it."""
+        """Builds the part of `traj_data.json` that `AlfredTWEnv` reads."""
         look = self.spec.target_kind == "DeskLamp"
         return {
             "task_id": self.trial,
@@ -72,16 +72,16 @@ class GeneratedGame:
 
 
 def generate(split: str, index: int, seed: int, filters: Filters | None = None) -> GeneratedGame:
-    """Returns game number `index` of a split: the same text for the same arguments, in every process.
+    """Generates game number `index` of a split: the same text for the same arguments, in every process.
 
-    Task types take turns, in the shares of `TYPE_COUNTS`; then a kind of room is drawn, by the shares of `ROOM_SHARES`,
-    an object that tasks there are about, target and room, and where things lie.
+    Task types rotate in the shares of `TYPE_COUNTS`. Then a room type is drawn with the shares of `ROOM_SHARES`, and in
+    it the object, the target, the room and the places of all objects.
 
     Args:
         split: `"train"`, `"iid"` (tasks that "train" never has) or `"ood"` (held-out rooms).
-        index: From 0, without an upper limit.
-        seed: Games of different seeds differ.
-        filters: Which games are wanted.
+        index: Number of the game, from 0 without an upper limit.
+        seed: Seed of the generator. Games of different seeds differ.
+        filters: Filter of the games.
     """
     choices = task_specs_by_object(split, filters or Filters())
     order = type_order(tuple(choices))
@@ -110,16 +110,16 @@ def generate(split: str, index: int, seed: int, filters: Filters | None = None) 
 
 @cache
 def _rules() -> tuple[str, str]:
-    """Returns ALFWorld's PDDL domain and its text grammar."""
+    """Loads ALFWorld's PDDL domain and its text grammar."""
     folder = package_folder() / "data"
     return (folder / "alfred.pddl").read_text(), (folder / "alfred.twl2").read_text()
 
 
 def _problem(rng: random.Random, room: Room, spec: TaskSpec, items: list[Item], trial: str) -> str:
-    """Returns the PDDL problem of a game."""
+    """Builds the PDDL problem of a game."""
     stands = {receptacle.location for receptacle in room.receptacles}
     start = (*rng.choice(room.floor), rng.randrange(4), 30)
-    while start in stands:  # there, the game would not begin in the middle of the room
+    while start in stands:  # otherwise the game would not begin in the middle of the room
         start = (*rng.choice(room.floor), rng.randrange(4), 30)
     objects = ["agent1 - agent"]
     objects += [f"{kind}Type - otype" for kind in sorted(constants().OBJECTS_SET - furniture_kinds())]
@@ -170,7 +170,7 @@ def _item_facts(spec: TaskSpec, items: list[Item]) -> list[str]:
         if item.kind in constants().MOVABLE_RECEPTACLES_SET:
             facts.append(f"(isReceptacleObject {name})")
         if item.kind == spec.object_kind and item.receptacle.kind == "Fridge":
-            facts.append(f"(isCool {name})")  # as in ALFRED: what lies in the fridge is cold
+            facts.append(f"(isCool {name})")  # as in ALFRED: objects in the fridge are cold
     return facts
 
 
@@ -188,13 +188,13 @@ def _place_name(location: Location) -> str:
 def write_games(
     out: str | os.PathLike[str], n_train: int, n_iid: int, n_ood: int, seed: int = 0, **filters: Any
 ) -> int:
-    """Writes games in ALFWorld's folder layout and returns how many there are.
+    """Writes games in ALFWorld's folder layout and returns their number.
 
-    Each game is written to a temporary folder and then renamed, so that a broken run leaves no half game behind. Games
-    that exist are kept: the same call again completes a broken run.
+    Each game is written to a temporary folder and then renamed, so an interrupted call leaves no partial game behind.
+    Existing games are kept: repeating the call completes an interrupted one.
 
     Args:
-        out: Folder that gets `json_2.1.1/{train,valid_seen,valid_unseen}`; usable as `$ALFWORLD_DATA`.
+        out: Folder in which to create `json_2.1.1/{train,valid_seen,valid_unseen}`; usable as `$ALFWORLD_DATA`.
         n_train: Number of training games.
         n_iid: Number of games in training rooms with other tasks (`valid_seen`).
         n_ood: Number of games in held-out rooms (`valid_unseen`).
@@ -202,14 +202,14 @@ def write_games(
         **filters: Fields of `Filters`.
 
     Raises:
-        EnvError: If a filter is unknown or leaves nothing, or the folder cannot be written.
+        EnvError: If a filter is unknown or leaves no game, or the folder cannot be written.
     """
     from tqdm import tqdm
 
     try:
         chosen = Filters(**filters)
     except TypeError as error:
-        raise EnvError(f"filters: {error}; known are task_types, room_types and max_receptacles") from error
+        raise EnvError(f"filters: {error}; the filters are task_types, room_types and max_receptacles") from error
     numbers = (("train", n_train), ("iid", n_iid), ("ood", n_ood))
     _keep_apart(Path(out), {"seed": seed, **asdict(chosen)}, {SPLIT_FOLDERS[split]: n for split, n in numbers})
     root = Path(out) / "json_2.1.1"
@@ -226,19 +226,19 @@ def write_games(
 
 
 def _keep_apart(out: Path, made_from: Mapping[str, Any], counts: Mapping[str, int]) -> None:
-    """Refuses a folder with games of another call: train and test lists of both would be mixed. More games may come.
+    """Refuses a folder with games of other arguments, which would mix train and test lists. Games may be added.
 
     Args:
-        out: The folder.
-        made_from: What decides each game.
-        counts: Games of each list.
+        out: Folder to write to.
+        made_from: Arguments that determine each game.
+        counts: Number of games of each list.
     """
     file = out / SET_FILE
     now = {"from": json.loads(json.dumps(made_from)), "games": dict(counts)}
     try:
         there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else now
         same = there["from"] == now["from"] and all(counts[name] >= count for name, count in there["games"].items())
-        if same:  # whole or not there, also after a kill
+        if same:  # the file is complete or absent, also after a kill
             out.mkdir(parents=True, exist_ok=True)
             partial = file.with_suffix(".partial")
             partial.write_text(json.dumps(now), encoding="utf-8")
@@ -246,11 +246,11 @@ def _keep_apart(out: Path, made_from: Mapping[str, Any], counts: Mapping[str, in
     except OSError as error:
         raise EnvError(f"{file}: cannot be written ({error}); choose another folder") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise EnvError(f"{file}: does not say what the games are of ({error}); choose another folder") from error
+        raise EnvError(f"{file}: cannot be read as arguments of games ({error}); choose another folder") from error
     if not same:
         raise EnvError(
-            f"out: {out} has games of another call, {json.dumps(there)}, now {json.dumps(now)}; takes another folder, "
-            "or the same settings with as many games or more"
+            f"out: {out} holds games made with {json.dumps(there)}, not with {json.dumps(now)}; choose another folder, "
+            "or use the same settings with at least as many games"
         )
 
 

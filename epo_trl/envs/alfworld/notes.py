@@ -1,4 +1,4 @@
-"""What an agent could note down for itself: where it went, where it stands, what it holds. Read from the texts only."""
+"""Notes that an agent could take for itself: where it went, where it is, what it holds. Read from the texts only."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from typing import Any
 
 MIDDLE = "the middle of the room"
 EMPTY_HANDS = "nothing"
-SHOWN = re.compile(r"(?:On the|The) ([a-z]+ \d+)(?:, you see| is open\.)")  # the receptacle whose content is listed
+SHOWN = re.compile(r"(?:On the|The) ([a-z]+ \d+)(?:, you see| is open\.)")  # the receptacle whose contents are listed
 MOVED = re.compile(r"You move the (\w+ \d+) to the (\w+ \d+)")
 _NOT_HERE = ("go to ", "examine ", "look", "inventory", "help")
 
 
 def listed_things(text: str) -> list[str]:
-    """Returns the things that an observation lists after "you see", for example `["mug 1", "fork 2"]`."""
+    """Parses the objects that an observation lists after "you see", for example `["mug 1", "fork 2"]`."""
     return re.findall(r"\ba ([a-z]+ \d+)", text.rpartition("you see ")[2])
 
 
 class AgentNotes:
-    """Follows one episode by its observations, and returns what they told so far.
+    """Follows one episode through its observations and collects what they have revealed.
 
-    `visited` are the receptacles that it went to, in order of the first visit, and those beside them that it opened or
-    examined; `unvisited` the others of the first observation; `holding` what it holds or `"nothing"`; `here` where it
-    stands or `"the middle of the room"`; `noted` where things of a kind that the task names were last seen, each as
-    `"mug 1 in drawer 2"`; `actions_here` the admissible actions other than `go to ...`, `examine ...`,
-    `look`, `inventory` and `help`.
+    `visited` are the receptacles that the agent went to, in order of the first visit, and those beside them that it
+    opened or examined; `unvisited` are the other receptacles of the first observation. `holding` is the held object or
+    `"nothing"`. `here` is the agent's place or `"the middle of the room"`. `noted` lists where objects of a kind that
+    the task names were last seen, each as `"mug 1 in drawer 2"`. `actions_here` are the admissible actions other than
+    `go to ...`, `examine ...`, `look`, `inventory` and `help`.
 
     Args:
         observation: The first observation.
-        task: The task in words.
+        task: Natural-language description of the task.
     """
 
     __slots__ = ("visited", "unvisited", "holding", "here", "_wanted", "_seen")
 
     def __init__(self, observation: str, task: str = "") -> None:
         self._wanted = frozenset(task.split())
-        self._seen: dict[str, str] = {}  # thing -> receptacle
+        self._seen: dict[str, str] = {}  # object -> receptacle
         self.visited: tuple[str, ...] = ()
         self.unvisited: tuple[str, ...] = tuple(listed_things(observation))
         self.holding = EMPTY_HANDS
         self.here = MIDDLE
-        if observation.startswith("You are facing the "):  # a game that starts in front of something
+        if observation.startswith("You are facing the "):  # the game starts in front of something
             self.here = observation.removeprefix("You are facing the ").split(".", 1)[0].split(", ", 1)[0]
             self.unvisited = ()
 
     def note(self, observation: str) -> None:
-        """Notes the answer to an action."""
+        """Records the response to an action."""
         self._look_for_wanted(observation)
         if observation.startswith("You arrive at "):
             self.here = observation[14 : observation.index(".")]
             self._visit(self.here)
         elif observation.startswith("You open the "):
             self._visit(observation[13 : observation.index(".")])
-        elif observation.startswith("On the "):  # a look at something beside the place that it went to
+        elif observation.startswith("On the "):  # a receptacle beside the agent's place was examined
             self._visit(observation[7 : observation.index(", you see")])
         elif observation.startswith("You pick up the "):
             self.holding = observation[16 : observation.index(" from the ")]
@@ -76,10 +76,10 @@ class AgentNotes:
             self.unvisited = tuple(name for name in self.unvisited if name != receptacle)
 
     def fields(self, admissible: tuple[str, ...]) -> dict[str, Any]:
-        """Returns the entries that the notes add to `info`.
+        """Returns the entries for `info`.
 
         Args:
-            admissible: The actions that are admissible now.
+            admissible: Actions that are admissible now.
         """
         return {
             "visited": self.visited,

@@ -1,4 +1,4 @@
-"""TextWorld's engine without repeated work: the same answers, several times faster. For comparisons."""
+"""TextWorld's engine with caches: the same responses, several times faster. For comparisons."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from epo_trl.envs.alfworld.stock import StockEngine
 
 
 class PatientEngine(StockEngine):
-    """TextWorld's engine with four kinds of work done once instead of again and again.
+    """TextWorld's engine with four kinds of repeated work cached.
 
-    - A problem is translated once, not at load and at reset, each time also for a planner that nothing here asks.
-    - A text of the grammar is parsed once, not whenever it is said.
+    - A problem is translated once, not at both load and reset, and not for a planner that is not used
+      here.
+    - A text of the grammar is parsed once, not at each use.
     - The wording of an action is derived once per game, not once per turn: furniture does not move, so it depends only
       on the arguments that the template names.
-    - What an answer is derived from is shared, not deep-copied for each symbol of the grammar.
+    - The context of a response is shared, not deep-copied for each symbol of the grammar.
 
-    While it is open, TextWorld is changed in the whole process; `close` changes it back.
+    While the engine is open, TextWorld is patched in the whole process; `close` removes the patch.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class PatientEngine(StockEngine):
                 "pddl2sas",
                 lambda domain, problem, verbose=False, optimize=False: translate(domain, problem),
             ),
-            # Each caller writes into the symbols that it gets.
+            # Each caller modifies the symbols that it gets.
             (
                 textgen,
                 "_parse_and_convert",
@@ -58,13 +59,13 @@ class PatientEngine(StockEngine):
         grammar.derive = _once_per_wording(grammar.derive)
 
     def close(self) -> None:
-        """Frees the engine and changes TextWorld back. May be called twice."""
+        """Frees the engine and removes the patch of TextWorld. May be called twice."""
         self._changes.close()
         super().close()
 
 
 def _copy_context(context: dict[str, Any]) -> dict[str, Any]:
-    """Returns a copy whose variables and mapping can be added to; what they hold is never written to."""
+    """Returns a copy whose variables and mapping can be extended; their values are never modified."""
     return {**context, "variables": dict(context["variables"]), "mapping": dict(context["mapping"])}
 
 
@@ -72,7 +73,7 @@ def _once_per_wording(derive: Callable[[str, dict[str, Any]], str]) -> Callable[
     known: dict[tuple[Any, ...], str] = {}
 
     def derive_once(start: str, context: dict[str, Any]) -> str:
-        if start.startswith("#"):  # an answer, which depends on the state
+        if start.startswith("#"):  # a response, which depends on the state
             return derive(start, context)
         words = set(re.findall(r"\w+", start))
         key = (start, *sorted((s.name, thing.name) for s, thing in context["mapping"].items() if s.name in words))

@@ -1,4 +1,4 @@
-"""Reads the PDDL of an ALFWorld game: its facts, the names shown to the agent, and its goal."""
+"""Parses the PDDL of an ALFWorld game: its facts, the names shown to the agent, and its goal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TASK_TYPES = (
     "pick_two_obj_and_place",
 )
 
-# Predicate -> number of arguments. The first group shapes the game, the second never reaches text, action or goal.
+# Predicate -> number of arguments. The first group affects the game; the second never affects text, action or goal.
 KNOWN_FACTS = {
     "atlocation": 2,
     "cancontain": 2,
@@ -62,14 +62,14 @@ KNOWN_FACTS = {
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What wins the game.
+    """The winning condition of a game.
 
     Args:
         task_type: One of `TASK_TYPES`.
         object_type: Type of the object to bring or to look at, for example `"soapbar"`.
-        target_type: Receptacle type to put it in, or the lamp type to look at it under.
-        state: `"clean"`, `"hot"`, `"cool"`, or `""` where the object may be as it is.
-        count: How many objects must end up in one receptacle.
+        target_type: Type of the receptacle to put it in, or of the lamp to look at it under.
+        state: `"clean"`, `"hot"`, `"cool"`, or `""` if the object's state does not matter.
+        count: Number of objects that must end up in one receptacle.
     """
 
     task_type: str
@@ -80,12 +80,12 @@ class Goal:
 
 
 def without_comments(text: str) -> str:
-    """Returns a PDDL text without its comments."""
+    """Removes the comments of a PDDL text."""
     return re.sub(r";[^\n]*", "", text)
 
 
 def read_facts(problem: str, source: str) -> FactTable:
-    """Returns the initial facts by predicate, in lower case.
+    """Parses the initial facts by predicate, in lower case.
 
     Args:
         problem: Text of the PDDL problem.
@@ -97,13 +97,13 @@ def read_facts(problem: str, source: str) -> FactTable:
     text = without_comments(problem).lower()
     match = re.search(r"\(:init(.*)\(:goal", text, re.DOTALL)
     if match is None:
-        raise EnvError(f"{source}: the PDDL problem has no '(:init ... (:goal ...' part; the file is damaged")
+        raise EnvError(f"{source}: the PDDL problem has no '(:init ... (:goal ...' part; the file is corrupt")
     facts: FactTable = defaultdict(list)
     for inner in re.findall(r"\(([^()]+)\)", match.group(1)):
         predicate, *arguments = inner.split()
         if KNOWN_FACTS.get(predicate) != len(arguments):
             raise EnvError(
-                f"{source}: the fast engine does not know the fact ({inner.strip()}); play this game with "
+                f"{source}: the fast engine does not support the fact ({inner.strip()}); play this game with "
                 "engine='textworld'"
             )
         facts[predicate].append(tuple(arguments))
@@ -111,10 +111,10 @@ def read_facts(problem: str, source: str) -> FactTable:
 
 
 def display_names(ids: Iterable[str]) -> dict[str, str]:
-    """Returns the name that the agent sees for each PDDL id, for example `"drawer 3"`.
+    """Maps each PDDL id to the name that the agent sees, for example `"drawer 3"`.
 
     ALFWorld numbers the ids of a class in sorted order, from the highest number down to 1. Ids without coordinates
-    keep their text and get a trailing blank, as in ALFWorld.
+    keep their text and get a trailing space, as in ALFWorld.
     """
     ordered = sorted(set(ids))
     classes = {i: _class_of(i) for i in ordered if "_bar_" in i}
@@ -134,7 +134,7 @@ def _class_of(identifier: str) -> str:
 
 
 def read_goal(problem: str, source: str) -> Goal:
-    """Returns the goal of a game of one of the six task types.
+    """Parses the goal of a game of one of the six task types.
 
     Raises:
         EnvError: If the goal has any other form.
@@ -142,20 +142,20 @@ def read_goal(problem: str, source: str) -> Goal:
     text = without_comments(problem).lower()
     start = text.rfind("(:goal")
     if start < 0:
-        raise EnvError(f"{source}: the PDDL problem has no '(:goal'; the file is damaged")
+        raise EnvError(f"{source}: the PDDL problem has no '(:goal'; the file is corrupt")
     try:
         literals, variables = _flatten(_parse(text[start:])[1])
         return _match(literals, variables)
     except (ValueError, IndexError, KeyError) as error:
         goal = " ".join(text[start:].split())
         raise EnvError(
-            f"{source}: the fast engine does not know the goal {goal!r} ({error}); play this game with "
+            f"{source}: the fast engine does not support the goal {goal!r} ({error}); play this game with "
             "engine='textworld'"
         ) from error
 
 
 def _parse(text: str) -> list:
-    """Returns the first s-expression of a text as nested lists."""
+    """Parses the first s-expression of a text into nested lists."""
     stack: list[list] = [[]]
     for token in re.findall(r"[()]|[^\s()]+", text):
         if token == "(":
@@ -209,7 +209,7 @@ _TWO: Shape = Counter({("inreceptacle", "object", "receptacle"): 2, ("differ", "
 
 
 def _match(literals: list[tuple[str, ...]], variables: dict[str, str]) -> Goal:
-    """Returns the goal whose literals, with variables renamed to their roles, are those given."""
+    """Finds the goal with exactly these literals, after variables are renamed to their roles."""
     roles = variables | {literal[1]: "lamp" for literal in literals if literal[0] == "toggleable"}
     rest = [literal for literal in literals if not literal[0].endswith("type")]
     shape: Shape = Counter((name, *(roles[argument] for argument in arguments)) for name, *arguments in rest)
@@ -230,9 +230,9 @@ def _match(literals: list[tuple[str, ...]], variables: dict[str, str]) -> Goal:
 
 
 def _type_of(role: str, literals: list[tuple[str, ...]], roles: dict[str, str]) -> str:
-    """Returns the one type that all variables of a role have."""
+    """Returns the common type of all variables of a role."""
     types = {literal[1]: literal[2].removesuffix("type") for literal in literals if literal[0].endswith("type")}
     found = {types.get(variable, "") for variable in roles if roles[variable] == role}
     if len(found) != 1 or "" in found:
-        raise ValueError(f"the {role} of the goal is not of one type")
+        raise ValueError(f"the {role} of the goal has several types")
     return found.pop()

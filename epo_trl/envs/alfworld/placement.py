@@ -1,4 +1,4 @@
-"""Where things lie in a generated room: how many of a kind there are, and on what furniture."""
+"""Placement of objects in a generated room: how many of each kind, and on which furniture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from epo_trl.envs.alfworld.rooms import (
 )
 from epo_trl.envs.alfworld.task_specs import TaskSpec
 
-# The numbers below bring averages close to those of the real games: benchmarks/compare_alfworld_games.py.
+# These numbers bring averages close to those of the real games: benchmarks/compare_alfworld_games.py.
 _CAPACITY = {
     **dict.fromkeys(("StoveBurner", "CoffeeMachine", "Toaster"), 1),
     **dict.fromkeys(("TowelHolder", "HandTowelHolder", "ToiletPaperHanger"), 1),
@@ -24,14 +24,14 @@ _CAPACITY = {
     **{"BathtubBasin": 4, "SinkBasin": 5, "Shelf": 5, "Toilet": 5, "Fridge": 9},
 }
 _DEFAULT_CAPACITY = 16
-_WEIGHTS = {  # of a kind of furniture, among those that may hold a thing; 1 where not listed
+_WEIGHTS = {  # weight of a kind of furniture among those that may hold an object; 1 where not listed
     **{"CounterTop": 1.6, "DiningTable": 1.9, "Desk": 1.4, "CoffeeTable": 1.7, "BathtubBasin": 2.0, "Bed": 1.4},
     **{"StoveBurner": 3.0, "HandTowelHolder": 8.0, "Cabinet": 1.0, "Drawer": 0.6},
     **{"Fridge": 0.8, "Microwave": 0.3, "SinkBasin": 0.35, "GarbageCan": 0.25, "SideTable": 0.7, "Shelf": 0.8},
     **{"ArmChair": 0.35, "Ottoman": 0.4, "LaundryHamper": 0.1, "ToiletPaperHanger": 0.3, "Safe": 0.4},
 }
-_FEW = ("Box", "Laptop", "Pillow")  # one or two of them; of other kinds up to three
-# Things that a room has once, on furniture of these kinds.
+_FEW = ("Box", "Laptop", "Pillow")  # one or two of them; up to three of other kinds
+# Objects that a room has once, on furniture of these kinds.
 _STANDS = {
     "DeskLamp": LAMP_STANDS,
     "HousePlant": ("CounterTop", "SideTable", "DiningTable", "Shelf", "CoffeeTable", "Dresser", "Desk"),
@@ -43,7 +43,7 @@ _STANDS = {
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A thing that lies in or on a receptacle."""
+    """An object in or on a receptacle."""
 
     identifier: str
     kind: str
@@ -51,10 +51,10 @@ class Item:
 
 
 def place_all(rng: random.Random, room: Room, spec: TaskSpec) -> list[Item] | None:
-    """Returns where everything lies, or `None` if the objects of the task do not fit."""
+    """Places all objects, or returns `None` if the objects of the task do not fit."""
     items: list[Item] = []
     needed = 2 if spec.task_type == "pick_two_obj_and_place" else 1
-    # None of them may lie at the target, or the game could be won at the start.
+    # None of them may be at the target, or the game could be won at the start.
     wanted = max(needed, _how_many(rng, spec.object_kind))
     if _place(rng, room, spec.object_kind, wanted, items, banned=spec.target_kind) < needed:
         return None
@@ -72,7 +72,7 @@ def _how_many(rng: random.Random, kind: str) -> int:
 
 
 def _place(rng: random.Random, room: Room, kind: str, count: int, items: list[Item], banned: str = "") -> int:
-    """Adds up to `count` things of a kind to `items` and returns how many found a place."""
+    """Adds up to `count` objects of a kind to `items` and returns the number that found a place."""
     for done in range(count):
         used = [item.receptacle for item in items]
         free = [
@@ -84,7 +84,7 @@ def _place(rng: random.Random, room: Room, kind: str, count: int, items: list[It
         ]
         if not free:
             return done
-        # The kind of furniture first, or twenty cabinets would swamp one table.
+        # Draw the kind of furniture first, or twenty cabinets would outweigh one table.
         kinds = sorted({receptacle.kind for receptacle in free})
         chosen = rng.choices(kinds, [_WEIGHTS.get(name, 1.0) for name in kinds])[0]
         receptacle = rng.choice([receptacle for receptacle in free if receptacle.kind == chosen])

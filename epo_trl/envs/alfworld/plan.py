@@ -1,4 +1,4 @@
-"""A plan that wins a game, read off its initial state: proves that the game can be solved."""
+"""Derives a winning plan from a game's initial state, which proves that the game is solvable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from epo_trl.envs.base import EnvError
 
 
 class _Planner:
-    """Plays a game with full knowledge and writes down what it does."""
+    """Plays a game with full knowledge and records its actions."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene, self.state = scene, State(scene)
@@ -17,7 +17,7 @@ class _Planner:
 
     def do(self, action: str) -> None:
         if action not in self.state.admissible:
-            raise EnvError(f"the scripted plan for {self.scene.task!r} wants {action!r}, which is not admissible")
+            raise EnvError(f"the scripted plan for {self.scene.task!r} needs {action!r}, which is not admissible")
         self.state.step(action)
         self.actions.append(action)
 
@@ -77,7 +77,7 @@ def scripted_plan(scene: Scene) -> list[str]:
 
 
 def _of_type(scene: Scene, receptacle_type: str) -> list[str]:
-    """Returns the receptacles of a type, those that are always open first."""
+    """Returns the receptacles of a type, with those that are always open first."""
     found = [r for r in scene.receptacles if scene.receptacle_type.get(r) == receptacle_type]
     if not found:
         raise EnvError(f"the room of {scene.task!r} has no {receptacle_type}")

@@ -1,6 +1,6 @@
-"""The 120 rooms of ALFRED: where their furniture stands, what belongs in them, and which tasks they allow.
+"""The 120 rooms of ALFRED: positions of the furniture, objects that belong there, and possible tasks.
 
-Everything is read from the data files of the `alfworld` package, without importing it (an import would make a cache
+Everything is read from the data files of the `alfworld` package, without importing it (an import would create a cache
 folder) and without its games.
 """
 
@@ -19,12 +19,12 @@ from typing import Any
 from epo_trl.envs.base import EnvError
 
 ROOM_TYPES = {"kitchens": "Kitchen", "livingrooms": "LivingRoom", "bedrooms": "Bedroom", "bathrooms": "Bathroom"}
-HELD_OUT_ROOMS = frozenset({10, 219, 308, 424})  # the rooms that ALFRED keeps for valid_unseen
+HELD_OUT_ROOMS = frozenset({10, 219, 308, 424})  # ALFRED's valid_unseen rooms
 CAMERA_HEIGHT_METRES = 1.65
 LAMP_STANDS = ("Desk", "SideTable", "Dresser", "Shelf", "DiningTable", "CoffeeTable", "TVStand")
-# Furniture that a room has but its layout file does not place; one each where not listed.
+# Furniture that a room has but its layout file does not place; one of each where not listed.
 _UNPLACED_COUNTS = {"StoveBurner": 4, "Drawer": 3, "Shelf": 2, "Cabinet": 2}
-# Things that lie on the floor, where nobody can take them.
+# Objects on the floor, where the agent cannot take them.
 _ON_THE_FLOOR = frozenset({"BaseballBat", "BasketBall", "Plunger", "TennisRacket", "WateringCan"})
 SHOWN_ONLY = frozenset({"DeskLamp", "HousePlant", "PaperTowelRoll", "TeddyBear", "Television"})
 
@@ -34,7 +34,7 @@ Point = tuple[float, float, float]  # x, height, z in metres
 
 @dataclass(frozen=True, slots=True)
 class Receptacle:
-    """A piece of furniture. `identifier` is its THOR id, `location` where the agent stands to use it."""
+    """A piece of furniture. `identifier` is its THOR id; at `location` the agent stands to use it."""
 
     identifier: str
     kind: str
@@ -44,7 +44,7 @@ class Receptacle:
 
 @dataclass(frozen=True)
 class Room:
-    """One room. `object_kinds` are the classes of things that stand on its furniture, `floor` where one can stand."""
+    """One room. `object_kinds` are the classes of objects on its furniture; `floor` are the points to stand on."""
 
     number: int
     room_type: str
@@ -73,13 +73,13 @@ def package_folder() -> Path:
 
 @cache
 def constants() -> ModuleType:
-    """Returns ALFWorld's table of what is what: what lies where, what can be heated, which goal fits which room."""
+    """Loads ALFWorld's constants: which objects belong where, which can be heated, which goals fit which room."""
     return _load_module("constants")
 
 
 @cache
 def goal_library() -> dict[str, dict[str, Any]]:
-    """Returns ALFWorld's goals by task type: `"pddl"` and `"templates"` of the task sentence."""
+    """Loads ALFWorld's goals by task type: `"pddl"` and `"templates"` of the task sentence."""
     return _load_module("goal_library").gdict
 
 
@@ -94,20 +94,20 @@ def _load_module(name: str) -> ModuleType:
 
 @cache
 def furniture_kinds() -> frozenset[str]:
-    """Returns the receptacle classes that stay where they are."""
+    """Returns the receptacle classes that cannot be moved."""
     return frozenset(constants().RECEPTACLES) - frozenset(constants().MOVABLE_RECEPTACLES)
 
 
 @cache
 def portable_kinds() -> frozenset[str]:
-    """Returns the object classes that lie where an agent can pick them up."""
+    """Returns the object classes that an agent can pick up."""
     may_lie_on = constants().VAL_RECEPTACLE_OBJECTS
     lying = {kind for furniture in furniture_kinds() for kind in may_lie_on.get(furniture, ())}
     return frozenset(lying & constants().OBJECTS_SET) - furniture_kinds() - _ON_THE_FLOOR
 
 
 def fits(object_kind: str, receptacle_kind: str) -> bool:
-    """Whether things of a class may lie in or on furniture of a class."""
+    """Whether objects of a class may be in or on furniture of a class."""
     return object_kind in constants().VAL_RECEPTACLE_OBJECTS.get(receptacle_kind, ())
 
 
@@ -118,7 +118,7 @@ def room_numbers(room_type: str) -> range:
 
 @cache
 def load_room(number: int) -> Room:
-    """Returns a room by its ALFRED number, for example 301. The same in every process."""
+    """Loads a room by its ALFRED number, for example 301. The same in every process."""
     import numpy as np
 
     stem = package_folder() / "gen" / "layouts" / f"FloorPlan{number}"
@@ -146,7 +146,7 @@ def load_room(number: int) -> Room:
 
 
 def thor_id(kind: str, position: Point) -> str:
-    """Returns the THOR id of a thing, for example `"Mug|-00.21|+00.76|-01.94"`."""
+    """Formats the THOR id of an object, for example `"Mug|-00.21|+00.76|-01.94"`."""
     x, height, z = position
     if kind.endswith("Basin"):
         return f"{kind.removesuffix('Basin')}|{x:+06.2f}|{height:+06.2f}|{z:+06.2f}|{kind}"
@@ -154,7 +154,7 @@ def thor_id(kind: str, position: Point) -> str:
 
 
 def _tilt(position: Point, kind: str, stand: tuple[int, int], number: int) -> int:
-    """Returns the camera tilt in degrees, a multiple of 15, that looks at a thing from a floor point."""
+    """Computes the camera tilt in degrees, a multiple of 15, from a floor point towards an object."""
     forced = constants().FORCED_HORIZON_OBJS
     for key in ((kind, number), (kind, None)):
         if key in forced:
@@ -165,7 +165,7 @@ def _tilt(position: Point, kind: str, stand: tuple[int, int], number: int) -> in
 
 
 def _place_missing(kinds: list[str], floor: tuple[tuple[int, int], ...], number: int) -> list[Receptacle]:
-    """Returns furniture at made-up points beside the floor, the same in every game of the room."""
+    """Places furniture at made-up points beside the floor, the same in every game of the room."""
     rng = random.Random(f"furniture of room {number}")
     receptacles = []
     for kind in kinds:

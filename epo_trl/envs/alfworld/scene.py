@@ -1,4 +1,4 @@
-"""What never changes while one ALFWorld game is played: read once, shared by all of its episodes."""
+"""The constant part of an ALFWorld game: parsed once and shared by all its episodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Names = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What may change while the game is played, as it is at the start. See `engine.State`."""
+    """Initial values of everything that may change during the game. See `engine.State`."""
 
     location: str
     opened: Names
@@ -34,20 +34,20 @@ class Start:
 
 @dataclass(frozen=True)
 class Scene:
-    """The fixed part of a game, in the names that the agent sees. Build it with `Scene.of(game)`.
+    """The constant part of a game, with the names that the agent sees. Build it with `Scene.of(game)`.
 
     Args:
-        task: The task in words.
-        goal: What wins.
-        receptacles: Receptacle to its location, in the order of the game's lists.
-        receptacle_type: Receptacle to type.
-        object_type: Object to type.
-        holdable: Receptacle type to the object types that may be put there.
-        having: Property (`"openable"`, `"pickupable"`, `"cleanable"`, ...) to the things that have it.
-        inside: Movable container to what lies in it.
-        rank: Name to place in the game's lists.
-        help_text: The answer to `help`.
-        start: The initial state.
+        task: Natural-language description of the task.
+        goal: Winning condition.
+        receptacles: Maps receptacle to location, in the order of the game's lists.
+        receptacle_type: Maps receptacle to type.
+        object_type: Maps object to type.
+        holdable: Maps receptacle type to the object types that may be put there.
+        having: Maps property (`"openable"`, `"pickupable"`, `"cleanable"`, ...) to the things that have it.
+        inside: Maps movable container to its contents.
+        rank: Maps name to its rank in the game's lists.
+        help_text: Response to `help`.
+        start: Initial state.
     """
 
     task: str
@@ -72,10 +72,10 @@ class Scene:
 
     @classmethod
     def of(cls, game: Game) -> Scene:
-        """Returns the scene of a game.
+        """Builds the scene of a game.
 
         Raises:
-            EnvError: If the rules, the texts, a fact or the goal is not one that the fast engine knows.
+            EnvError: If the fast engine does not support the rules, the texts, a fact or the goal.
         """
         task = game.task
         help_text = _check_rules(game)
@@ -85,7 +85,7 @@ class Scene:
         shown = _Shown(facts, names, rank)
         kinds = shown.types("receptacletype")
         if "sink" in kinds.values():
-            raise EnvError(f"{game.source}: the fast engine does not know the receptacle type 'sink'")
+            raise EnvError(f"{game.source}: the fast engine does not support the receptacle type 'sink'")
         return cls(
             task=task,
             goal=read_goal(game.problem, game.source),
@@ -101,7 +101,7 @@ class Scene:
         )
 
     def travel(self, location: str) -> tuple[dict[str, str], list[str]]:
-        """Returns the `go to` actions at a location: action to destination, and the actions sorted."""
+        """Returns the `go to` actions at a location: a map from action to destination, and the sorted actions."""
         if location not in self._travel:
             actions = {f"go to {r}": there for r, there in self.receptacles.items() if there != location}
             self._travel[location] = actions, sorted(actions)
@@ -132,7 +132,7 @@ class _Shown:
         return {self.names[thing]: kind.removesuffix("type") for thing, kind in self.facts.get(predicate, ())}
 
     def grouped(self, predicate: str) -> dict[str, tuple[str, ...]]:
-        """Returns second argument to first arguments, in list order."""
+        """Maps each second argument to its first arguments, in list order."""
         groups = defaultdict(list)
         for first, second in self.pairs(predicate):
             groups[second].append(first)
@@ -144,7 +144,7 @@ def _locations(shown: _Shown, source: str) -> dict[str, str]:
     places = dict(pairs)
     if len(places) != len(pairs):
         twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
-        raise EnvError(f"{source}: {twice!r} is at two locations, which the fast engine does not know")
+        raise EnvError(f"{source}: {twice!r} is at two locations, which the fast engine does not support")
     return places
 
 
@@ -158,7 +158,7 @@ def _holdable(facts: FactTable) -> dict[str, Names]:
 def _start(shown: _Shown, source: str) -> Start:
     agent = shown.pairs("atlocation")
     if len(agent) != 1:
-        raise EnvError(f"{source}: got {len(agent)} facts 'atLocation', expected exactly one agent at one location")
+        raise EnvError(f"{source}: expected exactly one fact 'atLocation', got {len(agent)}")
     seen_from: dict[str, set[str]] = defaultdict(set)
     for thing, location in shown.pairs("objectatlocation"):
         seen_from[thing].add(location)
@@ -172,10 +172,10 @@ def _start(shown: _Shown, source: str) -> Start:
 
 
 def _check_rules(game: Game) -> str:
-    """Returns the help text of a game whose rules and texts are the known ones."""
+    """Checks that a game has the supported rules and texts, and returns its help text."""
     unknown = (
-        f"{game.source}: the fast engine reproduces the rules and texts of alfworld 0.4, and this game has other {{}}; "
-        "play it with engine='textworld', or get current ones with `alfworld-download --force`"
+        f"{game.source}: the fast engine supports the rules and texts of alfworld 0.4, but this game has other {{}}; "
+        "play it with engine='textworld', or update the games with `alfworld-download --force`"
     )
     if domain_fingerprint(game.domain) != KNOWN_DOMAIN:
         raise EnvError(unknown.format("rules ('pddl_domain')"))
@@ -190,9 +190,9 @@ _NAMED_HELP = r'"help\.feedback": \[\s*\{\s*"rhs": ("(?:[^"\\]|\\.)*")'
 
 
 def _with_named_help(grammar: str) -> str:
-    """Returns the grammar with the answer to `help` as a named text.
+    """Rewrites the grammar so that the response to `help` is a named text.
 
-    The alfworld package names it in a grammar of its own; the downloaded games have it as a literal on many lines.
+    The alfworld package's own grammar names it; the downloaded games have it as a literal on many lines.
     """
 
     def named(match: re.Match[str]) -> str:
@@ -204,16 +204,16 @@ def _with_named_help(grammar: str) -> str:
 
 @lru_cache(maxsize=8)
 def domain_fingerprint(domain: str) -> str:
-    """Returns a hash of the rules that ignores comments, layout, and cleaning in a "sink", which no room has.
+    """Hashes the rules without comments, layout, and cleaning in a "sink", which no room has.
 
-    What rooms have is a "sinkbasin"; some published games allow both, and `Scene.of` refuses a room with a "sink".
+    Rooms have a "sinkbasin". Some published games allow both, and `Scene.of` rejects a room with a "sink".
     """
     words = without_comments(domain).lower().split()
     return _hash(" ".join(words).replace("(receptacletype ?r sinktype) ", "").split())
 
 
 def grammar_fingerprint(grammar: str) -> str:
-    """Returns a hash of the texts that ignores the layout and the task sentence."""
+    """Hashes the texts without the layout and the task sentence."""
     return _hash(without_task(grammar).split())
 
 

@@ -1,4 +1,4 @@
-"""ALFWorld in TextWorld's own engine: slow, and what ours is compared with."""
+"""ALFWorld in TextWorld's own engine: slow, and the reference for the fast engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from epo_trl.envs.base import EnvError
 
 
 class StockEngine:
-    """One TextWorld environment that plays one game at a time. Not for threads.
+    """One TextWorld environment that plays one game at a time. Not thread-safe.
 
     Raises:
         EnvError: If alfworld or textworld is not installed.
@@ -24,10 +24,10 @@ class StockEngine:
         self._loaded: Game | None = None
 
     def start(self, game: Game) -> StockPlay:
-        """Returns a fresh episode of a game. Takes about a second, half of it again; an episode in progress ends.
+        """Starts an episode of a game and ends the current one. Needs about a second, or half of it for the same game.
 
         Raises:
-            EnvError: If TextWorld cannot load the game, or the file holds what TextWorld would run as code.
+            EnvError: If TextWorld cannot load the game, or the file contains text that TextWorld would run as code.
         """
         if game is not self._loaded:
             refuse_code(game)
@@ -35,7 +35,7 @@ class StockEngine:
             if game is not self._loaded:
                 self._load(game)
             return StockPlay(self._env, self._env.reset())
-        except Exception as error:  # noqa: BLE001 - the translator raises whatever a damaged problem leads to
+        except Exception as error:  # noqa: BLE001 - a corrupt problem can raise anything in the translator
             raise EnvError(
                 f"{game.source}: TextWorld cannot load this game ({type(error).__name__}: {error})"
             ) from error
@@ -60,7 +60,7 @@ class StockPlay:
 
     @property
     def admissible(self) -> tuple[str, ...]:
-        """Actions that do something now, sorted."""
+        """Actions that have an effect now, sorted."""
         return tuple(self._state["admissible_commands"])
 
     @property
@@ -74,14 +74,14 @@ class StockPlay:
         return room
 
     def step(self, action: str) -> str:
-        """Returns the game's answer, with the leading line break of `help` removed."""
+        """Performs an action and returns the game's response, without the leading line break of `help`."""
         self._state, _, _ = self._env.step(action)
         return self._state.feedback.lstrip("\n")
 
 
 def _make_env() -> Any:
     given = os.environ.get("ALFWORLD_DATA")
-    if given is None:  # alfworld makes this folder when it is imported; without the variable, in the home folder
+    if given is None:  # importing alfworld creates this folder, without the variable in the home folder
         os.environ["ALFWORLD_DATA"] = os.path.join(tempfile.gettempdir(), "alfworld")
     try:
         import textworld

@@ -1,4 +1,4 @@
-"""The two ALFWorld task suites: games that we generate, and the real games from `alfworld-download`."""
+"""The two ALFWorld task suites: generated games, and the real games from `alfworld-download`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from epo_trl.envs.base import EnvError, TaskSuite
 
 _CACHED_GAMES = 1024
 SEARCHES = ("random", "likely")
-_EVERY = 4  # training game is counted; more do not change the order
+_EVERY = 4  # one in four training games is counted
 
 
 @lru_cache(maxsize=_CACHED_GAMES)
@@ -41,7 +41,7 @@ def _stored_scene(path: Path) -> Scene:
 
 
 class _AlfworldSuite(TaskSuite):
-    """What both suites share: the choice of the engine, and the expert."""
+    """The common part of both suites: the choice of the engine, and the expert."""
 
     def __init__(self, engine: str, expert_search: str) -> None:
         for name, value, choices in (("engine", engine, ENGINES), ("expert_search", expert_search, SEARCHES)):
@@ -50,7 +50,7 @@ class _AlfworldSuite(TaskSuite):
         self.engine, self.expert_search = engine, expert_search
 
     def make_env(self) -> AlfworldEnv:
-        """Returns a fresh environment. Environments of one process share the games that they have read."""
+        """Creates a fresh environment. Environments of one process share the games that they have read."""
         if self.engine == "fast":
             return AlfworldEnv(self._open_fast)
         from epo_trl.envs.alfworld.stock import StockEngine
@@ -64,12 +64,12 @@ class _AlfworldSuite(TaskSuite):
         return AlfworldEnv(open_stock, engine.close)
 
     def make_expert(self, seed: int = 0) -> AlfworldExpert:
-        """Returns a player that knows only what it is shown and, with `likely`, where things are in training games."""
+        """Creates an expert that sees only what the agent is shown."""
         return AlfworldExpert(seed, self._odds if self.expert_search == "likely" else None)
 
     @cached_property
     def _odds(self) -> dict[tuple[str, str], float]:
-        """Mean number of objects of a kind on a receptacle of a kind, over the first training games."""
+        """Mean number of objects of a kind on a receptacle of a kind, over every fourth training game."""
         places: Counter[str] = Counter()
         things: Counter[tuple[str, str]] = Counter()
         for task_id in self.task_ids("train")[::_EVERY]:
@@ -89,24 +89,24 @@ class _AlfworldSuite(TaskSuite):
 
     @abstractmethod
     def _scene(self, task_id: str) -> Scene:
-        """Returns a game as the fast engine reads it."""
+        """Returns a game as parsed by the fast engine."""
 
 
 class GeneratedAlfworld(_AlfworldSuite):
     """ALFWorld-style games, generated when they are first played. Needs no download.
 
-    "train" and "iid" use the rooms that ALFRED trains in and share no (task type, object, target, room); "ood" uses the
-    rooms that ALFRED holds out. Scores are not comparable with published ALFWorld numbers.
+    "train" and "iid" use ALFRED's training rooms and share no (task type, object, target, room); "ood" uses ALFRED's
+    held-out rooms. Scores are not comparable with published ALFWorld numbers.
 
     Args:
-        n_train: Number of training tasks. With 0 there is no such split; so for the other two.
+        n_train: Number of training tasks. With 0 the split does not exist; the same holds for the other two.
         n_iid: Number of test tasks in training rooms.
         n_ood: Number of test tasks in held-out rooms.
         seed: Seed of the games.
-        task_types: Task types to keep; all six if `None`.
-        room_types: Names out of `"kitchens"`, `"livingrooms"`, `"bedrooms"`, `"bathrooms"`; all if `None`.
-        max_receptacles: Largest number of receptacles in a room; no limit if `None`.
-        engine: `"fast"` (ours) or `"textworld"` (ALFWorld's own).
+        task_types: Task types to include; all six if `None`.
+        room_types: Names from `"kitchens"`, `"livingrooms"`, `"bedrooms"`, `"bathrooms"`; all if `None`.
+        max_receptacles: Maximum number of receptacles in a room; no limit if `None`.
+        engine: `"fast"` (built in) or `"textworld"` (ALFWorld's own).
         expert_search: `"random"`, or `"likely"`: the expert first searches where the training games have such objects.
     """
 
@@ -131,7 +131,7 @@ class GeneratedAlfworld(_AlfworldSuite):
         self.sizes = {"train": n_train, "iid": n_iid, "ood": n_ood}
         for split, size in self.sizes.items():
             if size < 0:
-                raise EnvError(f"n_{split}: got {size}, expected 0 or more")
+                raise EnvError(f"n_{split}: expected an integer >= 0, got {size}")
             if size:
                 task_specs(split, self.filters)
         self.splits = tuple(split for split, size in self.sizes.items() if size)
@@ -145,7 +145,7 @@ class GeneratedAlfworld(_AlfworldSuite):
         split, _, number = task_id.partition("/")
         if not number.isdecimal() or int(number) >= self.sizes.get(split, 0):
             sizes = ", ".join(f"'{name}/0' to '{name}/{size - 1}'" for name, size in self.sizes.items() if size)
-            raise EnvError(f"task_id: got {task_id!r}, this suite has {sizes or 'no tasks'}")
+            raise EnvError(f"task_id: expected {sizes or 'none, the suite is empty'}, got {task_id!r}")
         return split, int(number), self.seed, self.filters
 
     def _game(self, task_id: str) -> tuple[Game, str]:
@@ -159,18 +159,18 @@ class GeneratedAlfworld(_AlfworldSuite):
 class AlfworldData(_AlfworldSuite):
     """ALFWorld games on disk: the real ones (`alfworld-download`) or those of `write_games`.
 
-    Left out is what `AlfredTWEnv` leaves out: movable receptacles, sliced objects, games not marked as solvable.
+    Like `AlfredTWEnv`, leaves out games with movable receptacles or sliced objects and games not marked as solvable.
 
     Args:
-        path: Folder with `json_2.1.1`, or that folder itself; `$ALFWORLD_DATA` if `None`.
-        task_types: Task types to keep; all six if `None`.
-        engine: `"fast"` (ours) or `"textworld"` (ALFWorld's own).
+        path: Folder that contains `json_2.1.1`, or that folder itself; `$ALFWORLD_DATA` if `None`.
+        task_types: Task types to include; all six if `None`.
+        engine: `"fast"` (built in) or `"textworld"` (ALFWorld's own).
         expert_search: `"random"`, or `"likely"`: the expert first searches where the training games have such objects.
 
     Raises:
-        EnvError: If there is no such folder. `task_ids` reads every game of its split, warns of folders without a game
-            or its description, and raises if they are the most, for a damaged file, and, with the fast engine, for a
-            game that the engine does not know.
+        EnvError: If there is no such folder. `task_ids` reads every game of its split and warns of folders without a
+            game or its description. It raises if these are the majority, for a corrupt file, and, with the fast engine,
+            for a game that the engine does not support.
     """
 
     name = "alfworld"
@@ -206,7 +206,7 @@ class AlfworldData(_AlfworldSuite):
     def _path(self, task_id: str) -> Path:
         path = self.root / task_id / GAME_FILE
         if not path.is_file() or ".." in Path(task_id).parts:
-            raise EnvError(f"task_id: got {task_id!r}, expected a folder below {self.root} that holds {GAME_FILE}")
+            raise EnvError(f"task_id: expected a folder below {self.root} that holds {GAME_FILE}, got {task_id!r}")
         return path
 
     def _game(self, task_id: str) -> tuple[Game, str]:
@@ -217,13 +217,13 @@ class AlfworldData(_AlfworldSuite):
 
 
 def _report_missing(folder: Path, found: Found) -> None:
-    """Warns of trial folders that lack a file, or raises `EnvError` if they are more than the games."""
+    """Warns of trial folders that lack a file, or raises `EnvError` if they outnumber the games."""
     count = sum(map(len, found.missing.values()))
     if not count:
         return
     text = (
-        f"{folder}: {found}. {count} folders are not whole, for example {next(iter(found.missing.values()))[0]}; "
-        "numbers on this list cannot be compared with those on the whole one. Complete it: run the download or "
+        f"{folder}: {found}. {count} folders are incomplete, for example {next(iter(found.missing.values()))[0]}; "
+        "numbers on this list are not comparable with those on the complete list. Complete it: run the download or "
         "`epo-trl games alfworld` again, or delete these folders if they never had a game."
     )
     if count > len(found.games):
@@ -238,15 +238,15 @@ _HOW_TO_GET = (
 
 
 def data_folder(path: str | os.PathLike[str] | None = None) -> Path:
-    """Returns the `json_2.1.1` folder below a path, or below `$ALFWORLD_DATA`.
+    """Finds the `json_2.1.1` folder below a path, or below `$ALFWORLD_DATA`.
 
     Raises:
-        EnvError: If there is none.
+        EnvError: If there is no such folder.
     """
     given = os.fspath(path) if path is not None else os.environ.get("ALFWORLD_DATA", "")
     if not given:
         raise EnvError(
-            f"alfworld_data: expected a folder of games, got nothing, and ALFWORLD_DATA is not set. {_HOW_TO_GET}"
+            f"alfworld_data: expected a folder of games, got none, and ALFWORLD_DATA is not set. {_HOW_TO_GET}"
         )
     base = Path(os.path.expandvars(given)).expanduser()
     for folder in (base / "json_2.1.1", base):

@@ -1,4 +1,4 @@
-"""Which tasks there are: every (task type, object, target, room) that ALFRED's rules allow, split in three."""
+"""All possible tasks: every (task type, object, target, room) that ALFRED's rules allow, split in three."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from epo_trl.envs.alfworld.rooms import (
 from epo_trl.envs.alfworld.treatments import BY_TASK_TYPE
 from epo_trl.envs.base import EnvError
 
-# How many games of each type there are in a row of 23, and how likely each kind of room is: as in the real games.
+# Games of each type in a cycle of 23, and the share of each room type: as in the real games.
 TYPE_COUNTS = {
     "pick_and_place_simple": 5,
     "look_at_obj_in_light": 2,
@@ -38,18 +38,18 @@ _SHARES = {  # in the order of ROOM_TYPES
     "pick_two_obj_and_place": (15, 27, 30, 28),
 }
 ROOM_SHARES = {name: dict(zip(ROOM_TYPES, _SHARES.get(name, (1, 1, 1, 1)), strict=True)) for name in TASK_TYPES}
-IID_ONE_IN = 8  # one task spec in eight is kept for the "iid" split, whatever the seed and the filters
+IID_ONE_IN = 8  # one task spec in eight belongs to the "iid" split, for every seed and filter
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskSpec:
-    """What a game is about; where things lie is drawn separately.
+    """The goal of a game; the places of objects are drawn separately.
 
     Args:
         task_type: One of `TASK_TYPES`.
         object_kind: Class of the object to bring, for example `"SoapBar"`.
         target_kind: Class of the furniture to bring it to, or `"DeskLamp"`.
-        room: ALFRED's number of the room.
+        room: ALFRED's room number.
     """
 
     task_type: str
@@ -59,7 +59,7 @@ class TaskSpec:
 
     @property
     def split(self) -> str:
-        """The split that it belongs to: `"train"`, `"iid"` or `"ood"`."""
+        """The split of this task spec: `"train"`, `"iid"` or `"ood"`."""
         if self.room in HELD_OUT_ROOMS:
             return "ood"
         text = f"{self.task_type}-{self.object_kind}-{self.target_kind}-{self.room}"
@@ -68,12 +68,12 @@ class TaskSpec:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which games are wanted. `None` means all.
+    """A filter of games. `None` means all.
 
     Args:
-        task_types: Names out of `TASK_TYPES`.
-        room_types: Names out of `ROOM_TYPES`: `"kitchens"`, `"livingrooms"`, `"bedrooms"`, `"bathrooms"`.
-        max_receptacles: Largest number of receptacles in the room.
+        task_types: Names from `TASK_TYPES`.
+        room_types: Names from `ROOM_TYPES`: `"kitchens"`, `"livingrooms"`, `"bedrooms"`, `"bathrooms"`.
+        max_receptacles: Maximum number of receptacles in the room.
     """
 
     task_types: tuple[str, ...] | None = None
@@ -86,13 +86,13 @@ class Filters:
             if value is None:
                 continue
             if isinstance(value, str) or not isinstance(value, Iterable):
-                raise EnvError(f"{field}: got {value!r}, expected a list of names out of {', '.join(known)}")
+                raise EnvError(f"{field}: expected a list of names from {', '.join(known)}, got {value!r}")
             object.__setattr__(self, field, tuple(value))
             unknown = [name for name in value if name not in known]
             if unknown or not value:
-                raise EnvError(f"{field}: got {unknown or 'an empty list'}, expected names out of {', '.join(known)}")
+                raise EnvError(f"{field}: expected names from {', '.join(known)}, got {unknown or 'an empty list'}")
         if self.max_receptacles is not None and self.max_receptacles < 2:
-            raise EnvError(f"max_receptacles: got {self.max_receptacles}, expected at least 2")
+            raise EnvError(f"max_receptacles: expected an integer >= 2, got {self.max_receptacles}")
 
 
 @cache
@@ -100,7 +100,7 @@ def task_specs(split: str, filters: Filters) -> dict[str, tuple[TaskSpec, ...]]:
     """Returns the task specs of a split by task type, sorted. Types without any are left out.
 
     Raises:
-        EnvError: If nothing is left, or a task type that was asked for exists in no room of the filters.
+        EnvError: If no task spec is left, or a requested task type exists in no room of the filters.
     """
     wanted = filters.task_types or TASK_TYPES
     found = [spec for spec in _all_specs(filters) if spec.task_type in wanted]
@@ -110,13 +110,13 @@ def task_specs(split: str, filters: Filters) -> dict[str, tuple[TaskSpec, ...]]:
     groups = {kind: tuple(spec for spec in found if spec.task_type == kind and spec.split == split) for kind in wanted}
     groups = {kind: group for kind, group in groups.items() if group}
     if not groups:
-        raise EnvError(f"no game of the split {split!r} is left by {filters}; use more rooms or task types")
+        raise EnvError(f"{filters} leaves no game of the split {split!r}; use more rooms or task types")
     return groups
 
 
 @cache
 def task_specs_by_object(split: str, filters: Filters) -> dict[str, dict[str, dict[str, tuple[TaskSpec, ...]]]]:
-    """Returns the task specs of a split by task type, kind of room and kind of object; see `task_specs`."""
+    """Returns the task specs of a split by task type, room type and object kind; see `task_specs`."""
     found: dict[str, dict[str, dict[str, tuple[TaskSpec, ...]]]] = {}
     for task_type, group in task_specs(split, filters).items():
         rooms = found.setdefault(task_type, {})
@@ -128,7 +128,7 @@ def task_specs_by_object(split: str, filters: Filters) -> dict[str, dict[str, di
 
 @cache
 def type_order(task_types: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns an order in which each task type comes as often as `TYPE_COUNTS` says, spread evenly."""
+    """Returns an order in which each task type occurs `TYPE_COUNTS` times, spread evenly."""
     total = sum(TYPE_COUNTS[name] for name in task_types)
     due = dict.fromkeys(task_types, 0)
     order = []

@@ -1,4 +1,4 @@
-"""What three of the task types ask for on the way: an object cleaned, heated or cooled."""
+"""Object states that three of the task types require: clean, hot or cool."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """What a piece of furniture can do to an object.
+    """A state change of an object by a piece of furniture.
 
     Args:
-        task_type: The task type that asks for it.
-        verb: The agent's word for it.
+        task_type: Task type that requires it.
+        verb: Verb of the agent's action.
         tool: Class of the furniture that does it, for example `"SinkBasin"`.
-        ability: What an object must be, for example `"Cleanable"`.
-        state: What the object is then.
-        undoes: The state that ends; `""` if none does.
+        ability: Property that the object must have, for example `"Cleanable"`.
+        state: State of the object afterwards.
+        undoes: State that ends; `""` if none does.
     """
 
     task_type: str

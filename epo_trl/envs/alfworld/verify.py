@@ -1,4 +1,4 @@
-"""Plays games in both engines, side by side, and reports the first difference."""
+"""Plays games in both engines in parallel and reports the first difference."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.base import EnvError, Info
 
-POLICIES = {"random": 0.0, "expert": 1.0, "mixed": 0.5}  # share of turns on which the expert moves
-ODD_SHARE = 0.25  # of the turns: what a model might write instead of an action
+POLICIES = {"random": 0.0, "expert": 1.0, "mixed": 0.5}  # share of the expert's turns
+ODD_SHARE = 0.25  # share of turns with a text that a model might write instead of an action
 _WIDE_DIGITS = str.maketrans("0123456789", "０１２３４５６７８９")
 ODD_FORMS: tuple[Callable[[str], str], ...] = (
     *(str.upper, str.title, str.swapcase),
     lambda action: "",
     lambda action: " \t\n",
-    lambda action: f"  {action}\t\n",  # the only forms that do something: blanks around an action
+    lambda action: f"  {action}\t\n",  # the only form that is accepted: white space around an action
     lambda action: f"\u00a0{action}\u3000",
     lambda action: action.replace(" ", "  "),
     lambda action: action.replace(" ", "\t"),
@@ -45,15 +45,15 @@ ODD_FORMS: tuple[Callable[[str], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where the engines first disagree.
+    """The first difference between the engines in a game.
 
     Args:
         game: Path or id of the game.
-        policy: The policy that was played.
-        actions: All actions up to the one after which they disagree.
+        policy: Policy that was played.
+        actions: All actions up to the one after which the engines differ.
         what: `"observation"`, `"admissible_actions"`, `"won"` or `"error"`.
-        fast: What the fast engine says.
-        stock: What TextWorld's engine says.
+        fast: Result of the fast engine.
+        stock: Result of TextWorld's engine.
     """
 
     game: str
@@ -72,13 +72,13 @@ class Difference:
 
 
 def _shown(action: str) -> str:
-    """Returns an input as one reads it in a line: odd ones in quotes, long ones cut."""
+    """Formats an input for one line: odd ones in quotes, long ones shortened."""
     return action if re.fullmatch(r"\w+( \w+)*", action) and action.islower() else repr(action)[:80]
 
 
 @dataclass(slots=True)
 class Report:
-    """What was compared, and what differed. `found` says how many games the folder has and what was left out."""
+    """Counts and differences of a comparison. `found` describes the games in the folder and those left out."""
 
     found: str = ""
     games: int = 0
@@ -90,11 +90,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether something was compared and nothing differed."""
+        """Whether games were compared and none differed."""
         return self.games > 0 and not self.differences
 
     def summary(self) -> str:
-        """Returns the report in a few lines: counts, then the first difference."""
+        """Formats the report in a few lines: counts, then the first difference."""
         counts = (
             f"{self.games} games of {len(self.task_types)} task types, {self.steps} steps "
             f"({self.odd_inputs} inadmissible or odd inputs), {self.wins} wins"
@@ -106,24 +106,24 @@ class Report:
 
 
 def verify_path(path: str | os.PathLike[str], max_games: int = 100, steps: int = 40, seed: int = 0) -> Report:
-    """Returns the comparison of both engines on the playable games below a folder, or on one game file.
+    """Compares both engines on the playable games below a folder, or on one game file.
 
     Args:
-        path: A `game.tw-pddl` file, or a folder that holds some at any depth. Of a folder, the games are compared that
-            `AlfworldData` would list.
-        max_games: Largest number of games; drawn at random if there are more.
-        steps: Largest number of inputs in an episode.
+        path: A `game.tw-pddl` file, or a folder with such files at any depth. Of a folder, the games that
+            `AlfworldData` lists are compared.
+        max_games: Maximum number of games; drawn at random if there are more.
+        steps: Maximum number of inputs per episode.
         seed: Seed of the draw and of the policies.
 
     Raises:
-        EnvError: If there are no playable games or one is damaged.
+        EnvError: If there are no playable games or one is corrupt.
     """
     given = Path(path)
     found = Found((given,), {}) if given.is_file() else find_games(given, TASK_TYPES)
     files = list(found.games)
     if not files:
         raise EnvError(
-            f"{given}: no playable game here ({found}). Run `alfworld-download` for the real games or "
+            f"{given}: no playable game ({found}). Run `alfworld-download` for the real games or "
             "`epo-trl games alfworld --out DIR` for generated ones"
         )
     if len(files) > max_games:
@@ -137,11 +137,11 @@ def verify_path(path: str | os.PathLike[str], max_games: int = 100, steps: int =
 
 
 def verify_games(games: Iterable[Game], steps: int = 40, seed: int = 0) -> Report:
-    """Returns the comparison of both engines on games, each played once under every policy of `POLICIES`.
+    """Compares both engines on games, each played once with every policy of `POLICIES`.
 
     Args:
-        games: The games. One that an engine refuses counts as different, and the others go on.
-        steps: Largest number of inputs in an episode.
+        games: Games to compare. A game that an engine rejects counts as different, and the others continue.
+        steps: Maximum number of inputs per episode.
         seed: Seed of the policies and of the odd inputs.
     """
     report = Report()
@@ -186,7 +186,7 @@ def _compare(
 
 
 class _Player:
-    """Chooses what both engines are told: actions, and now and then an odd form of one before it or in its place."""
+    """Chooses the inputs of both engines: actions, and sometimes an odd form of one before it or instead of it."""
 
     def __init__(self, expert_share: float, rng: random.Random, observation: str, info: Info) -> None:
         self._share, self._random = expert_share, rng
@@ -206,7 +206,7 @@ class _Player:
         return odd
 
     def _choose(self, observation: str, info: Info) -> str:
-        """Returns the expert's action on a share of the turns, else a random one that favours the place in front."""
+        """Chooses the expert's action on a share of the turns, else a random one, preferably at the agent's place."""
         _, action = self._expert.act(observation, info)
         if self._random.random() < self._share:
             return action

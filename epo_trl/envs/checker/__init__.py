@@ -1,4 +1,4 @@
-"""Checks an environment against the contract of `envs/base.py`; each message says what is wrong and how to mend it."""
+"""Checks an environment against the contract of `envs/base.py`. Each message names the problem and the fix."""
 
 from epo_trl.envs.checker.env import Player, check_first_turn, check_text_env
 from epo_trl.envs.checker.error import EnvCheckError

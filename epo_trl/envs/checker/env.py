@@ -1,4 +1,4 @@
-"""The checks of an environment: wrong calls, odd actions, and episodes that repeat and do not disturb each other."""
+"""Environment checks: invalid calls, odd actions, reproducible episodes, and independent instances."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def check_text_env(
     deterministic: bool = True,
     player: Player | None = None,
 ) -> None:
-    """Raises `EnvCheckError` with a way to mend it at the first thing that breaks the contract.
+    """Raises `EnvCheckError` at the first violation of the contract, with the fix.
 
-    Plays random actions and odd texts. Closes the environment at the end.
+    Plays random actions and odd texts, and closes the environment at the end.
 
     Args:
-        env: A fresh environment, not yet reset.
-        task_ids: The tasks to play. Two of different kinds say more than one.
-        make_env: Makes further environments, to check that instances agree and do not disturb each other.
-        seed: For `reset` and for the random player.
-        turns: How long the random player plays each task.
-        deterministic: Whether the same actions must lead to the same texts. Set it to `False` for a game whose engine
-            has noise of its own; the start must be reproducible in any case.
-        player: Chooses an action from an info, with the given source of randomness. By default one of the admissible
+        env: Fresh environment that has not been reset.
+        task_ids: Ids of the tasks to play. Two of different kinds find more than one.
+        make_env: Creates further environments, to check that instances agree and are independent.
+        seed: Seed for `reset` and for the random player.
+        turns: Number of random turns per task.
+        deterministic: Whether the same actions must lead to the same texts. Set it to `False` for an engine that is
+            itself noisy; the start must be reproducible in any case.
+        player: Chooses an action from an info and a random generator. By default it draws one of the admissible
             actions; an environment that lists none needs a player.
     """
     if not task_ids:
-        raise ValueError("task_ids: got none, takes at least one task id of the environment")
+        raise ValueError("task_ids: expected at least one task id of the environment, got none")
     player = player or _any_listed
     _check_bad_calls(env)
     for task_id in task_ids:
@@ -53,7 +53,7 @@ def check_text_env(
             other = make_env()
             require(
                 other is not env,
-                "make_env returned the environment that it had returned before",
+                "make_env returned the same environment twice",
                 "return a fresh environment from every call",
             )
             _check_repeats(other, "another environment", task_id, seed, trace, deterministic)
@@ -67,16 +67,16 @@ def check_text_env(
 def check_first_turn(
     env: TextEnv, task_id: str, *, seed: int = 0, options: Mapping[str, Any] | None = None, action: str = "?"
 ) -> tuple[str, Info]:
-    """Returns what `reset` does. Raises `EnvCheckError` if that or the answer to an action lacks something.
+    """Returns the result of `reset`. Raises `EnvCheckError` if that result or the first step's is invalid.
 
-    What a run looks at before it begins: one `reset` and one `step`.
+    A run calls this before it begins: one `reset` and one `step`.
 
     Args:
-        env: An environment; it has to be reset afterwards.
-        task_id: The task.
-        seed: For `reset`.
-        options: For `reset`, beside the task.
-        action: What `step` is given.
+        env: Environment to check; it has to be reset afterwards.
+        task_id: Id of the task.
+        seed: Seed for `reset`.
+        options: Options for `reset`, besides the task id.
+        action: Action for `step`.
     """
     start = checked_reset(env, task_id, seed, options)
     checked_step(env, action, task_id, start[1])
@@ -84,14 +84,14 @@ def check_first_turn(
 
 
 def _check_bad_calls(env: TextEnv) -> None:
-    require(isinstance(env, TextEnv), f"{type(env).__name__} is no TextEnv", "derive it from epo_trl.envs.base.TextEnv")
+    require(isinstance(env, TextEnv), f"{type(env).__name__} is not a TextEnv", "subclass epo_trl.envs.base.TextEnv")
     calls: dict[str, tuple[Callable[[], Any], str]] = {
-        "step before reset": (lambda: env.step("look"), "say that reset has to be called first"),
+        "step before reset": (lambda: env.step("look"), "tell the caller to call reset first"),
         "reset with an unknown task id": (
             lambda: env.reset(options={"task_id": "no such task"}),
-            "name the task id and say which ids there are",
+            "name the task id and list the valid ids",
         ),
-        "reset without a task id": (lambda: env.reset(), 'say that options={"task_id": ...} is needed'),
+        "reset without a task id": (lambda: env.reset(), 'tell the caller to pass options={"task_id": ...}'),
     }
     for what, (call, message) in calls.items():
         try:
@@ -106,14 +106,14 @@ def _check_bad_calls(env: TextEnv) -> None:
 def _any_listed(info: Info, rng: random.Random) -> str:
     require(
         info["admissible_actions"] is not None,
-        "the environment lists no actions, so a random player has none to choose from",
-        "give the check a player: check_text_env(..., player=lambda info, rng: <an action>)",
+        "the environment lists no actions for the random player to choose from",
+        "pass a player: check_text_env(..., player=lambda info, rng: <an action>)",
     )
     return rng.choice(info["admissible_actions"])
 
 
 def _play(env: TextEnv, task_id: str, seed: int, turns: int, player: Player) -> list[tuple[str, Any]]:
-    """Returns `[("", reset result), (action, step result), ...]` of a random player."""
+    """Plays random actions and returns `[("", reset result), (action, step result), ...]`."""
     rng = random.Random(f"{seed} {task_id}")
     observation, first = checked_reset(env, task_id, seed)
     trace: list[tuple[str, Any]] = [("", copy.deepcopy((observation, first)))]
@@ -142,8 +142,8 @@ def _check_repeats(
         trace[0][1],
         start,
         f"the start of {task_id!r} with seed {seed} differs in {who}",
-        "clear all state in reset and derive every random choice from the task id and the seed, by a "
-        "`random.Random` of the environment's own (not `hash()`, not the global generator)",
+        "clear all state in reset and derive every random choice from the task id and the seed, with the "
+        "environment's own `random.Random` (not `hash()`, not the global generator)",
     )
     if deterministic:
         for turn, (action, expected) in enumerate(trace[1:], 1):
@@ -151,8 +151,8 @@ def _check_repeats(
                 expected,
                 checked_step(env, action, task_id, start[1]),
                 f"turn {turn}, step({action!r}) in {task_id!r}, differs in {who} after the same actions",
-                "derive the random choices of step from the seed too, or, if the engine itself is noisy, say so with "
-                "deterministic=False",
+                "derive the random choices of step from the seed too, or pass deterministic=False if the engine itself "
+                "is noisy",
             )
 
 
@@ -168,25 +168,25 @@ def _check_odd_actions(env: TextEnv, task_id: str, seed: int) -> None:
         require(
             action != _UNKNOWN_ACTION or info["admissible_actions"] is not None or not info["accepted"],
             f"step({action!r}) in {task_id!r}: info['accepted'] is True",
-            "set it to whether the game knew the action; nothing else tells a policy's mistakes from its moves",
+            "set it to whether the game knew the action; only this field marks a policy's invalid actions",
         )
         if terminated or truncated:
             _, first = checked_reset(env, task_id, seed)
 
 
 def _check_requests(env: TextEnv, task_id: str, seed: int, trace: list[tuple[str, Any]], deterministic: bool) -> None:
-    """Checks the two-phase calls: they must lead to what `reset` and `step` lead to."""
-    mend = "let `reset_async` and `step_async` start what `reset` and `step` do, or leave them to TextEnv"
+    """Checks that the two-phase calls give the same results as `reset` and `step`."""
+    fix = "let `reset_async` and `step_async` start what `reset` and `step` do, or inherit them from TextEnv"
     env.reset_async(seed=seed, options={"task_id": task_id})
-    require_same(trace[0][1], env.reset_wait(), f"reset_async and reset_wait of {task_id!r} differ from reset", mend)
+    require_same(trace[0][1], env.reset_wait(), f"reset_async and reset_wait of {task_id!r} differ from reset", fix)
     for action, expected in trace[1:2] if deterministic else []:
         env.step_async(action)
-        require_same(expected, env.step_wait(), f"step_async and step_wait of {action!r} differ from step", mend)
+        require_same(expected, env.step_wait(), f"step_async and step_wait of {action!r} differ from step", fix)
     try:
         env.step_wait()
     except EnvError:
         return
-    raise failure("step_wait without step_async was accepted", "raise EnvError: there is nothing to wait for")
+    raise failure("step_wait without step_async was accepted", "raise EnvError: no request is pending")
 
 
 def _check_independence(
@@ -217,5 +217,5 @@ def _close_twice(env: TextEnv) -> None:
         except Exception as error:
             raise failure(
                 f"the {count} close() raised {type(error).__name__}: {error}",
-                "let close free what there is and do nothing when there is nothing left",
+                "let close free the resources, and do nothing when there are none left",
             ) from error

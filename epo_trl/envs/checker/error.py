@@ -1,4 +1,4 @@
-"""What the checker raises."""
+"""The checker's exception."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from epo_trl.envs.base import EnvError
 
 
 class EnvCheckError(EnvError):
-    """An environment breaks the contract."""
+    """An environment violates the contract."""
 
 
-def failure(wrong: str, mend: str) -> EnvCheckError:
-    """Returns the error that says what is wrong and how to mend it."""
-    return EnvCheckError(f"{wrong}. To mend it: {mend}.")
+def failure(wrong: str, fix: str) -> EnvCheckError:
+    """Builds the error from the problem and its fix."""
+    return EnvCheckError(f"{wrong}. Fix: {fix}.")
 
 
-def require(holds: bool, wrong: str, mend: str) -> None:
-    """Raises `EnvCheckError` unless something holds."""
+def require(holds: bool, wrong: str, fix: str) -> None:
+    """Raises `EnvCheckError` unless a condition holds."""
     if not holds:
-        raise failure(wrong, mend)
+        raise failure(wrong, fix)

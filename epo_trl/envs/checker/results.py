@@ -1,4 +1,4 @@
-"""The checks of what one `reset` or one `step` returns, and of two results that have to be equal."""
+"""Checks of a `reset` or `step` result, and of two results that have to be equal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Step = tuple[str, float, bool, bool, Info]
 
 
 def checked_reset(env: TextEnv, task_id: str, seed: int, options: Mapping[str, Any] | None = None) -> tuple[str, Info]:
-    """Returns what `reset` returns, or raises `EnvCheckError` for the first thing that is wrong with it."""
+    """Calls `reset` and returns its result; raises `EnvCheckError` at the first problem with it."""
     where = f"reset of {task_id!r}"
     try:
         result = env.reset(seed=seed, options={**(options or {}), "task_id": task_id})
-    except EnvError:  # says by itself what is wrong
+    except EnvError:  # its message names the problem
         raise
     except Exception as error:
         raise failure(
@@ -37,14 +37,14 @@ def checked_reset(env: TextEnv, task_id: str, seed: int, options: Mapping[str, A
 
 
 def checked_step(env: TextEnv, action: str, task_id: str, first: Info) -> Step:
-    """Returns what `step` returns, or raises `EnvCheckError`. `first` is the info of the reset before it."""
+    """Calls `step` and returns its result, or raises `EnvCheckError`. `first` is the info of the reset before it."""
     where = f"step({action[:40]!r}) in {task_id!r}"
     try:
         result = env.step(action)
     except Exception as error:
         raise failure(
             f"{where} raised {type(error).__name__}: {error}",
-            "accept any text as action; answer a text that the game does not know with an observation that says so",
+            "accept any text as action; answer an unknown text with an observation that rejects it",
         ) from error
     require(
         isinstance(result, tuple) and len(result) == 5,
@@ -64,24 +64,24 @@ def checked_step(env: TextEnv, action: str, task_id: str, first: Info) -> Step:
     require(
         terminated or not info["won"],
         f"{where}: info['won'] is True, but terminated is False",
-        "terminate with the step that solves the task, and report `won` by the strict rule only",
+        "terminate with the step that solves the task, and set `won` only by the strict rule",
     )
     lost = sorted(first.keys() - info.keys())
     require(
         not lost,
-        f"{where}: info lacks {', '.join(lost)}, which reset gave",
+        f"{where}: info lacks {', '.join(lost)}, which reset returned",
         "build info in one method that reset and step both call; prompt templates need every field in every turn",
     )
     require(
         (info["admissible_actions"] is None) == (first["admissible_actions"] is None),
-        f"{where}: info['admissible_actions'] is None at one time and a tuple at another",
+        f"{where}: info['admissible_actions'] is sometimes None and sometimes a tuple",
         "list the actions always or never",
     )
     for key in ("task", "task_type"):
         require(
             info[key] == first[key],
             f"{where}: info[{key!r}] changed from {first[key]!r} to {info[key]!r}",
-            f"keep {key!r} as it is for the whole episode",
+            f"keep {key!r} constant for the whole episode",
         )
     return observation, float(reward), terminated, truncated, info
 
@@ -94,7 +94,7 @@ def _check_observation(observation: object, where: str) -> None:
     require(
         isinstance(observation, str) and bool(observation.strip()),
         f"{where}: the observation is {observation!r}",
-        "return a text that is not empty; the agent sees nothing else of what its action did",
+        "return a non-empty text; the agent sees nothing else of its action's effect",
     )
 
 
@@ -109,12 +109,12 @@ def _check_info(info: object, where: str, *, over: bool) -> None:
             f"make it a {kind.__name__}: `{kind.__name__}(...)`",
         )
     for key in ("task", "task_type"):
-        require(bool(info[key]), f"{where}: info[{key!r}] is empty", "prompts and reports show it: fill it")
+        require(bool(info[key]), f"{where}: info[{key!r}] is empty", "fill it; prompts and reports show it")
     score = info.get("score")
     require(
         score is None or (isinstance(score, SupportsFloat) and not isinstance(score, str)),
         f"{where}: info['score'] is {score!r}",
-        "make it a number, or leave it out",
+        "make it a number, or omit it",
     )
     _check_actions(info, where, over=over)
 
@@ -144,23 +144,23 @@ def _check_actions(info: Info, where: str, *, over: bool) -> None:
     require(
         not odd,
         f"{where}: admissible_actions holds {odd[:3]!r}",
-        "give each action as a text without surrounding blanks: `str(action).strip()`",
+        "strip each action: `str(action).strip()`",
     )
     twice = sorted({action for action in actions if actions.count(action) > 1})
     require(
         not twice,
         f"{where}: admissible_actions lists {twice[:3]!r} more than once",
-        "drop the repeats and keep the order: `tuple(dict.fromkeys(actions))`",
+        "remove duplicates but keep the order: `tuple(dict.fromkeys(actions))`",
     )
     require(
         over or bool(actions),
-        f"{where}: admissible_actions is empty although the episode goes on",
-        "list what the engine accepts now, or terminate the episode",
+        f"{where}: admissible_actions is empty although the episode continues",
+        "list the actions that the engine accepts now, or terminate the episode",
     )
 
 
-def require_same(expected: tuple[Any, ...], got: tuple[Any, ...], wrong: str, mend: str) -> None:
-    """Raises `EnvCheckError` with the part that differs, such as `info["visited"]`, unless two results are equal."""
+def require_same(expected: tuple[Any, ...], got: tuple[Any, ...], wrong: str, fix: str) -> None:
+    """Raises `EnvCheckError` with the differing part, such as `info["visited"]`, unless two results are equal."""
     names = (
         ("observation", "info") if len(expected) == 2 else ("observation", "reward", "terminated", "truncated", "info")
     )
@@ -168,6 +168,6 @@ def require_same(expected: tuple[Any, ...], got: tuple[Any, ...], wrong: str, me
         if name == "info":
             for key in sorted(one.keys() | two.keys()):
                 a, b = one.get(key), two.get(key)
-                require(a == b, f"{wrong}: info[{key!r}] was {str(a)[:200]!r}, now {str(b)[:200]!r}", mend)
+                require(a == b, f"{wrong}: info[{key!r}] was {str(a)[:200]!r}, now {str(b)[:200]!r}", fix)
         else:
-            require(one == two, f"{wrong}: {name} was {str(one)[:200]!r}, now {str(two)[:200]!r}", mend)
+            require(one == two, f"{wrong}: {name} was {str(one)[:200]!r}, now {str(two)[:200]!r}", fix)

@@ -1,4 +1,4 @@
-"""Environments in processes of their own: a game that hangs or kills its process costs its episodes, not the run."""
+"""Environments in worker processes: a game that hangs or crashes costs its own episodes, not the run."""
 
 from epo_trl.envs.pool.env import PooledEnv
 from epo_trl.envs.pool.settings import PoolSettings

@@ -11,40 +11,40 @@ from epo_trl.envs.pool.worker import Worker, WorkerLost, WorkerProcess
 
 
 class PooledEnv(TextEnv):
-    """An environment in a worker.
+    """An environment in a worker process.
 
     Args:
-        worker: Where it lives.
-        settings: The limits.
+        worker: Worker that holds the environment.
+        settings: Time limits and retries.
     """
 
     def __init__(self, worker: Worker, settings: PoolSettings) -> None:
         self._worker, self._settings = worker, settings
         self._seat = worker.take_seat()
         self._free = weakref.finalize(self, worker.forget_seat, self._seat)
-        self._process: WorkerProcess | None = None  # the one that has the running episode
-        self._number: int | None = None  # of the request that nobody waited for yet
+        self._process: WorkerProcess | None = None  # the process with the running episode
+        self._number: int | None = None  # number of the pending request
         self._start: tuple[int | None, dict[str, Any] | None] = (None, None)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Returns the first observation and info.
 
         Raises:
-            EnvError: What the environment raised.
-            WorkerLost: If the process died or hung, in the last retry too.
+            EnvError: If the environment raised it.
+            WorkerLost: If the process died or hung, also in the last retry.
         """
         self.reset_async(seed=seed, options=options)
         return self.reset_wait()
 
     def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Starts a reset, for `reset_wait` to return."""
+        """Starts a reset; `reset_wait` returns its result."""
         if not self._free.alive:
-            raise EnvError("reset: the environment is closed; make another")
+            raise EnvError("reset: the environment is closed; create another")
         self._start = (seed, options)
         self._ask_reset()
 
     def reset_wait(self) -> tuple[str, Info]:
-        """Returns the result of `reset_async`. If the process is lost, the reset is tried again in another."""
+        """Returns the result of `reset_async`. If the process is lost, the reset is retried in another."""
         for _ in range(self._settings.reset_retries):
             try:
                 return self._wait()
@@ -57,16 +57,16 @@ class PooledEnv(TextEnv):
         """Returns `(observation, reward, terminated, truncated, info)`.
 
         Raises:
-            EnvError: What the environment raised.
+            EnvError: If the environment raised it.
             WorkerLost: If the process died or hung.
         """
         self.step_async(action)
         return self.step_wait()
 
     def step_async(self, action: str) -> None:
-        """Starts a step, for `step_wait` to return."""
+        """Starts a step; `step_wait` returns its result."""
         if self._process is None:
-            raise EnvError("step: there is no episode; call reset(options={'task_id': ...}) first")
+            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
         self._forget()
         self._number = self._process.ask(self._seat, "step", (action,), self._settings.step_seconds)
 
@@ -75,7 +75,7 @@ class PooledEnv(TextEnv):
         return self._wait()
 
     def close(self) -> None:
-        """Frees the environment; with the last one of a worker, the process stops. May be called twice."""
+        """Frees the environment and, with a worker's last one, stops the process. May be called twice."""
         if self._free.detach():
             self._forget()
             if self._process is not None:
@@ -96,5 +96,5 @@ class PooledEnv(TextEnv):
     def _wait(self) -> Any:
         number, self._number = self._number, None
         if number is None or self._process is None:
-            raise EnvError("nothing to wait for; call reset_async or step_async first")
+            raise EnvError("no request is pending; call reset_async or step_async first")
         return self._process.wait(number)

@@ -1,7 +1,8 @@
-"""What a worker process runs: `python -m epo_trl.envs.pool.program FD`. The other end is `epo_trl.envs.pool.worker`.
+"""The worker process: `python -m epo_trl.envs.pool.program FD`. The other end is `epo_trl.envs.pool.worker`.
 
-A thread of its own reads what is asked, so that the pool never waits to ask, and the process ends with the pipe: when
-the pool's process is gone, however it ended and whatever a game is doing here, so is this one, and what games started.
+A separate thread reads the requests, so the pool never blocks when it sends one. The process exits when the pipe
+closes. So it ends with the pool's process, however that ended and whatever a game is doing, and so do the games' own
+processes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Games:
     """The environments of a worker, by seat.
 
     Args:
-        suite: Makes them.
+        suite: Suite that creates them.
     """
 
     def __init__(self, suite: TaskSuite) -> None:
@@ -31,7 +32,7 @@ class Games:
         self._envs: dict[int, TextEnv] = {}
 
     def answer(self, seat: int, what: str, arguments: tuple[Any, ...]) -> Any:
-        """Returns what the seat's environment answers to `"reset"`, `"step"` or `"close"`."""
+        """Runs `"reset"`, `"step"` or `"close"` on the seat's environment and returns the result."""
         if what == "close":
             return self._envs.pop(seat).close() if seat in self._envs else None
         if seat not in self._envs:
@@ -43,9 +44,9 @@ class Games:
 
 
 def main() -> None:
-    """Answers requests, in the order in which they come, until the pipe ends."""
+    """Answers requests in the order of their arrival until the pipe closes."""
     connection = Connection(int(sys.argv[1]))
-    os.register_at_fork(after_in_child=connection.close)  # or our end would go unnoticed while a game's child lives
+    os.register_at_fork(after_in_child=connection.close)  # else a game's child would keep our end of the pipe open
     requests: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_read, args=(connection, requests), daemon=True).start()
     sys.path[:], suite = requests.get()
@@ -55,7 +56,7 @@ def main() -> None:
         try:
             games = games or Games(pickle.loads(suite))
             answer = pickle.dumps((True, games.answer(*request)))
-        except BaseException as error:  # Ctrl-C does not come here: the process has a session of its own
+        except BaseException as error:  # Ctrl-C does not arrive here: the process leads its own session
             answer = pickle.dumps((False, shown(error) if isinstance(error, EnvError) else error_text(error)))
         connection.send_bytes(answer)
 

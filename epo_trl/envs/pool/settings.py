@@ -9,13 +9,13 @@ from epo_trl.envs.base import EnvError
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """How environments are spread over processes.
+    """Distribution of environments over processes.
 
     Args:
         workers: Number of processes.
-        step_seconds: Longest time that a step may take; a process that takes longer is killed.
-        reset_seconds: Longest time that a reset may take.
-        reset_retries: How often a reset is tried again, in a new process, if its process died or was killed.
+        step_seconds: Time limit of a step; a process that exceeds it is killed.
+        reset_seconds: Time limit of a reset.
+        reset_retries: Number of retries of a reset, each in a new process, after its process died or was killed.
     """
 
     workers: int = 1
@@ -26,7 +26,7 @@ class PoolSettings:
     def __post_init__(self) -> None:
         for name, least in {"workers": 1, "reset_retries": 0}.items():
             if getattr(self, name) < least:
-                raise EnvError(f"{name}: got {getattr(self, name)}, takes an integer >= {least}")
+                raise EnvError(f"{name}: expected an integer >= {least}, got {getattr(self, name)}")
         for name in ("step_seconds", "reset_seconds"):
             if not getattr(self, name) > 0:
-                raise EnvError(f"{name}: got {getattr(self, name)}, takes a number > 0")
+                raise EnvError(f"{name}: expected a number > 0, got {getattr(self, name)}")

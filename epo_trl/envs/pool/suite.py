@@ -1,4 +1,4 @@
-"""A task suite whose environments live in worker processes."""
+"""A task suite whose environments run in worker processes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from epo_trl.envs.wrapper import SuiteWrapper
 
 
 class PooledSuite(SuiteWrapper):
-    """A task suite whose environments live in worker processes, several in each. All else is the suite's.
+    """Wraps a task suite so that its environments run in worker processes, several in each.
 
-    A worker that dies or exceeds a limit is killed; the episodes on it raise `WorkerLost`, and the next reset of any of
+    A worker that dies or exceeds a time limit is killed. Its episodes raise `WorkerLost`, and the next reset of any of
     its environments starts another process.
 
     Args:
-        suite: The suite. It is pickled and sent to the workers, so its class must be importable there.
-        settings: Of the pool.
+        suite: Suite to wrap. It is pickled and sent to the workers, so its class must be importable there.
+        settings: Settings of the pool.
     """
 
     def __init__(self, suite: TaskSuite, settings: PoolSettings | None = None) -> None:
@@ -29,11 +29,11 @@ class PooledSuite(SuiteWrapper):
         self._workers = self._make_workers()
 
     def make_env(self) -> PooledEnv:
-        """Returns a fresh environment in the worker that has the fewest."""
+        """Creates an environment in the worker that has the fewest."""
         return PooledEnv(min(self._workers, key=len), self.pool)
 
     def faults(self) -> Faults:
-        """Returns what has gone wrong with the workers so far."""
+        """Returns the failure counts of the workers so far."""
         return sum((worker.faults for worker in self._workers), self.suite.faults())
 
     def _make_workers(self) -> list[Worker]:

@@ -1,4 +1,4 @@
-"""The pool's end of a worker process: what is asked, how long an answer may take, and a new process for a lost one."""
+"""The pool's end of a worker process: requests, time limits, and restarts of lost processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from epo_trl.envs.border import ends_episode_alone, error_text
 from epo_trl.envs.seats import Seats
 from epo_trl.envs.supervisor import ChildProcess
 
-START_SECONDS = 120.0  # more for the first request of a process: it imports the suite
+START_SECONDS = 120.0  # added for the first request of a process, which imports the suite
 _LIBRARY = Path(__file__).parents[3]
 
 
@@ -26,13 +26,13 @@ class WorkerLost(EnvError):
 
 
 class Worker(Seats):
-    """A process with environments, started when it is first asked and again after it was lost. Not for threads.
+    """A process with environments. It starts with its first request and restarts after a loss. Not thread-safe.
 
     Args:
         suite: The pickled suite.
 
     Attributes:
-        faults: What has gone wrong so far.
+        faults: Failure counts so far.
     """
 
     def __init__(self, suite: bytes) -> None:
@@ -49,7 +49,7 @@ class Worker(Seats):
             self._process = None
 
     def process(self) -> WorkerProcess:
-        """Returns the process, a new one if there is none or it was lost."""
+        """Returns the process; starts one if there is none or it was lost."""
         if self._process is not None and not self._process.child.is_alive:
             self.faults.restarts += 1
             self._process = None
@@ -59,11 +59,11 @@ class Worker(Seats):
 
 
 class WorkerProcess:
-    """One running worker process. It answers in the order in which it is asked.
+    """One running worker process. It answers requests in the order of their arrival.
 
     Args:
         suite: The pickled suite.
-        faults: Where time-outs are counted.
+        faults: Counter of time-outs.
 
     Attributes:
         child: The process.
@@ -78,20 +78,20 @@ class WorkerProcess:
             self._ours.close,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # what games print
+            stdout=subprocess.DEVNULL,  # the games' output
             env={**os.environ, "PYTHONPATH": str(_LIBRARY)},
         )
         theirs.close()
         self._faults = faults
         self._numbers = count()
-        self._limits: dict[int, float] = {}  # seconds of each request that is not answered yet, the oldest first
-        self._since = 0.0  # when the oldest of them began, as far as we know
+        self._limits: dict[int, float] = {}  # seconds of each pending request, the oldest first
+        self._since = 0.0  # start of the oldest pending request, as far as known
         self._answers: dict[int, tuple[bool, Any]] = {}
         self._unwanted: set[int] = set()
         self._send((sys.path, suite))
 
     def ask(self, seat: int, what: str, arguments: tuple[Any, ...], seconds: float) -> int:
-        """Returns the number of the request, whose answer `wait` returns."""
+        """Sends a request and returns its number; `wait` returns its answer."""
         number = next(self._numbers)
         if not self._limits:
             self._since = time.monotonic()
@@ -100,11 +100,11 @@ class WorkerProcess:
         return number
 
     def wait(self, number: int) -> Any:
-        """Returns the answer. The time of a request counts from when those before it were answered.
+        """Returns the answer. The time of a request is counted from the answer to the one before it.
 
         Raises:
-            EnvError: If the environment raised.
-            WorkerLost: If the process has died, or hangs; it is killed then.
+            EnvError: If the environment raised it.
+            WorkerLost: If the process died, or hung and was killed.
         """
         while number not in self._answers:
             self._read_one()
@@ -114,7 +114,7 @@ class WorkerProcess:
         return result
 
     def forget(self, number: int) -> None:
-        """Takes note that nobody will wait for this request."""
+        """Records that nobody will wait for this request."""
         if self._answers.pop(number, None) is None and number in self._limits:
             self._unwanted.add(number)
 

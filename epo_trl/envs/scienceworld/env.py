@@ -1,4 +1,4 @@
-"""`ScienceWorldEnv`: one ScienceWorld world behind the contract of `epo_trl.envs.base`."""
+"""`ScienceWorldEnv`: one ScienceWorld world behind the interface of `epo_trl.envs.base`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How the engine is played.
+    """Settings of play on the engine.
 
     Args:
-        simplification: `""`, `"easy"` or a list of simplifications, separated by commas.
+        simplification: `""`, `"easy"` or a comma-separated list of simplifications.
         ambiguity: Who answers the engine's "Ambiguous request: Please enter the number ...". With `"agent"` the agent
             may give a number; any other action withdraws the request first, so that no turn is lost. With `"first"` the
-            environment takes the choice that comes first in alphabetical order.
-        list_actions: Whether `info["admissible_actions"]` is filled; a step then takes 40 to 80 ms more.
+            environment picks the choice that comes first in alphabetical order.
+        list_actions: Whether to fill `info["admissible_actions"]`, which adds 40 to 80 ms per step.
         failure_reward: Reward on the step that fails the task. The engine's own value of -100 is never paid.
     """
 
@@ -36,7 +36,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         if self.ambiguity not in AMBIGUITY:
-            raise EnvError(f"ambiguity: got {self.ambiguity!r}, takes one of {', '.join(AMBIGUITY)}")
+            raise EnvError(f"ambiguity: expected one of {', '.join(AMBIGUITY)}, got {self.ambiguity!r}")
 
 
 @dataclass(slots=True)
@@ -54,20 +54,20 @@ class _Episode:
 class ScienceWorldEnv(TextEnv):
     """A ScienceWorld environment that plays any task of its suite.
 
-    The turns are not limited here: the engine has no limit of its own, its Python wrapper has. An episode terminates
-    with the task done (score 100, `won`) or failed (score -100). It is truncated only if `engine_limit` is given to
-    `reset`, by a step after which more ticks have passed; with 100 that is when the stock wrapper says "done".
+    The environment has no turn limit: the engine has none, only its Python wrapper has. An episode terminates with
+    the task done (score 100, `won`) or failed (score -100). It is truncated only if `reset` gets an `engine_limit`, by
+    the step after which more ticks have passed; with 100 that is when the stock wrapper reports "done".
 
     The reward of a step is the increase of the score, divided by 100; on failure it is `Rules.failure_reward`.
 
-    Beside the keys of the contract, `info` holds `accepted` (whether the engine knew the action), `score` (0 to 100,
-    or -100), `failed`, `moves` (ticks so far), `objects` (tuple: what is in reach), `look` and `inventory` (texts),
-    `action_templates` (tuple) and `task_id`. `admissible_actions` is `None` unless `Rules.list_actions` asks for it.
+    Besides the required keys, `info` holds `accepted` (whether the engine knew the action), `score` (0 to 100, or
+    -100), `failed`, `moves` (ticks so far), `objects` (tuple of the objects in reach), `look` and `inventory` (texts),
+    `action_templates` (tuple) and `task_id`. `admissible_actions` is `None` unless `Rules.list_actions` is set.
 
     Args:
-        host: The owner of the JVM. Environments may share one.
-        lists: The tasks.
-        rules: How the engine is played.
+        host: Owner of the JVM. Environments may share one.
+        lists: Task lists.
+        rules: Settings of play on the engine.
     """
 
     def __init__(self, host: Host, lists: TaskLists, rules: Rules) -> None:
@@ -77,44 +77,44 @@ class ScienceWorldEnv(TextEnv):
         self._episode: _Episode | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Returns the first observation and info.
+        """Starts a task and returns the first observation and info.
 
         Args:
-            seed: Of what is left to chance after the start; 0 if `None`. The start depends on the variation alone.
+            seed: Seed of the random events after the start; 0 if `None`. The start depends only on the variation.
             options: `task_id`; `engine_limit`, the ticks after which the episode is truncated (no limit by default);
                 `simplification`, which must be the suite's.
 
         Raises:
-            EnvError: If an option is wrong, the environment is closed, or the JVM cannot be started, died or hangs.
+            EnvError: If an option is invalid, the environment is closed, or the JVM cannot start, died or hung.
         """
         self.reset_async(seed=seed, options=options)
         return self.reset_wait()
 
     def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Starts a reset, for `reset_wait` to return."""
+        """Starts a reset; `reset_wait` returns its result."""
         task_id, engine_limit = self._read(options or {})
         self._episode = None
         self._request = self._host.submit(lambda: self._begin(task_id, engine_limit, seed or 0)).result
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Returns `(observation, reward, terminated, truncated, info)`. Case and white space do not matter.
+        """Returns `(observation, reward, terminated, truncated, info)`. Case and white space of the action are ignored.
 
         Raises:
-            EnvError: If there was no reset, or the JVM died or hangs; the next `reset` starts another.
+            EnvError: If there was no reset, or the JVM died or hung; the next `reset` starts another.
         """
         self.step_async(action)
         return self.step_wait()
 
     def step_async(self, action: str) -> None:
-        """Starts a step, for `step_wait` to return."""
+        """Starts a step; `step_wait` returns its result."""
         episode = self._episode
         if episode is None:
-            raise EnvError("step: there is no episode; call reset(options={'task_id': ...}) first")
+            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
         text = " ".join(action.lower().split())
         self._request = self._host.submit(lambda: self._go_on(episode, text)).result
 
     def close(self) -> None:
-        """Frees the world; with the last one of a JVM, that JVM stops. May be called twice."""
+        """Frees the world and, with the last one of a JVM, stops that JVM. May be called twice."""
         self._episode = self._request = None
         if self._forget.detach():
             self._host.free_seat(self._seat)
@@ -122,21 +122,21 @@ class ScienceWorldEnv(TextEnv):
     def _read(self, options: dict[str, Any]) -> tuple[str, int | None]:
         unknown = options.keys() - {"task_id", "engine_limit", "simplification"}
         if unknown:
-            raise EnvError(f"options: got {sorted(unknown)}, takes task_id, engine_limit and simplification")
+            raise EnvError(f"options: expected task_id, engine_limit and simplification, got {sorted(unknown)}")
         task_id, limit = options.get("task_id"), options.get("engine_limit")
         if not isinstance(task_id, str):
-            raise EnvError(f"options: got task_id={task_id!r}, takes a task id such as 'train/boil/0'")
+            raise EnvError(f"options: expected a task_id such as 'train/boil/0', got {task_id!r}")
         self._lists.find(task_id)
         if limit is not None and (not isinstance(limit, int) or limit < 1):
-            raise EnvError(f"engine_limit: got {limit!r}, takes an integer >= 1 or None")
+            raise EnvError(f"engine_limit: expected an integer >= 1 or None, got {limit!r}")
         wanted = options.get("simplification", self._rules.simplification)
         if wanted != self._rules.simplification:
             raise EnvError(
-                f"simplification: got {wanted!r}, but the worlds of this suite share JVMs that play with "
-                f"{self._rules.simplification!r}, and a JVM has one; make another suite"
+                f"simplification: expected {self._rules.simplification!r}, which all worlds on the suite's JVMs share, "
+                f"got {wanted!r}; create another suite"
             )
         if not self._forget.alive:
-            raise EnvError("reset: the environment is closed; make another")
+            raise EnvError("reset: the environment is closed; create another")
         return task_id, limit
 
     # --- On the thread of the JVM --------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class ScienceWorldEnv(TextEnv):
             return
         if not episode.seen.choices:
             episode.listed = episode.world.valid_actions()
-        else:  # an ambiguous request changes nothing, so what was possible before still is
+        else:  # an ambiguous request changes nothing, so the actions of before are still valid
             known = [action for action in episode.listed or () if not action.isdecimal()]
             episode.listed = (*episode.seen.choices, *known)
 

@@ -1,4 +1,4 @@
-"""A scripted ScienceWorld player that follows the gold path. It knows more than it is shown."""
+"""A scripted ScienceWorld player that follows the gold path. It knows more than the agent is shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from epo_trl.envs.base import Info
 from epo_trl.envs.scienceworld.world import AMBIGUOUS
 
-# What a player may think before an action, in terms of what it acts on.
+# The player's thoughts before an action, by the action's arguments.
 _THOUGHTS = [
     (re.compile(pattern), thought)
     for pattern, thought in {
@@ -53,7 +53,7 @@ _FOCUS = "focus on "
 
 
 def focused(path: Sequence[str]) -> set[str]:
-    """Returns what a path focuses on."""
+    """Returns the objects that a path focuses on."""
     return {action.removeprefix(_FOCUS) for action in path if action.startswith(_FOCUS)}
 
 
@@ -61,7 +61,7 @@ _DOOR, _GO, _TELEPORT = "open door to ", "go to ", "teleport to "
 
 
 def with_teleports(path: Sequence[str], rate: float, chance: random.Random) -> tuple[str, ...]:
-    """Returns the path with that share of its walks, doors included, in one action: a teleport to where each ends."""
+    """Replaces a share of the path's walks, doors included, by one teleport to the end of each walk."""
     found: list[str] = []
     for is_walk, part in itertools.groupby(path, key=lambda action: action.startswith((_DOOR, _GO))):
         actions = list(part)
@@ -72,14 +72,14 @@ def with_teleports(path: Sequence[str], rate: float, chance: random.Random) -> t
 
 
 class GoldExpert:
-    """Plays the gold path of the task, whatever it sees; after an action that the engine did not know, that one again.
+    """Plays the gold path of the task whatever it observes; repeats an action that the engine did not understand.
 
     Args:
-        path_of: Task id to the actions that solve it.
+        path_of: Returns the actions that solve a task id.
         teleport_rate: Probability that the player teleports where the path walks.
-        guess_rate: Where the path focuses on something, the probability that the player guesses.
-        choices: A guess is any of these that is in reach.
-        seed: Of its chances.
+        guess_rate: Probability that the player guesses, if the path focuses on something.
+        choices: Objects to guess from, among those in reach.
+        seed: Seed of the random choices.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class GoldExpert:
         """Returns `(thought, action)`; at the end of the path, a look around."""
         if self._next and not info["accepted"]:
             self._next -= 1
-        if not observation.startswith(AMBIGUOUS):  # the environment has answered itself
+        if not observation.startswith(AMBIGUOUS):  # the environment has answered it
             while self._next < len(self._path) and self._path[self._next].isdecimal():
                 self._next += 1
         if self._next >= len(self._path):

@@ -1,7 +1,7 @@
-"""Gold paths: the engine's own solutions, generated once and kept on disk.
+"""Gold paths: the engine's own solutions, generated once and cached on disk.
 
-The engine finds them with full knowledge of the world, unlike an expert that only knows what it is shown. Most take a
-tenth of a second to find, those of the genetics tasks some seconds.
+The engine generates them with full knowledge of the world, unlike an expert that sees only what the agent is shown.
+Most need a tenth of a second, those of the genetics tasks some seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """Returns where gold paths are kept by default: `$EPO_TRL_CACHE`, else `epo_trl` in the user's cache folder."""
+    """Returns the default cache folder of gold paths: `$EPO_TRL_CACHE`, else `epo_trl` in the user's cache folder."""
     own = os.environ.get("EPO_TRL_CACHE")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return (Path(own) if own else base / "epo_trl") / "scienceworld_gold"
@@ -37,11 +37,11 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class GoldSettings:
-    """Where gold paths are kept and how they are generated.
+    """Settings of the gold paths' cache and generation.
 
     Args:
-        folder: See `cache_folder` for the default. Processes may share it.
-        workers: JVMs that generate side by side, each with up to 2 GB of heap.
+        folder: Cache folder, see `cache_folder` for the default. Processes may share it.
+        workers: Number of JVMs that generate in parallel, each with up to 2 GB of heap.
     """
 
     folder: str | None = None
@@ -49,16 +49,16 @@ class GoldSettings:
 
     def __post_init__(self) -> None:
         if self.workers < 1:
-            raise EnvError(f"gold_workers: got {self.workers}, takes an integer >= 1")
+            raise EnvError(f"gold_workers: expected an integer >= 1, got {self.workers}")
 
 
 @dataclass(frozen=True, slots=True)
 class GoldPath:
-    """A solution.
+    """A solution of a task.
 
     Args:
-        actions: All of it.
-        turns: After so many the task was solved when it was tried; often before the end. 0 if it was not.
+        actions: All actions of the solution.
+        turns: Number of turns after which the task was solved in a trial, often before the end. 0 if it was not solved.
     """
 
     actions: tuple[str, ...] = ()
@@ -70,20 +70,20 @@ class GoldPaths:
     """The gold paths of one simplification.
 
     Args:
-        simplification: As in `Rules`.
-        settings: Where they are kept and how they are generated.
-        jvm: The Java that generates them.
+        simplification: Simplification as in `Rules`.
+        settings: Settings of the cache and the generation.
+        jvm: Settings of the JVMs that generate them.
     """
 
     simplification: str
     settings: GoldSettings
     jvm: JvmSettings
     _known: dict[Task, GoldPath] = field(default_factory=dict, repr=False)
-    _keeps: bool = field(default=False, repr=False)  # whether `_idle` takes JVMs
+    _keeps: bool = field(default=False, repr=False)  # whether JVMs are kept in `_idle`
     _idle: list[Jvm] = field(default_factory=list, repr=False)
 
     def path(self, task_type: str, variation: int) -> GoldPath:
-        """Returns the path that solves a task, generated now if need be; without actions if the engine found none.
+        """Returns the path that solves a task, generating it if it is missing; no actions if the engine found none.
 
         Raises:
             EnvError: If no JVM can be started.
@@ -93,7 +93,7 @@ class GoldPaths:
 
     @contextlib.contextmanager
     def kept_jvms(self) -> Iterator[None]:
-        """Keeps the JVMs from one `generate` to the next, until the end of the block; a new one is slow at first."""
+        """Keeps the JVMs between calls of `generate`, until the end of the block: a new JVM is slow at first."""
         self._keeps = True
         try:
             yield
@@ -103,7 +103,7 @@ class GoldPaths:
                 self._idle.pop().close()
 
     def generate(self, tasks: Iterable[Task]) -> None:
-        """Generates what is missing, with a progress bar if it is more than one path.
+        """Generates the missing paths, with a progress bar if there are several.
 
         Raises:
             EnvError: If no JVM can be started.
@@ -123,7 +123,7 @@ class GoldPaths:
                 try:
                     for future in as_completed(futures):
                         future.result()
-                finally:  # after an error or Ctrl-C, the threads end with the path that they are at
+                finally:  # after an error or Ctrl-C, each thread finishes its current path
                     with contextlib.suppress(queue.Empty):
                         while True:
                             todo.get_nowait()
@@ -172,16 +172,16 @@ class GoldPaths:
         return folder / (self.simplification or "none") / task[0] / f"{task[1]}.json"
 
     def _read(self, task: Task) -> bool:
-        """Whether the path is known, after a look on the disk."""
+        """Whether the path is known, in memory or on disk."""
         if task not in self._known:
-            # A file that is absent or damaged is generated again.
+            # An absent or corrupt file is generated again.
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 content = json.loads(self._file(task).read_text(encoding="utf-8"))
                 self._known[task] = GoldPath(tuple(content["actions"]), int(content["turns"]))
         return task in self._known
 
     def _write(self, task: Task, path: GoldPath) -> None:
-        """Writes a file that is whole or absent."""
+        """Writes the file atomically."""
         target = self._file(task)
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, suffix=".tmp")

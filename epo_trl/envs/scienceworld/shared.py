@@ -1,20 +1,20 @@
-"""What the engine keeps once for a whole JVM although every world needs its own.
+"""State that the engine keeps once per JVM although every world needs its own.
 
-These are all the fields of its Scala objects that can change; a test lists them from the jar.
+These are all mutable fields of its Scala objects; a test lists them from the jar.
 
-`scala.util.Random`: a world seeds it before each input; a load does so itself.
+`scala.util.Random`: a world seeds it before each input; loading a task seeds it too.
 
-`util.UniqueIdentifier.count`, the last id given: each world has its own, which is put back when its turn comes. Every
-load sets it to 0, and with another's, what a world makes later (a puddle, a seedling) would get the id of a thing that
-exists, and one of the two would be lost.
+`util.UniqueIdentifier.count`, the last id given: each world has its own, which is restored when its turn comes. Every
+load resets it to 0. With another world's count, an object that a world creates later (a puddle, a seedling) could get
+the id of an existing object, and one of the two would be lost.
 
-`SimplifierProcessor.simplifications`: each world has its own. Every load replaces them, and "easy" means others for
-circuit tasks than for the rest.
+`SimplifierProcessor.simplifications`: each world has its own. Every load replaces them, and "easy" has another meaning
+for circuit tasks than for the rest.
 
-`PathFinder.precomputedExhaustivePaths`, ways through the house that were once drawn at random: forgotten before each
-gold path, which would else depend on those before it.
+`PathFinder.precomputedExhaustivePaths`, random paths through the house: cleared before each gold path, which would
+otherwise depend on the earlier ones.
 
-`util.UniqueTypeID`, a number for each class in the order in which they were met: nothing that we ask for shows it.
+`util.UniqueTypeID`, a number for each class in the order of first use: no call that is made here exposes it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any
 
 @dataclass(slots=True)
 class Own:
-    """The share of one world, while another plays.
+    """The shared state that belongs to one world, saved while another plays.
 
     Args:
-        last_id: The last id that was given in it.
-        simplifications: The labels of its simplifications.
+        last_id: Last id that was given in this world.
+        simplifications: Labels of its simplifications.
     """
 
     last_id: int = 0
@@ -37,10 +37,10 @@ class Own:
 
 
 class SharedState:
-    """The shared state of one JVM, handed from world to world. Used within `Jvm.calls` only.
+    """The shared state of one JVM, handed from world to world. Use it only within `Jvm.calls`.
 
     Args:
-        gateway: To the JVM.
+        gateway: Gateway to the JVM.
     """
 
     def __init__(self, gateway: Any) -> None:
@@ -50,8 +50,8 @@ class SharedState:
         self._ids = _scala_object(java.util, "UniqueIdentifier")
         self._simplifier = _scala_object(java.main.scala.scienceworld.runtime, "SimplifierProcessor")
         self._ways = _scala_object(java.scienceworld.goldagent, "PathFinder").precomputedExhaustivePaths()
-        self._in_force: str | None = None  # the simplifications, if they are known
-        # Whose state it is. Not the `World`, which knows its JVM: a circle would keep both alive.
+        self._in_force: str | None = None  # the active simplifications, if known
+        # The owner of the state. Not the `World`, which refers to its JVM: a cycle would keep both alive.
         self._owner: Own | None = None
 
     def seed(self, seed: int) -> None:
@@ -59,7 +59,7 @@ class SharedState:
         self._random.setSeed(seed)
 
     def take(self, own: Own) -> None:
-        """Makes the state that of one world. Two calls if another has played since, none otherwise."""
+        """Restores the state of one world. Makes two calls if another world has played since, and none otherwise."""
         if self._owner is own:
             return
         self.leave()
@@ -70,23 +70,23 @@ class SharedState:
         self._owner = own
 
     def leave(self) -> None:
-        """Puts by what its owner needs; the state is nobody's then."""
+        """Saves the state of its owner; afterwards the state belongs to no world."""
         if self._owner is not None:
             self._owner.last_id = self._ids.count()
             self._owner = None
 
     def before_load(self) -> None:
-        """Prepares for a load, which replaces the state, also if it fails."""
+        """Prepares for a load, which replaces the state even if it fails."""
         self.leave()
         self._in_force = None
         self._ways.clear()
 
     def after_load(self, own: Own) -> None:
-        """Gives the state to the world that was loaded."""
+        """Assigns the state to the world that was loaded."""
         own.simplifications = self._in_force = self._simplifier.getSimplificationsUsed()
         self._owner = own
 
 
 def _scala_object(package: Any, name: str) -> Any:
-    """Returns the one instance of a Scala object."""
+    """Returns the singleton instance of a Scala object."""
     return getattr(getattr(package, name + "$"), "MODULE$")

@@ -18,22 +18,23 @@ _TASKS_AT_ONCE = 100
 class ScienceWorldSuite(TaskSuite):
     """ScienceWorld's tasks: "train", "iid" and "ood" variations of the same task types, and "heldout" types.
 
-    "train" names a task more than once if its type has few variations, see `TaskLists`.
+    "train" lists a task more than once if its type has few variations, see `TaskLists`.
 
     Args:
-        lists: Which tasks.
-        rules: How the engine is played.
-        jvm: How JVMs are started.
-        jvms: Number of JVM processes, each with a thread that drives it. They work side by side when environments are
-            stepped with `step_async`, as the rollout does; more than there are cores bring nothing. Python's share of
-            a step is a tenth, so one process can keep several busy.
-        gold: Where gold paths are kept and how they are generated.
+        lists: Task lists.
+        rules: Settings of play on the engine.
+        jvm: Settings of the JVMs.
+        jvms: Number of JVM processes, each driven by its own thread. They run in parallel when environments are stepped
+            with `step_async`, as in the rollout; more JVMs than cores do not help. Python's share of a step is a tenth,
+            so one Python process can keep several JVMs busy.
+        gold: Settings of the gold paths' cache and generation.
         teleport_rate: Probability that the expert teleports where a gold path walks from room to room.
-        guess_rate: Where a gold path focuses on something, the probability that the expert takes instead any thing in
-            reach that the path of some training task focuses on. 1 shows how to play, but not what is right.
+        guess_rate: Probability that the expert, where a gold path focuses on something, focuses instead on any object
+            in reach that the path of some training task focuses on. 1 teaches the form of play but not the right
+            choices.
 
     Raises:
-        EnvError: If a setting is wrong, or there is no Java.
+        EnvError: If a setting is invalid, or Java is missing.
     """
 
     name = "scienceworld"
@@ -50,17 +51,17 @@ class ScienceWorldSuite(TaskSuite):
         guess_rate: float = 0.0,
     ) -> None:
         if jvms < 1:
-            raise EnvError(f"jvms: got {jvms}, takes an integer >= 1")
+            raise EnvError(f"jvms: expected an integer >= 1, got {jvms}")
         for field, rate in (("guess_rate", guess_rate), ("teleport_rate", teleport_rate)):
             if not 0 <= rate <= 1:
-                raise EnvError(f"{field}: got {rate}, takes a number in [0, 1]")
+                raise EnvError(f"{field}: expected a number in [0, 1], got {rate}")
         self.lists, self.rules = lists or TaskLists(), rules or Rules()
         self.jvm, self.jvms = jvm or JvmSettings(), jvms
         self.splits = tuple(self.lists.ids)
         check_simplification(self.rules.simplification, self.lists.played_types)
         if teleport_rate and not has_teleport(self.rules.simplification):
             raise EnvError(
-                f"teleport_rate: got {teleport_rate}, takes 0 with simplification {self.rules.simplification!r}: "
+                f"teleport_rate: expected 0 with simplification {self.rules.simplification!r}, got {teleport_rate}: "
                 "only 'easy' and 'teleportAction' let an agent teleport"
             )
         self._gold = GoldPaths(self.rules.simplification, gold or GoldSettings(), self.jvm)
@@ -74,13 +75,13 @@ class ScienceWorldSuite(TaskSuite):
         return self.lists.ids[split]
 
     def make_env(self) -> ScienceWorldEnv:
-        """Returns a fresh environment on the JVM that serves the fewest."""
+        """Creates a fresh environment on the JVM that serves the fewest."""
         return ScienceWorldEnv(min(self._hosts, key=len), self.lists, self.rules)
 
     def make_expert(self, seed: int = 0) -> GoldExpert:
-        """Returns a player of gold paths, which know the whole world; `seed` is that of its guesses, if it guesses.
+        """Creates an expert that plays gold paths, which use full knowledge of the world; `seed` decides its guesses.
 
-        A path that is not in the cache is generated when it is needed; `demonstration_tasks` does so for many.
+        A path that is not in the cache is generated when it is needed; `demonstration_tasks` generates many at once.
         """
         if self._guess_rate and not self._choices:
             tasks = sorted(set(map(self.lists.find, self.task_ids("train"))))
@@ -99,8 +100,8 @@ class ScienceWorldSuite(TaskSuite):
 
         Args:
             split: Name of the split.
-            max_turns: The protocol's turn limit.
-            count: How many to return at most. Paths are generated, which takes 0.1 to 5 s each, until they are found.
+            max_turns: Turn limit of the protocol.
+            count: Maximum number of tasks. Paths are generated, at 0.1 to 5 s each, until so many are found.
         """
         found: list[str] = []
         ids = list(dict.fromkeys(self.task_ids(split)))
@@ -114,7 +115,7 @@ class ScienceWorldSuite(TaskSuite):
         return found[:count]
 
     def faults(self) -> Faults:
-        """Returns what has gone wrong with the JVMs so far."""
+        """Returns the failure counts of the JVMs so far."""
         return sum((host.faults() for host in self._hosts), Faults())
 
     def _make_hosts(self) -> list[Host]:

@@ -1,8 +1,8 @@
-"""The fixed task lists: which variations of which task types belong to which split. See `tasks.json` for the result.
+"""The fixed task lists: the task types and variations of each split. See `tasks.json` for the result.
 
-Of each type ScienceWorld gives the first half of the variations to training, the next quarter to development and the
-rest to test; so "iid" draws from the second part and "ood" from the third, as in the paper. "heldout" draws from the
-third part of types that no other split plays.
+ScienceWorld assigns the first half of each type's variations to training, the next quarter to development and the rest
+to test. "iid" draws from the second part and "ood" from the third, as in the paper. "heldout" draws from the third part
+of types that no other split uses.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def is_circuit_task(task_type: str) -> bool:
 
 
 def check_simplification(simplification: str, task_types: Sequence[str]) -> None:
-    """Raises `EnvError` if a simplification is unknown, or takes away what one of the task types needs."""
+    """Raises `EnvError` if a simplification is unknown, or removes an action that one of the task types needs."""
     names = simplification.split(",") if simplification else []
     unknown = [name for name in names if name not in SIMPLIFICATIONS and simplification != "easy"]
     if unknown:
         raise EnvError(
-            f"simplification: got {', '.join(map(repr, unknown))}, takes 'easy', '' or a list out of "
-            f"{', '.join(SIMPLIFICATIONS)}, separated by commas"
+            f"simplification: expected 'easy', '' or a comma-separated list from {', '.join(SIMPLIFICATIONS)}, "
+            f"got {', '.join(map(repr, unknown))}"
         )
     circuits = [task_type for task_type in task_types if is_circuit_task(task_type)]
     if "noElectricalAction" in names and circuits:
         raise EnvError(
             f"simplification: got {simplification!r}, but {circuits[0]!r} needs the electrical actions; "
-            "leave circuit tasks out of task_types and heldout_types, or take 'easy', which spares them"
+            "remove the circuit tasks from task_types and heldout_types, or use 'easy', which keeps their actions"
         )
 
 
@@ -63,11 +63,11 @@ def has_teleport(simplification: str) -> bool:
 
 
 def draw_tests(sizes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Any]:
-    """Returns the content of `tasks.json`: of each type, the number of training variations and the drawn test ones.
+    """Draws the content of `tasks.json`: for each type, the number of training variations and the test variations.
 
     Args:
-        sizes: Of each task type, how many variations ScienceWorld has for training, development and test.
-        seed: Of the draw.
+        sizes: Number of variations for training, development and test, by task type.
+        seed: Seed of the draw.
     """
     content = {}
     for task_type, (train, dev, test) in sizes.items():
@@ -79,13 +79,13 @@ def draw_tests(sizes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, A
 
 
 def engine_sizes(jvm: Jvm) -> dict[str, list[int]]:
-    """Returns, of each task type, how many variations the engine has for training, development and test."""
+    """Returns the engine's number of variations for training, development and test, by task type."""
     world, sizes = World(jvm), {}
     for task_type in world.task_types():
         world.load(task_type, 0, "easy")
         parts = world.variations()
         if [variation for part in parts for variation in part] != list(range(sum(map(len, parts)))):
-            raise EnvError(f"the variations of {task_type!r} are not contiguous, which the task lists build on")
+            raise EnvError(f"the variations of {task_type!r} are not contiguous, as the task lists require")
         sizes[task_type] = [len(part) for part in parts]
     return sizes
 
@@ -106,16 +106,16 @@ class TaskLists:
 
     Args:
         task_types: Types to train and test on; all but the held-out ones if empty.
-        heldout_types: Types of the split "heldout". By default five that have near relatives among the rest, less what
-            `task_types` asks for; with an empty list there is no such split.
-        sampling: `"types"`: every type has equally many training entries, so that drawing uniformly from the list draws
-            uniformly over types; where a type has fewer variations they come more often. `"variations"`: every
-            variation once.
-        tests_per_type: Most tasks of one type in a test list, up to 75; some types have fewer variations.
-        n_iid, n_ood, n_heldout: Length of the test lists, cut from what `tests_per_type` gives; the whole if `None`.
+        heldout_types: Types of the split "heldout". By default five types with close relatives among the rest, without
+            those in `task_types`; with an empty list the split does not exist.
+        sampling: `"types"`: every type has equally many training entries, so a uniform draw from the list is uniform
+            over types; the variations of types with fewer variations are repeated. `"variations"`: every variation
+            once.
+        tests_per_type: Maximum number of tasks per type in a test list, up to 75; some types have fewer variations.
+        n_iid, n_ood, n_heldout: Length of the test lists, cut from what `tests_per_type` gives; all tasks if `None`.
 
     Raises:
-        EnvError: If a setting is wrong.
+        EnvError: If a setting is invalid.
     """
 
     task_types: tuple[str, ...] = ()
@@ -129,18 +129,18 @@ class TaskLists:
 
     def __post_init__(self) -> None:
         if self.sampling not in SAMPLING:
-            raise EnvError(f"sampling: got {self.sampling!r}, takes one of {', '.join(SAMPLING)}")
+            raise EnvError(f"sampling: expected one of {', '.join(SAMPLING)}, got {self.sampling!r}")
         if not 1 <= self.tests_per_type <= DRAWN_PER_TYPE:
-            raise EnvError(f"tests_per_type: got {self.tests_per_type}, takes 1 to {DRAWN_PER_TYPE}")
+            raise EnvError(f"tests_per_type: expected an integer from 1 to {DRAWN_PER_TYPE}, got {self.tests_per_type}")
         for name, given in (("task_types", self.task_types), ("heldout_types", self.heldout_types or ())):
             unknown = sorted(set(given) - set(_content()))
             if unknown:
-                raise EnvError(f"{name}: got {unknown[0]!r}, ScienceWorld has {', '.join(_content())}")
+                raise EnvError(f"{name}: expected names from {', '.join(_content())}, got {unknown[0]!r}")
         held_out = self._held_out()
         seen = tuple(name for name in _content() if (name in self.task_types or not self.task_types))
         seen = tuple(name for name in seen if name not in held_out)
         if not seen:
-            raise EnvError("heldout_types: got every task type, takes fewer: none is left to train on")
+            raise EnvError("heldout_types: expected fewer types, got all of them: none is left to train on")
         ids = {
             "train": self._train(seen),
             "iid": self._tests("iid", "iid", seen, self.n_iid),
@@ -151,26 +151,26 @@ class TaskLists:
 
     @property
     def played_types(self) -> tuple[str, ...]:
-        """The task types that occur in some list."""
+        """Task types that occur in some list."""
         return tuple(sorted({task_id.split("/")[1] for tasks in self.ids.values() for task_id in tasks}))
 
     def find(self, task_id: str) -> tuple[str, int]:
-        """Returns the task type and the variation of a task id.
+        """Parses the task type and the variation from a task id.
 
         Raises:
-            EnvError: If it has another form, or there is no such variation in that part of ScienceWorld.
+            EnvError: If it is malformed, or that part of ScienceWorld has no such variation.
         """
         split, _, rest = task_id.partition("/")
         task_type, _, number = rest.partition("/")
         if split not in SPLITS or task_type not in _content() or not number.isdecimal():
             raise EnvError(
-                f"task_id: got {task_id!r}, takes '<split>/<task type>/<variation>' with a split out of "
-                f"{', '.join(SPLITS)} and a task type out of {', '.join(_content())}"
+                f"task_id: expected '<split>/<task type>/<variation>' with a split from {', '.join(SPLITS)} and a task "
+                f"type from {', '.join(_content())}, got {task_id!r}"
             )
         first, after = _part(split, task_type)
         if not first <= int(number) < after:
             raise EnvError(
-                f"task_id: got {task_id!r}, but the variations of {split}/{task_type} are {first} to {after - 1}"
+                f"task_id: expected a variation of {split}/{task_type} from {first} to {after - 1}, got {task_id!r}"
             )
         return task_type, int(number)
 
@@ -179,7 +179,7 @@ class TaskLists:
             return tuple(name for name in HELD_OUT if name not in self.task_types)
         both = sorted(set(self.heldout_types) & set(self.task_types))
         if both:
-            raise EnvError(f"heldout_types: got {both[0]!r}, which is one of task_types as well")
+            raise EnvError(f"heldout_types: expected types that are not in task_types, got {both[0]!r}")
         return tuple(name for name in _content() if name in self.heldout_types)
 
     def _train(self, types: Sequence[str]) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ class TaskLists:
         if size is None:
             return tasks
         if not 0 <= size <= len(tasks):
-            raise EnvError(f"n_{split}: got {size}, takes 0 to {len(tasks)} with these task types")
+            raise EnvError(f"n_{split}: expected an integer from 0 to {len(tasks)} with these task types, got {size}")
         return tasks[:size]
 
     def _drawn(self, split: str, part: str, task_type: str) -> list[str]:

@@ -19,16 +19,16 @@ _SPACES = re.compile(" +")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the engine says after an input.
+    """The engine's state after an input.
 
     Args:
-        observation: Its answer.
-        score: 0 to 100, or -100 after a failure.
+        observation: Response of the engine.
+        score: Score from 0 to 100, or -100 after a failure.
         completed: Whether the engine counts the task as over.
-        moves: Ticks of the world's clock so far. `wait` takes several, looking none.
-        objects: Names of the things in reach, sorted.
-        look: What `look around` would answer.
-        inventory: What `inventory` would answer.
+        moves: Ticks of the world's clock so far. `wait` costs several, looking none.
+        objects: Names of the objects in reach, sorted.
+        look: Response that `look around` would give.
+        inventory: Response that `inventory` would give.
     """
 
     observation: str
@@ -46,34 +46,34 @@ class Seen:
 
     @property
     def choices(self) -> dict[str, str]:
-        """The numbers that the engine waits for, and what they mean; empty unless the input was ambiguous."""
+        """Maps the numbers that the engine waits for to their meanings; empty unless the input was ambiguous."""
         return dict(_CHOICE.findall(self.observation)) if self.observation.startswith(AMBIGUOUS) else {}
 
 
 class World:
     """A world. Part of its state is shared by the whole JVM, so one thread drives all worlds of a JVM.
 
-    Before it does anything, a world makes the shared state its own (`SharedState`). The same inputs then lead to the
-    same texts in every process, whatever its neighbours do and whenever they come.
+    Before each operation, a world restores its share of that state (`SharedState`). The same inputs then lead to the
+    same texts in every process, whatever other worlds do and whenever they do it.
 
     Args:
-        jvm: Where it lives. Other worlds may live there too.
+        jvm: JVM of the world. It may hold other worlds too.
     """
 
     def __init__(self, jvm: Jvm) -> None:
         self.jvm, self._own = jvm, Own()
         with jvm.calls():
-            jvm.shared.leave()  # what the interface makes gets ids too
+            jvm.shared.leave()  # objects that the interface creates get ids too
             self._server = jvm.java.scienceworld.runtime.pythonapi.PythonInterface()
         self._parts: tuple[Any, ...] = ()  # Java objects of the loaded task
 
     def load(
         self, task_type: str, variation: int, simplification: str, *, seed: int = 0, gold_path: bool = False
     ) -> Seen:
-        """Returns what is seen at the start of a task. The variation alone decides it, `seed` what chance does later.
+        """Loads a task and returns its start. Only the variation decides the start; `seed` decides later random events.
 
         Raises:
-            EnvError: If the engine does not have the task or the variation; it says so only in a string.
+            EnvError: If the engine does not have the task or the variation, which it reports only in a string.
         """
         with self.jvm.calls():
             self.jvm.shared.before_load()
@@ -92,10 +92,10 @@ class World:
         return self.step("look around")
 
     def step(self, text: str) -> Seen:
-        """Returns what follows an input.
+        """Sends an input and returns the state after it.
 
         Raises:
-            EnvError: If the engine broke. It reports that as a failure of the player, with a score of -100.
+            EnvError: If the engine failed. It reports that as a failure of the agent, with a score of -100.
         """
         with self.jvm.calls():
             self.jvm.shared.take(self._own)
@@ -104,7 +104,7 @@ class World:
             observation = self._server.step(text)
             score = round(100 * self._server.getScore())
             if score < 0 and self._interface.isInErrorState():
-                raise EnvError(f"ScienceWorld broke at {text!r}: {self._interface.getErrorStateMessage()}")
+                raise EnvError(f"ScienceWorld failed at {text!r}: {self._interface.getErrorStateMessage()}")
             return Seen(
                 observation=observation.strip(),
                 score=score,
@@ -116,12 +116,12 @@ class World:
             )
 
     def cancel(self) -> None:
-        """Withdraws an ambiguous input. Sent as a text, any answer but a valid number would be lost and cost a tick."""
+        """Withdraws an ambiguous input. As a text, any answer but a valid number would be ignored and cost a tick."""
         with self.jvm.calls():
             self._parser.clearAmbiguousState()
 
     def valid_actions(self) -> tuple[str, ...]:
-        """Returns what the engine would accept now, sorted; 36 to 80 ms."""
+        """Returns the actions that the engine would accept now, sorted, in 36 to 80 ms."""
         with self.jvm.calls():
             self.jvm.shared.take(self._own)
             return tuple(sorted(set(self._strings(self._server.getValidActionObjectCombinations()))))
@@ -145,13 +145,13 @@ class World:
             ]
 
     def release(self) -> None:
-        """Frees the world's memory in the JVM, if that is alive."""
+        """Frees the world's memory in the JVM, if the JVM is alive."""
         if self.jvm.is_alive:
             with self.jvm.calls():
                 self.jvm.release(self._server, *self._parts)
 
     def _strings(self, java_list: Any) -> tuple[str, ...]:
-        """Returns a Java list of strings, in one call."""
+        """Converts a Java list of strings in one call."""
         joined = self.jvm.java.java.lang.String.join("\n", java_list)
         self.jvm.release(java_list)
         return tuple(joined.split("\n")) if joined else ()
