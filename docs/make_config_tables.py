@@ -50,7 +50,7 @@ TABLES = {
 }
 
 
-def default_of(field: dataclasses.Field) -> str:
+def read_default(field: dataclasses.Field) -> str:
     """Returns the default as it would stand in a YAML file."""
     value = field.default_factory() if field.default is dataclasses.MISSING else field.default
     if isinstance(value, list):
@@ -68,7 +68,7 @@ def table(config: type) -> str:
         if inherited.get(field.name) is field or field.name not in vars(config)["__annotations__"]:
             continue
         text = str(field.metadata["help"]).replace("|", "\\|").replace("<", "\\<")
-        lines.append(f"| `{field.name}` | `{default_of(field)}` | {text} |")
+        lines.append(f"| `{field.name}` | `{read_default(field)}` | {text} |")
     return "\n".join(lines)
 
 

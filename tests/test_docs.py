@@ -1,5 +1,6 @@
 """The reference pages are true: every config field and metric is there, links and named files lead somewhere."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import pytest
 from method_table import CASES
 from test_method_table import config_of
 from trainer_kit import make_ppo, make_trainer
+from trl import GRPOTrainer
+
+from epo_trl import EPOPPOTrainer, EPOTrainer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -99,6 +103,21 @@ def test_files_that_a_page_names_exist(page):
 def test_the_pages_name_no_path_of_a_machine():
     for page in PAGES:
         assert re.findall(r"(?<![\w.])/(?:tmp|home|work|root|usr)/", page.read_text(encoding="utf-8")) == [], page.name
+
+
+def overridden(kind):
+    """Returns the methods of TRL's trainer and its bases, without `__init__`, that a trainer overrides."""
+    theirs = {name for base in GRPOTrainer.__mro__ if base is not object for name in vars(base)}
+    ours = [base for base in kind.__mro__ if base.__module__.startswith("epo_trl.")]
+    names = {name for base in ours for name, value in vars(base).items() if inspect.isfunction(value)}
+    return (names & theirs) - {"__init__"}
+
+
+def test_the_pages_give_the_number_of_overridden_methods():
+    counts = len(overridden(EPOTrainer)), len(overridden(EPOPPOTrainer))
+    assert "{} in `EPOTrainer` and {} in `EPOPPOTrainer`".format(*counts) in " ".join(PAGES[0].read_text().split())
+    numbers = "`EPOTrainer` overrides `__init__` and {} methods, `EPOPPOTrainer` `__init__` and {}.".format(*counts)
+    assert numbers in " ".join(PAGES[1].read_text().split())
 
 
 def test_a_clone_cannot_be_taken_for_the_package():

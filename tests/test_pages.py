@@ -72,7 +72,7 @@ def test_the_sizes_of_a_batch_are_those_of_the_recipe():
     assert shown["RL steps of the run"] == f"{config['max_steps']} / {updates} = {config['max_steps'] // updates}"
 
 
-@pytest.mark.parametrize("name", ["migrating.md", "troubleshooting.md", "quick_start.md", "recipes.md"])
+@pytest.mark.parametrize("name", ["migrating.md", "troubleshooting.md", "choosing.md", "recipes.md"])
 def test_settings_that_a_page_names_are_fields(name):
     found = settings(page(name))
     assert [key for key, _ in found if key not in FIELDS] == []
