@@ -71,7 +71,7 @@ def launch_command(config: str | None, options: Mapping[str, str]) -> list[str]:
 
     Args:
         config: A file for `accelerate launch --config_file`, or the name of a shipped one.
-        options: Of `LAUNCH_OPTIONS`, what is not as the config says.
+        options: Values of `LAUNCH_OPTIONS` that override the config.
 
     Raises:
         ValueError: If there is no such config.

@@ -28,7 +28,7 @@ class KeptEpisodes:
 
     Args:
         output: Where the reports will be.
-        settings: What the evaluation depends on, as JSON values. Episodes of other settings are never mixed in.
+        settings: Settings that decide the result, as JSON values. Episodes with other settings are never mixed in.
 
     Raises:
         OtherEvaluationError: If the output, or what is kept for it, was made with other settings.

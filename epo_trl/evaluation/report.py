@@ -39,7 +39,7 @@ class EvalReport:
     """The result of one evaluation. Aborted episodes count as failures and are shown among the stop reasons.
 
     Args:
-        protocol: How it was measured.
+        protocol: Evaluation protocol.
         suite: Name of the task suite.
         split: Name of the task list.
         types: Counts per kind of task, by its name; `""` for episodes that were aborted before they had begun.

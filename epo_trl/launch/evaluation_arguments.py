@@ -120,7 +120,7 @@ def context_of(
         protocol: The rules.
         tokenizer: The policy's.
         longest: The longest sequence that it takes, in tokens; `None` for no limit.
-        shots: What stands in front of the first prompt.
+        shots: Example episodes before the first prompt.
     """
     return protocol_context(
         protocol,

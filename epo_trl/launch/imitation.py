@@ -126,7 +126,7 @@ def training_examples(
         episodes: The turns of each.
         context: `"windowed"` or `"concatenated"`.
         prompt_label_rate: See `Demonstration.labels`.
-        seed: Of the prompt tokens that are labels.
+        seed: Seed for choosing the prompt tokens that become labels.
     """
     rng = random.Random(seed)
     rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
@@ -141,9 +141,9 @@ def check_length(rows: Dataset, limit: int | None, name: str = "max_length") -> 
     """Refuses to cut demonstrations off: a model that is shown answers without their end learns not to end.
 
     Args:
-        rows: Of token ids.
+        rows: Rows of token ids.
         limit: Tokens of each that training uses, from its start; `None` for all.
-        name: Of the limit.
+        name: Name of the limit.
 
     Raises:
         ValueError: If a row is longer.
@@ -237,9 +237,9 @@ def imitate(
 
     Args:
         suite: The tasks.
-        shown: What the expert plays and how it is shown.
+        shown: Demonstration settings.
         args: The configuration of the training.
-        model_args: Which model, and its adapter.
+        model_args: Model and adapter settings.
 
     Raises:
         RunningError: If another process trains in `output_dir`.

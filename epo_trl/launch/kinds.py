@@ -18,7 +18,7 @@ def check_kinds(config: Mapping[str, Any], classes: Iterable[type], where: str) 
     """Refuses a value that is of another kind than its field. A text is left to the parser, which reads it.
 
     Args:
-        config: What a YAML file says, by option.
+        config: Values of the YAML file, by option.
         classes: Dataclasses whose fields are the options.
         where: The file, for the message.
 

@@ -120,7 +120,7 @@ def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen:
 
     Args:
         suite: The tasks.
-        args: What is played, and by whom.
+        args: Settings of the episode and its player.
         model_args: The model, if one plays or its prompts are shown.
         screen: Where everything is shown.
 

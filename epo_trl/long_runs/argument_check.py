@@ -16,7 +16,7 @@ def check_training_arguments(args: Any) -> None:
     """Raises `ValueError` for a tracker that is unknown or not installed, or an optimizer or a seed that cannot be.
 
     Args:
-        args: Of transformers' trainer, after their own checks.
+        args: Arguments of the transformers trainer, after their own checks.
     """
     for name in ("learning_rate", "weight_decay", "adam_epsilon"):
         if not 0 <= getattr(args, name) < math.inf:
@@ -40,8 +40,8 @@ def check_deepspeed_runs(args: Any, kind: DistributedType) -> None:
     """Raises `ValueError` if DeepSpeed was asked for and accelerate runs without it, which it does in silence.
 
     Args:
-        args: Of transformers' trainer, after their own checks.
-        kind: How accelerate runs.
+        args: Arguments of the transformers trainer, after their own checks.
+        kind: Accelerate's distributed type.
     """
     if args.deepspeed_plugin is not None and kind != DistributedType.DEEPSPEED:
         raise ValueError(

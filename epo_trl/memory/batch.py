@@ -30,10 +30,10 @@ class Batch:
     """How an RL step is put together (docs/concepts.md).
 
     Args:
-        episodes: Of an RL step, on all training GPUs.
+        episodes: Episodes per RL step, over all training GPUs.
         tasks: Groups of these.
         updates: Optimizer steps of an RL step.
-        rl_steps: Of the run.
+        rl_steps: RL steps of the run.
         per_gpu: Episodes of one forward pass on one GPU.
         rounds: Forward passes with gradient on each GPU in an RL step: `steps_per_generation` x `num_iterations`.
         why: Why there are so many episodes, in words.
@@ -55,7 +55,7 @@ def batch_of(settings: Settings, gpus: int, rl_steps: int | None = None) -> Batc
 
     Args:
         settings: Fields of `EPOConfig` or `EPOPPOConfig`, as in a YAML file, defaults included.
-        gpus: That train.
+        gpus: Number of training GPUs.
         rl_steps: In place of what `max_steps` says.
 
     Raises:
@@ -106,8 +106,8 @@ class Passes:
     """How often the update computes what, in units of one forward pass over the batch.
 
     Args:
-        policy: Of the policy: with gradient, and without.
-        critic: Of a separate critic, which has no LM head.
+        policy: Passes over the policy, with and without gradient.
+        critic: Passes over a separate critic, which has no LM head.
         why: The sum in words.
     """
 

@@ -14,7 +14,7 @@ class Hardware:
         name: For messages.
         gpu_gb: In units of 10^9 bytes.
         tflops: Peak of dense matrix products in bf16, 10^12 operations per second.
-        bandwidth_gb_s: Of its memory, 10^9 bytes per second.
+        bandwidth_gb_s: Memory bandwidth, in 10^9 bytes per second.
     """
 
     name: str

@@ -13,15 +13,15 @@ class Assumed:
     """What is taken for granted where nothing is measured. `None`: by the config, or by the data sheet of the GPU.
 
     Args:
-        turns: Of an episode, in the mean.
-        prompt_tokens: Of a turn, in the mean; with concatenated context what the turn adds.
-        response_tokens: Of a turn, in the mean.
-        tokens_per_second: That one GPU samples, all its episodes together.
+        turns: Mean number of turns per episode.
+        prompt_tokens: Mean prompt tokens per turn; with concatenated context, the tokens that a turn adds.
+        response_tokens: Mean response tokens per turn.
+        tokens_per_second: Tokens that one GPU samples per second, over all its episodes.
         bandwidth_share: Share of the memory's bandwidth that sampling reaches, where `tokens_per_second` is not given.
         mfu: Share of the peak that the update and the reading of prompts reach.
-        env_seconds: Of a turn in its environment.
-        eval_episodes: Of one evaluation, all lists together.
-        rl_steps: Of the run.
+        env_seconds: Seconds per turn in the environment.
+        eval_episodes: Episodes per evaluation, over all lists.
+        rl_steps: RL steps of the run.
     """
 
     turns: float | None = None
@@ -53,9 +53,9 @@ class Machines:
     """What a run is given.
 
     Args:
-        gpu: Of which kind.
-        gpus: That train, and that generate unless a server does.
-        server_gpus: Of a vLLM server.
+        gpu: GPU model.
+        gpus: Number of GPUs that train, and that generate unless a server does.
+        server_gpus: Number of GPUs of a vLLM server.
         zero_stage: As for `Run`.
         offload: As for `Run`.
     """

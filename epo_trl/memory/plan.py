@@ -30,9 +30,9 @@ class Row:
 
     Args:
         part: Heading.
-        name: Of the quantity.
+        name: Name of the quantity.
         value: Its value.
-        unit: Of the value; `""` for a count.
+        unit: Unit of the value; `""` for a count.
         because: Where it comes from.
     """
 
@@ -51,7 +51,7 @@ class Plan:
         title: Model and hardware.
         rows: In reading order.
         fits: Whether the memory is enough.
-        left_out: What the numbers do not cover, in sentences.
+        left_out: Sentences about costs that the numbers do not cover.
     """
 
     title: str
@@ -76,11 +76,11 @@ def make_plan(
 
     Args:
         settings: Fields of `EPOConfig` or `EPOPPOConfig` and `ModelConfig`, as in a YAML file, defaults included.
-        said: Those of them that are no defaults.
-        shape: Of the policy.
-        machines: What it runs on.
-        assumed: What is not in the config.
-        rates: What another run has measured; it takes the place of what would be assumed.
+        said: Names of the settings that differ from their defaults.
+        shape: Sizes of the policy.
+        machines: Hardware of the run.
+        assumed: Assumptions that the config does not give.
+        rates: Measurements of another run, used in place of assumptions.
 
     Raises:
         ValueError: If something is missing, or is not possible. The message names it.

@@ -16,12 +16,12 @@ class Rates:
     Args:
         source: The run and how many RL steps, for messages.
         about: Its model and its processes.
-        turns: Of an episode.
-        response_tokens: Of a turn.
-        prompt_tokens: Of a turn; `None` where the run has not logged it.
-        generate_seconds: Of generation, for a turn of one process.
-        env_seconds: Of environments and of building and reading texts, for a turn of one process.
-        update_seconds: Of everything else.
+        turns: Turns per episode.
+        response_tokens: Response tokens per turn.
+        prompt_tokens: Prompt tokens per turn; `None` if the run has not logged them.
+        generate_seconds: Generation time per turn and process.
+        env_seconds: Time for environments, prompts and parsing, per turn and process.
+        update_seconds: Time for everything else.
     """
 
     source: str
@@ -63,7 +63,7 @@ def rates_of(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], 
     Args:
         history: `log_history` of a trainer.
         settings: Those that the checkpoint keeps: how large a batch is, on how many processes.
-        name: Of the run, for messages.
+        name: Name of the run, for messages.
 
     Raises:
         ValueError: If fewer than two RL steps were logged.

@@ -87,7 +87,7 @@ def load_policy(
         suite: The tasks.
         template: Name or folder of the prompt template.
         device: Where to play.
-        seed: Of the tiny model's weights.
+        seed: Seed for the tiny model's weights.
         trust_remote_code: Whether the Hub's own code may run.
     """
     name, adapter = _find(model_args)
@@ -119,7 +119,7 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
     Args:
         name: Folder or Hub id of the adapter.
         out: A folder that does not exist or is empty.
-        dtype: Of the weights, such as "bfloat16"; "auto" takes the base's.
+        dtype: Data type of the weights, such as "bfloat16"; "auto" uses the base model's.
         trust_remote_code: Whether the Hub's own code may run.
     """
     folder = Path(out)

@@ -25,7 +25,7 @@ def check_model_name(name: str | None, field: str = "model_name_or_path", revisi
     Args:
         name: A folder, a Hub id, `"tiny"` or `"tiny:WIDTHxLAYERS"`.
         field: The option, for the message.
-        revision: Of the Hub's.
+        revision: Revision on the Hub.
     """
     if name is None:
         raise ValueError(f"{field}: got nothing, takes a Hub id, a local path or 'tiny'")

@@ -23,7 +23,7 @@ class VllmPolicy:
         eos_ids: Tokens that end a response, which they are part of.
         max_new_tokens: Longest response.
         temperature: 0 decodes greedily.
-        seed: Of the sampling. Each prompt of each call has a seed of its own.
+        seed: Seed for sampling. Each prompt of each call gets its own seed.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ def load_vllm_policy(
     Args:
         model_args: `model_name_or_path` is a Hub id or the folder of a plain checkpoint.
         max_new_tokens: Longest response.
-        temperature: Of sampling.
+        temperature: Sampling temperature.
         max_model_len: Longest sequence in tokens; by default the model's.
         gpu_share: Share of a GPU's memory that the engine takes.
         several_processes: Whether a launcher has started a process for each GPU.

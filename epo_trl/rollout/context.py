@@ -65,7 +65,7 @@ class ContextBuilder:
         chat_template_kwargs: Passed to the chat template.
         end_ids: Tokens that end a response; by default the tokenizer's end of sequence.
         examples: Episodes in front of the first prompt, and so of every windowed one. A text is shown as it is.
-        actions: How a response names its action.
+        actions: Parser that finds the action in a response.
     """
 
     tokenizer: Any
@@ -115,8 +115,8 @@ class ContextBuilder:
 
         Args:
             before: Those that stood before this turn's.
-            prompt: Of this turn.
-            response_ids: Of this turn.
+            prompt: Prompt of this turn.
+            response_ids: Response token ids of this turn.
         """
         return [] if self.is_windowed else [*before, *prompt.ids, *response_ids]
 

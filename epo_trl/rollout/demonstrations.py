@@ -113,8 +113,8 @@ def play_expert(
     Args:
         suite: Has the expert.
         env: Has been reset.
-        start: What the reset returned.
-        seed: Of the expert's choices and mistakes.
+        start: Return value of the reset.
+        seed: Seed for the expert's choices and mistakes.
         max_turns: Turn limit.
         mistake_rate: See `expert_episodes`.
     """

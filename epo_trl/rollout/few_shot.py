@@ -27,7 +27,7 @@ class FewShot:
     """Examples, and a name that tells them from all others.
 
     Args:
-        examples: What is shown.
+        examples: Example episodes.
         source: Their number, or the name of their file.
     """
 
@@ -80,7 +80,7 @@ class FewShotArguments:
         """Returns the examples that are asked for; the same ones in every process.
 
         Args:
-            suite: Whose training tasks are played.
+            suite: Suite that provides the training tasks.
             env_options: Handed to every `reset`, beside the task.
 
         Raises:
@@ -103,9 +103,9 @@ def expert_examples(
 
     Args:
         suite: Has an expert.
-        count: How many.
+        count: Number of examples.
         max_turns: Tasks that take longer are passed over.
-        seed: Of the tasks, and of the expert's choices.
+        seed: Seed for the tasks and the expert's choices.
         env_options: Handed to every `reset`, beside the task.
 
     Raises:

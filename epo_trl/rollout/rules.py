@@ -26,7 +26,7 @@ class RolloutSettings:
         success_reward: Paid on the turn that solves the task.
         invalid_action_penalty: Subtracted on every turn whose action is not valid.
         env_reward_weight: Factor on the environment's own reward, added on every turn.
-        invalid_action: What becomes of an action that is not valid: `"pass"` hands it to the environment, which
+        invalid_action: Handling of an invalid action: `"pass"` hands it to the environment, which
             answers in its own words; `"skip"` leaves the environment alone and repeats the observation. Of an
             environment that lists no actions, only ill-formed ones can be skipped; the others it judges itself.
         require_think: Whether a response without reasoning is invalid.
@@ -59,7 +59,7 @@ class RolloutSettings:
         Args:
             terminated: Whether the environment has ended it.
             truncated: Whether it has cut it off.
-            info: What it said last.
+            info: Last info dictionary.
         """
         if self.success_rule == "ended-with-score":
             return (terminated or truncated) and info["score"] > 0

@@ -27,8 +27,8 @@ def action_format(
 
     Args:
         name: `"tags"`, between `<action>` and `</action>`; or `"tool_calls"`, in the model family's own format.
-        tokenizer: Of the policy. TRL may set its `response_template`.
-        tools: Of the suite.
+        tokenizer: Tokenizer of the policy. TRL may set its `response_template`.
+        tools: Tools of the suite.
         verbatim: Of the suite; tool calls are.
 
     Raises:

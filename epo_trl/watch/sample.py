@@ -124,7 +124,7 @@ def write_samples(path: str | os.PathLike[str], samples: Iterable[Mapping[str, A
 
     Args:
         path: The file.
-        samples: What `Sample.to_dict` returned.
+        samples: Return values of `Sample.to_dict`.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "".join(json.dumps(sample, allow_nan=False) + "\n" for sample in samples))

@@ -50,7 +50,7 @@ def print_episode(samples: Sequence[Sample], number: int, console: Console | Non
 
     Args:
         samples: The worst first.
-        number: Of the episode in this order, from 1.
+        number: Position of the episode in this order, from 1.
         console: Where to; by default the standard output.
 
     Raises:
