@@ -83,9 +83,9 @@ class EvolutionArguments:
     def __post_init__(self) -> None:
         for name in ("rounds", "samples", "max_completion_length", "parallel"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes an integer >= 1")
+                raise ValueError(f"{name}: expected an integer >= 1, got {getattr(self, name)}")
         if not self.sampling_temperature > 0:
-            raise ValueError(f"sampling_temperature: got {self.sampling_temperature}, takes a number > 0")
+            raise ValueError(f"sampling_temperature: expected a number > 0, got {self.sampling_temperature}")
 
 
 class EvolutionTrainer(ImitationTrainer):
@@ -239,7 +239,7 @@ def main() -> None:
         DemonstrationArguments, EvolutionArguments, ImitationConfig, ModelConfig
     )
     if model_args.model_name_or_path is None or tiny_size(model_args.model_name_or_path):
-        raise ValueError("model_name_or_path: got a policy that has learned nothing, takes one after recipes/sft.py")
+        raise ValueError("model_name_or_path: expected a checkpoint of recipes/sft.py, got an untrained policy")
     # Its revision is that of the start; a folder has none.
     player = replace(model_args, dtype="auto")
     longest = shown.max_prompt_length + evolution.max_completion_length

@@ -98,7 +98,7 @@ def test_in_concatenated_context_it_learns_from_whole_episodes(tmp_path, recipe)
 def test_it_does_not_begin_with_a_policy_that_has_learned_nothing(tmp_path, recipe):
     done = recipe("agent_evol.py", "--output_dir", str(tmp_path))
     assert done.returncode == 1
-    assert "model_name_or_path: got a policy that has learned nothing, takes one after recipes/sft.py" in done.stderr
+    assert "model_name_or_path: expected a checkpoint of recipes/sft.py, got an untrained policy" in done.stderr
 
 
 @pytest.mark.slow

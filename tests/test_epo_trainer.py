@@ -633,8 +633,8 @@ def test_weights_are_the_same_with_and_without_evaluation(tmp_path):
         ({"use_adaptive_entropy": True, "entropy_target": 1.0}, "use_adaptive_entropy=True.*epo_lambda"),
         ({"smoothing_penalty": "square"}, "smoothing_penalty: got 'square', takes one of .*hinge"),
         ({"entropy_history": "epoch"}, "entropy_history: got 'epoch', takes one of .*step"),
-        ({"context": "sliding"}, "context: got 'sliding', takes one of .*windowed"),
-        ({"invalid_action": "retry"}, "invalid_action: got 'retry', takes one of .*pass"),
+        ({"context": "sliding"}, "context: expected one of .*windowed.*got 'sliding'"),
+        ({"invalid_action": "retry"}, "invalid_action: expected one of .*pass.*got 'retry'"),
         ({"epo_lambda": -0.1}, "epo_lambda: got -0.1, takes a number >= 0"),
         ({"epo_lambda": math.nan}, "epo_lambda: got nan"),
         ({"kappa_low": 1.5, "kappa_high": 1.0}, "kappa_high: got 1.0, takes a number >= kappa_low"),
@@ -782,7 +782,7 @@ def test_a_template_with_an_unknown_field_is_named_before_training(tmp_path):
 
 
 def test_an_unknown_template_and_protocol_are_named(tmp_path):
-    with pytest.raises(TemplateError, match="prompt_template: got 'chess', takes one of"):
+    with pytest.raises(TemplateError, match="prompt_template: got 'chess'; expected one of"):
         make_trainer(tmp_path, prompt_template="chess")
     with pytest.raises(ValueError, match="protocol: got 'chess', takes one of"):
         make_trainer(tmp_path, protocol="chess")

@@ -130,7 +130,7 @@ def test_several_processes_are_started_by_accelerate(words, launch, monkeypatch)
 
 def test_settings_of_accelerate_that_are_not_there_are_an_error_that_lists_them(capsys):
     assert main(["train", "--accelerate_config", "zero9"]) == 1
-    assert "--accelerate_config: got 'zero9', takes a YAML file or one of cpu, fsdp2," in capsys.readouterr().err
+    assert "--accelerate_config: expected a YAML file or one of cpu, fsdp2," in capsys.readouterr().err
 
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

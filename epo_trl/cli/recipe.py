@@ -82,7 +82,7 @@ def launch_command(config: str | None, options: Mapping[str, str]) -> list[str]:
         file = shipped.get(config, Path(config))
         if not file.is_file():
             names = ", ".join(sorted(shipped))
-            raise ValueError(f"--accelerate_config: got {config!r}, takes a YAML file or one of {names}")
+            raise ValueError(f"--accelerate_config: expected a YAML file or one of {names}, got {config!r}")
         words += ["--config_file", str(file)]
     words += [word for name, value in options.items() for word in (f"--{name}", value)]
     return [*words, "-m", "epo_trl.cli"]

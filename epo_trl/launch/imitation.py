@@ -90,10 +90,12 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
         examples=args.few_shot_of(suite).examples,
     )
     if args.episodes < 1:
-        raise ValueError(f"episodes: got {args.episodes}, takes an integer >= 1")
+        raise ValueError(f"episodes: expected an integer >= 1, got {args.episodes}")
     ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
     if not ids:
-        raise ValueError(f"max_turns: got {args.max_turns}, takes more: no task is solved in that")
+        raise ValueError(
+            f"max_turns: expected a larger number, got {args.max_turns}: the expert solves no task in so few turns"
+        )
     tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes)]
     with tqdm(total=len(tasks), desc="expert episodes", unit="episode") as bar:
         episodes = expert_episodes(

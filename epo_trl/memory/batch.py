@@ -21,7 +21,7 @@ def whole(settings: Settings, name: str, least: int = 1) -> int:
     """
     value = settings.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
-        raise ValueError(f"{name}: got {value!r}, takes an integer >= {least}")
+        raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}")
     return int(value)
 
 
@@ -70,7 +70,7 @@ def batch_of(settings: Settings, gpus: int, rl_steps: int | None = None) -> Batc
     why = f"per_device_train_batch_size {per_gpu} x steps_per_generation {steps} x GPUs that train {gpus}"
     if episodes % group:
         raise ValueError(
-            f"num_generations: got {group}, takes a divisor of {episodes}, the episodes of an RL step ({why})"
+            f"num_generations: expected a divisor of {episodes}, the episodes of an RL step ({why}), got {group}"
         )
     updates = steps * iterations / accumulation
     if rl_steps is not None:
@@ -78,7 +78,7 @@ def batch_of(settings: Settings, gpus: int, rl_steps: int | None = None) -> Batc
     max_steps = settings.get("max_steps")
     if not isinstance(max_steps, int) or max_steps < 1:
         raise ValueError(
-            f"max_steps: got {max_steps!r}, takes an integer >= 1: how many tasks an epoch has is not known; or give "
+            f"max_steps: expected an integer >= 1, got {max_steps!r}: the number of tasks per epoch is unknown; or give "
             "rl_steps"
         )
     return Batch(
@@ -96,7 +96,7 @@ def _steps_per_generation(settings: Settings, rows: int, accumulation: int) -> i
     size = whole(settings, "generation_batch_size")
     if size % rows:
         raise ValueError(
-            f"generation_batch_size: got {size}, takes a multiple of {rows}, the rows of one step on all GPUs"
+            f"generation_batch_size: expected a multiple of {rows}, the rows of one step on all GPUs, got {size}"
         )
     return size // rows
 

@@ -121,7 +121,7 @@ def _check_server(settings: Settings, machines: Machines) -> None:
     if bool(server) != bool(machines.server_gpus):
         says = "vllm_mode 'server'" if server else f"vllm_mode {settings.get('vllm_mode')!r}"
         takes = "a number > 0: the server's GPUs" if server else "0, or vllm_mode: server in the config"
-        raise ValueError(f"server_gpus: got {machines.server_gpus} with {says}, takes {takes}")
+        raise ValueError(f"server_gpus: expected {takes}, got {machines.server_gpus} with {says}")
 
 
 def _turn(settings: Settings, said: Collection[str], assumed: Assumed, rates: Rates | None) -> tuple[Turn, list[Row]]:
@@ -141,7 +141,7 @@ def _turn(settings: Settings, said: Collection[str], assumed: Assumed, rates: Ra
             value, why = measured, f"measured: {rates.source}"
         elif concatenated and name == "prompt_tokens":
             raise ValueError(
-                "prompt_tokens: got nothing, takes the tokens that the prompt of a turn adds: with context "
+                "prompt_tokens: expected the tokens that the prompt of a turn adds, got nothing: with context "
                 "'concatenated' the config bounds only the whole"
             )
         else:
@@ -163,7 +163,7 @@ def _computed_seconds(
     if speed is None:
         if not settings.get("use_vllm"):
             raise ValueError(
-                "tokens_per_second: got nothing, takes a number > 0: with use_vllm false it does not follow from the "
+                "tokens_per_second: expected a number > 0, got nothing: with use_vllm false it does not follow from the "
                 "GPU"
             )
         together = batch.episodes / (1 if machines.server_gpus else machines.gpus)

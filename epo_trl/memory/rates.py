@@ -47,7 +47,7 @@ def read_rates(run: str | Path) -> Rates:
     checkpoints = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda path: int(_number(path)))
     if not checkpoints:
         what = "has no checkpoint, which keeps the log" if folder.is_dir() else "is no folder"
-        raise ValueError(f"rates: got {folder}, which {what}; takes the output_dir of a run")
+        raise ValueError(f"rates: got {folder}, which {what}; expected the output_dir of a run")
     newest = checkpoints[-1]
     history = _read(newest, "log_history")
     settings = _read(newest.with_name("epo_state.json"), "settings")
@@ -76,9 +76,7 @@ def rates_of(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], 
     rollouts = [entry for entry, _ in counted if "time/generate" in entry]
     rl_steps = sum(share for _, share in counted)
     if not rollouts or rl_steps < 1:
-        raise ValueError(
-            f"rates: got {name}, which has logged {rl_steps:g} RL steps after its first log, takes 1 or more"
-        )
+        raise ValueError(f"rates: expected 1 or more RL steps after the first log, got {rl_steps:g} in {name}")
     # What is logged for less than an RL step is a part of it, for more than one the mean.
     update = sum(entry["time/update"] * max(1.0, share) for entry, share in counted) / rl_steps
 
@@ -109,4 +107,4 @@ def _read(path: Path, key: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"rates: {path} cannot be read ({error}); takes the output_dir of a run") from error
+        raise ValueError(f"rates: {path} cannot be read ({error}); expected the output_dir of a run") from error

@@ -124,11 +124,13 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
     """
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"out: got {folder}, which is there already; takes a new folder")
+        raise ValueError(f"out: got {folder}, which is there already; expected a new folder")
     model_args = ModelConfig(name)
     _, adapter = _find(model_args)
     if adapter is None:
-        raise ValueError(f"adapter: got {name}, where there is no adapter_config.json; takes the folder of an adapter")
+        raise ValueError(
+            f"adapter: got {name}, where there is no adapter_config.json; expected the folder of an adapter"
+        )
     tokenizer = _tokenizer_of(name, adapter, model_args, trust_remote_code)
     save_whole(adapter.merged(dtype=dtype, trust_remote_code=trust_remote_code), tokenizer, folder, name)
     return folder

@@ -82,9 +82,9 @@ class ContextBuilder:
 
     def __post_init__(self) -> None:
         if self.mode not in CONTEXTS:
-            raise ValueError(f"context: got {self.mode!r}, takes one of {CONTEXTS}")
+            raise ValueError(f"context: expected one of {CONTEXTS}, got {self.mode!r}")
         if self.history_length < 0:
-            raise ValueError(f"history_length: got {self.history_length}, takes an integer >= 0")
+            raise ValueError(f"history_length: expected an integer >= 0, got {self.history_length}")
         kwargs = {**self.chat_template_kwargs, **self.actions.chat_template_kwargs}
         self.frame = ChatFrame.of(self.tokenizer, "user" if self.is_windowed else self.actions.reply_role, **kwargs)
         self._encoder = prompt_encoder(self.tokenizer)

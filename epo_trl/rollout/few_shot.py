@@ -67,13 +67,13 @@ class FewShotArguments:
     def check_few_shot(self) -> None:
         """Raises `ValueError` for settings that make no sense."""
         if self.few_shot < 0:
-            raise ValueError(f"few_shot: got {self.few_shot}, takes an integer >= 0")
+            raise ValueError(f"few_shot: expected an integer >= 0, got {self.few_shot}")
         if self.few_shot_turns < 1:
-            raise ValueError(f"few_shot_turns: got {self.few_shot_turns}, takes an integer >= 1")
+            raise ValueError(f"few_shot_turns: expected an integer >= 1, got {self.few_shot_turns}")
         if self.few_shot and self.few_shot_file:
             raise ValueError(
-                f"few_shot_file: got {self.few_shot_file!r} with few_shot={self.few_shot}, takes few_shot=0: the file "
-                "is shown in place of the expert's episodes"
+                f"few_shot_file: expected few_shot=0, got {self.few_shot_file!r} with few_shot={self.few_shot}: "
+                "the file is shown in place of the expert's episodes"
             )
 
     def few_shot_of(self, suite: TaskSuite, env_options: Mapping[str, Any] | None = None) -> FewShot:
@@ -135,7 +135,7 @@ def expert_examples(
                 return tuple(found)
     raise ValueError(
         f"few_shot: got {count}, but of {len(ids)} training tasks the expert solved {len(found)} within "
-        f"few_shot_turns={max_turns}; takes fewer examples, or more turns"
+        f"few_shot_turns={max_turns}; use fewer examples, or more turns"
     )
 
 

@@ -59,7 +59,7 @@ class PromptTemplate:
         if not folder.is_dir():
             known = ", ".join(sorted(shipped))
             raise TemplateError(
-                f"prompt_template: got {str(name_or_path)!r}, takes one of {known}, or a folder that holds "
+                f"prompt_template: got {str(name_or_path)!r}; expected one of {known}, or a folder that holds "
                 + ", ".join(f"{part}.txt" for part in PARTS)
             )
         texts = {}
@@ -125,8 +125,8 @@ class PromptTemplate:
         else:
             return
         raise TemplateError(
-            f"prompt_template: got {self.name!r} with {len(examples)} examples (few_shot), but {lack}; takes 'react', "
-            "'scienceworld_react', or a folder of your own made like these"
+            f"prompt_template: got {self.name!r} with {len(examples)} examples (few_shot), but {lack}; expected "
+            "'react', 'scienceworld_react', or a custom folder of this form"
         )
 
     def check(self, info: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ class GuessEnv(TextEnv):
     def reset(self, *, seed=None, options=None):
         task_id = (options or {}).get("task_id")
         if task_id not in GuessSuite().all_ids():
-            raise EnvError(f"task_id: got {task_id!r}, takes an id of GuessSuite, for example 'train/0'")
+            raise EnvError(f"task_id: expected an id of GuessSuite, for example 'train/0', got {task_id!r}")
         self.hidden = random.Random(task_id).randint(1, self.size)  # the same in every process
         return f"The number is hidden between 1 and {self.size}.", self.info(won=False)
 

@@ -25,7 +25,7 @@ class NoRepeats(Method):
 
     def __post_init__(self) -> None:
         if not self.penalty >= 0:
-            raise ValueError(f"penalty: got {self.penalty}, takes a number >= 0")
+            raise ValueError(f"penalty: expected a number >= 0, got {self.penalty}")
         self._counts = torch.zeros(2)  # turns that repeat, and all turns, of this rank
 
     def turn_rewards(self, episode: Episode) -> Sequence[float]:

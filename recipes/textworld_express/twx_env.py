@@ -25,7 +25,7 @@ class TwxEnv(TextEnv):
         task_id = (options or {}).get("task_id")
         split, _, number = str(task_id).partition("/")
         if split not in FOLDS or not number.isdecimal() or int(number) >= 1000:
-            raise EnvError(f"task_id: got {task_id!r}, takes an id of TwxSuite, for example 'train/0'")
+            raise EnvError(f"task_id: expected an id of TwxSuite, for example 'train/0', got {task_id!r}")
         fold, first = FOLDS[split]
         observation, said = self.engine.reset(first + int(number), fold, generateGoldPath=self.gold)
         self.left = tuple(self.engine.getGoldActionSequence()) if self.gold else ()
@@ -80,7 +80,7 @@ class TwxSuite(TaskSuite):
 
     def make_expert(self, seed: int = 0):
         if not self.gold:
-            raise EnvError("gold: got false, takes true for an expert, which follows the engine's solutions")
+            raise EnvError("gold: expected true for an expert, which follows the engine's solutions, got false")
         return GoldExpert()
 
 
