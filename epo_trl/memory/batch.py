@@ -78,8 +78,8 @@ def batch_of(settings: Settings, gpus: int, rl_steps: int | None = None) -> Batc
     max_steps = settings.get("max_steps")
     if not isinstance(max_steps, int) or max_steps < 1:
         raise ValueError(
-            f"max_steps: expected an integer >= 1, got {max_steps!r}: the number of tasks per epoch is unknown; or give "
-            "rl_steps"
+            f"max_steps: expected an integer >= 1, got {max_steps!r}: the number of tasks per epoch is unknown; or "
+            "give rl_steps"
         )
     return Batch(
         episodes, episodes // group, updates, max_steps / updates, per_gpu, steps * iterations, why,

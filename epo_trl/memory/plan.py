@@ -163,8 +163,8 @@ def _computed_seconds(
     if speed is None:
         if not settings.get("use_vllm"):
             raise ValueError(
-                "tokens_per_second: expected a number > 0, got nothing: with use_vllm false it does not follow from the "
-                "GPU"
+                "tokens_per_second: expected a number > 0, got nothing: with use_vllm false it does not follow from "
+                "the GPU"
             )
         together = batch.episodes / (1 if machines.server_gpus else machines.gpus)
         engines = machines.server_gpus or 1
