@@ -102,7 +102,7 @@ def test_the_plain_name_stands_for_the_plain_rules_alone():
     assert plain.varied(max_turns=30).name == "alfworld50+max_turns=30"
     assert plain.varied(max_turns=30, temperature=0.0).name == "alfworld50+max_turns=30+temperature=0"
     assert plain.varied(max_turns=30).history_length == plain.history_length
-    with pytest.raises(ValueError, match="max_turns: got 0"):
+    with pytest.raises(ValueError, match="max_turns: .*got 0"):
         plain.varied(max_turns=0)
     with pytest.raises(ValueError, match="temperature: got -1"):
         plain.varied(temperature=-1)
@@ -124,7 +124,7 @@ def test_each_environment_has_its_own_protocol(environment, name, tmp_path, monk
         (["--protocol", "epo-released"], ValueError, "protocol: got 'epo-released.*keeps none"),
         (["--prompt_template", "scienceworld"], TemplateError, "prompt_template 'scienceworld'.*objects"),
         (["--backend", "sglang"], ValueError, "backend: expected one of 'transformers', 'vllm'.*got 'sglang'"),
-        (["--parallel", "0"], ValueError, "parallel: got 0"),
+        (["--parallel", "0"], ValueError, "parallel: .*got 0"),
     ],
 )
 def test_what_cannot_be_played_is_refused_before_anything_is_played(play, argv, error, says):

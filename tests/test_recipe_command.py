@@ -166,7 +166,7 @@ def test_a_wrong_command_line_is_an_error_that_names_it(argv, says):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--environment"], "environment: got nothing, takes one of"),
+        (["--environment"], "environment: expected one of"),
         (["--environment", "alfworld", "--algorithm"], "argument --algorithm: expected one argument"),
     ],
 )
