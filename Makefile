@@ -54,7 +54,7 @@ test-device: $(STAMP)  ## the trainers on a stand-in for a CUDA device, in host 
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= tests/device
 
 test-hub: $(STAMP)  ## LoRA, plain transformers and PEFT, the merged export, with a real chat model: make test-hub CHECKPOINT=ID_OR_FOLDER
-	EPO_TRL_CHECKPOINT=$(or $(CHECKPOINT),$(error CHECKPOINT: takes the Hub id or the folder of a chat model)) $(PY) -m pytest tests/test_hub_round_trip.py
+	EPO_TRL_CHECKPOINT=$(or $(CHECKPOINT),$(error CHECKPOINT: expected the Hub id or the folder of a chat model)) $(PY) -m pytest tests/test_hub_round_trip.py
 
 test-vllm: .venv-vllm/.installed  ## vLLM's CPU build, in the process and as a server, in an environment of its own (2.7 GB)
 	.venv-vllm/bin/python -m pytest -o addopts= tests/with_vllm

@@ -125,7 +125,7 @@ def test_merging_writes_a_plain_checkpoint(adapter, tmp_path, capsys):
     torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(out)), adapter.logits)
     assert AutoTokenizer.from_pretrained(out).get_vocab() == toy_tokenizer().get_vocab()
     assert main(["merge", adapter.path, "--out", str(out)]) == 1
-    assert "there already; takes a new folder" in capsys.readouterr().err
+    assert "there already; expected a new folder" in capsys.readouterr().err
     assert main(["merge", str(out), "--out", str(tmp_path / "again")]) == 1
     assert "there is no adapter_config.json" in capsys.readouterr().err
 
@@ -316,5 +316,5 @@ def test_without_bitsandbytes_a_base_in_4_bit_is_an_error_in_one_line(adapter, t
 
 def test_four_bits_need_a_type_to_compute_in(monkeypatch):
     monkeypatch.setattr(quantized, "find_spec", lambda name: object())
-    with pytest.raises(ValueError, match="dtype: got 'auto' with load_in_4bit, takes 'bfloat16', 'float16'"):
+    with pytest.raises(ValueError, match="dtype: expected 'bfloat16', 'float16'.*got 'auto' with load_in_4bit"):
         quantized.quantization_of(ModelConfig(load_in_4bit=True, dtype="auto"))

@@ -64,11 +64,11 @@ def test_plot_answers_bad_input_with_one_line(tmp_path, capsys, monkeypatch, arg
 def test_plot_writes_into_no_folder(tmp_path, capsys):
     write_run(tmp_path / "run", seed=0, steps=10)
     assert main(["plot", str(tmp_path / "run"), "--out", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"epo-trl: error: --out: got {tmp_path}, which is a folder; takes a file\n"
+    assert capsys.readouterr().err == f"epo-trl: error: --out: got {tmp_path}, which is a folder; expected a file\n"
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "below" / "x.png"
     assert main(["plot", str(tmp_path / "run"), "--out", str(out)]) == 1
-    error = f"epo-trl: error: --out: got {out}, but {tmp_path / 'file'} is a file; takes a file in a folder\n"
+    error = f"epo-trl: error: --out: got {out}, but {tmp_path / 'file'} is a file; expected a file in a folder\n"
     assert capsys.readouterr().err == error
 
 
@@ -82,7 +82,7 @@ def test_plot_says_which_file_it_has_written(tmp_path, capsys):
 def test_a_gpu_without_memory_is_refused(size, capsys):
     with pytest.raises(SystemExit):
         main(["memory", "--gpu-gb", size])
-    assert f"argument --gpu-gb: got {size}, takes a number > 0" in capsys.readouterr().err
+    assert f"argument --gpu-gb: expected a number > 0, got {size}" in capsys.readouterr().err
 
 
 def test_games_passes_on_the_numbers_and_only_the_filters_that_were_given(fake_module):

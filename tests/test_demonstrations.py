@@ -93,7 +93,7 @@ def test_an_answer_ends_with_the_end_of_turn(tokenizers):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"episodes": 0}, "episodes: got 0, takes an integer >= 1"),
+        ({"episodes": 0}, "episodes: expected an integer >= 1.*got 0"),
         (
             {"max_prompt_length": 3},
             "episodes: got 4, none of which shows anything: .* no prompt fits into max_prompt_len",
@@ -137,7 +137,7 @@ def test_a_chat_template_that_begins_a_thought_takes_it():
     episodes = expert_episodes(
         LineSuite([WIN]), [("a", 0)], context_of(byte_tokenizer(THINKING)), max_turns=3, thoughts=False
     )
-    with pytest.raises(ValueError, match=r"thoughts: got False, takes True: the chat template begins with <think>"):
+    with pytest.raises(ValueError, match=r"thoughts: expected True, got False: the chat template begins with <think>"):
         next(episodes)
 
 
@@ -211,7 +211,7 @@ def test_mistakes_are_played_and_not_taught(tokenizers):
 @pytest.mark.parametrize("rate", [-0.1, 1.0])
 def test_a_mistake_rate_that_is_none_is_refused(tokenizers, rate):
     episodes = expert_episodes(ToySuite(), TASKS, context_of(tokenizers["alfworld"]), max_turns=7, mistake_rate=rate)
-    with pytest.raises(ValueError, match=f"mistake_rate: got {rate}, takes a number in"):
+    with pytest.raises(ValueError, match=f"mistake_rate: expected a number in.*got {rate}"):
         next(episodes)
 
 
@@ -219,7 +219,7 @@ def test_mistakes_need_a_list_of_the_actions(tokenizers):
     start = ("start", {**info(), "admissible_actions": None})
     suite = LineSuite([WIN])
     suite.env.start = start
-    with pytest.raises(ValueError, match="mistake_rate: got 0.1, takes 0 .* lists no admissible actions"):
+    with pytest.raises(ValueError, match="mistake_rate: expected 0 .* lists no admissible actions.*got 0.1"):
         context = context_of(tokenizers["alfworld"], template=PromptTemplate.load("plain"))
         next(expert_episodes(suite, [("a", 0)], context, max_turns=3, mistake_rate=0.1))
 

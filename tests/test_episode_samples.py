@@ -200,11 +200,11 @@ def test_entropies_that_do_not_fit_or_are_not_finite_are_not_kept():
     ("changes", "message"),
     [
         ({"stop": "bored"}, "'bored' is not a valid StopReason"),
-        ({"task": 5}, "task: got 5, takes str"),
+        ({"task": 5}, "task: expected str.*got 5"),
         ({"score": float("nan")}, "score: got nan"),
         ({"turns": [{}]}, "TypeError"),
         ({"turns": 5}, "TypeError"),
-        ({"rl_step": "</script>"}, "rl_step: got '</script>', takes int"),
+        ({"rl_step": "</script>"}, "rl_step: expected int.*got '</script>'"),
     ],
 )
 def test_a_line_that_is_no_episode_is_named(tmp_path, changes, message):

@@ -102,7 +102,7 @@ def test_the_plain_name_stands_for_the_plain_rules_alone():
     assert plain.varied(max_turns=30).name == "alfworld50+max_turns=30"
     assert plain.varied(max_turns=30, temperature=0.0).name == "alfworld50+max_turns=30+temperature=0"
     assert plain.varied(max_turns=30).history_length == plain.history_length
-    with pytest.raises(ValueError, match="max_turns: got 0"):
+    with pytest.raises(ValueError, match="max_turns: .*got 0"):
         plain.varied(max_turns=0)
     with pytest.raises(ValueError, match="temperature: got -1"):
         plain.varied(temperature=-1)
@@ -123,8 +123,8 @@ def test_each_environment_has_its_own_protocol(environment, name, tmp_path, monk
         (["--rules", ""], ValueError, "protocol: got nothing, and the environment 'treasure-hunt' has none of its own"),
         (["--protocol", "epo-released"], ValueError, "protocol: got 'epo-released.*keeps none"),
         (["--prompt_template", "scienceworld"], TemplateError, "prompt_template 'scienceworld'.*objects"),
-        (["--backend", "sglang"], ValueError, "backend: got 'sglang', takes one of 'transformers', 'vllm'"),
-        (["--parallel", "0"], ValueError, "parallel: got 0"),
+        (["--backend", "sglang"], ValueError, "backend: expected one of 'transformers', 'vllm'.*got 'sglang'"),
+        (["--parallel", "0"], ValueError, "parallel: .*got 0"),
     ],
 )
 def test_what_cannot_be_played_is_refused_before_anything_is_played(play, argv, error, says):
@@ -204,12 +204,12 @@ def test_examples_that_do_not_fit_are_refused_with_their_number_of_tokens(play, 
         (
             ["--few_shot", "1"],
             TemplateError,
-            "prompt_template: got 'alfworld' with 1 examples .few_shot.*takes 'react'",
+            "prompt_template: got 'alfworld' with 1 examples .few_shot.*expected 'react'",
         ),
         (["--few_shot", "1", "--few_shot_turns", "1", *REACT], ValueError, "few_shot: got 1, but of 20 training tasks"),
         (["--few_shot_file", "none.txt", *REACT], ValueError, "few_shot_file: got 'none.txt', which cannot be read"),
-        (["--few_shot", "-1"], ValueError, "few_shot: got -1, takes an integer >= 0"),
-        (["--context", "sliding"], ValueError, "context: got 'sliding', takes one of 'windowed', 'concatenated'"),
+        (["--few_shot", "-1"], ValueError, "few_shot: expected an integer >= 0.*got -1"),
+        (["--context", "sliding"], ValueError, "context: expected one of 'windowed', 'concatenated'.*got 'sliding'"),
     ],
 )
 def test_a_wrong_option_of_a_prompt_is_refused_before_anything_is_played(play, argv, error, says):
@@ -401,7 +401,7 @@ def test_settings_of_the_chat_template_are_those_of_training(given):
 def test_settings_of_the_chat_template_that_are_no_mapping_are_refused():
     for kind in (evaluation.EvaluationArguments, DemonstrationArguments):
         for wrong in ("thinking", "[1]"):
-            with pytest.raises(ValueError, match="chat_template_kwargs: got .*, takes 'name: value' pairs"):
+            with pytest.raises(ValueError, match="chat_template_kwargs: expected 'name: value' pairs.*got .*"):
                 kind(chat_template_kwargs=wrong)
 
 
@@ -416,7 +416,7 @@ def test_settings_of_the_chat_template_that_are_no_mapping_are_refused():
 def test_numbers_that_cannot_be_are_refused(name, value, takes):
     with pytest.raises(ValueError) as error:
         evaluation.EvaluationArguments(**{name: value})
-    assert str(error.value) == f"{name}: got {value}, takes {takes}"
+    assert str(error.value) == f"{name}: expected {takes}, got {value}"
 
 
 @pytest.mark.parametrize("unfinished", [False, True], ids=["finished", "killed"])

@@ -247,9 +247,7 @@ def test_tasks_that_take_too_long_are_passed_over():
     found = expert_examples(ToySuite(), 4, max_turns=3)
     assert {len(example.turns) for example in found} <= {2, 3}
     assert max(len(example.turns) for example in expert_examples(ToySuite(), 4, max_turns=7)) > 3
-    with pytest.raises(
-        ValueError, match="few_shot: got 2, but of 40 training tasks .* 0 within few_shot_turns=1; takes"
-    ):
+    with pytest.raises(ValueError, match="few_shot: got 2, but of 40 training tasks .* 0 within few_shot_turns=1; use"):
         expert_examples(ToySuite(), 2, max_turns=1)
 
 
@@ -330,7 +328,7 @@ def test_an_rl_step_is_played_with_examples_and_its_card_says_which(tmp_path):
 
 
 def test_examples_in_training_are_checked_before_anything_is_loaded(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match="few_shot: got -1, takes an integer >= 0"):
+    with pytest.raises(ValueError, match="few_shot: expected an integer >= 0.*got -1"):
         make_config(tmp_path, few_shot=-1)
     with pytest.raises(TemplateError, match="got 'compact' with 1 examples .few_shot., but first.txt shows no"):
         rules_of(make_config(tmp_path, few_shot=1), ToySuite(), tokenizer)
@@ -342,9 +340,9 @@ def test_examples_in_training_are_checked_before_anything_is_loaded(tmp_path, to
 @pytest.mark.parametrize(
     ("kwargs", "says"),
     [
-        ({"few_shot": -1}, "few_shot: got -1, takes an integer >= 0"),
-        ({"few_shot_turns": 0}, "few_shot_turns: got 0, takes an integer >= 1"),
-        ({"few_shot": 2, "few_shot_file": "a.txt"}, "few_shot_file: got 'a.txt' with few_shot=2, takes few_shot=0"),
+        ({"few_shot": -1}, "few_shot: expected an integer >= 0.*got -1"),
+        ({"few_shot_turns": 0}, "few_shot_turns: expected an integer >= 1.*got 0"),
+        ({"few_shot": 2, "few_shot_file": "a.txt"}, "few_shot_file: expected few_shot=0, got 'a.txt' with few_shot=2"),
     ],
 )
 def test_a_wrong_option_is_named(kwargs, says):
@@ -374,7 +372,7 @@ def test_a_suite_without_expert_or_training_tasks_is_named():
 def test_a_template_that_has_no_place_for_examples_is_named(tokenizer):
     with pytest.raises(
         TemplateError,
-        match="prompt_template: got 'test' with 1 examples .*first.txt shows no {examples}; takes 'react'",
+        match="prompt_template: got 'test' with 1 examples .*first.txt shows no {examples}; expected 'react'",
     ):
         context_of(tokenizer, examples=("text",))
     first_only = PromptTemplate("mine", "{examples}{task}", "{task}", "{action}", "{observation}")

@@ -49,12 +49,14 @@ class Options:
 def test_another_kind_is_refused(name, value, takes):
     with pytest.raises(RecipeError) as error:
         check_kinds({name: value}, [Options], "x.yaml")
-    assert str(error.value) == f"{name}: got {value!r} in x.yaml, takes {takes}"
+    assert str(error.value) == f"{name}: expected {takes}, got {value!r} in x.yaml"
 
 
 def test_what_yaml_makes_of_no_is_explained_where_a_word_is_taken():
     for name in ("word", "choice"):
-        with pytest.raises(RecipeError, match=f"{name}: got False in x.yaml, takes a text; YAML reads no, .* quotes"):
+        with pytest.raises(
+            RecipeError, match=f"{name}: expected a text, got False in x.yaml; YAML reads no, .* quotes"
+        ):
             check_kinds({name: False}, [Options], "x.yaml")
 
 
@@ -70,10 +72,10 @@ def test_what_is_right_and_what_the_parser_reads_pass():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("learning_rate: no\n", "learning_rate: got False in .*, takes a number"),
-        ("save_strategy: no\n", "save_strategy: got False .* put the word into quotes"),
-        ("max_turns: 2.5\n", "max_turns: got 2.5 in .*, takes an integer"),
-        ("n_train: [3]\n", "n_train: got .3. in"),  # the environment's
+        ("learning_rate: no\n", "learning_rate: expected a number.*got False in .*"),
+        ("save_strategy: no\n", "save_strategy: expected .*got False .* put the word into quotes"),
+        ("max_turns: 2.5\n", "max_turns: expected an integer.*got 2.5 in .*"),
+        ("n_train: [3]\n", "n_train: expected .*got .3. in"),  # the environment's
     ],
 )
 def test_a_recipe_refuses_them(text, says, tmp_path):

@@ -95,7 +95,7 @@ def test_an_unknown_algorithm_is_named(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["train.py", "--config", "tiny_cpu.yaml", "--algorithm", "reinforce"])
     with pytest.raises(SystemExit):
         rl_recipe(configs=[])
-    assert "algorithm: got 'reinforce', takes one of 'grpo', 'ppo'" in capsys.readouterr().err
+    assert "algorithm: expected one of 'grpo', 'ppo', got 'reinforce'" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------- settings that are wrong

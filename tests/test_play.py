@@ -193,7 +193,7 @@ def test_what_an_environment_says_is_shown_and_not_obeyed(show, types, terminal)
 @pytest.mark.parametrize(
     ("args", "error", "says"),
     [
-        ({"index": 200}, ValueError, "index: got 200, takes an integer from 0 to 199: train is so long"),
+        ({"index": 200}, ValueError, "index: expected an integer from 0 to 199, got 200 for train"),
         ({"split": "valid"}, EnvError, "split: expected one of train, iid, ood .*got 'valid'"),
         ({"task_id": "train/x"}, EnvError, "train/x: EnvError: task_id: .*got 'train/x'"),
         ({"protocol": "no such"}, ValueError, "protocol: got 'no such'"),

@@ -153,7 +153,7 @@ def test_ranks_with_the_same_error_leave_it_to_the_first(rank, waits, typed, mon
         (["--epo_lambda", "-1"], "epo_lambda: expected a number >= 0, got -1.0"),
         (["--num_generations", "3"], "generation_batch_size"),
         (["--method_kwargs", "{ea: }"], "method_kwargs: got '{ea: }', takes 'name: value' pairs as JSON"),
-        (["--config"], "--config: got nothing, takes a YAML file"),
+        (["--config"], "--config: expected a YAML file.*got nothing"),
         (["--config", "no/such.yaml"], "--config: got no/such.yaml, which cannot be read"),
         (["--config", "a", "--config=b"], "--config: got more than one"),
     ],
@@ -166,7 +166,7 @@ def test_a_wrong_command_line_is_an_error_that_names_it(argv, says):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--environment"], "environment: got nothing, takes one of"),
+        (["--environment"], "environment: expected one of"),
         (["--environment", "alfworld", "--algorithm"], "argument --algorithm: expected one argument"),
     ],
 )

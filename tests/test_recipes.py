@@ -242,9 +242,9 @@ def test_the_evaluation_recipe_reports_each_list(monkeypatch, tmp_path, capsys):
 
 
 def test_an_evaluation_without_tasks_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match="max_episodes: got 0, takes an integer >= 1 or null"):
+    with pytest.raises(ValueError, match="max_episodes: expected an integer >= 1 or null.*got 0"):
         evaluate(monkeypatch, "--max_episodes", "0")
-    with pytest.raises(ValueError, match="splits: got .*takes names of lists that are not empty.*has {'train': "):
+    with pytest.raises(ValueError, match="splits: expected names of non-empty lists.*has {'train': "):
         lists_of(EvaluationArguments(splits=[]), ToySuite())
 
 
@@ -301,7 +301,7 @@ def test_the_config_says_which_environment_a_general_recipe_plays(tmp_path):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ([], "got nothing, takes one of alfworld"),
+        ([], "expected one of alfworld"),
         (["--environment", "alfred"], "got 'alfred', takes 'alfworld'"),
         (["--environment", "no_such_module:Arguments"], "cannot be imported"),
         (["--environment", "epo_trl.envs.alfworld.arguments:Nothing"], "cannot be imported"),

@@ -349,7 +349,9 @@ def test_a_checkpoint_of_another_folder_needs_trust_and_a_plain_one_cannot_run_c
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "checkpoint-2").symlink_to(theirs)
     for path in (theirs, tmp_path / "mine" / "checkpoint-2"):
-        with pytest.raises(ValueError, match="resume_from_checkpoint: got .*takes a folder in output_dir .*trust_ch"):
+        with pytest.raises(
+            ValueError, match="resume_from_checkpoint: expected a folder in output_dir .*got .*trust_ch"
+        ):
             resumable(tmp_path / "mine", trust_checkpoint=False, **mine).train(resume_from_checkpoint=str(path))
 
     pickled = [path for path in theirs.iterdir() if path.suffix in (".pt", ".pth")]

@@ -331,9 +331,9 @@ def test_tags_that_decoding_drops_are_an_error():
 
 
 def test_bad_settings_are_errors_that_name_the_field(qwen):
-    with pytest.raises(ValueError, match="context: got 'window', takes one of"):
+    with pytest.raises(ValueError, match="context: expected one of.*got 'window'"):
         context_of(qwen, "window")
-    with pytest.raises(ValueError, match="history_length: got -1"):
+    with pytest.raises(ValueError, match="history_length: .*got -1"):
         context_of(qwen, history_length=-1)
 
 

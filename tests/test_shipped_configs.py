@@ -63,7 +63,7 @@ def test_a_path_is_a_path_and_a_file_of_one_s_own_settles_nothing(tmp_path, monk
 
 
 def test_a_config_that_is_not_there_is_an_error_with_a_suggestion():
-    with pytest.raises(RecipeError, match="got 'alfword/tiny_cpu', takes .* name .*; did you mean alfworld/tiny_cpu"):
+    with pytest.raises(RecipeError, match="expected .* name .*got 'alfword/tiny_cpu'; did you mean alfworld/tiny_cpu"):
         find_config("alfword/tiny_cpu")
 
 
@@ -85,7 +85,7 @@ def test_without_arguments_the_configs_are_listed(command, argv, capsys):
     ("command", "names", "wrong"),
     [
         ("train", TYPICAL, ""),
-        ("sft", ["trap/sft_tiny_cpu", "no/such"], "no/such: --config: got 'no/such'"),
+        ("sft", ["trap/sft_tiny_cpu", "no/such"], "no/such: --config: expected .*got 'no/such'"),
         ("evaluate", ["alfworld/eval_tiny_cpu", "trap/tiny_cpu"], "trap/tiny_cpu: .*which says how to train"),
     ],
 )
@@ -130,7 +130,7 @@ def test_several_processes_are_started_by_accelerate(words, launch, monkeypatch)
 
 def test_settings_of_accelerate_that_are_not_there_are_an_error_that_lists_them(capsys):
     assert main(["train", "--accelerate_config", "zero9"]) == 1
-    assert "--accelerate_config: got 'zero9', takes a YAML file or one of cpu, fsdp2," in capsys.readouterr().err
+    assert "--accelerate_config: expected a YAML file or one of cpu, fsdp2," in capsys.readouterr().err
 
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

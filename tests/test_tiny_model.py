@@ -262,7 +262,7 @@ def test_a_name_says_the_size():
 )
 def test_a_size_that_no_model_has_is_an_error(name):
     with pytest.raises(
-        ValueError, match=f"model_name_or_path: got '{name}', takes 'tiny', or a width, a multiple of 8"
+        ValueError, match=f"model_name_or_path: got '{name}'; expected 'tiny', or a width, a multiple of 8"
     ):
         load_policy(ModelConfig(name), ToySuite(), "general_compact")
 

@@ -168,9 +168,9 @@ class Spelling:
 
 def test_formats_that_cannot_work_are_refused():
     tokenizer = qwen3()
-    with pytest.raises(ValueError, match=r"action_format: got 'xml', takes one of"):
+    with pytest.raises(ValueError, match=r"action_format: expected one of.*got 'xml'"):
         action_format("xml", tokenizer, [])
-    with pytest.raises(ValueError, match="action_format: got 'tool_calls' with an environment that has no tools"):
+    with pytest.raises(ValueError, match="action_format: .*got 'tool_calls' with an environment that has no tools"):
         action_format("tool_calls", tokenizer, ())
     with pytest.raises(ChatTemplateError, match="the tool 'act' spells '<|im_end|>', a control token"):
         action_format("tool_calls", tokenizer, [Spelling.act])

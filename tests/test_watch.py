@@ -222,7 +222,7 @@ def test_an_episode_shows_every_turn_and_colours_tokens_by_their_entropy():
     assert "1.5 nats or more" in coloured
     assert "hm done" in printed(print_episode, [sample_of(sample(said="hm").episode)], 1), "no tokens were kept"
     for number in (0, 2):
-        with pytest.raises(WatchError, match=f"--episode: got {number}, takes 1 to 1"):
+        with pytest.raises(WatchError, match=f"--episode: expected a number from 1 to 1, got {number}"):
             print_episode([sample()], number)
 
 
@@ -281,7 +281,7 @@ def test_the_command_writes_a_page_or_prints(tmp_path, capsys, monkeypatch):
     assert main(["watch", "grpo-seed0", "--episode", "1"]) == 0
     assert "mug done" in capsys.readouterr().out
     assert main(["watch", "grpo-seed0", "--episode", "2"]) == 1
-    assert capsys.readouterr().err == "epo-trl: error: --episode: got 2, takes 1 to 1\n"
+    assert capsys.readouterr().err == "epo-trl: error: --episode: expected a number from 1 to 1, got 2\n"
 
 
 def test_a_sample_without_prompt_and_tokens_is_one_too():

@@ -19,7 +19,7 @@ def at_least(minimum: int) -> Any:
     def integer(text: str) -> int:
         value = int(text)
         if value < minimum:
-            raise argparse.ArgumentTypeError(f"got {value}, takes an integer >= {minimum}")
+            raise argparse.ArgumentTypeError(f"expected an integer >= {minimum}, got {value}")
         return value
 
     return integer
@@ -30,10 +30,10 @@ def need_file(out: str | None) -> None:
     if out is None:
         return
     if Path(out).is_dir():
-        raise IsADirectoryError(f"--out: got {out}, which is a folder; takes a file")
+        raise IsADirectoryError(f"--out: got {out}, which is a folder; expected a file")
     for parent in Path(out).parents:
         if parent.is_file():
-            raise NotADirectoryError(f"--out: got {out}, but {parent} is a file; takes a file in a folder")
+            raise NotADirectoryError(f"--out: got {out}, but {parent} is a file; expected a file in a folder")
 
 
 def say(text: str) -> None:

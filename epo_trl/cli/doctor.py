@@ -35,6 +35,6 @@ def _parser() -> argparse.ArgumentParser:
         "Says what works on this machine, what is missing, and the command that mends it. Exit code 1 only if "
         "something is wrong without which nothing runs. Nothing leaves the machine, unless --online is given.",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--online", action="store_true", help="ask the Hub whether it can be reached")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--online", action="store_true", help="check that the Hub can be reached")
     return parser

@@ -41,6 +41,8 @@ def _parser() -> argparse.ArgumentParser:
     alfworld.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same games (default: 0)")
     alfworld.add_argument("--task-types", nargs="+", metavar="TYPE", help="only these task types (default: all six)")
     alfworld.add_argument("--room-types", nargs="+", metavar="ROOM", help="only these kinds of room (default: all)")
-    alfworld.add_argument("--max-receptacles", type=at_least(1), metavar="N", help="only rooms with at most so many")
+    alfworld.add_argument(
+        "--max-receptacles", type=at_least(1), metavar="N", help="largest number of receptacles in a room"
+    )
     alfworld.set_defaults(run=_alfworld)
     return parser

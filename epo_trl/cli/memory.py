@@ -66,7 +66,7 @@ def _plan(args: argparse.Namespace, options: Sequence[str]) -> None:
     from epo_trl.memory.report import as_json, as_text, print_table
 
     if len(args.gpus or ()) != 1:
-        raise ValueError(f"--gpus: got {args.gpus or 'nothing'}, takes one number with --config: the GPUs that train")
+        raise ValueError(f"--gpus: expected one number of training GPUs with --config, got {args.gpus or 'nothing'}")
     gpu = hardware_of(args.gpu, args.gpu_gb, args.tflops, args.bandwidth_gb_s)
     machines = Machines(gpu, args.gpus[0], args.server_gpus or 0, args.zero_stage, args.offload)
     assumed = Assumed(**{name: value for name in ASSUMED if (value := getattr(args, name)) is not None})
@@ -96,7 +96,7 @@ def _shape(model: str) -> Any:
     from epo_trl.models.tiny import tiny_size
 
     if tiny_size(model):
-        raise ValueError(f"model_name_or_path: got {model!r}, which is made from a game; takes a folder or a Hub id")
+        raise ValueError(f"model_name_or_path: got {model!r}, which is made from a game; expected a folder or a Hub id")
     if model.count("/") > 1 and not Path(model).is_dir():
         raise ValueError(f"model_name_or_path: expected a folder that exists or a Hub id, got {model!r}")
     adapter = Adapter.find(model)
@@ -108,7 +108,7 @@ def _shape(model: str) -> Any:
 def _size(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"got {text}, takes a number > 0")
+        raise argparse.ArgumentTypeError(f"expected a number > 0, got {text}")
     return value
 
 
@@ -148,11 +148,15 @@ def _parser() -> argparse.ArgumentParser:
     plan = parser.add_argument_group("plan of a run")
     plan.add_argument("--config", metavar="YAML", help="a training config, or the name of a shipped one")
     plan.add_argument("--gpu", metavar="NAME", help="A100, H100, ...: docs/memory.md has the list")
-    plan.add_argument("--tflops", type=float, help="of the GPU, dense, in bf16 (default: by --gpu)")
-    plan.add_argument("--bandwidth-gb-s", type=float, metavar="GB/S", help="of its memory (default: by --gpu)")
-    plan.add_argument("--server-gpus", type=at_least(1), metavar="N", help="of a vLLM server, beside --gpus")
+    plan.add_argument("--tflops", type=float, help="peak dense bf16 TFLOPS of the GPU (default: by --gpu)")
+    plan.add_argument(
+        "--bandwidth-gb-s", type=float, metavar="GB/S", help="memory bandwidth of the GPU (default: by --gpu)"
+    )
+    plan.add_argument(
+        "--server-gpus", type=at_least(1), metavar="N", help="GPUs of a vLLM server, in addition to --gpus"
+    )
     for name, (text, kind) in ASSUMED.items():
         plan.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=text)
-    plan.add_argument("--rates", metavar="RUN", help="a run's folder: take turns and seconds from its log")
-    plan.add_argument("--json", action="store_true", help="for programs")
+    plan.add_argument("--rates", metavar="RUN", help="run folder whose log gives turns and seconds")
+    plan.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -26,7 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("adapter", metavar="ADAPTER", help="folder or Hub id of a LoRA adapter")
     parser.add_argument("--out", required=True, metavar="DIR", help="new folder for the checkpoint")
     parser.add_argument(
-        "--dtype", default="auto", choices=("auto", "bfloat16", "float16", "float32"), help="of weights"
+        "--dtype", default="auto", choices=("auto", "bfloat16", "float16", "float32"), help="data type of the weights"
     )
-    parser.add_argument("--trust_remote_code", action="store_true", help="whether the Hub's own code may run")
+    parser.add_argument("--trust_remote_code", action="store_true", help="allow code from the Hub to run")
     return parser

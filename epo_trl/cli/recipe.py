@@ -71,7 +71,7 @@ def launch_command(config: str | None, options: Mapping[str, str]) -> list[str]:
 
     Args:
         config: A file for `accelerate launch --config_file`, or the name of a shipped one.
-        options: Of `LAUNCH_OPTIONS`, what is not as the config says.
+        options: Values of `LAUNCH_OPTIONS` that override the config.
 
     Raises:
         ValueError: If there is no such config.
@@ -82,7 +82,7 @@ def launch_command(config: str | None, options: Mapping[str, str]) -> list[str]:
         file = shipped.get(config, Path(config))
         if not file.is_file():
             names = ", ".join(sorted(shipped))
-            raise ValueError(f"--accelerate_config: got {config!r}, takes a YAML file or one of {names}")
+            raise ValueError(f"--accelerate_config: expected a YAML file or one of {names}, got {config!r}")
         words += ["--config_file", str(file)]
     words += [word for name, value in options.items() for word in (f"--{name}", value)]
     return [*words, "-m", "epo_trl.cli"]

@@ -20,23 +20,23 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, ValueError, RunningError) as error:
         return fail(error)
     except KeyboardInterrupt:
-        return fail(RuntimeError("interrupted; the same command goes on from the last checkpoints"))
+        return fail(RuntimeError("interrupted; repeat the command to resume from the last checkpoints"))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of(
-        "study", "Runs what is missing of a study and writes its report. The same command goes on after a kill."
-    )
+    parser = parser_of("study", "Runs what is missing of a study and writes its report. Repeat the command to resume.")
     parser.add_argument(
         "config", metavar="CONFIG", help="YAML file, see docs/study.md, or the name of a shipped study: smoke"
     )
     parser.add_argument("--arms", nargs="+", metavar="NAME", help="only these methods")
-    parser.add_argument("--seeds", nargs="+", type=at_least(0), metavar="S", help="these seeds instead of the file's")
-    parser.add_argument("--jobs", type=at_least(1), metavar="N", help="runs side by side (default: cores / threads)")
+    parser.add_argument(
+        "--seeds", nargs="+", type=at_least(0), metavar="S", help="seeds that replace those of the file"
+    )
+    parser.add_argument("--jobs", type=at_least(1), metavar="N", help="parallel runs (default: cores / threads)")
     parser.add_argument("--threads", type=at_least(1), default=1, metavar="N", help="threads of a run (default: 1)")
     parser.add_argument("--runs-dir", metavar="DIR", help="where runs are kept (default: runs/NAME)")
     parser.add_argument("--results-dir", metavar="DIR", help="where results are kept (default: results/NAME)")
     parser.add_argument(
-        "--report-only", action="store_true", help="run nothing: a report of the results that are there"
+        "--report-only", action="store_true", help="write a report of existing results without running anything"
     )
     return parser

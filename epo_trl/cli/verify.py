@@ -25,13 +25,17 @@ def _alfworld(args: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("verify", "Checks an engine on games.")
     alfworld = parser.add_subparsers(required=True, metavar="WORLD").add_parser(
-        "alfworld", help="replay the fast and the stock engine against each other"
+        "alfworld", help="compare the fast engine with the stock engine"
     )
     alfworld.add_argument("path", metavar="PATH", help="folder of games, for example $ALFWORLD_DATA")
     alfworld.add_argument(
-        "--max-games", type=at_least(1), default=100, metavar="N", help="a random draw of so many (default: 100)"
+        "--max-games",
+        type=at_least(1),
+        default=100,
+        metavar="N",
+        help="number of games in the random sample (default: 100)",
     )
     alfworld.add_argument("--steps", type=at_least(1), default=40, metavar="N", help="inputs per episode (default: 40)")
-    alfworld.add_argument("--seed", type=int, default=0, metavar="S", help="of the random player (default: 0)")
+    alfworld.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random player (default: 0)")
     alfworld.set_defaults(run=_alfworld)
     return parser

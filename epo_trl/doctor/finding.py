@@ -25,10 +25,10 @@ class Finding:
     """One line of the report.
 
     Args:
-        part: What it is part of, a heading.
-        name: What was looked at.
-        state: How it is.
-        says: What was found.
+        part: Heading under which the finding is listed.
+        name: Name of the checked item.
+        state: Result of the check.
+        says: Description of the result.
         mend: The command that mends it, or `""`.
         needed: Whether no run works without it.
     """

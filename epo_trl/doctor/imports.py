@@ -21,9 +21,9 @@ class Imported:
     """What came of an import.
 
     Args:
-        error: What was raised, or how the process ended; `""` if it works.
-        version: What the module says; `""` if it does not.
-        facts: What else was asked of it, see `child.FACTS`.
+        error: The exception, or how the process ended; `""` if the import works.
+        version: The module's version; `""` if it has none.
+        facts: Further facts about the module, see `child.FACTS`.
     """
 
     error: str = ""
@@ -35,8 +35,8 @@ def import_all(names: Sequence[str], *, seconds: float = SECONDS) -> dict[str, I
     """Returns what comes of importing each module. One that ends the process is left out, and the others go on.
 
     Args:
-        names: Of modules.
-        seconds: That a process may take.
+        names: Module names.
+        seconds: Time limit of a process.
     """
     found: dict[str, Imported] = {}
     rest = list(names)

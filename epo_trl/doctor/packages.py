@@ -47,8 +47,8 @@ def package_findings(imported: Mapping[str, Imported], needs: Sequence[Requireme
     """Returns what every run needs: Python, the packages, and our trainers on top of them.
 
     Args:
-        imported: What came of importing them and `epo_trl`.
-        needs: What this package requires.
+        imported: Import results of the packages and of `epo_trl`.
+        needs: Requirements of this package.
     """
     findings = [python_finding()]
     if not needs:
@@ -79,7 +79,7 @@ def package_finding(part: str, need: Requirement, found: Imported, *, needed: bo
     Args:
         part: Heading.
         need: Its name and the versions that are taken.
-        found: What came of the import.
+        found: Result of the import.
         needed: Whether no run works without it.
     """
     plain = Requirement(f"{need.name}{need.specifier}")

@@ -28,7 +28,7 @@ class KeptEpisodes:
 
     Args:
         output: Where the reports will be.
-        settings: What the evaluation depends on, as JSON values. Episodes of other settings are never mixed in.
+        settings: Settings that decide the result, as JSON values. Episodes with other settings are never mixed in.
 
     Raises:
         OtherEvaluationError: If the output, or what is kept for it, was made with other settings.
@@ -81,7 +81,7 @@ class KeptEpisodes:
                 f"{key} {_short(found.get(key))} there, {_short(self.settings.get(key))} now" for key in keys
             )
         raise OtherEvaluationError(
-            f"output: got {self.output}, but {path} is of another evaluation ({differ}); takes another file, or delete "
+            f"output: got {self.output}, but {path} is of another evaluation ({differ}); use another file, or delete "
             "that one to start anew"
         )
 
@@ -95,7 +95,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     except ValueError:
         return {}
     except OSError as error:
-        raise OSError(f"output: {path} cannot be read ({error.strerror}); takes another file") from error
+        raise OSError(f"output: {path} cannot be read ({error.strerror}); use another file") from error
     return found if isinstance(found, dict) else {}
 
 

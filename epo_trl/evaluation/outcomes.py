@@ -156,7 +156,7 @@ def trapped(success: Sequence[float]) -> bool:
 def _final(success: Sequence[float]) -> float:
     seen = [value for value in success if math.isfinite(value)]
     if len(seen) < LAST_STEPS:
-        raise ValueError(f"success: got {len(seen)} RL steps with a finite value, takes at least {LAST_STEPS}")
+        raise ValueError(f"success: expected at least {LAST_STEPS} RL steps with a finite value, got {len(seen)}")
     return fmean(seen[-LAST_STEPS:])
 
 

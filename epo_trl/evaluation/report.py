@@ -39,7 +39,7 @@ class EvalReport:
     """The result of one evaluation. Aborted episodes count as failures and are shown among the stop reasons.
 
     Args:
-        protocol: How it was measured.
+        protocol: Evaluation protocol.
         suite: Name of the task suite.
         split: Name of the task list.
         types: Counts per kind of task, by its name; `""` for episodes that were aborted before they had begun.
@@ -68,7 +68,7 @@ class EvalReport:
     ) -> EvalReport:
         """Returns the report of the episodes; `protocol` may be the name of a known one."""
         if not episodes:
-            raise ValueError(f"episodes: got none for {suite} {split}, takes at least one")
+            raise ValueError(f"episodes: expected at least one, got none for {suite} {split}")
         total = Counter(episode.task_type for episode in episodes)
         wins = Counter(episode.task_type for episode in episodes if episode.won)
         stops = Counter(episode.stop for episode in episodes)
@@ -192,7 +192,9 @@ class EvalReport:
         """Returns the report of `to_dict`; what follows from the counts is computed again."""
         missing = [field for field in cls.__dataclass_fields__ if field not in data]
         if missing:
-            raise ValueError(f"evaluation report: got no {', '.join(missing)}; takes what EvalReport.to_dict returns")
+            raise ValueError(
+                f"evaluation report: got no {', '.join(missing)}; expected what EvalReport.to_dict returns"
+            )
         return cls(
             protocol=Protocol.from_dict(data["protocol"]),
             suite=data["suite"],

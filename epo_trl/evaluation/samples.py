@@ -36,7 +36,7 @@ def episode_table(episode: Episode, *, narrow: bool = False, responses: Sequence
     Args:
         episode: The episode.
         narrow: Whether the three texts of a turn stand one below the other instead of side by side.
-        responses: What to show of each turn's response; by default the response.
+        responses: Text to show for each turn; the response by default.
     """
     outcome = "won" if episode.won else f"not won ({episode.stop.value})"
     table = Table(

@@ -20,9 +20,9 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
         confidence: Coverage, strictly between 0 and 1.
     """
     if not 0 <= successes <= n:
-        raise ValueError(f"successes: got {successes} of n = {n}, takes 0 to n")
+        raise ValueError(f"successes: expected a number from 0 to n, got {successes} of n = {n}")
     if not 0.0 < confidence < 1.0:
-        raise ValueError(f"confidence: got {confidence}, takes a number strictly between 0 and 1")
+        raise ValueError(f"confidence: expected a number strictly between 0 and 1, got {confidence}")
     if n == 0:
         return 0.0, 1.0
     z = NormalDist().inv_cdf((1 + confidence) / 2)

@@ -31,9 +31,9 @@ def with_config_apart(argv: Sequence[str]) -> list[str]:
     """
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     if words.count("--config") > 1:
-        raise RecipeError("--config: got more than one, takes one YAML file")
+        raise RecipeError("--config: expected one YAML file, got more than one")
     if words[-1:] == ["--config"]:
-        raise RecipeError("--config: got nothing, takes a YAML file")
+        raise RecipeError("--config: expected a YAML file, got nothing")
     return words
 
 

@@ -125,8 +125,8 @@ class Evaluation:
         args: How.
         protocol: The rules.
         kept: Where the parts are kept, if anywhere.
-        loaded: What `load` returned.
-        shots: What stands in front of the first prompt.
+        loaded: Return value of `load`.
+        shots: Example episodes before the first prompt.
     """
 
     def __init__(

@@ -69,16 +69,16 @@ class EvaluationArguments(FewShotArguments):
         super().__post_init__()
         self.chat_template_kwargs = template_settings(self.chat_template_kwargs)
         if self.backend not in BACKENDS:
-            raise ValueError(f"backend: got {self.backend!r}, takes one of {', '.join(map(repr, BACKENDS))}")
+            raise ValueError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {self.backend!r}")
         if self.parallel < 1:
-            raise ValueError(f"parallel: got {self.parallel}, takes an integer >= 1")
+            raise ValueError(f"parallel: expected an integer >= 1, got {self.parallel}")
         for name in ("keep_episodes", "show_episodes"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes an integer >= 0")
+                raise ValueError(f"{name}: expected an integer >= 0, got {getattr(self, name)}")
         if self.max_episodes is not None and self.max_episodes < 1:
-            raise ValueError(f"max_episodes: got {self.max_episodes}, takes an integer >= 1 or null")
+            raise ValueError(f"max_episodes: expected an integer >= 1 or null, got {self.max_episodes}")
         if not 0 <= self.max_aborted_share <= 1:
-            raise ValueError(f"max_aborted_share: got {self.max_aborted_share}, takes a number from 0 to 1")
+            raise ValueError(f"max_aborted_share: expected a number from 0 to 1, got {self.max_aborted_share}")
 
 
 def protocol_of(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
@@ -86,7 +86,7 @@ def protocol_of(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
     name = args.protocol or suite.protocol
     if not name:
         raise ValueError(
-            f"protocol: got nothing, and the environment {suite.name!r} has none of its own; takes one of "
+            f"protocol: got nothing, and the environment {suite.name!r} has none of its own; expected one of "
             f"{', '.join(map(repr, protocol_names()))}, or one that its module registers (docs/environments.md)"
         )
     return get_protocol(name).varied(max_turns=args.max_turns, temperature=args.temperature, context=args.context)
@@ -98,7 +98,7 @@ def lists_of(args: EvaluationArguments, suite: TaskSuite) -> dict[str, list[str]
     if not lists or not all(lists.values()):
         lengths = {split: len(suite.task_ids(split)) for split in suite.splits}
         raise ValueError(
-            f"splits: got {args.splits} (max_episodes={args.max_episodes}), takes names of lists that are not empty; "
+            f"splits: expected names of non-empty lists, got {args.splits} (max_episodes={args.max_episodes}); "
             f"{suite.name} has {lengths}"
         )
     return lists
@@ -120,7 +120,7 @@ def context_of(
         protocol: The rules.
         tokenizer: The policy's.
         longest: The longest sequence that it takes, in tokens; `None` for no limit.
-        shots: What stands in front of the first prompt.
+        shots: Example episodes before the first prompt.
     """
     return protocol_context(
         protocol,

@@ -37,7 +37,9 @@ def environment_name(argv: Sequence[str]) -> str | None:
     given = early_option("environment", argv)
     if given is None and HELP.isdisjoint(argv):
         known = ", ".join(ENVIRONMENTS)
-        raise EnvError(f"environment: got nothing, takes one of {known} or 'module:Class', in the YAML or as an option")
+        raise EnvError(
+            f"environment: expected one of {known} or 'module:Class', in the YAML or as an option, got nothing"
+        )
     return given
 
 
@@ -49,5 +51,5 @@ def algorithm_name(argv: Sequence[str] | None = None) -> str:
     """
     name = early_option("algorithm", argv) or AlgorithmArguments.algorithm
     if name not in ALGORITHM_NAMES:
-        raise RecipeError(f"algorithm: got {name!r}, takes one of {', '.join(map(repr, ALGORITHM_NAMES))}")
+        raise RecipeError(f"algorithm: expected one of {', '.join(map(repr, ALGORITHM_NAMES))}, got {name!r}")
     return name

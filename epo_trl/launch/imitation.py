@@ -90,10 +90,12 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
         examples=args.few_shot_of(suite).examples,
     )
     if args.episodes < 1:
-        raise ValueError(f"episodes: got {args.episodes}, takes an integer >= 1")
+        raise ValueError(f"episodes: expected an integer >= 1, got {args.episodes}")
     ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
     if not ids:
-        raise ValueError(f"max_turns: got {args.max_turns}, takes more: no task is solved in that")
+        raise ValueError(
+            f"max_turns: expected a larger number, got {args.max_turns}: the expert solves no task in so few turns"
+        )
     tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes)]
     with tqdm(total=len(tasks), desc="expert episodes", unit="episode") as bar:
         episodes = expert_episodes(
@@ -126,7 +128,7 @@ def training_examples(
         episodes: The turns of each.
         context: `"windowed"` or `"concatenated"`.
         prompt_label_rate: See `Demonstration.labels`.
-        seed: Of the prompt tokens that are labels.
+        seed: Seed for choosing the prompt tokens that become labels.
     """
     rng = random.Random(seed)
     rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
@@ -141,9 +143,9 @@ def check_length(rows: Dataset, limit: int | None, name: str = "max_length") -> 
     """Refuses to cut demonstrations off: a model that is shown answers without their end learns not to end.
 
     Args:
-        rows: Of token ids.
+        rows: Rows of token ids.
         limit: Tokens of each that training uses, from its start; `None` for all.
-        name: Of the limit.
+        name: Name of the limit.
 
     Raises:
         ValueError: If a row is longer.
@@ -237,9 +239,9 @@ def imitate(
 
     Args:
         suite: The tasks.
-        shown: What the expert plays and how it is shown.
+        shown: Demonstration settings.
         args: The configuration of the training.
-        model_args: Which model, and its adapter.
+        model_args: Model and adapter settings.
 
     Raises:
         RunningError: If another process trains in `output_dir`.

@@ -18,12 +18,12 @@ def check_kinds(config: Mapping[str, Any], classes: Iterable[type], where: str) 
     """Refuses a value that is of another kind than its field. A text is left to the parser, which reads it.
 
     Args:
-        config: What a YAML file says, by option.
+        config: Values of the YAML file, by option.
         classes: Dataclasses whose fields are the options.
         where: The file, for the message.
 
     Raises:
-        RecipeError: If a value is of another kind. The message names the field, what it got and what it takes.
+        RecipeError: If a value has the wrong type. The message names the field, the expected type and the value.
     """
     for each in classes:
         hints = get_type_hints(each)
@@ -42,7 +42,7 @@ def _check(field: Field[Any], value: Any, members: list[Any], where: str) -> Non
         listed = [text for kind, text in _KINDS.items() if kind in kinds]
         quotes = isinstance(value, bool) and str in kinds
         hint = "; YAML reads no, yes, on and off as true or false: put the word into quotes" if quotes else ""
-        raise RecipeError(f"{field.name}: got {value!r} in {where}, takes {' or '.join(listed)}{hint}")
+        raise RecipeError(f"{field.name}: expected {' or '.join(listed)}, got {value!r} in {where}{hint}")
 
 
 def _is_of(value: Any, kinds: set[type | None]) -> bool:

@@ -65,7 +65,7 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
 
 
 class RecipeParser(TrlParser):
-    """TRL's parser; names what is wrong, takes no abbreviations, and groups its help by where an option comes from.
+    """TRL's parser; names the faulty option, allows no abbreviations, and groups the help by the origin of options.
 
     Args:
         types: Dataclasses.
@@ -130,7 +130,7 @@ class RecipeParser(TrlParser):
         try:
             json.loads(value)
         except ValueError as error:
-            self.error(f"{name}: got {value!r}, takes 'name: value' pairs as JSON ({error})")
+            self.error(f"{name}: expected 'name: value' pairs as JSON, got {value!r} ({error})")
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help, on the first of several ranks only."""

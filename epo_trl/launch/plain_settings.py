@@ -29,7 +29,7 @@ def plain_settings(config: str, options: Sequence[str] = ()) -> tuple[dict[str, 
     given = _options(options)
     algorithm = str({**said, **given}.get("algorithm", AlgorithmArguments.algorithm))
     if algorithm not in ALGORITHMS:
-        raise RecipeError(f"algorithm: got {algorithm!r}, takes one of {', '.join(map(repr, ALGORITHMS))}")
+        raise RecipeError(f"algorithm: expected one of {', '.join(map(repr, ALGORITHMS))}, got {algorithm!r}")
     defaults: dict[str, Any] = {"algorithm": algorithm}
     for kind in (ALGORITHMS[algorithm][0], ModelConfig):
         for one in fields(kind):
@@ -46,7 +46,7 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
     """Returns `{name: value}` of words such as `--name value` and `--name=value`."""
     parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if len(parts) % 2 or any(not name.startswith("--") for name in parts[::2]):
-        raise RecipeError(f"options: got {' '.join(words)!r}, takes pairs such as --max_turns 30")
+        raise RecipeError(f"options: expected pairs such as --max_turns 30, got {' '.join(words)!r}")
     try:
         return {name[2:]: yaml.safe_load(value) for name, value in zip(parts[::2], parts[1::2], strict=True)}
     except yaml.YAMLError as error:

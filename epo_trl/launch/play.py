@@ -78,7 +78,7 @@ def task_of(args: PlayArguments, suite: TaskSuite) -> str:
     suite.check_split(args.split)
     ids = suite.task_ids(args.split)
     if not 0 <= args.index < len(ids):
-        raise ValueError(f"index: got {args.index}, takes an integer from 0 to {len(ids) - 1}: {args.split} is so long")
+        raise ValueError(f"index: expected an integer from 0 to {len(ids) - 1}, got {args.index} for {args.split}")
     return ids[args.index]
 
 
@@ -120,7 +120,7 @@ def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen:
 
     Args:
         suite: The tasks.
-        args: What is played, and by whom.
+        args: Settings of the episode and its player.
         model_args: The model, if one plays or its prompts are shown.
         screen: Where everything is shown.
 

@@ -51,10 +51,10 @@ class Stage(TextEnv):
         player: Who plays, for that line too.
 
     Attributes:
-        observation: What it said last.
+        observation: Last observation.
         info: Beside that.
         turns: Actions that it got.
-        reward: What it has paid so far.
+        reward: Return so far.
     """
 
     def __init__(self, env: TextEnv, screen: Screen, max_turns: int, player: str) -> None:
@@ -83,7 +83,7 @@ class Shown:
 
     Args:
         generate: The policy.
-        stage: What it plays on.
+        stage: Stage that the episode runs on.
         context: Builds its prompts.
         require_think: Whether a response without reasoning is invalid.
         prompts: Whether prompts are shown.
@@ -121,7 +121,7 @@ def in_tokens(act: Act, stage: Stage, context: ContextBuilder) -> Generate:
 
     Args:
         act: The player.
-        stage: What it plays on.
+        stage: Stage that the episode runs on.
         context: Has the tokenizer.
     """
 

@@ -33,9 +33,9 @@ class Program:
     Args:
         name: In messages.
         configs: Those that it lists, by what one types for them.
-        one: What one types for one process, before `--config`.
+        one: Command for a single process, up to `--config`.
         several: For several; `{settings}` is the name of a file in `accelerate_configs`, `{processes}` their number.
-        folder: Of the recipes; a `raise` in it is a message for the user.
+        folder: Folder of the recipes; an exception raised there is a message for the user.
         read: Returns the words that the recipe takes, from those that were typed.
     """
 
@@ -52,7 +52,7 @@ def recipe_file(recipe: Path, patterns: Sequence[str]) -> Program:
 
     Args:
         recipe: The file.
-        patterns: Of its configs, from its own folder.
+        patterns: Glob patterns of its configs, relative to its own folder.
     """
     found = sorted({path for pattern in patterns for path in recipe.parent.glob(f"{pattern}.yaml")})
     launch = f"accelerate launch --config_file accelerate_configs/{{settings}}.yaml{{processes}} {recipe}"
@@ -92,7 +92,7 @@ def run_program(main: Callable[[], None], program: Program) -> None:
 
     Args:
         main: Reads the command line, `sys.argv`.
-        program: How it was called.
+        program: Program that was called.
     """
     quiet()
     with CtrlC(program.name).answered():
@@ -123,7 +123,7 @@ def check_configs(main: Callable[[], None], configs: Sequence[str], program: Pro
     Args:
         main: The recipe's; it gets no further than reading the config.
         configs: YAML files.
-        program: How it was called.
+        program: Program that was called.
     """
     code = 0
     for config in configs:
@@ -153,7 +153,7 @@ def worded(error: Exception) -> str:
     """Returns what a user can do about an error of a library; `""` for errors that are not known here.
 
     Args:
-        error: What was raised.
+        error: The exception.
     """
     if isinstance(error, pickle.UnpicklingError):
         return (
@@ -177,7 +177,7 @@ def is_ours(error: Exception, recipes: Path) -> bool:
     """Whether the error is a message for the user: a `raise` of this package or of a recipe, not a bug.
 
     Args:
-        error: What was raised.
+        error: The exception.
         recipes: Folder of the recipes.
     """
     if isinstance(error, EnvError):
@@ -196,8 +196,8 @@ def overview(program: Program, gpus: int) -> str:
     Two commands for a config with a warm start of its own.
 
     Args:
-        program: How the recipe is called.
-        gpus: How many the machine has.
+        program: Program that runs the recipe.
+        gpus: Number of GPUs in the machine.
     """
     width = max(map(len, program.configs), default=0)
     lines = [f"{program.name} takes a config:"]

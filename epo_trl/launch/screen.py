@@ -40,9 +40,9 @@ class Screen:
 
         Args:
             observation: In words.
-            reward: What it pays.
-            info: What it says beside that.
-            before: What it said the turn before.
+            reward: Reward of the step.
+            info: Info dictionary of the step.
+            before: Observation of the previous turn.
         """
         self.say(observation)
         changes = [f"reward {reward:g}"] if reward else []
@@ -62,7 +62,7 @@ class Screen:
 
         Args:
             turn: Its number, from 1.
-            parsed: What was found in it.
+            parsed: The parsed response.
             text: All of it.
         """
         if parsed.thought:
@@ -103,8 +103,8 @@ class Screen:
         """Writes how it ended.
 
         Args:
-            episode: What was played.
-            reward: What the environment has paid.
+            episode: The finished episode.
+            reward: Return of the episode.
         """
         outcome = "won" if episode.won else f"not won ({episode.stop.value})"
         parts = [f"{outcome} after {turns(len(episode.turns))}", f"reward {reward:g}"]

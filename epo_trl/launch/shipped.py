@@ -49,7 +49,7 @@ def find_config(name: str) -> Path:
     found = known.get(name.removesuffix(".yaml"))
     if found is None:
         raise RecipeError(
-            f"--config: got {name!r}, takes a YAML file, or the name of a shipped one such as 'alfworld/tiny_cpu'"
+            f"--config: expected a YAML file, or the name of a shipped one such as 'alfworld/tiny_cpu', got {name!r}"
             + did_you_mean(name, known)
         )
     return found

@@ -56,7 +56,7 @@ def train(
     Args:
         suite: The tasks.
         args: The configuration, of the kind that the trainer takes.
-        model_args: Which model, and its adapter.
+        model_args: Model and adapter settings.
         trainer_class: `EPOTrainer` or a subclass.
 
     Raises:

@@ -28,7 +28,7 @@ def aborts_warning(share: float, errors: Sequence[str]) -> str:
 
     Args:
         share: Aborted episodes over all episodes of the batch.
-        errors: What went wrong, see `first_errors`; the first one is shown.
+        errors: Error messages, see `first_errors`; the first one is shown.
     """
     return (
         f"{share:.0%} of the episodes of this batch were aborted; they are not trained on, and rates leave them out "
@@ -50,7 +50,7 @@ def check_aborts(
         share: Aborted episodes over all episodes of the batch, on all ranks.
         limit: `max_aborted_share`.
         episodes: This rank's.
-        rank: Of this process.
+        rank: Rank of this process.
         gather: Joins lists over all ranks.
         save: Saves a checkpoint where that is possible, and returns its path.
     """
@@ -65,7 +65,7 @@ def too_many_aborted(share: float, limit: float, errors: Sequence[str], checkpoi
     Args:
         share: Aborted episodes over all episodes of the batch.
         limit: `max_aborted_share`.
-        errors: What went wrong, see `first_errors`.
+        errors: Error messages, see `first_errors`.
         checkpoint: Where the state before this batch was saved, or `None`.
     """
     saved = f"the state before it is in {checkpoint}" if checkpoint else "nothing was saved inside an optimizer step"

@@ -16,22 +16,22 @@ def check_training_arguments(args: Any) -> None:
     """Raises `ValueError` for a tracker that is unknown or not installed, or an optimizer or a seed that cannot be.
 
     Args:
-        args: Of transformers' trainer, after their own checks.
+        args: Arguments of the transformers trainer, after their own checks.
     """
     for name in ("learning_rate", "weight_decay", "adam_epsilon"):
         if not 0 <= getattr(args, name) < math.inf:
-            raise ValueError(f"{name}: got {getattr(args, name)}, takes a number >= 0")
+            raise ValueError(f"{name}: expected a number >= 0, got {getattr(args, name)}")
     for name in ("adam_beta1", "adam_beta2"):
         if not 0 <= getattr(args, name) < 1:
-            raise ValueError(f"{name}: got {getattr(args, name)}, takes a number from 0 to below 1")
+            raise ValueError(f"{name}: expected a number from 0 to below 1, got {getattr(args, name)}")
     if args.max_grad_norm is not None and not args.max_grad_norm >= 0:
-        raise ValueError(f"max_grad_norm: got {args.max_grad_norm}, takes a number >= 0, where 0 clips nothing")
+        raise ValueError(f"max_grad_norm: expected a number >= 0, where 0 clips nothing, got {args.max_grad_norm}")
     if not 0 <= args.seed < 2**32:
-        raise ValueError(f"seed: got {args.seed}, takes an integer from 0 to 2**32 - 1")
+        raise ValueError(f"seed: expected an integer from 0 to 2**32 - 1, got {args.seed}")
     for name in args.report_to:
         if name not in INTEGRATION_TO_CALLBACK:
             known = ", ".join(map(repr, INTEGRATION_TO_CALLBACK))
-            raise ValueError(f"report_to: got {name!r}, takes 'all', 'none', or one or several of {known}")
+            raise ValueError(f"report_to: expected 'all', 'none', or one or several of {known}, got {name!r}")
         if name not in {*get_available_reporting_integrations(), *_NOT_LISTED}:
             raise ValueError(f"report_to: got {name!r}, which is not installed here; install it or take 'none'")
 
@@ -40,8 +40,8 @@ def check_deepspeed_runs(args: Any, kind: DistributedType) -> None:
     """Raises `ValueError` if DeepSpeed was asked for and accelerate runs without it, which it does in silence.
 
     Args:
-        args: Of transformers' trainer, after their own checks.
-        kind: How accelerate runs.
+        args: Arguments of the transformers trainer, after their own checks.
+        kind: Accelerate's distributed type.
     """
     if args.deepspeed_plugin is not None and kind != DistributedType.DEEPSPEED:
         raise ValueError(

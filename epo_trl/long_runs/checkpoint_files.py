@@ -141,7 +141,7 @@ def rotate(folder: str | os.PathLike[str], limit: int | None, keep: set[str]) ->
 
     Args:
         folder: A run's output folder.
-        limit: How many to leave; `None` or 0 for all.
+        limit: Number of checkpoints to keep; `None` or 0 keeps all.
         keep: Paths of those that stay in any case.
     """
     if not limit or limit < 0:

@@ -60,7 +60,7 @@ def make_folder(folder: Path, field: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(
-            f"{field}: got {folder}, where no folder can be made ({error.strerror}); takes another"
+            f"{field}: got {folder}, where no folder can be made ({error.strerror}); use another folder"
         ) from error
 
 
@@ -124,8 +124,8 @@ def _opened(path: Path, field: str) -> TextIO:
         raise OSError(f"{field}: {path}: expected a file or nothing, got a folder; delete it") from error
     except OSError as error:
         raise OSError(
-            f"{field}: got {path.parent}, where no file can be written ({error.strerror}); takes a folder that can be "
-            "written, also for a run that is finished: a copy of this one, or another"
+            f"{field}: got {path.parent}, where no file can be written ({error.strerror}); expected a folder that can "
+            "be written, also for a run that is finished: a copy of this one, or another"
         ) from error
 
 

@@ -206,8 +206,8 @@ class LongRun(WholeCheckpoints):
         own = os.path.realpath(self.args.output_dir)
         if os.path.commonpath([own, os.path.realpath(checkpoint)]) != own and not self.args.trust_checkpoint:
             raise ValueError(
-                f"resume_from_checkpoint: got {checkpoint}, takes a folder in output_dir ({self.args.output_dir}): a "
-                "checkpoint of somebody else's can run code when it is loaded. Set trust_checkpoint to true if you "
+                f"resume_from_checkpoint: expected a folder in output_dir ({self.args.output_dir}), got {checkpoint}: "
+                "a checkpoint from another source can run code when it is loaded. Set trust_checkpoint to true if you "
                 "trust who made this one"
             )
 

@@ -58,8 +58,8 @@ def _check_shared(folder: Path, lock: str) -> None:
     blind = sorted(set(gather_object([] if seen else [socket.gethostname()])))
     if blind:
         raise ValueError(
-            f"output_dir: got {folder}, which {', '.join(blind)} does not share with the main process; takes a folder "
-            "that all machines of the run see, on a shared file system (docs/multi_node.md)"
+            f"output_dir: got {folder}, which {', '.join(blind)} does not share with the main process; expected a "
+            "folder that all machines of the run see, on a shared file system (docs/multi_node.md)"
         )
 
 

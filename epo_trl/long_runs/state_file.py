@@ -27,7 +27,7 @@ def read_state(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
 
     Args:
         path: The file.
-        keys: What it has to hold.
+        keys: Required keys.
 
     Raises:
         ValueError: If the file is missing or damaged. The message names it.

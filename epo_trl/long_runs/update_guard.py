@@ -59,10 +59,10 @@ class UpdateGuard:
 
         Args:
             step: Optimizer steps so far.
-            rank: Of this process.
+            rank: Rank of this process.
             grad_norm: Norm of the gradient.
-            losses: Of the micro-batches of the last update on this rank.
-            batch: What `torch.save` can write.
+            losses: Losses of the last update's micro-batches on this rank.
+            batch: Batch in a form that `torch.save` can write.
         """
         folder = os.path.join(self.output_dir, FOLDER)
         os.makedirs(folder, exist_ok=True)

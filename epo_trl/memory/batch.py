@@ -21,7 +21,7 @@ def whole(settings: Settings, name: str, least: int = 1) -> int:
     """
     value = settings.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
-        raise ValueError(f"{name}: got {value!r}, takes an integer >= {least}")
+        raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}")
     return int(value)
 
 
@@ -30,10 +30,10 @@ class Batch:
     """How an RL step is put together (docs/concepts.md).
 
     Args:
-        episodes: Of an RL step, on all training GPUs.
+        episodes: Episodes per RL step, over all training GPUs.
         tasks: Groups of these.
         updates: Optimizer steps of an RL step.
-        rl_steps: Of the run.
+        rl_steps: RL steps of the run.
         per_gpu: Episodes of one forward pass on one GPU.
         rounds: Forward passes with gradient on each GPU in an RL step: `steps_per_generation` x `num_iterations`.
         why: Why there are so many episodes, in words.
@@ -55,7 +55,7 @@ def batch_of(settings: Settings, gpus: int, rl_steps: int | None = None) -> Batc
 
     Args:
         settings: Fields of `EPOConfig` or `EPOPPOConfig`, as in a YAML file, defaults included.
-        gpus: That train.
+        gpus: Number of training GPUs.
         rl_steps: In place of what `max_steps` says.
 
     Raises:
@@ -70,7 +70,7 @@ def batch_of(settings: Settings, gpus: int, rl_steps: int | None = None) -> Batc
     why = f"per_device_train_batch_size {per_gpu} x steps_per_generation {steps} x GPUs that train {gpus}"
     if episodes % group:
         raise ValueError(
-            f"num_generations: got {group}, takes a divisor of {episodes}, the episodes of an RL step ({why})"
+            f"num_generations: expected a divisor of {episodes}, the episodes of an RL step ({why}), got {group}"
         )
     updates = steps * iterations / accumulation
     if rl_steps is not None:
@@ -78,8 +78,8 @@ def batch_of(settings: Settings, gpus: int, rl_steps: int | None = None) -> Batc
     max_steps = settings.get("max_steps")
     if not isinstance(max_steps, int) or max_steps < 1:
         raise ValueError(
-            f"max_steps: got {max_steps!r}, takes an integer >= 1: how many tasks an epoch has is not known; or give "
-            "rl_steps"
+            f"max_steps: expected an integer >= 1, got {max_steps!r}: the number of tasks per epoch is unknown; or "
+            "give rl_steps"
         )
     return Batch(
         episodes, episodes // group, updates, max_steps / updates, per_gpu, steps * iterations, why,
@@ -96,7 +96,7 @@ def _steps_per_generation(settings: Settings, rows: int, accumulation: int) -> i
     size = whole(settings, "generation_batch_size")
     if size % rows:
         raise ValueError(
-            f"generation_batch_size: got {size}, takes a multiple of {rows}, the rows of one step on all GPUs"
+            f"generation_batch_size: expected a multiple of {rows}, the rows of one step on all GPUs, got {size}"
         )
     return size // rows
 
@@ -106,8 +106,8 @@ class Passes:
     """How often the update computes what, in units of one forward pass over the batch.
 
     Args:
-        policy: Of the policy: with gradient, and without.
-        critic: Of a separate critic, which has no LM head.
+        policy: Passes over the policy, with and without gradient.
+        critic: Passes over a separate critic, which has no LM head.
         why: The sum in words.
     """
 

@@ -14,7 +14,7 @@ class Hardware:
         name: For messages.
         gpu_gb: In units of 10^9 bytes.
         tflops: Peak of dense matrix products in bf16, 10^12 operations per second.
-        bandwidth_gb_s: Of its memory, 10^9 bytes per second.
+        bandwidth_gb_s: Memory bandwidth, in 10^9 bytes per second.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Hardware:
     def __post_init__(self) -> None:
         for name in ("gpu_gb", "tflops", "bandwidth_gb_s"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes a number > 0")
+                raise ValueError(f"{name}: expected a number > 0, got {getattr(self, name)}")
 
 
 # NVIDIA's data sheets; A100, H100, H200 and B200 as SXM modules.
@@ -64,11 +64,11 @@ def hardware_of(
         missing = [field for field in given if field not in numbers]
         if missing:
             raise ValueError(
-                f"gpu: got nothing, and no {', '.join(missing)}; takes one of {', '.join(GPUS)}, or all three of "
+                f"gpu: got nothing, and no {', '.join(missing)}; expected one of {', '.join(GPUS)}, or all three of "
                 f"{', '.join(given)}"
             )
         return Hardware("GPU", **numbers)
     known = {one.casefold(): hardware for one, hardware in GPUS.items()}
     if name.casefold() not in known:
-        raise ValueError(f"gpu: got {name!r}, takes one of {', '.join(GPUS)}, or none and its numbers")
+        raise ValueError(f"gpu: expected one of {', '.join(GPUS)}, or none and its numbers, got {name!r}")
     return replace(known[name.casefold()], **numbers)

@@ -13,15 +13,15 @@ class Assumed:
     """What is taken for granted where nothing is measured. `None`: by the config, or by the data sheet of the GPU.
 
     Args:
-        turns: Of an episode, in the mean.
-        prompt_tokens: Of a turn, in the mean; with concatenated context what the turn adds.
-        response_tokens: Of a turn, in the mean.
-        tokens_per_second: That one GPU samples, all its episodes together.
+        turns: Mean number of turns per episode.
+        prompt_tokens: Mean prompt tokens per turn; with concatenated context, the tokens that a turn adds.
+        response_tokens: Mean response tokens per turn.
+        tokens_per_second: Tokens that one GPU samples per second, over all its episodes.
         bandwidth_share: Share of the memory's bandwidth that sampling reaches, where `tokens_per_second` is not given.
         mfu: Share of the peak that the update and the reading of prompts reach.
-        env_seconds: Of a turn in its environment.
-        eval_episodes: Of one evaluation, all lists together.
-        rl_steps: Of the run.
+        env_seconds: Seconds per turn in the environment.
+        eval_episodes: Episodes per evaluation, over all lists.
+        rl_steps: RL steps of the run.
     """
 
     turns: float | None = None
@@ -37,15 +37,15 @@ class Assumed:
     def __post_init__(self) -> None:
         for name in ("bandwidth_share", "mfu"):
             if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes a number above 0, at most 1")
+                raise ValueError(f"{name}: expected a number above 0, at most 1, got {getattr(self, name)}")
         for name in ("turns", "prompt_tokens", "response_tokens", "tokens_per_second", "rl_steps"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name}: got {value}, takes a number > 0")
+                raise ValueError(f"{name}: expected a number > 0, got {value}")
         for name in ("env_seconds", "eval_episodes"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
-                raise ValueError(f"{name}: got {value}, takes a number >= 0")
+                raise ValueError(f"{name}: expected a number >= 0, got {value}")
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Machines:
     """What a run is given.
 
     Args:
-        gpu: Of which kind.
-        gpus: That train, and that generate unless a server does.
-        server_gpus: Of a vLLM server.
+        gpu: GPU model.
+        gpus: Number of GPUs that train, and that generate unless a server does.
+        server_gpus: Number of GPUs of a vLLM server.
         zero_stage: As for `Run`.
         offload: As for `Run`.
     """

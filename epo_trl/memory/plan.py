@@ -30,9 +30,9 @@ class Row:
 
     Args:
         part: Heading.
-        name: Of the quantity.
+        name: Name of the quantity.
         value: Its value.
-        unit: Of the value; `""` for a count.
+        unit: Unit of the value; `""` for a count.
         because: Where it comes from.
     """
 
@@ -51,7 +51,7 @@ class Plan:
         title: Model and hardware.
         rows: In reading order.
         fits: Whether the memory is enough.
-        left_out: What the numbers do not cover, in sentences.
+        left_out: Sentences about costs that the numbers do not cover.
     """
 
     title: str
@@ -76,11 +76,11 @@ def make_plan(
 
     Args:
         settings: Fields of `EPOConfig` or `EPOPPOConfig` and `ModelConfig`, as in a YAML file, defaults included.
-        said: Those of them that are no defaults.
-        shape: Of the policy.
-        machines: What it runs on.
-        assumed: What is not in the config.
-        rates: What another run has measured; it takes the place of what would be assumed.
+        said: Names of the settings that differ from their defaults.
+        shape: Sizes of the policy.
+        machines: Hardware of the run.
+        assumed: Assumptions that the config does not give.
+        rates: Measurements of another run, used in place of assumptions.
 
     Raises:
         ValueError: If something is missing, or is not possible. The message names it.
@@ -121,7 +121,7 @@ def _check_server(settings: Settings, machines: Machines) -> None:
     if bool(server) != bool(machines.server_gpus):
         says = "vllm_mode 'server'" if server else f"vllm_mode {settings.get('vllm_mode')!r}"
         takes = "a number > 0: the server's GPUs" if server else "0, or vllm_mode: server in the config"
-        raise ValueError(f"server_gpus: got {machines.server_gpus} with {says}, takes {takes}")
+        raise ValueError(f"server_gpus: expected {takes}, got {machines.server_gpus} with {says}")
 
 
 def _turn(settings: Settings, said: Collection[str], assumed: Assumed, rates: Rates | None) -> tuple[Turn, list[Row]]:
@@ -141,7 +141,7 @@ def _turn(settings: Settings, said: Collection[str], assumed: Assumed, rates: Ra
             value, why = measured, f"measured: {rates.source}"
         elif concatenated and name == "prompt_tokens":
             raise ValueError(
-                "prompt_tokens: got nothing, takes the tokens that the prompt of a turn adds: with context "
+                "prompt_tokens: expected the tokens that the prompt of a turn adds, got nothing: with context "
                 "'concatenated' the config bounds only the whole"
             )
         else:
@@ -163,8 +163,8 @@ def _computed_seconds(
     if speed is None:
         if not settings.get("use_vllm"):
             raise ValueError(
-                "tokens_per_second: got nothing, takes a number > 0: with use_vllm false it does not follow from the "
-                "GPU"
+                "tokens_per_second: expected a number > 0, got nothing: with use_vllm false it does not follow from "
+                "the GPU"
             )
         together = batch.episodes / (1 if machines.server_gpus else machines.gpus)
         engines = machines.server_gpus or 1

@@ -16,12 +16,12 @@ class Rates:
     Args:
         source: The run and how many RL steps, for messages.
         about: Its model and its processes.
-        turns: Of an episode.
-        response_tokens: Of a turn.
-        prompt_tokens: Of a turn; `None` where the run has not logged it.
-        generate_seconds: Of generation, for a turn of one process.
-        env_seconds: Of environments and of building and reading texts, for a turn of one process.
-        update_seconds: Of everything else.
+        turns: Turns per episode.
+        response_tokens: Response tokens per turn.
+        prompt_tokens: Prompt tokens per turn; `None` if the run has not logged them.
+        generate_seconds: Generation time per turn and process.
+        env_seconds: Time for environments, prompts and parsing, per turn and process.
+        update_seconds: Time for everything else.
     """
 
     source: str
@@ -47,7 +47,7 @@ def read_rates(run: str | Path) -> Rates:
     checkpoints = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda path: int(_number(path)))
     if not checkpoints:
         what = "has no checkpoint, which keeps the log" if folder.is_dir() else "is no folder"
-        raise ValueError(f"rates: got {folder}, which {what}; takes the output_dir of a run")
+        raise ValueError(f"rates: got {folder}, which {what}; expected the output_dir of a run")
     newest = checkpoints[-1]
     history = _read(newest, "log_history")
     settings = _read(newest.with_name("epo_state.json"), "settings")
@@ -63,7 +63,7 @@ def rates_of(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], 
     Args:
         history: `log_history` of a trainer.
         settings: Those that the checkpoint keeps: how large a batch is, on how many processes.
-        name: Of the run, for messages.
+        name: Name of the run, for messages.
 
     Raises:
         ValueError: If fewer than two RL steps were logged.
@@ -76,9 +76,7 @@ def rates_of(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], 
     rollouts = [entry for entry, _ in counted if "time/generate" in entry]
     rl_steps = sum(share for _, share in counted)
     if not rollouts or rl_steps < 1:
-        raise ValueError(
-            f"rates: got {name}, which has logged {rl_steps:g} RL steps after its first log, takes 1 or more"
-        )
+        raise ValueError(f"rates: expected 1 or more RL steps after the first log, got {rl_steps:g} in {name}")
     # What is logged for less than an RL step is a part of it, for more than one the mean.
     update = sum(entry["time/update"] * max(1.0, share) for entry, share in counted) / rl_steps
 
@@ -109,4 +107,4 @@ def _read(path: Path, key: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"rates: {path} cannot be read ({error}); takes the output_dir of a run") from error
+        raise ValueError(f"rates: {path} cannot be read ({error}); expected the output_dir of a run") from error

@@ -92,7 +92,9 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
             attention_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
         )
     except KeyError as error:
-        raise ValueError(f"model: the config of {name!r} has no {error.args[0]}; takes a decoder-only one") from error
+        raise ValueError(
+            f"model: the config of {name!r} has no {error.args[0]}; expected a decoder-only model"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -119,11 +121,11 @@ class Run:
     def __post_init__(self) -> None:
         for name, least in {"gpus": 1, "batch_tokens": 1, "lora_rank": 0}.items():
             if getattr(self, name) < least:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes an integer >= {least}")
+                raise ValueError(f"{name}: expected an integer >= {least}, got {getattr(self, name)}")
         if self.zero_stage not in (0, 2, 3):
-            raise ValueError(f"zero_stage: got {self.zero_stage}, takes 0, 2 or 3")
+            raise ValueError(f"zero_stage: expected 0, 2 or 3, got {self.zero_stage}")
         if self.offload and self.zero_stage != 3:
-            raise ValueError(f"offload: got True with zero_stage={self.zero_stage}, takes zero_stage=3")
+            raise ValueError(f"offload: expected zero_stage=3, got True with zero_stage={self.zero_stage}")
 
 
 def memory_per_gpu(shape: ModelShape, run: Run) -> dict[str, float]:

@@ -12,7 +12,7 @@ class Turn:
     """The mean turn of a run.
 
     Args:
-        turns: Of an episode.
+        turns: Turns per episode.
         prompt: Its tokens; with concatenated context those that it adds.
         response: Its tokens.
         concatenated: Whether an episode is one sequence; otherwise each turn is.
@@ -46,9 +46,9 @@ def forward_flops(shape: ModelShape, turn: Turn, episodes: float, *, head: bool 
     hidden unit, for a sequence of n tokens (half of the scores, and half of their products with the values).
 
     Args:
-        shape: Of the model.
-        turn: Of the episodes.
-        episodes: How many.
+        shape: Sizes of the model.
+        turn: Turn sizes of the episodes.
+        episodes: Number of episodes.
         head: Whether there is an LM head.
     """
     tokens = turn.turns * (turn.prompt + turn.response)
@@ -69,9 +69,9 @@ def sampling_speed(shape: ModelShape, turn: Turn, episodes: float, bandwidth: fl
     For one token of each episode it reads all weights once, and the keys and values of all contexts.
 
     Args:
-        shape: Of the model.
-        turn: Of the episodes.
-        episodes: That are sampled together on the engine.
+        shape: Sizes of the model.
+        turn: Turn sizes of the episodes.
+        episodes: Number of episodes that the engine samples together.
         bandwidth: Bytes per second that one GPU reads.
         gpus: Over which weights, keys and values are split.
     """

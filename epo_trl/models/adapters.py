@@ -35,7 +35,7 @@ class Adapter:
         name: Its folder or Hub id.
         base: Folder or Hub id of the model that it belongs to.
         settings: Its `adapter_config.json`.
-        revision: Of the adapter on the Hub; the base's is its own.
+        revision: Revision of the adapter on the Hub; the base model has its own.
     """
 
     name: str
@@ -130,7 +130,7 @@ def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str
         make: Returns the model.
         tokenizer: Saved with it.
         run_dir: The run's output folder.
-        source: What the model is made from.
+        source: Source of the model.
 
     Raises:
         ValueError: If the run has begun with a base from another source.

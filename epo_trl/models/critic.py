@@ -47,7 +47,7 @@ class Critic(nn.Module):
     Args:
         hidden_size: Width of the hidden states.
         backbone: A transformer without LM head, or `None` to use the policy's hidden states.
-        dtype: Of the head.
+        dtype: Data type of the head.
     """
 
     def __init__(self, hidden_size: int, backbone: nn.Module | None = None, dtype: torch.dtype = torch.float32):

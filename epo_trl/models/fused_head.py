@@ -45,9 +45,9 @@ class HeadInput:
         hidden: (m, H), with gradient.
         weight: (V, H), with gradient.
         bias: (V,) or `None`.
-        temperature: What logits are divided by, last.
+        temperature: Divisor of the logits, applied last.
         softcap: Bound of the logits, or `None`.
-        scale: What logits are multiplied by, first.
+        scale: Factor of the logits, applied first.
     """
 
     hidden: Tensor
@@ -100,7 +100,7 @@ def nucleus(head: HeadInput, cut: float) -> Tensor:
     A position with less than two has -1 only: there is nothing to choose. K is the largest number there can be.
 
     Args:
-        head: Of the model that decides.
+        head: LM head of the model that decides.
         cut: Above 0.
     """
     most = min(int(1 / cut), len(head.weight))
@@ -120,7 +120,7 @@ def nucleus_entropy(head: HeadInput, candidates: Tensor) -> Tensor:
     In nats, 0 where there are none. Differentiable, through the hidden states and the candidates' rows of the weight.
 
     Args:
-        head: Of the model that is measured.
+        head: LM head of the measured model.
         candidates: (m, K) token ids, -1 where there is none.
     """
     inside = candidates >= 0

@@ -32,7 +32,7 @@ class SamplingPolicy:
         tokenizer: Its tokenizer.
         max_new_tokens: Longest response.
         temperature: 0 decodes greedily.
-        seed: Of the sampling. The global random state is not touched.
+        seed: Seed for sampling. The global random state is not touched.
         reuse_prefixes: Whether to keep the keys and values of each call for the next one, whose prompts extend them in
             concatenated context. Models and settings that do not allow it generate from the start.
     """

@@ -87,7 +87,7 @@ def load_policy(
         suite: The tasks.
         template: Name or folder of the prompt template.
         device: Where to play.
-        seed: Of the tiny model's weights.
+        seed: Seed for the tiny model's weights.
         trust_remote_code: Whether the Hub's own code may run.
     """
     name, adapter = _find(model_args)
@@ -119,16 +119,18 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
     Args:
         name: Folder or Hub id of the adapter.
         out: A folder that does not exist or is empty.
-        dtype: Of the weights, such as "bfloat16"; "auto" takes the base's.
+        dtype: Data type of the weights, such as "bfloat16"; "auto" uses the base model's.
         trust_remote_code: Whether the Hub's own code may run.
     """
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"out: got {folder}, which is there already; takes a new folder")
+        raise ValueError(f"out: got {folder}, which is there already; expected a new folder")
     model_args = ModelConfig(name)
     _, adapter = _find(model_args)
     if adapter is None:
-        raise ValueError(f"adapter: got {name}, where there is no adapter_config.json; takes the folder of an adapter")
+        raise ValueError(
+            f"adapter: got {name}, where there is no adapter_config.json; expected the folder of an adapter"
+        )
     tokenizer = _tokenizer_of(name, adapter, model_args, trust_remote_code)
     save_whole(adapter.merged(dtype=dtype, trust_remote_code=trust_remote_code), tokenizer, folder, name)
     return folder

@@ -25,10 +25,10 @@ def check_model_name(name: str | None, field: str = "model_name_or_path", revisi
     Args:
         name: A folder, a Hub id, `"tiny"` or `"tiny:WIDTHxLAYERS"`.
         field: The option, for the message.
-        revision: Of the Hub's.
+        revision: Revision on the Hub.
     """
     if name is None:
-        raise ValueError(f"{field}: got nothing, takes a Hub id, a local path or 'tiny'")
+        raise ValueError(f"{field}: expected a Hub id, a local path or 'tiny', got nothing")
     if is_tiny(name) or Path(name).is_dir():
         return
     reason = _why_unreadable(name, revision)

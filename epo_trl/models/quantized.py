@@ -26,5 +26,5 @@ def quantization_of(model_args: ModelConfig) -> Any:
             f"{asked}: got True, but bitsandbytes is not installed; pip install 'epo-trl[qlora]', or leave it out"
         )
     if not isinstance(getattr(torch, str(model_args.dtype), None), torch.dtype):
-        raise ValueError(f"dtype: got {model_args.dtype!r} with {asked}, takes 'bfloat16', 'float16' or 'float32'")
+        raise ValueError(f"dtype: expected 'bfloat16', 'float16' or 'float32', got {model_args.dtype!r} with {asked}")
     return get_quantization_config(model_args)

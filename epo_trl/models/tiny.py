@@ -166,8 +166,8 @@ def tiny_size(name: str | None) -> tuple[int, int] | None:
     match = re.fullmatch(r"([1-9][0-9]{0,3})x([1-9][0-9]?)", size)
     if match is None or int(match[1]) % (2 * HEADS):
         raise ValueError(
-            f"model_name_or_path: got {name!r}, takes 'tiny', or a width, a multiple of {2 * HEADS}, and a number of "
-            "layers, as in 'tiny:192x3'"
+            f"model_name_or_path: got {name!r}; expected 'tiny', or a width, a multiple of {2 * HEADS}, and a number "
+            "of layers, as in 'tiny:192x3'"
         )
     return int(match[1]), int(match[2])
 

@@ -59,7 +59,7 @@ def own_nucleus_entropy(head: HeadInput, top_p: float) -> Tensor:
     Differentiable, through the hidden states and the head.
 
     Args:
-        head: Of the model that is measured.
+        head: LM head of the measured model.
         top_p: As for `top_p_entropy`.
     """
     result: Tensor = _OwnNucleus.apply(

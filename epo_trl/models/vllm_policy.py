@@ -23,7 +23,7 @@ class VllmPolicy:
         eos_ids: Tokens that end a response, which they are part of.
         max_new_tokens: Longest response.
         temperature: 0 decodes greedily.
-        seed: Of the sampling. Each prompt of each call has a seed of its own.
+        seed: Seed for sampling. Each prompt of each call gets its own seed.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ def load_vllm_policy(
     Args:
         model_args: `model_name_or_path` is a Hub id or the folder of a plain checkpoint.
         max_new_tokens: Longest response.
-        temperature: Of sampling.
+        temperature: Sampling temperature.
         max_model_len: Longest sequence in tokens; by default the model's.
         gpu_share: Share of a GPU's memory that the engine takes.
         several_processes: Whether a launcher has started a process for each GPU.
@@ -113,11 +113,11 @@ def load_vllm_policy(
 def _check_model(model_args: ModelConfig) -> None:
     name = model_args.model_name_or_path
     if not name or tiny_size(name):
-        raise ValueError(f"model_name_or_path: got {name!r} with backend='vllm', takes a Hub id or a saved model")
+        raise ValueError(f"model_name_or_path: expected a Hub id or a saved model, got {name!r} with backend='vllm'")
     if (Path(name) / "adapter_config.json").is_file():
         raise ValueError(
             f"model_name_or_path: got {name!r}, an adapter, with backend='vllm'; merge it into its base first: "
             f"epo-trl merge {name} --out DIR"
         )
     if model_args.load_in_4bit or model_args.load_in_8bit:
-        raise ValueError("load_in_4bit, load_in_8bit: got True with backend='vllm', takes backend='transformers'")
+        raise ValueError("load_in_4bit, load_in_8bit: expected backend='transformers', got True with backend='vllm'")

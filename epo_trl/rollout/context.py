@@ -65,7 +65,7 @@ class ContextBuilder:
         chat_template_kwargs: Passed to the chat template.
         end_ids: Tokens that end a response; by default the tokenizer's end of sequence.
         examples: Episodes in front of the first prompt, and so of every windowed one. A text is shown as it is.
-        actions: How a response names its action.
+        actions: Parser that finds the action in a response.
     """
 
     tokenizer: Any
@@ -82,9 +82,9 @@ class ContextBuilder:
 
     def __post_init__(self) -> None:
         if self.mode not in CONTEXTS:
-            raise ValueError(f"context: got {self.mode!r}, takes one of {CONTEXTS}")
+            raise ValueError(f"context: expected one of {CONTEXTS}, got {self.mode!r}")
         if self.history_length < 0:
-            raise ValueError(f"history_length: got {self.history_length}, takes an integer >= 0")
+            raise ValueError(f"history_length: expected an integer >= 0, got {self.history_length}")
         kwargs = {**self.chat_template_kwargs, **self.actions.chat_template_kwargs}
         self.frame = ChatFrame.of(self.tokenizer, "user" if self.is_windowed else self.actions.reply_role, **kwargs)
         self._encoder = prompt_encoder(self.tokenizer)
@@ -115,8 +115,8 @@ class ContextBuilder:
 
         Args:
             before: Those that stood before this turn's.
-            prompt: Of this turn.
-            response_ids: Of this turn.
+            prompt: Prompt of this turn.
+            response_ids: Response token ids of this turn.
         """
         return [] if self.is_windowed else [*before, *prompt.ids, *response_ids]
 

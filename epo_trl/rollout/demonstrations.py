@@ -86,9 +86,9 @@ def expert_episodes(
         on_episode: Called after each task with whether the expert played and won it.
     """
     if not 0 <= mistake_rate < 1:
-        raise ValueError(f"mistake_rate: got {mistake_rate}, takes a number in [0, 1)")
+        raise ValueError(f"mistake_rate: expected a number in [0, 1), got {mistake_rate}")
     if not thoughts and context.answer_start:
-        raise ValueError(f"thoughts: got False, takes True: the chat template begins with {context.answer_start}")
+        raise ValueError(f"thoughts: expected True, got False: the chat template begins with {context.answer_start}")
     env = suite.make_env()
     try:
         for task_id, seed in tasks:
@@ -113,8 +113,8 @@ def play_expert(
     Args:
         suite: Has the expert.
         env: Has been reset.
-        start: What the reset returned.
-        seed: Of the expert's choices and mistakes.
+        start: Return value of the reset.
+        seed: Seed for the expert's choices and mistakes.
         max_turns: Turn limit.
         mistake_rate: See `expert_episodes`.
     """
@@ -141,7 +141,7 @@ def _with_mistake(action: str, known: set[str], info: Info, rate: float, chance:
     """Returns the action, or at the given rate one of `known` that is not admissible; adds to `known`."""
     admissible = info["admissible_actions"]
     if admissible is None:
-        raise ValueError(f"mistake_rate: got {rate}, takes 0 for an environment that lists no admissible actions")
+        raise ValueError(f"mistake_rate: expected 0 for an environment that lists no admissible actions, got {rate}")
     known.update(admissible)
     mistakes = sorted(known.difference(admissible))
     return chance.choice(mistakes) if mistakes and chance.random() < rate else action

@@ -27,7 +27,7 @@ class FewShot:
     """Examples, and a name that tells them from all others.
 
     Args:
-        examples: What is shown.
+        examples: Example episodes.
         source: Their number, or the name of their file.
     """
 
@@ -67,20 +67,20 @@ class FewShotArguments:
     def check_few_shot(self) -> None:
         """Raises `ValueError` for settings that make no sense."""
         if self.few_shot < 0:
-            raise ValueError(f"few_shot: got {self.few_shot}, takes an integer >= 0")
+            raise ValueError(f"few_shot: expected an integer >= 0, got {self.few_shot}")
         if self.few_shot_turns < 1:
-            raise ValueError(f"few_shot_turns: got {self.few_shot_turns}, takes an integer >= 1")
+            raise ValueError(f"few_shot_turns: expected an integer >= 1, got {self.few_shot_turns}")
         if self.few_shot and self.few_shot_file:
             raise ValueError(
-                f"few_shot_file: got {self.few_shot_file!r} with few_shot={self.few_shot}, takes few_shot=0: the file "
-                "is shown in place of the expert's episodes"
+                f"few_shot_file: expected few_shot=0, got {self.few_shot_file!r} with few_shot={self.few_shot}: "
+                "the file is shown in place of the expert's episodes"
             )
 
     def few_shot_of(self, suite: TaskSuite, env_options: Mapping[str, Any] | None = None) -> FewShot:
         """Returns the examples that are asked for; the same ones in every process.
 
         Args:
-            suite: Whose training tasks are played.
+            suite: Suite that provides the training tasks.
             env_options: Handed to every `reset`, beside the task.
 
         Raises:
@@ -103,9 +103,9 @@ def expert_examples(
 
     Args:
         suite: Has an expert.
-        count: How many.
+        count: Number of examples.
         max_turns: Tasks that take longer are passed over.
-        seed: Of the tasks, and of the expert's choices.
+        seed: Seed for the tasks and the expert's choices.
         env_options: Handed to every `reset`, beside the task.
 
     Raises:
@@ -135,7 +135,7 @@ def expert_examples(
                 return tuple(found)
     raise ValueError(
         f"few_shot: got {count}, but of {len(ids)} training tasks the expert solved {len(found)} within "
-        f"few_shot_turns={max_turns}; takes fewer examples, or more turns"
+        f"few_shot_turns={max_turns}; use fewer examples, or more turns"
     )
 
 

@@ -70,7 +70,7 @@ def play_episodes(
     """
     times = times if times is not None else RolloutTimes()
     if len(envs) < len(tasks):
-        raise ValueError(f"envs: got {len(envs)} for {len(tasks)} tasks, takes at least one each")
+        raise ValueError(f"envs: expected at least one per task, got {len(envs)} for {len(tasks)} tasks")
     episodes = [RunningEpisode(task_id, seed, env, settings) for (task_id, seed), env in zip(tasks, envs, strict=False)]
     start = time.perf_counter()
     _reset_all(episodes)

@@ -15,8 +15,8 @@ def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     the tokenizer.
 
     Args:
-        tokenizer: Of the ids.
-        ids: Of the tokens.
+        tokenizer: Tokenizer of the ids.
+        ids: Token ids.
     """
 
     def decode(lists: list[Sequence[int]]) -> list[str]:

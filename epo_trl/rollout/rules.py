@@ -26,7 +26,7 @@ class RolloutSettings:
         success_reward: Paid on the turn that solves the task.
         invalid_action_penalty: Subtracted on every turn whose action is not valid.
         env_reward_weight: Factor on the environment's own reward, added on every turn.
-        invalid_action: What becomes of an action that is not valid: `"pass"` hands it to the environment, which
+        invalid_action: Handling of an invalid action: `"pass"` hands it to the environment, which
             answers in its own words; `"skip"` leaves the environment alone and repeats the observation. Of an
             environment that lists no actions, only ill-formed ones can be skipped; the others it judges itself.
         require_think: Whether a response without reasoning is invalid.
@@ -45,13 +45,13 @@ class RolloutSettings:
 
     def __post_init__(self) -> None:
         if self.max_turns < 1:
-            raise ValueError(f"max_turns: got {self.max_turns}, takes an integer >= 1")
+            raise ValueError(f"max_turns: expected an integer >= 1, got {self.max_turns}")
         if self.invalid_action not in INVALID_ACTIONS:
-            raise ValueError(f"invalid_action: got {self.invalid_action!r}, takes one of {INVALID_ACTIONS}")
+            raise ValueError(f"invalid_action: expected one of {INVALID_ACTIONS}, got {self.invalid_action!r}")
         if self.success_rule not in SUCCESS_RULES:
-            raise ValueError(f"success_rule: got {self.success_rule!r}, takes one of {tuple(SUCCESS_RULES)}")
+            raise ValueError(f"success_rule: expected one of {tuple(SUCCESS_RULES)}, got {self.success_rule!r}")
         if self.invalid_action_penalty < 0:
-            raise ValueError(f"invalid_action_penalty: got {self.invalid_action_penalty}, takes a number >= 0")
+            raise ValueError(f"invalid_action_penalty: expected a number >= 0, got {self.invalid_action_penalty}")
 
     def is_won(self, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> bool:
         """Returns whether an episode is solved.
@@ -59,7 +59,7 @@ class RolloutSettings:
         Args:
             terminated: Whether the environment has ended it.
             truncated: Whether it has cut it off.
-            info: What it said last.
+            info: Last info dictionary.
         """
         if self.success_rule == "ended-with-score":
             return (terminated or truncated) and info["score"] > 0

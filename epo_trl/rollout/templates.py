@@ -34,9 +34,9 @@ class PromptTemplate:
         name: Where it came from, for messages.
         first: The prompt of the first turn.
         next: Windowed context: the prompt of every later turn.
-        history: How one past turn is shown inside `{history}`.
+        history: Template of one past turn inside `{history}`.
         followup: Concatenated context: the message of every later turn; the history is in the context already.
-        example: How an example episode is shown inside `{examples}`, for a template that takes some.
+        example: Template of one example episode inside `{examples}`, if the prompt has that placeholder.
     """
 
     name: str
@@ -59,7 +59,7 @@ class PromptTemplate:
         if not folder.is_dir():
             known = ", ".join(sorted(shipped))
             raise TemplateError(
-                f"prompt_template: got {str(name_or_path)!r}, takes one of {known}, or a folder that holds "
+                f"prompt_template: got {str(name_or_path)!r}; expected one of {known}, or a folder that holds "
                 + ", ".join(f"{part}.txt" for part in PARTS)
             )
         texts = {}
@@ -114,7 +114,7 @@ class PromptTemplate:
         """Raises `TemplateError` if one of the parts has no place for the examples, or nothing says how to word them.
 
         Args:
-            examples: What would be shown.
+            examples: Examples to show.
             parts: The prompts that would show it.
         """
         lacks = [part for part in parts if "examples" not in _fields(getattr(self, part), f"{part}.txt")]
@@ -125,8 +125,8 @@ class PromptTemplate:
         else:
             return
         raise TemplateError(
-            f"prompt_template: got {self.name!r} with {len(examples)} examples (few_shot), but {lack}; takes 'react', "
-            "'scienceworld_react', or a folder of your own made like these"
+            f"prompt_template: got {self.name!r} with {len(examples)} examples (few_shot), but {lack}; expected "
+            "'react', 'scienceworld_react', or a custom folder of this form"
         )
 
     def check(self, info: Mapping[str, Any]) -> None:

@@ -27,8 +27,8 @@ def action_format(
 
     Args:
         name: `"tags"`, between `<action>` and `</action>`; or `"tool_calls"`, in the model family's own format.
-        tokenizer: Of the policy. TRL may set its `response_template`.
-        tools: Of the suite.
+        tokenizer: Tokenizer of the policy. TRL may set its `response_template`.
+        tools: Tools of the suite.
         verbatim: Of the suite; tool calls are.
 
     Raises:
@@ -36,12 +36,12 @@ def action_format(
         ChatTemplateError: If the chat template cannot show tools, or nobody knows how its calls are read.
     """
     if name not in ACTION_FORMATS:
-        raise ValueError(f"action_format: got {name!r}, takes one of {ACTION_FORMATS}")
+        raise ValueError(f"action_format: expected one of {ACTION_FORMATS}, got {name!r}")
     if name == "tags":
         return TaggedActions(verbatim=verbatim or bool(tools))
     if not tools:
         raise ValueError(
-            f"action_format: got {name!r} with an environment that has no tools, takes 'tags' (docs/other_worlds.md)"
+            f"action_format: expected 'tags', got {name!r} with an environment that has no tools (docs/other_worlds.md)"
         )
     return ToolCalls(tokenizer, tools)
 
@@ -64,7 +64,7 @@ class ToolCalls:
         if not supports_tool_calling(tokenizer):
             raise ChatTemplateError(
                 "action_format: got 'tool_calls', but the chat template does not show tool calls and what they "
-                "return; takes 'tags', or another model"
+                "return; use 'tags', or another model"
             )
         if getattr(tokenizer, "response_template", None) is None:
             try:

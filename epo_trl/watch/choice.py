@@ -31,7 +31,7 @@ def choose(outcomes: Sequence[Outcome], count: int, draw: random.Random) -> dict
     equally bad ones, that of the group of the best is taken: the two can be compared turn by turn.
 
     Args:
-        outcomes: Of all episodes of the batch.
+        outcomes: Outcomes of all episodes in the batch.
         count: At least 0.
         draw: Draws the others.
     """

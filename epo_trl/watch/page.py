@@ -49,7 +49,7 @@ def page_of(samples: Sequence[Sample], name: str, max_bytes: int) -> tuple[str, 
 
     Args:
         samples: The worst first; at least one.
-        name: Of the run.
+        name: Name of the run.
         max_bytes: Of the episodes' data. What does not fit is left out, and the page says what: first prompts after
             those of the first turn, then RL steps in between, then whatever comes last.
     """
@@ -81,7 +81,7 @@ def fitting(entries: Mapping[int, Entry], max_bytes: int) -> tuple[dict[int, Ent
 
     Args:
         entries: The episodes as the script wants them, by their numbers.
-        max_bytes: Of them as JSON.
+        max_bytes: Maximum size of the entries as JSON.
     """
     sizes = {number: len(embedded(entry)) for number, entry in entries.items()}
     if sum(sizes.values()) <= max_bytes:

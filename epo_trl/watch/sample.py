@@ -124,7 +124,7 @@ def write_samples(path: str | os.PathLike[str], samples: Iterable[Mapping[str, A
 
     Args:
         path: The file.
-        samples: What `Sample.to_dict` returned.
+        samples: Return values of `Sample.to_dict`.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "".join(json.dumps(sample, allow_nan=False) + "\n" for sample in samples))
@@ -158,7 +158,7 @@ def _check_kinds(part: Any) -> None:
     for field in fields(part):
         value, kind = getattr(part, field.name), _KINDS.get(str(field.type))
         if kind and (not isinstance(value, kind) or isinstance(value, float) and not math.isfinite(value)):
-            raise ValueError(f"{field.name}: got {value!r:.60}, takes {field.type}")
+            raise ValueError(f"{field.name}: expected {field.type}, got {value!r:.60}")
 
 
 def _cut(value: Any) -> Any:

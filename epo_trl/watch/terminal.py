@@ -50,14 +50,14 @@ def print_episode(samples: Sequence[Sample], number: int, console: Console | Non
 
     Args:
         samples: The worst first.
-        number: Of the episode in this order, from 1.
+        number: Position of the episode in this order, from 1.
         console: Where to; by default the standard output.
 
     Raises:
         WatchError: If there is no such episode.
     """
     if not 1 <= number <= len(samples):
-        raise WatchError(f"--episode: got {number}, takes 1 to {len(samples)}")
+        raise WatchError(f"--episode: expected a number from 1 to {len(samples)}, got {number}")
     sample, top, console = samples[number - 1], top_of(samples), widened(console or Console())
     responses = [
         _coloured(text, top) if text.tokens else plain(turn.response)
