@@ -57,7 +57,7 @@ class Compared(EPOTrainer):
 
     def _loss(self, way: str, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         if way == TRL:
-            with self.scorer.over(layout_in(inputs, self.rules.context)):
+            with self.scorer.expect_rows(layout_in(inputs, self.rules.context)):
                 return GRPOTrainer.compute_loss(self, model, inputs, *args, **kwargs)
         self.methods["epo"].epo_lambda = LAMBDA if way == EPO else 0.0
         return super().compute_loss(model, inputs, *args, **kwargs)

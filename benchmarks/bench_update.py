@@ -61,7 +61,7 @@ def make_model(sizes: dict[str, int]) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config).to(device(), torch.bfloat16 if device() == "cuda" else torch.float32)
 
 
-def rows_of(episodes: list[Episode]) -> dict[str, torch.Tensor]:
+def build_episode_rows(episodes: list[Episode]) -> dict[str, torch.Tensor]:
     """Builds TRL's batch of the episodes: one row each."""
     rows = [episode_to_row(episode, 0) for episode in episodes]
     batch = _padded([row.prompt_ids for row in rows], [row.completion_ids for row in rows])
@@ -70,7 +70,7 @@ def rows_of(episodes: list[Episode]) -> dict[str, torch.Tensor]:
     return batch
 
 
-def turns_of(episodes: list[Episode]) -> dict[str, torch.Tensor]:
+def build_turn_rows(episodes: list[Episode]) -> dict[str, torch.Tensor]:
     """Builds a batch with one row per turn."""
     turns = [turn for episode in episodes for turn in episode.turns]
     return _padded([list(turn.prompt_ids) for turn in turns], [list(turn.response_ids) for turn in turns])
@@ -107,7 +107,7 @@ def make(way: str, episodes: list[Episode], sizes: dict[str, int], buckets: int)
         config = GRPOConfig(**settings)
         tasks = Dataset.from_dict({"prompt": ["a", "b"]})
         trainer = GRPOTrainer(model, lambda **_: [], config, tasks, processing_class=tokenizer)
-    batch: dict[str, Any] = turns_of(episodes) if way == "a row per turn" else rows_of(episodes)
+    batch: dict[str, Any] = build_turn_rows(episodes) if way == "a row per turn" else build_episode_rows(episodes)
     advantages = torch.linspace(-1, 1, len(episodes), device=device())
     if way == "a row per turn":
         advantages = advantages.repeat_interleave(len(episodes[0].turns))

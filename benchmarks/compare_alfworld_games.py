@@ -16,12 +16,12 @@ from harness import table
 
 from epo_trl.cli.base import at_least
 from epo_trl.envs.alfworld import AlfworldData
-from epo_trl.envs.alfworld.games import GAME_FILE, load_game
+from epo_trl.envs.alfworld.game_files import GAME_FILE, load_game
 from epo_trl.envs.alfworld.generator import generate
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
-from epo_trl.envs.alfworld.plan import scripted_plan
 from epo_trl.envs.alfworld.rooms import ROOM_TYPES, room_numbers
 from epo_trl.envs.alfworld.scene import Scene
+from epo_trl.envs.alfworld.scripted_plan import scripted_plan
 
 Games = list[tuple[int, Scene, int]]  # room number, game, number of actions of a winning plan
 

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from epo_trl.plots import average_seeds, running_mean
 from epo_trl.study.config import load_study
-from epo_trl.study.judge import SUCCESS, Outcomes, judge
+from epo_trl.study.outcomes import SUCCESS, Outcomes, judge
 from epo_trl.study.record import Record, read_record
 
 ROOT = Path(__file__).parent.parent

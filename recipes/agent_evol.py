@@ -102,7 +102,7 @@ class EvolutionTrainer(ImitationTrainer):
         return replace(facts, method=method, rows={**facts.rows, "own successes": f"{self.own_turns} turns"})
 
 
-def episodes_of(
+def play_round(
     suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int,
     max_length: int | None,
 ) -> Iterator[Episode]:  # fmt: skip
@@ -141,7 +141,7 @@ def episodes_of(
         yield from episodes
 
 
-def explored(
+def collect_successes(
     folder: str, suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments, evolution: EvolutionArguments,
     seed: int, max_length: int | None,
 ) -> Dataset:  # fmt: skip
@@ -171,7 +171,7 @@ def explored(
             raise ValueError(f"{', '.join(other)}: {own} was played with other settings; use another output_dir")
     else:
         os.makedirs(folder, exist_ok=True)
-        episodes = episodes_of(suite, player, shown, evolution, seed, max_length)
+        episodes = play_round(suite, player, shown, evolution, seed, max_length)
         total = len(range(state.process_index, evolution.samples, state.num_processes))
         played = list(tqdm(episodes, total=total, desc=os.path.basename(folder), unit="episode",
                            disable=not state.is_main_process))  # fmt: skip
@@ -196,7 +196,7 @@ def explored(
     return training_examples(turns_of_episodes, shown.context)
 
 
-def tested(
+def evaluate_round(
     args: ImitationConfig, number: int, suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments,
     evolution: EvolutionArguments,
 ) -> None:  # fmt: skip
@@ -251,10 +251,10 @@ def main() -> None:
         )
     with run_lock(args):
         expert = None
-        tested(args, 0, suite, player, shown, evolution)
+        evaluate_round(args, 0, suite, player, shown, evolution)
         for number in range(1, evolution.rounds + 1):
             folder = os.path.join(args.output_dir, f"round-{number}")
-            own = explored(folder, suite, player, shown, evolution, args.seed + number, args.max_length)
+            own = collect_successes(folder, suite, player, shown, evolution, args.seed + number, args.max_length)
             round_args = replace(args, output_dir=folder)
             policy = policy_for_training(model_args, round_args, suite, shown.prompt_template)
             if expert is None:
@@ -266,7 +266,7 @@ def main() -> None:
             if trainer.preempted:
                 raise SystemExit(EXIT_CODE)
             player = replace(player, model_name_or_path=folder)
-            tested(args, number, suite, player, shown, evolution)
+            evaluate_round(args, number, suite, player, shown, evolution)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 os.environ.setdefault("ALFWORLD_DATA", os.path.join(tempfile.gettempdir(), "alfworld-tests"))
 
-from epo_trl.envs.alfworld.games import Game
+from epo_trl.envs.alfworld.game_files import Game
 from epo_trl.envs.alfworld.generator import generate
 from epo_trl.envs.alfworld.task_specs import Filters
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epo_trl.methods import Batch, Method, Ranks, Shaped
+from epo_trl.methods import Batch, Comm, Method, ModifiedAdvantages
 
 
 def batch_of(turn_ids: Any, **others: Any) -> Batch:
@@ -41,8 +41,8 @@ def random_batch(rows: int = 8, width: int = 12, *, rl_step: int = 0) -> tuple[T
     )  # fmt: skip
 
 
-def on_two_ranks(method: Method, advantages: Tensor, batch: Batch, cut: int) -> list[Shaped]:
-    """Returns what `shape` makes of the first `cut` rows and of the others, each on a rank of its own."""
+def on_two_ranks(method: Method, advantages: Tensor, batch: Batch, cut: int) -> list[ModifiedAdvantages]:
+    """Returns what `modify_advantages` makes of the first `cut` rows and of the others, each on a rank of its own."""
     barrier, shared, shaped = threading.Barrier(2, timeout=20), [None, None], [None, None]
 
     def exchange(rank: int, mine: Any) -> list[Any]:
@@ -54,12 +54,12 @@ def on_two_ranks(method: Method, advantages: Tensor, batch: Batch, cut: int) -> 
 
     def run(rank: int) -> None:
         rows = slice(0, cut) if rank == 0 else slice(cut, None)
-        ranks = Ranks(
+        ranks = Comm(
             sum=lambda x: sum(exchange(rank, x)), gather=lambda x: sum(exchange(rank, x), []), index=rank, count=2
         )
         names = ("group_ids", "turn_rewards", "group_advantages", "turn_ids", "mask", "logps", "entropy")
         parts = {name: getattr(batch, name)[rows] for name in (*names, "top_p_entropy")}
-        shaped[rank] = method.shape(advantages[rows], replace(batch, ranks=ranks, **parts))
+        shaped[rank] = method.modify_advantages(advantages[rows], replace(batch, ranks=ranks, **parts))
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
@@ -73,11 +73,11 @@ def on_two_ranks(method: Method, advantages: Tensor, batch: Batch, cut: int) -> 
 def check_two_ranks(method: Method, *, cut: int = 4) -> Tensor:
     """Checks that two ranks give the result of one; returns the advantages of a random batch."""
     advantages, batch = random_batch()
-    whole = method.shape(advantages, batch)
+    whole = method.modify_advantages(advantages, batch)
     parts = on_two_ranks(method, advantages, batch, cut)
     torch.testing.assert_close(torch.cat([part.advantages for part in parts]), whole.advantages)
-    for name, mark in whole.marks.items():
-        torch.testing.assert_close(torch.cat([part.marks[name] for part in parts]), mark)
+    for name, mark in whole.token_annotations.items():
+        torch.testing.assert_close(torch.cat([part.token_annotations[name] for part in parts]), mark)
     for part in parts:
         assert part.metrics.keys() == whole.metrics.keys()
         for name, value in whole.metrics.items():

@@ -7,19 +7,19 @@ from typing import Any, ClassVar
 
 import torch
 
-from epo_trl.methods import Method, Need, Shaped
+from epo_trl.methods import Method, ModifiedAdvantages, Need
 
 
 @dataclass
 class Double(Method):
-    def shape(self, advantages, batch):
-        return Shaped(2 * advantages)
+    def modify_advantages(self, advantages, batch):
+        return ModifiedAdvantages(2 * advantages)
 
 
 @dataclass
 class AddOne(Method):
-    def shape(self, advantages, batch):
-        return Shaped(advantages + batch.mask)
+    def modify_advantages(self, advantages, batch):
+        return ModifiedAdvantages(advantages + batch.mask)
 
 
 @dataclass
@@ -31,11 +31,11 @@ class Marked(Method):
     def __post_init__(self):
         self.seen: list[tuple[Any, Any, Any]] = []
 
-    def shape(self, advantages, batch):
-        return Shaped(advantages, {"logps": batch.logps, "entropy": batch.entropy})
+    def modify_advantages(self, advantages, batch):
+        return ModifiedAdvantages(advantages, {"logps": batch.logps, "entropy": batch.entropy})
 
     def loss(self, micro):
-        self.seen.append((micro, micro.marks["logps"], micro.marks["entropy"]))
+        self.seen.append((micro, micro.token_annotations["logps"], micro.token_annotations["entropy"]))
         return 0.0 * micro.policy_mean(micro.logps)
 
 
@@ -43,12 +43,12 @@ class Marked(Method):
 class PolicyLossAsTerm(Method):
     """Takes the advantages away and puts them back as a term: what TRL's policy loss is where all ratios are 1."""
 
-    def shape(self, advantages, batch):
-        return Shaped(torch.zeros_like(advantages), {"advantages": advantages})
+    def modify_advantages(self, advantages, batch):
+        return ModifiedAdvantages(torch.zeros_like(advantages), {"advantages": advantages})
 
     def loss(self, micro):
         ratio = (micro.logps - micro.old_logps).exp()
-        return -micro.policy_mean(ratio * micro.marks["advantages"])
+        return -micro.policy_mean(ratio * micro.token_annotations["advantages"])
 
 
 @dataclass
@@ -57,14 +57,14 @@ class KeepUnequal(Method):
 
     asked: list[tuple[float, ...]] = field(default_factory=list, init=False)
 
-    def keep(self, group):
+    def keep_group(self, group):
         self.asked.append(group.returns)
         return max(group.returns) - min(group.returns) > 1e-6
 
 
 @dataclass
 class KeepNothing(Method):
-    def keep(self, group):
+    def keep_group(self, group):
         return False
 
 
@@ -98,10 +98,10 @@ class Counter(Method):
     def __post_init__(self):
         self.steps, self.tokens, self.finished = 0, torch.zeros(1), []
 
-    def shape(self, advantages, batch):
-        return Shaped(advantages, metrics={"counter/collected": float(batch.rl_step)})
+    def modify_advantages(self, advantages, batch):
+        return ModifiedAdvantages(advantages, metrics={"counter/collected": float(batch.rl_step)})
 
-    def measure(self, micro):
+    def observe(self, micro):
         self.tokens = self.tokens + micro.mask.sum()
 
     def end_rl_step(self, step):

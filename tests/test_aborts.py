@@ -11,9 +11,9 @@ from epo_trl.envs.base import Faults
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.long_runs.aborts import TooManyAborted
 from epo_trl.long_runs.progress import short_line
-from epo_trl.methods import Ranks
+from epo_trl.methods import Comm
 from epo_trl.rollout import RolloutTimes
-from epo_trl.trainers.collection import Collected, as_trl_takes_it
+from epo_trl.trainers.collection import Collected, to_rollout_output
 from epo_trl.trainers.rollout_metrics import rollout_metrics
 
 pytestmark = pytest.mark.slow
@@ -114,7 +114,7 @@ def test_rates_leave_aborted_episodes_out():
     episodes[5] = replace(episodes[5], turns=tuple(replace(turn, is_valid=False, dropped_turns=1)
                                                    for turn in episodes[5].turns))  # fmt: skip
     end = episodes[5].turns[0].response_ids[-1]
-    found = rollout_metrics(episodes, RolloutTimes(), Faults(), [end], Ranks(), torch.device("cpu"))
+    found = rollout_metrics(episodes, RolloutTimes(), Faults(), [end], Comm(), torch.device("cpu"))
     assert found["env/aborted"] == found["stop/aborted"] == 1 / 8 and found["env/success_rate"] == 3 / 7
     assert found["env/turns"] == 16 / 7 and found["env/invalid_actions"] == 0
     assert found["rollout/shortened_prompts"] == 0
@@ -125,8 +125,8 @@ def test_rates_leave_aborted_episodes_out():
 def test_a_rank_without_a_usable_episode_has_log_probabilities_where_the_others_have_them(others_have, zeros):
     """vLLM gives them, and TRL compares them with its own on every rank."""
     batch = Collected(["train/0"], [make_episodes()[5]])
-    ranks = Ranks(gather=lambda own: [others_have, *own])
-    assert as_trl_takes_it(batch, batch.rows(0), ranks)["logprobs"] == zeros
+    ranks = Comm(gather=lambda own: [others_have, *own])
+    assert to_rollout_output(batch, batch.rows(0), ranks)["logprobs"] == zeros
 
 
 def test_first_prompts_that_do_not_fit_stop_the_run_like_aborted_episodes(tmp_path):

@@ -9,7 +9,7 @@ from alfworld_games import edit
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import AlfworldData, GeneratedAlfworld
-from epo_trl.envs.alfworld.games import DESCRIPTION_FILE, GAME_FILE, find_games, load_game
+from epo_trl.envs.alfworld.game_files import DESCRIPTION_FILE, GAME_FILE, find_games, load_game
 from epo_trl.envs.alfworld.generator import write_games
 from epo_trl.envs.alfworld.notes import AgentNotes
 from epo_trl.envs.alfworld.pddl import TASK_TYPES

@@ -12,7 +12,7 @@ from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import AlfworldExpert, GeneratedAlfworld
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.env import AlfworldEnv, Opened
-from epo_trl.envs.alfworld.expert import kind_of
+from epo_trl.envs.alfworld.expert import parse_kind
 from epo_trl.envs.alfworld.generator import generate
 from epo_trl.envs.alfworld.notes import listed_things
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
@@ -65,12 +65,12 @@ def searched(log):
 def test_with_odds_it_searches_the_likeliest_receptacles_first_and_equal_ones_as_listed():
     suite = GeneratedAlfworld(n_train=30)
     env, lengths = suite.make_env(), set()
-    kinds = sorted({kind_of(name) for id_ in suite.task_ids("train") for name in suite._scene(id_).receptacles})
+    kinds = sorted({parse_kind(name) for id_ in suite.task_ids("train") for name in suite._scene(id_).receptacles})
     for number, task_id in enumerate(suite.task_ids("train")):
         rng = random.Random(number)
         odds = {kind: rng.choice([0.0, 0.5, 1.0]) for kind in kinds}
         _, info = env.reset(options={"task_id": task_id})
-        ordered = sorted(info["unvisited"], key=lambda name: -odds[kind_of(name)])
+        ordered = sorted(info["unvisited"], key=lambda name: -odds[parse_kind(name)])
         wanted = info["task"].split()
         expert = AlfworldExpert(0, {(word, kind): odd for word in wanted for kind, odd in odds.items()})
         found = searched(play(env, task_id, expert)[0])
@@ -89,8 +89,8 @@ def test_the_odds_are_those_that_one_sees_in_the_training_games():
             seen = ""
             for action in (f"go to {place}", f"open {place}", f"examine {place}"):
                 seen = env.step(action)[0]
-            places[kind_of(place)] += 1
-            things.update((kind_of(thing), kind_of(place)) for thing in listed_things(seen))
+            places[parse_kind(place)] += 1
+            things.update((parse_kind(thing), parse_kind(place)) for thing in listed_things(seen))
     expected = {pair: count / places[pair[1]] for pair, count in things.items()}
     assert len(expected) > 5 and suite.make_expert()._odds == pytest.approx(expected)
 

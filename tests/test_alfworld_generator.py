@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from alfworld_games import SMALL
 
-from epo_trl.envs.alfworld.games import GAME_FILE, load_game
+from epo_trl.envs.alfworld.game_files import GAME_FILE, load_game
 from epo_trl.envs.alfworld.generator import generate, write_games
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
-from epo_trl.envs.alfworld.plan import scripted_plan
 from epo_trl.envs.alfworld.rooms import HELD_OUT_ROOMS, ROOM_TYPES, load_room
 from epo_trl.envs.alfworld.scene import Scene
+from epo_trl.envs.alfworld.scripted_plan import scripted_plan
 from epo_trl.envs.alfworld.task_specs import Filters, task_specs, type_order
 from epo_trl.envs.base import EnvError
 

@@ -18,17 +18,17 @@ from alfworld_games import (
 from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.alfworld.engine import State
-from epo_trl.envs.alfworld.games import GAME_FILE
+from epo_trl.envs.alfworld.game_files import GAME_FILE
 from epo_trl.envs.alfworld.generator import write_games
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.scene import Scene
 
 pytestmark = pytest.mark.games
 textworld = pytest.importorskip("textworld", reason="needs the extra 'alfworld'")
-from epo_trl.envs.alfworld import stock as stock_module  # noqa: E402
-from epo_trl.envs.alfworld.harmless import refuse_code  # noqa: E402
-from epo_trl.envs.alfworld.patient import PatientEngine  # noqa: E402
-from epo_trl.envs.alfworld.stock import StockEngine  # noqa: E402
+from epo_trl.envs.alfworld import textworld_engine as stock_module  # noqa: E402
+from epo_trl.envs.alfworld.parse_cache import CachedTextWorldEngine  # noqa: E402
+from epo_trl.envs.alfworld.refuse_code import refuse_code  # noqa: E402
+from epo_trl.envs.alfworld.textworld_engine import TextWorldEngine  # noqa: E402
 from epo_trl.envs.alfworld.verify import ODD_FORMS, verify_games, verify_path  # noqa: E402
 
 SPLITS = ("train", "iid", "ood")
@@ -80,14 +80,14 @@ def test_both_engines_answer_each_odd_form_of_an_action_alike(engines, form):
 @pytest.fixture(scope="module")
 def engines():
     game = small_game()
-    engine = StockEngine()
+    engine = TextWorldEngine()
     yield State(Scene.of(game)), engine.start(game)
     engine.close()
 
 
 def test_the_comparison_hears_what_textworld_itself_says():
     """The patient engine saves work; it must not change an answer."""
-    game, patient, plain = small_game(), PatientEngine(), StockEngine()
+    game, patient, plain = small_game(), CachedTextWorldEngine(), TextWorldEngine()
     logs = []
     for engine in (patient, plain):
         play, rng = engine.start(game), random.Random(3)
@@ -171,7 +171,7 @@ def test_code_in_a_task_sentence_is_refused_and_never_run(tmp_path, monkeypatch)
         and "'{}'" in report.summary()
         and "as code" in report.summary()
     )
-    engine = StockEngine()
+    engine = TextWorldEngine()
     with pytest.raises(EnvError, match="train/0.*task sentence.*as code"):
         engine.start(game)
     assert not path.exists()

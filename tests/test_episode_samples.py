@@ -14,7 +14,7 @@ from test_resume import MINI_BATCHES
 from tokenizer_families import FAMILIES
 from trainer_kit import make_config, make_episodes, make_model, make_trainer, settle_by_task, toy_tokenizer
 
-from epo_trl.methods import Ranks
+from epo_trl.methods import Comm
 from epo_trl.rollout.pieces import UNFINISHED, token_pieces
 from epo_trl.trainers import episode_samples
 from epo_trl.trainers.episode_samples import EpisodeSamples
@@ -127,7 +127,7 @@ def test_how_many_are_kept_and_when(tmp_path):
 
 def begun(folder, ranks=None, episodes=None):
     """Returns what has chosen among episodes made by hand, and what it wants in the batch."""
-    samples = EpisodeSamples(make_config(folder), toy_tokenizer(), ranks or Ranks(), 4)
+    samples = EpisodeSamples(make_config(folder), toy_tokenizer(), ranks or Comm(), 4)
     return samples, samples.begin(episodes or make_episodes(), 0, 1)
 
 
@@ -147,7 +147,7 @@ def test_two_ranks_keep_what_one_would(tmp_path):
         gathered = iter(
             [lambda own: outcomes, lambda own, rank=rank: sent.append(own) or (own + sent[0]) * (rank == 0)]
         )
-        ranks = Ranks(gather=lambda own, gathered=gathered: next(gathered)(own), index=rank, count=2)
+        ranks = Comm(gather=lambda own, gathered=gathered: next(gathered)(own), index=rank, count=2)
         half, _ = begun(tmp_path / "two", ranks, episodes=episodes[4 * rank :][:4])
         half.end()
     assert read_samples(sample_file(tmp_path / "two", 1)) == sorted(whole, key=lambda s: s.group)

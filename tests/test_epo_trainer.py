@@ -30,7 +30,7 @@ from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.long_runs.whole_checkpoints import STATE_FILE
 from epo_trl.rollout import ChatTemplateError, TemplateError
 from epo_trl.trainers import EPOConfig, EPOTrainer, row_scorer
-from epo_trl.trainers.checks import warn_of_scale
+from epo_trl.trainers.checks import warn_loss_scale
 from epo_trl.trainers.epo_trainer import episode_return
 from epo_trl.types import StopReason
 
@@ -677,10 +677,10 @@ def test_a_bad_setting_is_named(tmp_path, changes, message):
 
 def test_a_divisor_of_one_turns_length_is_warned_of(tmp_path):
     with pytest.warns(UserWarning, match=r"loss_type: .*got 'dr_grpo', .*max_completion_length \(6\).*max_turns \(3\)"):
-        warn_of_scale(make_config(tmp_path, loss_type="dr_grpo"))
+        warn_loss_scale(make_config(tmp_path, loss_type="dr_grpo"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_scale(make_config(tmp_path))
+        warn_loss_scale(make_config(tmp_path))
 
 
 @pytest.mark.parametrize("bonus", [{"entropy_coef": 0.01}, {"use_adaptive_entropy": True, "entropy_target": 1.0}])

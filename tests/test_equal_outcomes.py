@@ -11,11 +11,11 @@ from test_gae import CREDITS, batch_of, random_batch
 from test_ppo_trainer import inject, parts
 from trainer_kit import catch_step, difference, largest, make_episode, make_episodes, make_ppo, make_trainer
 
-from epo_trl.methods import Ranks
+from epo_trl.methods import Comm
 from epo_trl.methods.gae import TokenGAE, TurnGAE
 from epo_trl.objectives.gae import turn_edges
-from epo_trl.trainers.nothing_to_learn import equal_outcomes
 from epo_trl.trainers.value_statistics import whitened
+from epo_trl.trainers.zero_signal import equal_outcomes
 from epo_trl.types import StopReason
 
 NO = math.nan
@@ -170,7 +170,7 @@ def test_outcomes_are_the_advantages_of_a_critic_that_is_zero_with_lambda_1(cred
 def on_ranks(*parts):
     """Returns what each of the ranks says whose outcomes these are."""
     rows = [row for part in parts for row in part]
-    return [equal_outcomes(torch.tensor(part), Ranks(gather=lambda mine: rows)) for part in parts]
+    return [equal_outcomes(torch.tensor(part), Comm(gather=lambda mine: rows)) for part in parts]
 
 
 def test_a_reward_on_one_rank_is_a_difference_on_all():

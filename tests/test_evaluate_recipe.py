@@ -19,7 +19,7 @@ from trl import ModelConfig
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.tools import ToolsArguments
-from epo_trl.envs.registry import suite_of
+from epo_trl.envs.registry import build_suite
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.launch import evaluation
@@ -330,7 +330,7 @@ def test_a_list_with_the_same_names_and_other_contents_is_another_evaluation(tmp
     for word in ("crane", "slate", "crane"):
         (tmp_path / "rows.jsonl").write_text(json.dumps({"hidden": word}) + "\n")
         args = evaluation.EvaluationArguments(splits=["iid"], protocol="strict30", prompt_template="tools")
-        suite = suite_of(tools_of(tmp_path / "rows.jsonl"))
+        suite = build_suite(list_tools(tmp_path / "rows.jsonl"))
         rules, lists = evaluation.protocol_of(args, suite), evaluation.lists_of(args, suite)
         settings.append(evaluation.settings_of(suite, args, ModelConfig("tiny"), rules, lists))
     assert {key for key in settings[0] if settings[0][key] != settings[1][key]} == {"contents"}
@@ -365,7 +365,7 @@ def test_a_prompt_that_does_not_fit_is_no_failure_of_an_environment():
     assert not evaluation._aborted([full]) and evaluation._aborted([replace(full, stop=StopReason.ABORTED)])
 
 
-def tools_of(rows):
+def list_tools(rows):
     return ToolsArguments(factory="word_game:WordGame", iid_rows=str(rows), tool_rewards=["word_game:reward_func"])
 
 
@@ -450,7 +450,7 @@ def test_a_file_that_is_no_report_is_not_overwritten(play, tmp_path):
 # --------------------------------------------------------------------------------------------------- several processes
 
 
-class Ranks:
+class Comm:
     """Two ranks of one evaluation as threads, which meet where processes would."""
 
     def __init__(self, monkeypatch):
@@ -488,7 +488,7 @@ class Ranks:
 
 
 def test_two_processes_share_the_lists_and_go_on_with_what_each_has_played(play, tmp_path, monkeypatch):
-    ranks = Ranks(monkeypatch)
+    ranks = Comm(monkeypatch)
 
     def evaluated(output, on_call=lambda: None):
         argv = ["evaluate.py", "--environment", f"{__name__}:ToyArguments", "--model_name_or_path", "tiny"]

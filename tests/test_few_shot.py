@@ -31,7 +31,7 @@ from epo_trl.rollout.examples import Example, PastTurn
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments, expert_examples, read_example
 from epo_trl.trainers.final_states import final_states
 from epo_trl.trainers.model_card import write_card
-from epo_trl.trainers.rules import rules_of
+from epo_trl.trainers.rules import build_rules
 from epo_trl.types import StopReason
 
 REACT = PromptTemplate.load("react")
@@ -293,17 +293,17 @@ def texts_of(tokenizer, context, suite):
 def test_training_and_its_evaluation_show_the_examples_that_the_evaluation_recipe_shows(tokenizer, tmp_path):
     suite, few = ToySuite(), {"few_shot": 2, "few_shot_turns": 5, "few_shot_seed": 3}
     args = make_config(tmp_path, prompt_template="react", protocol="alfworld50", max_prompt_length=9999, **few)
-    rules, shots = rules_of(args, suite, tokenizer), FewShotArguments(**few).few_shot_of(suite)
+    rules, shots = build_rules(args, suite, tokenizer), FewShotArguments(**few).few_shot_of(suite)
     assert rules.context.examples == rules.eval_context.examples == shots.examples and len(shots.examples) == 2
     assert rules.protocol.name == f"alfworld50+few_shot={shots.label}"
     assert REACT.shown(shots.examples) in texts_of(tokenizer, rules.context, suite)
-    bare = rules_of(make_config(tmp_path, prompt_template="react"), suite, tokenizer)
+    bare = build_rules(make_config(tmp_path, prompt_template="react"), suite, tokenizer)
     assert bare.context.examples == () and "few_shot" not in bare.protocol.name
 
 
 def test_the_warm_start_has_the_prompts_of_rl(tokenizer, tmp_path):
     suite, few = ToySuite(), {"few_shot": 1, "prompt_template": "react"}
-    rules = rules_of(make_config(tmp_path, max_prompt_length=9999, **few), suite, tokenizer)
+    rules = build_rules(make_config(tmp_path, max_prompt_length=9999, **few), suite, tokenizer)
     shown = DemonstrationArguments(episodes=1, max_prompt_length=9999, **few)
     ids = demonstrations(suite, tokenizer, shown, seed=0)[0]["input_ids"]
     (task,) = suite.demonstration_tasks("train", 50, 1)
@@ -331,7 +331,7 @@ def test_examples_in_training_are_checked_before_anything_is_loaded(tmp_path, to
     with pytest.raises(ValueError, match="few_shot: expected an integer >= 0.*got -1"):
         make_config(tmp_path, few_shot=-1)
     with pytest.raises(TemplateError, match="got 'compact' with 1 examples .few_shot., but first.txt shows no"):
-        rules_of(make_config(tmp_path, few_shot=1), ToySuite(), tokenizer)
+        build_rules(make_config(tmp_path, few_shot=1), ToySuite(), tokenizer)
 
 
 # --- What is refused -----------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_turn_credit_of_a_terminated_episode_by_hand():
     result = TurnGAE(0.5, 0.5).credit(one_episode(0.0))
     close(result.advantages, [2.75, 2.75, 0, 0, 7, 7, 0])
     close(result.returns, [3.75, 0, 0, 0, 10, 0, 0])
-    assert result.points.tolist() == [[True, False, False, False, True, False, False]]
+    assert result.value_mask.tolist() == [[True, False, False, False, True, False, False]]
 
 
 def test_turn_credit_of_a_truncated_episode_by_hand():
@@ -62,7 +62,7 @@ def test_token_credit_of_a_terminated_episode_by_hand():
     result = TokenGAE(1.0, 0.5).credit(one_episode(0.0))
     close(result.advantages, [2.875, 3.75, 0, 0, 4.5, 5, 0])
     close(result.returns, [3.875, 5.75, 0, 0, 7.5, 10, 0])
-    assert torch.equal(result.points, torch.tensor([RESPONSE]).bool())
+    assert torch.equal(result.value_mask, torch.tensor([RESPONSE]).bool())
 
 
 def test_token_credit_of_a_truncated_episode_by_hand():
@@ -175,7 +175,7 @@ def test_every_credit_agrees_with_loops_over_turns_and_tokens(credit, gamma, lam
 def test_only_values_at_decision_points_count_and_an_episode_does_not_see_its_neighbours(credit):
     batch = random_batch(3)
     result = CREDITS[credit](0.9, 0.8).credit(batch)
-    changed = replace(batch, values=torch.where(result.points, batch.values, 1e6))
+    changed = replace(batch, values=torch.where(result.value_mask, batch.values, 1e6))
     assert torch.equal(CREDITS[credit](0.9, 0.8).credit(changed).advantages, result.advantages)
     row = {name: getattr(batch, name)[4:5] for name in ("values", "turn_rewards", "final_values", "turn_ids", "mask")}
     alone = batch_of(**row)
@@ -186,7 +186,7 @@ def test_an_episode_without_a_sampled_token_has_no_advantage_and_no_target():
     """An aborted episode's row: placeholders, an empty mask."""
     for rule in CREDITS.values():
         result = rule(1.0, 1.0).credit(random_batch(0))
-        assert not result.advantages[0].any() and not result.returns[0].any() and not result.points[0].any()
+        assert not result.advantages[0].any() and not result.returns[0].any() and not result.value_mask[0].any()
 
 
 def explained_variance(targets, values):

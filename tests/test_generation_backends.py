@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig
 from trainer_kit import make_config, make_model, make_ppo, make_trainer
 
-from epo_trl.trainers.checks import check_masters
+from epo_trl.trainers.checks import check_half_precision
 from epo_trl.trainers.generation import keeping_precision
 
 CONTINUOUS = {
@@ -127,10 +127,10 @@ def test_a_resumed_run_on_continuous_batching_is_the_uninterrupted_one(tmp_path)
 
 def test_continuous_batching_is_refused_where_weights_would_stay_cast(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    check_masters(make_config(tmp_path, **CONTINUOUS))  # nothing is cast
-    check_masters(make_config(tmp_path, bf16=True))
+    check_half_precision(make_config(tmp_path, **CONTINUOUS))  # nothing is cast
+    check_half_precision(make_config(tmp_path, bf16=True))
     with pytest.raises(ValueError, match="use_transformers_continuous_batching: expected False with bf16.*use_vllm"):
-        check_masters(make_config(tmp_path, bf16=True, **CONTINUOUS))
+        check_half_precision(make_config(tmp_path, bf16=True, **CONTINUOUS))
 
 
 @pytest.mark.slow

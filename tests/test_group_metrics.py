@@ -4,7 +4,7 @@ import pytest
 from test_epo_trainer import logged
 from trainer_kit import make_ppo, make_trainer
 
-from epo_trl.methods import Ranks
+from epo_trl.methods import Comm
 from epo_trl.trainers.group_metrics import group_metrics
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -28,14 +28,14 @@ WANT = {
 
 def test_by_hand():
     """Members without a signal do not count, nor does a group in which one is left."""
-    assert group_metrics(MIXED + EQUAL + ALONE, 4, Ranks()) == pytest.approx(WANT)
-    assert group_metrics(ALONE, 4, Ranks()) == group_metrics(EQUAL, 1, Ranks()) == {}
+    assert group_metrics(MIXED + EQUAL + ALONE, 4, Comm()) == pytest.approx(WANT)
+    assert group_metrics(ALONE, 4, Comm()) == group_metrics(EQUAL, 1, Comm()) == {}
 
 
 def test_a_group_that_lies_on_two_ranks_is_one():
     here, there, gathered = (MIXED + EQUAL)[:6], EQUAL[2:], []
-    group_metrics(there, 4, Ranks(gather=lambda seen: gathered.extend(seen) or seen))
-    assert group_metrics(here, 4, Ranks(gather=lambda seen: seen + gathered, count=2)) == pytest.approx(WANT)
+    group_metrics(there, 4, Comm(gather=lambda seen: gathered.extend(seen) or seen))
+    assert group_metrics(here, 4, Comm(gather=lambda seen: seen + gathered, count=2)) == pytest.approx(WANT)
 
 
 def test_a_run_with_groups_logs_them_and_one_without_does_not(tmp_path):

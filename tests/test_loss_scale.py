@@ -6,7 +6,7 @@ import warnings
 import pytest
 from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
 
-from epo_trl.trainers.checks import vespo_weight, warn_of_scale
+from epo_trl.trainers.checks import vespo_weight, warn_loss_scale
 
 TOKENS, EPISODES = 39, 8  # of the episodes made by hand; the aborted one has no token and counts as a row of TRL's
 
@@ -71,7 +71,7 @@ def test_in_the_first_update_on_a_batch_every_ratio_is_1_and_weighs_1(tmp_path, 
 def said(args):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warn_of_scale(args)
+        warn_loss_scale(args)
     return [str(one.message) for one in caught]
 
 

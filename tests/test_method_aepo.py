@@ -13,11 +13,11 @@ def test_factors_by_hand():
     """Entropies 1, 1, 3, 3: mean 2, deviation 1; equal entropies have z = 0."""
     advantages = torch.tensor([[1.0, -1.0, 1.0, 0.0], [-2.0, 0.0, 0.0, 0.0]])
     batch = batch_of([[0, 0, 1, -1], [0, -1, -1, -1]], entropy=[[1.0, 1.0, 3.0, 50.0], [3.0, 50.0, 50.0, 50.0]])
-    shaped = AEPO().shape(advantages, batch)
+    shaped = AEPO().modify_advantages(advantages, batch)
     torch.testing.assert_close(shaped.advantages, torch.tensor([[0.8, -0.8, 1.2, 0.0], [-2.4, 0.0, 0.0, 0.0]]))
     assert shaped.metrics == {"aepo/factor_min": pytest.approx(0.8), "aepo/factor_max": pytest.approx(1.2)}
     flat = batch_of([[0, 0, 1, -1], [0, -1, -1, -1]], entropy=[[2.0] * 4] * 2)
-    assert torch.equal(AEPO().shape(advantages, flat).advantages, advantages)
+    assert torch.equal(AEPO().modify_advantages(advantages, flat).advantages, advantages)
 
 
 @pytest.mark.parametrize(("high", "bound"), [(None, 1.2), (0.3, 1.3)])

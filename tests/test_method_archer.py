@@ -52,7 +52,7 @@ def test_goals_by_hand():
     critics.targets = Known([[5.0, 1.0], [4.0, 2.0]], [[3.0, 9.0], [5.0, 9.0]])
     some = Transitions(*(torch.zeros(2, WIDTH),) * 2, torch.tensor([1.0, 2.0]), torch.zeros(2, WIDTH),
                        torch.tensor([False, True]))  # fmt: skip
-    q_goal, v_goal = critics.goals(some)
+    q_goal, v_goal = critics.regression_targets(some)
     torch.testing.assert_close(q_goal, torch.tensor([[3.7, 2.0], [5.5, 2.0]]))
     assert torch.equal(v_goal, torch.tensor([[5.0, 1.0], [4.0, 2.0]]))
 
@@ -81,7 +81,7 @@ def test_an_update_is_adams_on_the_squared_errors_of_both_twins():
     critics, plain = (TwinCritics(settings(learning_rate=step), some) for _ in range(2))
     for one in (critics, plain):
         one.heads.load_state_dict({k: v + 0.1 for k, v in one.heads.state_dict().items()})
-    q_goal, v_goal = plain.goals(some)
+    q_goal, v_goal = plain.regression_targets(some)
     adam = torch.optim.Adam(plain.heads.parameters(), lr=step)
     ((plain.q(some.states, some.actions) - q_goal) ** 2).mean(1).sum().backward()
     ((plain.v(some.states) - v_goal) ** 2).mean(1).sum().backward()
@@ -324,10 +324,10 @@ def test_features_are_hidden_states_of_the_policy_at_the_start(tmp_path, context
     with torch.no_grad():
         states, actions = plain_features(model, make_episodes(), context)
     for features in (seen[0], seen[-1]):
-        torch.testing.assert_close(features.states[features.there], states, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(features.actions[features.there], actions, rtol=1e-4, atol=1e-5)
-        assert not features.states[~features.there].any() and not features.actions[~features.there].any()
-        assert features.there.sum(1).tolist() == [len(e.turns) * e.is_usable for e in make_episodes()]
+        torch.testing.assert_close(features.states[features.turn_mask], states, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(features.actions[features.turn_mask], actions, rtol=1e-4, atol=1e-5)
+        assert not features.states[~features.turn_mask].any() and not features.actions[~features.turn_mask].any()
+        assert features.turn_mask.sum(1).tolist() == [len(e.turns) * e.is_usable for e in make_episodes()]
 
 
 @pytest.mark.parametrize("changes", [{}, {"gradient_accumulation_steps": 4, "steps_per_generation": 8}])
@@ -352,7 +352,7 @@ def test_replay_grows_over_rl_steps_and_an_unhelpful_batch_is_judged_as_a_whole(
     trainer.train()
     turns = sum(len(e.turns) * e.is_usable for e in make_episodes())
     assert logged(trainer, "archer/replay_turns") == [turns, 2 * turns, 3 * turns]
-    assert (trainer._silent._compared, trainer._silent._name) == (8, "the whole batch")
+    assert (trainer._zero_signal._compared, trainer._zero_signal._name) == (8, "the whole batch")
 
 
 @pytest.mark.parametrize(

@@ -36,24 +36,26 @@ def test_covariances_by_hand():
 
 def test_clip_cov_by_hand():
     """Between 1 and 2.5 there is one token; between 1 and 5 there are three, of which two are drawn."""
-    one = ClipCov(share=1.0, high=2.5).shape(ADVANTAGES, hand_made())
+    one = ClipCov(share=1.0, high=2.5).modify_advantages(ADVANTAGES, hand_made())
     assert torch.equal(one.advantages, torch.tensor([[0.0, 3.0, 3.0], [-2.0, -2.0, 9.0]]))
     assert one.metrics == {"clip-cov/candidates": 0.2, "clip-cov/clipped": 0.2}
     drawn = set()
     for rl_step in range(20):
-        two = ClipCov(share=0.4).shape(ADVANTAGES, hand_made(rl_step=rl_step))
+        two = ClipCov(share=0.4).modify_advantages(ADVANTAGES, hand_made(rl_step=rl_step))
         places = (two.advantages == 0).nonzero().tolist()
         drawn.add(str(places))
         assert len(places) == 2 and all(place in ([0, 0], [0, 2], [1, 1]) for place in places)
         assert two.metrics == {"clip-cov/candidates": pytest.approx(0.6), "clip-cov/clipped": pytest.approx(0.4)}
     assert len(drawn) == 3, "each pair at some RL step"
-    assert (ClipCov().shape(ADVANTAGES, hand_made()).advantages == 0).sum() == 1, "at least one"
+    assert (ClipCov().modify_advantages(ADVANTAGES, hand_made()).advantages == 0).sum() == 1, "at least one"
 
 
 def test_the_draw_repeats_and_goes_by_the_seed_of_the_run():
     advantages, batch = random_batch(rl_step=3)
     settings = {"share": 0.1, "low": 0.01}
-    first, again, other = (ClipCov(**settings, seed=s).shape(advantages, batch).advantages for s in (1, 1, 2))
+    first, again, other = (
+        ClipCov(**settings, seed=s).modify_advantages(advantages, batch).advantages for s in (1, 1, 2)
+    )
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
@@ -66,9 +68,9 @@ def test_kl_cov_by_hand():
         (0.6, [[1, 0, 1], [0, 1, 0]]),
         (1.0, [[1, 1, 1], [1, 1, 0]]),
     ):
-        shaped = KLCov(share=share).shape(ADVANTAGES, hand_made())
+        shaped = KLCov(share=share).modify_advantages(ADVANTAGES, hand_made())
         assert torch.equal(shaped.advantages, ADVANTAGES)
-        assert torch.equal(shaped.marks["marked"].long(), torch.tensor(marked))
+        assert torch.equal(shaped.token_annotations["marked"].long(), torch.tensor(marked))
         assert shaped.metrics == {"kl-cov/marked": pytest.approx(torch.tensor(marked).sum().item() / 5)}
 
 
@@ -77,8 +79,10 @@ def test_the_penalty_of_kl_cov_and_its_gradient_by_hand():
     logps = torch.tensor([[-1.0, -2.0, -3.0, -4.0]], requires_grad=True)
     old = torch.tensor([[-1.5, -1.0, -1.0, -4.00001]])
     ones = torch.ones_like(old)
-    marks = {"marked": torch.tensor([[True, True, False, True]])}
-    micro = MicroBatch(logps, ones, old, ones, ones, ones, torch.tensor(1.0), lambda x: x.mean(), marks=marks)
+    token_annotations = {"marked": torch.tensor([[True, True, False, True]])}
+    micro = MicroBatch(
+        logps, ones, old, ones, ones, ones, torch.tensor(1.0), lambda x: x.mean(), token_annotations=token_annotations
+    )
     term = KLCov(coefficient=0.5).loss(micro)
     term.backward()
     assert term.item() == pytest.approx(0.5 * (0.5 + 1.0) / 4)
@@ -94,12 +98,21 @@ def test_rounding_of_logits_is_no_distance(dtype):
     rounded = ((x.to(dtype).float()).log_softmax(-1)[None, :, 0] for x in (logits, logits * (1 + noise)))
     old, logps = rounded
     ones = torch.ones_like(old)
-    marks = {"marked": ones.bool()}
+    token_annotations = {"marked": ones.bool()}
     if dtype is not torch.float32:
         assert ((old - logps).abs() > 1e-4).double().mean() > 0.5, "most tokens pass the threshold of float32"
     for moved in (0.0, 0.2):
         micro = MicroBatch(
-            logps + moved, ones, old, ones, ones, ones, torch.tensor(1.0), torch.mean, marks=marks, compute_dtype=dtype
+            logps + moved,
+            ones,
+            old,
+            ones,
+            ones,
+            ones,
+            torch.tensor(1.0),
+            torch.mean,
+            token_annotations=token_annotations,
+            compute_dtype=dtype,
         )
         assert KLCov().loss(micro).item() == pytest.approx(moved, abs=0.01 * moved)
 
@@ -125,7 +138,7 @@ def test_methods_know_what_the_logits_were_computed_in(tmp_path, changes, weight
 
 def test_only_tokens_that_count_are_marked():
     advantages, batch = random_batch()
-    marked = KLCov(share=1.0).shape(advantages, batch).marks["marked"]
+    marked = KLCov(share=1.0).modify_advantages(advantages, batch).token_annotations["marked"]
     assert torch.equal(marked, batch.mask.bool())
 
 

@@ -7,7 +7,7 @@ import torch
 from test_epo_trainer import assert_bit_equal, logged, resumable, weights
 from trainer_kit import GROUP, ROWS, make_config, make_episodes, make_trainer, settle_by_task
 
-from epo_trl.methods import Group, Ranks, StepSummary, methods_of
+from epo_trl.methods import Comm, Group, StepSummary, build_methods
 from epo_trl.methods.dapo import DAPO
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -30,8 +30,8 @@ def episode(*lengths, reward=0.0, stop=StopReason.TURN_LIMIT):
 )
 def test_a_group_is_kept_if_outcomes_differ_among_those_that_carry_a_signal(won, returns, usable, by_win, by_return):
     group = Group(returns, won, usable)
-    assert DAPO(10).keep(group) is by_win
-    assert DAPO(10, outcome="return").keep(group) is by_return
+    assert DAPO(10).keep_group(group) is by_win
+    assert DAPO(10, outcome="return").keep_group(group) is by_return
 
 
 def test_overlong_shaping_by_hand():
@@ -42,7 +42,7 @@ def test_overlong_shaping_by_hand():
     assert method.turn_rewards(episode(20, stop=StopReason.ABORTED)) == [-2.0]
     other = DAPO(20)
     other.load_batch_state(method.batch_state())
-    two = Ranks(sum=lambda counts: counts + torch.tensor([1.0, 2.0]), count=2)
+    two = Comm(sum=lambda counts: counts + torch.tensor([1.0, 2.0]), count=2)
     assert other.end_rl_step(StepSummary(math.nan, {}, two)) == {"dapo/overlong": 3 / 5}
     assert other.end_rl_step(StepSummary(math.nan, {})) == {"dapo/overlong": 0.0}
 
@@ -108,7 +108,7 @@ def test_fields_of_trl_that_are_not_dapos_are_told(tmp_path):
 def test_with_the_fields_of_the_docs_nothing_is_told(tmp_path, recwarn):
     args = make_config(tmp_path, policy_method="dapo", loss_type="dapo", epsilon=0.2, epsilon_high=0.28, beta=0.0)
     assert not [str(warning.message) for warning in recwarn if "dapo" in str(warning.message)]
-    assert methods_of(args, critic=False)["dapo"].max_completion_length == args.max_completion_length
+    assert build_methods(args, critic=False)["dapo"].max_completion_length == args.max_completion_length
 
 
 @pytest.mark.parametrize(

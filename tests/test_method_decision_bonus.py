@@ -7,7 +7,7 @@ import torch
 from test_epo_trainer import logged
 from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
 
-from epo_trl.methods import Batch, MicroBatch, Ranks, StepSummary
+from epo_trl.methods import Batch, Comm, MicroBatch, StepSummary
 from epo_trl.methods.decision_bonus import DecisionBonus
 from epo_trl.methods.decisions import decision_metrics, decision_tokens
 
@@ -18,7 +18,7 @@ TURNS = torch.tensor([[0, 0, 1, 1], [0, 0, 0, -1]])
 
 def batch_of(entropy, mask, ranks=None):
     nothing = torch.zeros(len(entropy))
-    return Batch((), nothing.long(), nothing, nothing, TURNS[: len(entropy)], mask, ranks or Ranks(), entropy=entropy)
+    return Batch((), nothing.long(), nothing, nothing, TURNS[: len(entropy)], mask, ranks or Comm(), entropy=entropy)
 
 
 def trainer_of(folder, kwargs, **changes):
@@ -69,14 +69,14 @@ def test_two_ranks_have_one_cut_and_one_share(settings):
             sums.append(own)
             return own + len(other)
 
-        ranks = Ranks(gather=lambda own, there=there: own + there, sum=add, index=rank, count=2)
+        ranks = Comm(gather=lambda own, there=there: own + there, sum=add, index=rank, count=2)
         rows = slice(rank, rank + 1)
         batch = batch_of(ENTROPY[rows], MASK[rows], ranks)
         got = decision_tokens(batch, **settings)
         assert torch.equal(got, want[rows])
         decision_metrics(got, batch)
     both = [own for own in sums if own.dim()]
-    everything = batch_of(ENTROPY, MASK, Ranks(sum=lambda own: both[0] + both[1]))
+    everything = batch_of(ENTROPY, MASK, Comm(sum=lambda own: both[0] + both[1]))
     assert decision_metrics(want, everything) == pytest.approx(decision_metrics(want, whole))
 
 
@@ -97,12 +97,12 @@ def test_the_bonus_by_hand():
     """Weight 0.6 falling to 0 over 4 RL steps: 0.4 at step 1. Turns of two tokens and of one, then one of two."""
     method = DecisionBonus(weight=0.6, threshold=0.25, schedule="linear", end_weight=0.0)
     advantages = torch.randn(2, 4)
-    shaped = method.shape(advantages, batch_of(ENTROPY, MASK))
+    shaped = method.modify_advantages(advantages, batch_of(ENTROPY, MASK))
     assert shaped.advantages is advantages
     now = (ENTROPY + 1).requires_grad_()  # after an update; which tokens are decisions does not change
     micro = MicroBatch(
         now, now, now, now, TURNS, MASK, torch.tensor(2.0), lambda x: x.sum(), rl_step=1, total_rl_steps=4,
-        marks=shaped.marks,
+        token_annotations=shaped.token_annotations,
     )  # fmt: skip
     loss = method.loss(micro)
     assert loss.item() == pytest.approx(-0.4 * (3.0 / 2 / 2 / 2 + 1.3 / 2 / 2 + 2.0 / 2 / 2))

@@ -26,7 +26,7 @@ def batch_with(entropy, rl_step=0):
     ],
 )
 def test_above_the_band_only_positive_advantages_and_below_only_negative_ones(entropy, kept):
-    shaped = Entrocraft().shape(ADVANTAGES, batch_with(entropy))
+    shaped = Entrocraft().modify_advantages(ADVANTAGES, batch_with(entropy))
     assert torch.equal(shaped.advantages, torch.tensor([kept]))
     dropped = sum(a != b for a, b in zip(kept, ADVANTAGES[0].tolist(), strict=True)) / 3
     assert shaped.metrics == {
@@ -35,10 +35,10 @@ def test_above_the_band_only_positive_advantages_and_below_only_negative_ones(en
 
 
 def test_the_band_moves_linearly_to_its_end():
-    bands = [Entrocraft().shape(ADVANTAGES, batch_with(1.0, step)).metrics for step in range(5)]
+    bands = [Entrocraft().modify_advantages(ADVANTAGES, batch_with(1.0, step)).metrics for step in range(5)]
     assert [m["entrocraft/low"] for m in bands] == pytest.approx([0.6, 0.55, 0.5, 0.45, 0.4])
     assert [m["entrocraft/high"] for m in bands] == pytest.approx([0.7, 0.65, 0.6, 0.55, 0.5])
-    last = Entrocraft().shape(ADVANTAGES, batch_with(0.59, 4)).advantages
+    last = Entrocraft().modify_advantages(ADVANTAGES, batch_with(0.59, 4)).advantages
     assert torch.equal(last, ADVANTAGES.clamp(min=0)), "0.59 is below the first band and above the last one"
 
 

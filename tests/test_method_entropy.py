@@ -23,7 +23,7 @@ def test_entropy_based_advantages_by_hand():
     advantages, entropy = torch.tensor([[2.0, 2.0, -1.0, -1.0, 0.0]]), torch.tensor([[0.5, 5.0, 0.5, 5.0, 3.0]])
     nothing = torch.zeros(1, 5).long()
     batch = Batch((), nothing, advantages, advantages, nothing, nothing, entropy=entropy)
-    shaped = EntropyAdvantage().shape(advantages, batch).advantages
+    shaped = EntropyAdvantage().modify_advantages(advantages, batch).advantages
     torch.testing.assert_close(shaped, torch.tensor([[2.2, 3.0, -0.8, -0.5, 0.0]]))
 
 

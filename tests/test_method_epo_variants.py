@@ -7,7 +7,7 @@ import torch
 from test_epo_trainer import logged
 from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
 
-from epo_trl.methods import MicroBatch, Ranks, StepSummary, methods_of
+from epo_trl.methods import Comm, MicroBatch, StepSummary, build_methods
 from epo_trl.methods.epo import EPO
 from epo_trl.methods.epo_variants import EPOBase, EPOConstantBeta, EPODecay, EPOSecondVersion, TurnBand
 from epo_trl.objectives import falling_beta, turn_means
@@ -86,7 +86,7 @@ def test_a_band_on_turns_by_hand():
     loss.backward()
     above = -0.5 / 4 * (1 - 2.0 * 2.0)  # each token weighs 1 / 4; alpha * beta_k is 4
     torch.testing.assert_close(micro.entropy.grad, torch.tensor([[-0.125, -0.125, above, above]]))
-    method.measure(micro)
+    method.observe(micro)
     metrics = method.end_rl_step(StepSummary(3.5, {0: 2.5, 1: 5.0}, rl_step=0, total_rl_steps=10))
     assert (metrics["epo/share_inside_band"], metrics["epo/share_above_band"]) == (0.5, 0.5)
     assert metrics["epo/smoothing_loss"] == pytest.approx(2.0)
@@ -135,8 +135,8 @@ def test_measures_of_two_ranks_add_up():
     """Each rank has one of two turns; the sums of both make the step's metrics."""
     method = TurnBand(kappa_high=1.5)
     method.history.append(2.0)
-    method.measure(micro_of([4.0, 6.0], [0, 0]))
-    ranks = Ranks(sum=lambda own: own + torch.tensor([0.0, 2, 0, 1, 0]))
+    method.observe(micro_of([4.0, 6.0], [0, 0]))
+    ranks = Comm(sum=lambda own: own + torch.tensor([0.0, 2, 0, 1, 0]))
     metrics = method.end_rl_step(StepSummary(3.5, {}, ranks))
     assert metrics["epo/share_above_band"] == 0.5 and metrics["epo/entropy_loss"] == pytest.approx(6.0)
 
@@ -184,7 +184,11 @@ def test_a_model_card_tells_variants_apart(tmp_path, name):
         "max_turns": 9,
         "method_kwargs": {name: VARIANTS[name]} if VARIANTS[name] else {},
     }
-    method = methods_of(make_config(tmp_path, epo_lambda=0.5, **settings), critic=False)[name]
-    assert isinstance(method, EPO) and method.variant in method.described() and "weight 0.5" in method.described()
+    method = build_methods(make_config(tmp_path, epo_lambda=0.5, **settings), critic=False)[name]
+    assert (
+        isinstance(method, EPO)
+        and method.variant in method.model_card_text()
+        and "weight 0.5" in method.model_card_text()
+    )
     kinds = (EPOBase, EPODecay, EPOConstantBeta, EPOSecondVersion, TurnBand)
     assert len({kind.variant for kind in (EPO, *kinds)}) == 6

@@ -8,7 +8,7 @@ import torch
 from test_epo_trainer import logged
 from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
 
-from epo_trl.methods import Ranks, StepSummary
+from epo_trl.methods import Comm, StepSummary
 from epo_trl.methods.gated import Gated
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -39,7 +39,7 @@ def test_by_hand():
     assert method.turn_rewards(episode([(0.0, 2.0), (5.0, 4.0)])) is None
     assert method.turn_rewards(episode([(10.0, 4.0)], StopReason.ABORTED)) == [12.0]
     sums = []
-    two = Ranks(sum=lambda counts: sums.append(counts) or counts + torch.tensor([2.0, 2.0]), count=2)
+    two = Comm(sum=lambda counts: sums.append(counts) or counts + torch.tensor([2.0, 2.0]), count=2)
     step = StepSummary(math.nan, {}, two)
     assert method.end_rl_step(step) == {"gated/open": 3 / 4} and sums[0].tolist() == [1, 2]
     assert method.end_rl_step(StepSummary(math.nan, {})) == {"gated/open": 0.0}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from trainer_kit import catch_step, difference, largest, make_config, make_trainer
 
-from epo_trl.methods import Batch, Ranks
+from epo_trl.methods import Batch, Comm
 from epo_trl.methods.gigpo import GiGPO
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -28,7 +28,7 @@ def batch_of(episodes, group_ids, advantages, ranks=None):
             rewards[i, k] = turn.reward * e.is_usable
     mask = (turn_ids >= 0) * torch.tensor([[e.is_usable] for e in episodes])
     return Batch(
-        episodes, torch.tensor(group_ids), rewards, torch.tensor(advantages), turn_ids, mask.long(), ranks or Ranks()
+        episodes, torch.tensor(group_ids), rewards, torch.tensor(advantages), turn_ids, mask.long(), ranks or Comm()
     )
 
 
@@ -78,7 +78,7 @@ def test_an_aborted_episode_is_in_no_anchor_group():
 def test_a_group_that_lies_on_two_ranks_is_one():
     whole = GiGPO(gamma=0.5).credit(batch_of([ONE, TWO, THREE], [0, 0, 1], [0.7, -0.7, 0.1])).advantages
     there = [(0, "door", 1.0), (0, "door", 0.0), (1, "hall", 2.0)]
-    here = batch_of([ONE], [0], [0.7], Ranks(gather=lambda seen: seen + there, count=2))
+    here = batch_of([ONE], [0], [0.7], Comm(gather=lambda seen: seen + there, count=2))
     torch.testing.assert_close(GiGPO(gamma=0.5).credit(here).advantages, whole[:1])
 
 

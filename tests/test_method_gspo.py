@@ -6,7 +6,7 @@ import pytest
 import torch
 from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
 
-from epo_trl.methods import methods_of
+from epo_trl.methods import build_methods
 from epo_trl.methods.gspo import TurnGSPO
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -91,7 +91,10 @@ def test_with_one_update_on_each_batch_nothing_changes_and_a_warning_says_so(tmp
 
 def test_it_reaches_the_model_card(tmp_path):
     args = make_config(tmp_path, policy_method="gspo", num_iterations=2)
-    assert "GSPO](https://arxiv.org/abs/2507.18071) with a ratio per turn" in methods_of(args, critic=False).described()
+    assert (
+        "GSPO](https://arxiv.org/abs/2507.18071) with a ratio per turn"
+        in build_methods(args, critic=False).model_card_text()
+    )
 
 
 def test_a_step_with_it_is_finite_for_an_aborted_episode(tmp_path):

@@ -26,7 +26,7 @@ from epo_trl.methods.ref_nucleus import ReferenceNucleus
 from epo_trl.models import fused_head
 from epo_trl.models.fused_head import HeadInput, nucleus, nucleus_entropy
 from epo_trl.trainers.batches import layout_in
-from epo_trl.trainers.turn_forward import nucleus_of_turns, score_turns
+from epo_trl.trainers.turn_forward import find_nuclei, score_turns
 from epo_trl.trainers.turn_layout import TurnLayout, cut_turns
 
 NO = -1
@@ -177,7 +177,7 @@ def test_it_is_what_the_whole_distribution_gives(head):
 
     for one in (model, reference):
         add_fused_lm_head(one, temperature=temperature, outputs=("log_probs", "entropy"))
-    candidates = nucleus_of_turns(reference, batch, cut)
+    candidates = find_nuclei(reference, batch, cut)
     got = score_turns(model, batch, candidates=candidates).nucleus_entropy
     assert_same_function(model, got, wanted)
 
@@ -190,7 +190,7 @@ def test_it_does_not_depend_on_the_forward_passes(windowed, way):
     for one in (model, reference):
         add_fused_lm_head(one, outputs=("log_probs", "entropy"))
     batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=windowed))
-    candidates, again = nucleus_of_turns(reference, batch, 0.03), nucleus_of_turns(reference, batch, 0.03, **way)
+    candidates, again = find_nuclei(reference, batch, 0.03), find_nuclei(reference, batch, 0.03, **way)
     assert torch.equal(candidates, again) and (candidates >= 0).any()
     one = score_turns(model, batch, candidates=candidates)
     other = score_turns(model, batch, candidates=candidates, **way)
@@ -203,7 +203,7 @@ def test_a_head_that_takes_all_positions_is_read_at_the_labelled_ones(monkeypatc
     model = make_model()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
-    candidates = nucleus_of_turns(model, batch, 0.03)
+    candidates = find_nuclei(model, batch, 0.03)
     compact = score_turns(model, batch, candidates=candidates).nucleus_entropy
     monkeypatch.setattr("epo_trl.trainers.turn_forward.compact_scoring", lambda: torch.no_grad())
     torch.testing.assert_close(score_turns(model, batch, candidates=candidates).nucleus_entropy, compact)
@@ -225,7 +225,7 @@ def test_it_takes_half_precision_and_gives_single():
     model = make_model().bfloat16()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
-    candidates = nucleus_of_turns(model, batch, 0.03)
+    candidates = find_nuclei(model, batch, 0.03)
     entropy = score_turns(model, batch, candidates=candidates).nucleus_entropy
     assert entropy.dtype == torch.float32 and entropy.max() > 0.1
     entropy.sum().backward()

@@ -8,8 +8,8 @@ import torch
 from test_epo_trainer import logged
 from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
 
-from epo_trl.methods import Batch, Ranks, StepSummary
-from epo_trl.methods.rlvmr import RLVMR, tag_of, tag_rewards
+from epo_trl.methods import Batch, Comm, StepSummary
+from epo_trl.methods.rlvmr import RLVMR, find_tag, tag_rewards
 from epo_trl.rollout import PromptTemplate
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -32,7 +32,7 @@ def batch_of(episodes, advantages, ranks=None):
             turn_ids[i, 2 * k : 2 * k + 2] = k
     mask = (turn_ids >= 0) * torch.tensor([[e.is_usable] for e in episodes])
     groups, rewards = torch.zeros(len(episodes), dtype=torch.long), torch.zeros(len(episodes), width)
-    return Batch(episodes, groups, rewards, torch.tensor(advantages), turn_ids, mask.long(), ranks or Ranks())
+    return Batch(episodes, groups, rewards, torch.tensor(advantages), turn_ids, mask.long(), ranks or Comm())
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def batch_of(episodes, advantages, ranks=None):
     ],
 )
 def test_a_response_has_exactly_one_tag_with_a_text_before_the_action(response, tag):
-    assert tag_of(response) == tag
+    assert find_tag(response) == tag
 
 
 def test_what_each_tag_is_paid_for():
@@ -113,11 +113,11 @@ def test_tags_are_compared_over_all_ranks_and_counted_over_them():
     whole = RLVMR().credit(batch_of([ONE, TWO, THREE], [0.8, -0.4, -0.4])).advantages
     there = [turn for e in (TWO, THREE) for turn in tag_rewards(e)]
     method = RLVMR()
-    here = method.credit(batch_of([ONE], [0.8], Ranks(gather=lambda seen: seen + there, count=2)))
+    here = method.credit(batch_of([ONE], [0.8], Comm(gather=lambda seen: seen + there, count=2)))
     torch.testing.assert_close(here.advantages, whole[:1])
     resumed = RLVMR()
     resumed.load_batch_state(method.batch_state())
-    two = Ranks(sum=lambda counts: counts + torch.tensor([2.0, 0, 1, 1, 0, 0]), count=2)
+    two = Comm(sum=lambda counts: counts + torch.tensor([2.0, 0, 1, 1, 0, 0]), count=2)
     metrics = resumed.end_rl_step(StepSummary(math.nan, {}, two))
     shares = {"planning": 0.5, "explore": 0.5, "reflection": 0.0, "monitor": 0.0, "reward": 0.5}
     assert metrics == {f"rlvmr/{name}": share for name, share in shares.items()}

@@ -90,20 +90,20 @@ def micro_of(entropy, peaks):
     full = torch.full_like(entropy, NO)  # the entropy over the vocabulary plays no part
     return MicroBatch(
         full, full, full, full, torch.tensor(TURNS), torch.tensor(MASK), torch.tensor(2.0), lambda x: x.sum(),
-        top_p_entropy=entropy, marks={"peaks": peaks},
+        top_p_entropy=entropy, token_annotations={"peaks": peaks},
     )  # fmt: skip
 
 
 def test_value_gradient_and_metrics_by_hand():
     """Hbar 0.35 at collection, anchor 0.25: 2 (0.1)^2, and 2 * 2 * 0.1 for Hbar, whose peaks weigh 1/4 each."""
     method, advantages = SIREN(weight=2.0, quantile=1 / 3, anchor=0.25), torch.randn(3, 5)
-    shaped = method.shape(advantages, collected())
+    shaped = method.modify_advantages(advantages, collected())
     assert shaped.advantages is advantages
-    assert shaped.marks["peaks"].long().tolist() == PEAKS
+    assert shaped.token_annotations["peaks"].long().tolist() == PEAKS
     assert shaped.metrics == pytest.approx({"siren/entropy": 0.35, "siren/anchor": 0.25, "siren/peak_share": 4 / 6})
     moved = torch.tensor(ENTROPY) + 0.05  # as after an update: the distance stays that at collection
     for entropy, value in ((torch.tensor(ENTROPY), 0.02), (moved, 0.02 + 0.4 * 0.05)):
-        micro = micro_of(entropy, shaped.marks["peaks"])
+        micro = micro_of(entropy, shaped.token_annotations["peaks"])
         term = method.loss(micro)
         term.backward()
         assert term.item() == pytest.approx(value)
@@ -112,31 +112,31 @@ def test_value_gradient_and_metrics_by_hand():
 
 def test_the_anchor_is_the_entropy_of_the_first_batch_that_has_any():
     method = SIREN(weight=2.0, quantile=1 / 3)
-    nothing = method.shape(torch.zeros(3, 5), collected(mask=[[0] * 5] * 3))
+    nothing = method.modify_advantages(torch.zeros(3, 5), collected(mask=[[0] * 5] * 3))
     assert nothing.metrics == {"siren/peak_share": 0.0} and method.state_dict() == {"anchor": None}
-    assert method.loss(micro_of(ENTROPY, nothing.marks["peaks"])) is None
-    first = method.shape(torch.zeros(3, 5), collected())
-    assert method.loss(micro_of(ENTROPY, first.marks["peaks"])) is None, "at first there is no distance"
+    assert method.loss(micro_of(ENTROPY, nothing.token_annotations["peaks"])) is None
+    first = method.modify_advantages(torch.zeros(3, 5), collected())
+    assert method.loss(micro_of(ENTROPY, first.token_annotations["peaks"])) is None, "at first there is no distance"
     later = torch.tensor(ENTROPY) - 0.1
-    shaped = method.shape(torch.zeros(3, 5), collected(later))
+    shaped = method.modify_advantages(torch.zeros(3, 5), collected(later))
     assert shaped.metrics["siren/anchor"] == pytest.approx(0.35)
-    micro = micro_of(later, shaped.marks["peaks"])
+    micro = micro_of(later, shaped.token_annotations["peaks"])
     term = method.loss(micro)
     term.backward()
     assert term.item() == pytest.approx(0.02)
     assert micro.top_p_entropy.grad[0, 1].item() == pytest.approx(-0.1), "gradient descent raises the entropy again"
-    broken = method.shape(torch.zeros(3, 5), collected(later * math.nan))
-    assert method.loss(micro_of(later, broken.marks["peaks"])) is None and method.state_dict()["anchor"] < 1
+    broken = method.modify_advantages(torch.zeros(3, 5), collected(later * math.nan))
+    assert method.loss(micro_of(later, broken.token_annotations["peaks"])) is None and method.state_dict()["anchor"] < 1
 
 
 def test_a_saved_anchor_is_taken_up_unless_the_settings_name_one():
     method = SIREN(quantile=1 / 3)
-    method.shape(torch.zeros(3, 5), collected())
+    method.modify_advantages(torch.zeros(3, 5), collected())
     state = method.state_dict()
     assert state == {"anchor": pytest.approx(0.35)}
     for other, anchor in ((SIREN(), 0.35), (SIREN(anchor=1.0), 1.0)):
         other.load_state_dict(state)
-        assert other.shape(torch.zeros(3, 5), collected()).metrics["siren/anchor"] == pytest.approx(anchor)
+        assert other.modify_advantages(torch.zeros(3, 5), collected()).metrics["siren/anchor"] == pytest.approx(anchor)
 
 
 def test_two_ranks_have_one_mean_and_one_anchor():
@@ -162,7 +162,7 @@ def test_its_gradient_is_that_of_the_square_by_finite_differences():
         return top_p_entropy(z.flatten(0, 1), 0.8).view(8, 6)
 
     batch = batch_of(turns.tolist(), mask=mask, top_p_entropy=inside(logits.detach()))
-    peaks = method.shape(mask, batch).marks["peaks"]
+    peaks = method.modify_advantages(mask, batch).token_annotations["peaks"]
 
     def square(z):
         means = [row[chosen].mean() for row, chosen in zip(inside(z), peaks, strict=True) if chosen.any()]
@@ -174,7 +174,7 @@ def test_its_gradient_is_that_of_the_square_by_finite_differences():
         none = torch.zeros(2, 6)
         terms.append(method.loss(MicroBatch(
             none, none, none, none, turns[rows], mask[rows], torch.tensor(7.0), lambda x: x.sum(),
-            top_p_entropy=entropy[rows], marks={"peaks": peaks[rows]},
+            top_p_entropy=entropy[rows], token_annotations={"peaks": peaks[rows]},
         )))  # fmt: skip
     total = sum(terms)
     total.backward()

@@ -18,13 +18,13 @@ def test_by_hand():
         entropy=[[ln2 + 1.0, ln2 - 0.5, ln2 + 0.25, 0.0], [9.0] * 4],
     )  # fmt: skip
     advantages = torch.tensor([[2.0, -2.0, 2.0, 0.0], [0.0] * 4])
-    shaped = STEER(min_weight=0.25).shape(advantages, batch)
+    shaped = STEER(min_weight=0.25).modify_advantages(advantages, batch)
     weights = [4**-1, 4**-0.5, 4**-0.25]
     want = torch.tensor([[2 * weights[0], -2 * weights[1], 2 * weights[2], 0.0], [0.0] * 4])
     torch.testing.assert_close(shaped.advantages, want)
     assert shaped.metrics["steer/largest_change"] == pytest.approx(1.0)
     assert shaped.metrics["steer/weight"] == pytest.approx(sum(weights) / 3)
-    floored = STEER(min_weight=0.25, floor=2.0).shape(advantages, batch).advantages
+    floored = STEER(min_weight=0.25, floor=2.0).modify_advantages(advantages, batch).advantages
     torch.testing.assert_close(floored[0, 0], torch.tensor(2 * 4**-0.5))
 
 
@@ -33,7 +33,7 @@ def test_it_is_the_formula_of_the_paper_where_pi_is_pi_old():
     pi = batch.logps.exp()
     omega = (advantages / pi * pi * (1 - pi) * (pi.log() + batch.entropy))[batch.mask.bool()].abs()
     weights = (math.log(0.8) / max(omega.max(), 0.02) * omega).exp().clamp(0.8, 1)
-    got = STEER().shape(advantages, batch).advantages[batch.mask.bool()]
+    got = STEER().modify_advantages(advantages, batch).advantages[batch.mask.bool()]
     torch.testing.assert_close(got, advantages[batch.mask.bool()] * weights)
 
 

@@ -20,7 +20,7 @@ from trainer_kit import (
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.wrapper import SuiteWrapper
-from epo_trl.methods import METHODS, Need, methods_of
+from epo_trl.methods import METHODS, Need, build_methods
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 
@@ -88,7 +88,7 @@ def test_what_it_needs_is_asked_for(tmp_path, name):
     """Without a critic, or with groups of one, it is refused before anything is played."""
     case = CASES[name]
     changes = config_of(name, case.settings, case.fields)
-    needs = methods_of(make_config(tmp_path, kind=EPOPPOConfig if name in PPO else EPOConfig, **changes),
+    needs = build_methods(make_config(tmp_path, kind=EPOPPOConfig if name in PPO else EPOConfig, **changes),
                        critic=name in PPO)[name].needs  # fmt: skip
     if Need.VALUES in needs:
         with pytest.raises(ValueError, match="needs a critic"):

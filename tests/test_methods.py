@@ -19,7 +19,7 @@ from trainer_kit import (
 )
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.methods import Method, Ranks, methods_of
+from epo_trl.methods import Comm, Method, build_methods
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer, EPOTrainer, row_scorer
 from epo_trl.trainers.collection import Collector
 from epo_trl.types import Episode, StopReason, Turn
@@ -144,7 +144,7 @@ def test_a_model_that_only_recipes_make_is_not_looked_for_on_the_hub(tmp_path):
 def test_a_name_alone_is_a_list_of_one_and_null_is_none(tmp_path):
     args = make_config(tmp_path, entropy_method="epo", policy_method=named("OneReward"),
                        method_kwargs='{"method_examples:OneReward": {"scale": 3}}')  # fmt: skip
-    methods = methods_of(args, critic=False)
+    methods = build_methods(args, critic=False)
     assert list(methods) == ["grpo", "epo", named("OneReward")] and methods[named("OneReward")].scale == 3
     assert make_config(tmp_path, entropy_method=None).entropy_method == []
 
@@ -152,7 +152,7 @@ def test_a_name_alone_is_a_list_of_one_and_null_is_none(tmp_path):
 def test_a_number_that_yaml_takes_for_a_string_is_a_number(tmp_path):
     """YAML reads `1e-3` as a string, and `1` as an integer."""
     args = make_config(tmp_path, entropy_method="ea", method_kwargs={"ea": {"alpha": "1e-3", "kappa": 3}})
-    method = methods_of(args, critic=False)["ea"]
+    method = build_methods(args, critic=False)["ea"]
     assert (method.alpha, method.kappa) == (0.001, 3)
 
 
@@ -165,7 +165,7 @@ def test_a_trainer_and_the_configuration_of_the_other_do_not_go_together(tmp_pat
 
 def test_a_setting_of_epo_is_the_field_of_the_configuration(tmp_path):
     args = make_config(tmp_path, epo_lambda=0.5, kappa_low=0.25, entropy_history="turn", entropy_history_window=3)
-    epo = methods_of(args, critic=False)["epo"]
+    epo = build_methods(args, critic=False)["epo"]
     assert (epo.epo_lambda, epo.kappa_low, epo.history.per, epo.history.window) == (0.5, 0.25, "turn", 3)
 
 
@@ -254,9 +254,9 @@ def test_refused_groups_are_replaced_whole_and_the_draw_depends_on_run_and_step_
         return [played(task, float(i) if int(task.split("/")[1]) % 2 else 1.0) for i, (task, _) in enumerate(tasks)]
 
     def collect(rl_step, rounds=50):
-        methods = methods_of(make_config(tmp_path, policy_method=named("KeepUnequal")), critic=False)
+        methods = build_methods(make_config(tmp_path, policy_method=named("KeepUnequal")), critic=False)
         tasks = ["train/2"] * 4 + ["train/3"] * 4 + ["train/4"] * 4
-        made = collector(methods, Ranks(), tmp_path, 4, max_resamples=rounds)
+        made = collector(methods, Comm(), tmp_path, 4, max_resamples=rounds)
         return made.collect(tasks, play, rl_step)
 
     batch, metrics = collect(0)
@@ -291,8 +291,8 @@ def test_two_ranks_replace_the_same_groups_also_one_that_they_share(tmp_path):
                 for i, (task, _) in enumerate(tasks)
             ]
 
-        methods = methods_of(make_config(tmp_path, policy_method=named("KeepUnequal")), critic=False)
-        ranks = Ranks(gather=gather, index=rank, count=2)
+        methods = build_methods(make_config(tmp_path, policy_method=named("KeepUnequal")), critic=False)
+        ranks = Comm(gather=gather, index=rank, count=2)
         tasks = (["train/2"] * 4 + ["train/4"] * 4 + ["train/5"] * 4)[6 * rank : 6 * rank + 6]
         outcome[rank] = collector(methods, ranks, tmp_path, 4, max_resamples=50).collect(tasks, play, 0)[0]
 
@@ -394,6 +394,6 @@ def test_a_run_does_not_go_on_with_other_methods_unless_that_is_asked_for(tmp_pa
 def test_a_method_does_nothing_by_itself():
     """The base class alone: every hook has a default that changes nothing."""
     x = torch.ones(1, 2)
-    assert Method().shape(x, None).advantages is x and Method().ratio(x, x, None, None) is x
-    assert Method().turn_rewards(None) is None and Method().keep(None) and Method().loss(None) is None
+    assert Method().modify_advantages(x, None).advantages is x and Method().ratio(x, x, None, None) is x
+    assert Method().turn_rewards(None) is None and Method().keep_group(None) and Method().loss(None) is None
     assert Method().end_rl_step(None) == Method().state_dict() == Method().batch_state() == {}

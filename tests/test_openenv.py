@@ -49,7 +49,7 @@ def url():
         yield address
 
 
-def suite_of(url, **settings):
+def build_suite(url, **settings):
     given = {"base_url": url, "observation_key": "messages.-1.content", "train_tasks": 9, "test_tasks": 3, **settings}
     return OpenEnvArguments(**given).make_suite()
 
@@ -63,11 +63,11 @@ class TestColours(EnvContract):
         self.url = url
 
     def make_suite(self):
-        return suite_of(self.url)
+        return build_suite(self.url)
 
 
 def test_a_task_is_a_seed_and_what_the_server_says_is_read_by_name(url):
-    env = suite_of(url, reset_kwargs='{"hint": " Not black."}', task_text="name the colour").make_env()
+    env = build_suite(url, reset_kwargs='{"hint": " Not black."}', task_text="name the colour").make_env()
     observation, info = env.reset(options={"task_id": "train/1"})
     assert (observation, info["task"]) == ("Which colour is it? Not black.", "name the colour")
     assert env.step("red")[:4] == ("No.", 0.0, False, False)
@@ -83,7 +83,7 @@ def test_a_task_is_a_seed_and_what_the_server_says_is_read_by_name(url):
 
 
 def test_what_the_server_does_not_take_is_an_invalid_action(url):
-    env = suite_of(url).make_env()
+    env = build_suite(url).make_env()
     env.reset(options={"task_id": "train/0"})
     for action, code in (("x" * 101, "VALIDATION_ERROR"), ("crash", "EXECUTION_ERROR")):
         observation, reward, terminated, _, info = env.step(action)
@@ -94,7 +94,7 @@ def test_what_the_server_does_not_take_is_an_invalid_action(url):
 
 
 def test_an_action_may_be_a_json_object_and_an_observation_all_that_is_said(url):
-    env = suite_of(url, action_key="", observation_key="").make_env()
+    env = build_suite(url, action_key="", observation_key="").make_env()
     observation, _ = env.reset(options={"task_id": "train/0"})
     assert (
         observation
@@ -106,7 +106,7 @@ def test_an_action_may_be_a_json_object_and_an_observation_all_that_is_said(url)
 
 
 def test_a_request_that_nobody_waited_for_is_void(url):
-    env = suite_of(url).make_env()
+    env = build_suite(url).make_env()
     env.reset_async(options={"task_id": "train/0"})
     env.reset_async(options={"task_id": "train/1"})
     env.reset_wait()
@@ -122,7 +122,7 @@ def test_a_request_that_nobody_waited_for_is_void(url):
     ],
 )
 def test_a_server_that_is_not_there_or_says_something_else_is_named(settings, says, url):
-    env = suite_of(url, **settings).make_env()
+    env = build_suite(url, **settings).make_env()
     with pytest.raises(EnvError, match=says):
         env.reset(options={"task_id": "train/0"})
     env.close()
@@ -130,7 +130,7 @@ def test_a_server_that_is_not_there_or_says_something_else_is_named(settings, sa
 
 def test_reset_keywords_have_to_be_a_mapping(url):
     with pytest.raises(EnvError, match=r"reset_kwargs: .*got '\[\]'"):
-        suite_of(url, reset_kwargs="[]")
+        build_suite(url, reset_kwargs="[]")
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_it_trains_for_two_steps(context, url, tmp_path):
         tmp_path, context=context, prompt_template="general_free", per_device_train_batch_size=3, num_generations=3,
         max_steps=2, max_turns=1, max_prompt_length=1024, max_completion_length=80,
     )  # fmt: skip
-    trainer = EPOTrainer(model, suite_of(url, task_text="name it"), args=config, processing_class=tokenizer)
+    trainer = EPOTrainer(model, build_suite(url, task_text="name it"), args=config, processing_class=tokenizer)
     before = [value.detach().clone() for value in model.parameters()]
     trainer.train()
     trainer.close_envs()
@@ -156,7 +156,7 @@ def test_it_trains_for_two_steps(context, url, tmp_path):
 def test_a_hundred_rounds_on_three_seats_leave_no_session():
     with serving(3) as address:
         for _ in range(100):
-            envs = [suite_of(address).make_env() for _ in range(3)]
+            envs = [build_suite(address).make_env() for _ in range(3)]
             for number, env in enumerate(envs):
                 env.reset_async(options={"task_id": f"train/{number}"})
             for env in envs:
@@ -172,7 +172,7 @@ def test_sessions_are_separate_and_a_server_that_is_full_says_so(url):
     try:
         with pytest.raises(EnvError, match="base_url: http.*CAPACITY_REACHED.*larger max_concurrent_envs"):
             for number in range(SESSIONS + 1):
-                envs.append(suite_of(url).make_env())
+                envs.append(build_suite(url).make_env())
                 envs[-1].reset(options={"task_id": f"train/{number % 3}"})
         playing = envs[:-1]
         assert len(playing) >= 3

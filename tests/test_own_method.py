@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from epo_trl.methods import Ranks, StepSummary
+from epo_trl.methods import Comm, StepSummary
 from epo_trl.types import Episode, StopReason, Turn
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +33,7 @@ def test_a_turn_pays_for_what_it_has_tried_in_the_same_place(no_repeats):
     tried = [("hall", "look"), ("hall", "open door"), ("hall", "look"), ("garden", "look"), ("hall", "look")]
     assert method.turn_rewards(episode(*tried)) == [1.0, 1.0, 0.75, 1.0, 0.75]
     assert method.turn_rewards(episode(("hall", "look"))) == [1.0], "another episode has tried nothing yet"
-    twice = StepSummary(0.0, {}, Ranks(sum=lambda counts: 2 * counts))
+    twice = StepSummary(0.0, {}, Comm(sum=lambda counts: 2 * counts))
     assert method.end_rl_step(twice) == {"no_repeats/share": pytest.approx(2 / 6)}
     assert method.end_rl_step(twice) == {"no_repeats/share": 0.0}
 

@@ -28,7 +28,7 @@ from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.critic import Critic, attach_critic, critic_aside
 from epo_trl.rollout.context import TurnView
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
-from epo_trl.trainers.batches import layout_in, rows_of
+from epo_trl.trainers.batches import join_rows, layout_in
 from epo_trl.trainers.critic_file import CRITIC_FILE
 from epo_trl.trainers.critic_setup import hide_critic
 from epo_trl.trainers.final_states import final_states, final_values
@@ -341,9 +341,9 @@ def test_old_log_probs_and_values_are_those_of_the_collecting_policy_in_every_ep
 
     def spy(model, inputs, *args, **kwargs):
         loss = original(model, inputs, *args, **kwargs)
-        ids, mask, width = rows_of(inputs)
+        ids, mask, width = join_rows(inputs)
         layout = layout_in(inputs, trainer.rules.context)
-        with torch.no_grad(), trainer.scorer.over(layout):
+        with torch.no_grad(), trainer.scorer.expect_rows(layout):
             again = trainer.scorer.values(trainer.model, ids, layout, 2)
             now = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)[0]
         seen.append((inputs, again, now))
@@ -649,7 +649,7 @@ def test_value_statistics_by_hand():
     estimate = Credit(
         advantages=torch.tensor([[1.0, 9.0, 2.0], [3.0, 9.0, 9.0]]),
         returns=torch.tensor([[0.0, 9.0, 2.0], [4.0, 9.0, 9.0]]),
-        points=points,
+        value_mask=points,
     )
     values = torch.tensor([[0.0, 9.0, 1.0], [2.0, 9.0, 9.0]])
     turn_ids = torch.tensor([[0, 1, 3], [0, 0, -1]])

@@ -19,7 +19,7 @@ from epo_trl.launch import AlgorithmArguments, evaluation, parse_recipe
 from epo_trl.launch.evaluation_arguments import EvaluationArguments, lists_of
 from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.study.config import load_study
-from epo_trl.study.plan import plan
+from epo_trl.study.run_plan import plan
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
 ROOT = Path(__file__).parents[1]

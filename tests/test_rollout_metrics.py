@@ -10,7 +10,7 @@ from trainer_kit import make_episodes, make_trainer
 
 from epo_trl.envs.base import Faults
 from epo_trl.envs.toy import ToySuite
-from epo_trl.methods import Ranks
+from epo_trl.methods import Comm
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, loop, play_episodes
 from epo_trl.rollout.parsing import TaggedActions
 from epo_trl.trainers.batches import update_seconds
@@ -61,7 +61,7 @@ FAULTS = Faults(restarts=2, timeouts=3, retries=5)
 
 
 def metrics_of(episodes, faults=FAULTS, ranks=None):
-    return rollout_metrics(episodes, TIMES, faults, [END], ranks or Ranks(), torch.device("cpu"))
+    return rollout_metrics(episodes, TIMES, faults, [END], ranks or Comm(), torch.device("cpu"))
 
 
 def test_by_hand():
@@ -72,8 +72,8 @@ def test_by_hand():
 def test_two_ranks_log_what_one_would():
     """Counts are summed before they are divided; seconds are those of the rank itself."""
     theirs = []
-    metrics_of(EPISODES[2:], Faults(1, 1, 1), Ranks(sum=lambda own: theirs.append(own) or own))
-    here = Ranks(sum=lambda own: own + theirs[0], count=2)
+    metrics_of(EPISODES[2:], Faults(1, 1, 1), Comm(sum=lambda own: theirs.append(own) or own))
+    here = Comm(sum=lambda own: own + theirs[0], count=2)
     assert metrics_of(EPISODES[:2], Faults(1, 2, 4), here) == pytest.approx(WANT)
 
 

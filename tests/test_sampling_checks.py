@@ -6,7 +6,7 @@ import pytest
 from rollout_parts import QWEN, byte_tokenizer, context_of
 from trainer_kit import make_config, make_trainer
 
-from epo_trl.trainers.checks import check_sampling, warn_of_empty_thought
+from epo_trl.trainers.checks import check_sampling, warn_empty_thought
 
 # Qwen3 with thinking turned off, GLM and Nemotron
 EMPTY = ("<think>\n\n</think>\n\n", "<think></think>", "\n<think></think>\n")
@@ -59,18 +59,18 @@ def test_a_template_that_closes_the_reasoning_itself_warns_where_reasoning_is_re
     tokenizer = byte_tokenizer(QWEN + "{% if add_generation_prompt and not enable_thinking %}" + empty + "{% endif %}")
     closed, open_ = (context_of(tokenizer, chat_template_kwargs={"enable_thinking": on}) for on in (False, True))
     with pytest.warns(UserWarning, match=r"require_think: .*empty <think> </think>.*Set require_think=False, or"):
-        warn_of_empty_thought(required, closed)
+        warn_empty_thought(required, closed)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_empty_thought(not_required, closed)
-        warn_of_empty_thought(required, open_)
+        warn_empty_thought(not_required, closed)
+        warn_empty_thought(required, open_)
 
 
 def test_a_trainer_makes_these_checks(tmp_path, monkeypatch):
     from epo_trl.trainers import checks
 
     called = []
-    monkeypatch.setattr(checks, "warn_of_empty_thought", lambda args, context: called.append((args, context)))
+    monkeypatch.setattr(checks, "warn_empty_thought", lambda args, context: called.append((args, context)))
     trainer = make_trainer(tmp_path)
     assert called == [(trainer.args, trainer.rules.context)]
     assert trainer.rules.context.end_ids == trainer.rules.eval_context.end_ids == trainer.eos_token_ids

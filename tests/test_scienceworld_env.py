@@ -6,7 +6,7 @@ import pytest
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.checker import check_text_env
-from epo_trl.envs.scienceworld import Rules, ScienceWorldSuite, TaskLists
+from epo_trl.envs.scienceworld import EngineRules, ScienceWorldSuite, TaskLists
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments
 from epo_trl.envs.scienceworld.env import ScienceWorldEnv
 from epo_trl.envs.scienceworld.tasks import all_task_types
@@ -59,7 +59,7 @@ def env_with(suite):
     made = []
 
     def make(**rules):
-        made.append(ScienceWorldEnv(suite._hosts[0], suite.lists, Rules(**rules)))
+        made.append(ScienceWorldEnv(suite._hosts[0], suite.lists, EngineRules(**rules)))
         return made[-1]
 
     yield make

@@ -7,7 +7,7 @@ import pytest
 from rollout_parts import byte_tokenizer, context_of
 
 from epo_trl.envs import EnvError
-from epo_trl.envs.scienceworld import GoldExpert, GoldSettings, Rules, ScienceWorldSuite, TaskLists
+from epo_trl.envs.scienceworld import EngineRules, GoldExpert, GoldSettings, ScienceWorldSuite, TaskLists
 from epo_trl.envs.scienceworld.expert import DONE, thought_for, with_teleports
 from epo_trl.envs.scienceworld.gold import GoldPath, cache_folder
 from epo_trl.envs.scienceworld.jvm import Jvm
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 def make_suite(folder, workers=1, **rules):
     lists = TaskLists(task_types=SHORT, heldout_types=("power-component",), n_iid=4, n_ood=4, n_heldout=2)
-    return ScienceWorldSuite(lists, Rules(**rules), gold=GoldSettings(folder, workers))
+    return ScienceWorldSuite(lists, EngineRules(**rules), gold=GoldSettings(folder, workers))
 
 
 @pytest.mark.games
@@ -82,7 +82,7 @@ def test_one_jvm_serves_all_the_portions_in_which_paths_are_generated(tmp_path, 
 
     monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", Counted)
     monkeypatch.setattr("epo_trl.envs.scienceworld.gold.GoldPaths._find", lambda *args: GoldPath(("wait",), 1))
-    monkeypatch.setattr("epo_trl.envs.scienceworld.suite._TASKS_AT_ONCE", 2)
+    monkeypatch.setattr("epo_trl.envs.scienceworld.scienceworld_suite._TASKS_AT_ONCE", 2)
     suite = make_suite(str(tmp_path))
     assert suite.demonstration_tasks("ood", max_turns=3) == list(suite.task_ids("ood"))
     assert len(started) == 1 and not open_jvms

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from epo_trl.study.config import StudyError, load_study
-from epo_trl.study.plan import folder_names, plan
+from epo_trl.study.run_plan import folder_names, plan
 
 ROOT = Path(__file__).parents[1]
 TRAIN = {"recipe": "train.py", "config": "train.yaml"}

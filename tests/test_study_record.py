@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from epo_trl.study.config import StudyError
-from epo_trl.study.plan import Run
+from epo_trl.study.job_pool import Progress
 from epo_trl.study.record import (
     POINTS,
     WHOLE,
-    Evaluation,
+    EvaluationRecord,
     Record,
     collect,
     read_record,
@@ -19,12 +19,12 @@ from epo_trl.study.record import (
     thin,
     write_record,
 )
-from epo_trl.study.side_by_side import Progress
-from epo_trl.study.watch import clock, share_done, time_left
+from epo_trl.study.run_plan import StudyRun
+from epo_trl.study.study_progress import clock, share_done, time_left
 
 
 def run_of(folder, arm="a", name="a-seed1", **settings):
-    return Run(arm, 1, folder / name, Path("r.py"), Path("c.yaml"), settings, {"seed": 1})
+    return StudyRun(arm, 1, folder / name, Path("r.py"), Path("c.yaml"), settings, {"seed": 1})
 
 
 def test_optimizer_steps_become_rl_steps_and_what_one_logs_twice_is_averaged():
@@ -97,7 +97,7 @@ def test_a_long_run_is_kept_in_less_than_30_kilobytes_and_read_back_as_it_was(tm
         "score_sum": None,
         "stop_reasons": REPORT["stop_reasons"],
     }
-    assert record.evaluations[0] == Evaluation(
+    assert record.evaluations[0] == EvaluationRecord(
         0, "iid", "tiny", 100, 400, {"look": [90, 300], "cool": [10, 100]}, counts
     )
     assert record.evaluations[0].rate == 0.25

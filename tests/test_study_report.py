@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 
 from epo_trl.study.config import Arm, Part, Study
 from epo_trl.study.figure import BEHIND, draw
-from epo_trl.study.judge import Failure, judge
 from epo_trl.study.markdown import code, percent, plain, points, spread
-from epo_trl.study.record import Evaluation, Record
-from epo_trl.study.report import report, write_report
+from epo_trl.study.outcomes import Failure, judge
+from epo_trl.study.record import EvaluationRecord, Record
 from epo_trl.study.statistics import Estimate
+from epo_trl.study.study_report import report, write_report
 from epo_trl.study.tables import (
     differences_table,
     gains_table,
@@ -38,7 +38,7 @@ def record_of(arm, seed, success=(), evaluations=(), **curves):
     named = {f"entropy/{name}": values for name, values in curves.items() if name != "invalid"}
     named |= {"env/invalid_actions": curves["invalid"]} if "invalid" in curves else {}
     whole = {"rl_step": steps, "env/success_rate": list(success), **named} if success else {}
-    listed = tuple(Evaluation(step, split, "tiny", wins, 10, {}, {}) for step, split, wins in evaluations)
+    listed = tuple(EvaluationRecord(step, split, "tiny", wins, 10, {}, {}) for step, split, wins in evaluations)
     return Record(arm, seed, "d", {}, "0.1", 1.0, whole, {}, listed)
 
 

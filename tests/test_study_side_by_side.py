@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from epo_trl.study.side_by_side import Job, run_side_by_side
+from epo_trl.study.job_pool import Job, run_jobs
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,7 +24,7 @@ def job(tmp_path):
 
 def run(jobs, at_a_time=2, on_end=lambda job: ""):
     started, most = [], []
-    done = run_side_by_side(
+    done = run_jobs(
         jobs,
         at_a_time,
         lambda job: started.append(job.name),
@@ -61,11 +61,11 @@ def test_a_failure_stops_only_what_needs_it_and_says_where_its_log_is(job, tmp_p
 STARTER = """
 import signal, sys
 from pathlib import Path
-from epo_trl.study.side_by_side import Job, run_side_by_side
+from epo_trl.study.job_pool import Job, run_jobs
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
 job = Job("a", [sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]), {}, None)
 try:
-    run_side_by_side([job], 1, lambda job: None, lambda job: "", lambda now: None)
+    run_jobs([job], 1, lambda job: None, lambda job: "", lambda now: None)
 except KeyboardInterrupt:
     print("interrupted")
 """

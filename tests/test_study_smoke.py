@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from epo_trl.study.config import load_study
-from epo_trl.study.plan import plan
-from epo_trl.study.report import write_report
+from epo_trl.study.run_plan import plan
 from epo_trl.study.runner import Places, known_record
+from epo_trl.study.study_report import write_report
 
 ROOT = Path(__file__).parents[1]
 SMOKE = Path("studies/smoke.yaml")

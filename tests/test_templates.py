@@ -10,7 +10,7 @@ from word_game import WordGame, reward_func, word_rows
 from epo_trl.envs.adapters.tools import ToolSuite, tool_call
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.corridor import CorridorSuite
-from epo_trl.envs.scienceworld import Rules, ScienceWorldSuite
+from epo_trl.envs.scienceworld import EngineRules, ScienceWorldSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.rollout import PromptTemplate, TemplateError
 from epo_trl.rollout.templates import PARTS, TEMPLATES, render
@@ -83,7 +83,7 @@ def test_the_corridor_shows_the_room_and_nothing_of_the_past():
 
 @pytest.mark.games
 def test_the_scienceworld_templates_render_on_what_it_really_says():
-    listing, plain = ScienceWorldSuite(rules=Rules(list_actions=True)), ScienceWorldSuite()
+    listing, plain = ScienceWorldSuite(rules=EngineRules(list_actions=True)), ScienceWorldSuite()
     seen = views_of(listing, ["look around", "sing"])
     for name in SCIENCEWORLD:
         assert_renders(PromptTemplate.load(name), seen)

@@ -13,7 +13,7 @@ from trl.trainer.utils import add_fused_lm_head
 from epo_trl.models import top_p
 from epo_trl.models.fused_head import HeadInput
 from epo_trl.models.top_p import own_nucleus_entropy, top_p_entropy
-from epo_trl.trainers.turn_forward import nucleus_of_turns, score_turns
+from epo_trl.trainers.turn_forward import find_nuclei, score_turns
 from epo_trl.trainers.turn_layout import TurnLayout, cut_turns
 
 F64 = torch.float64
@@ -146,7 +146,7 @@ def test_it_does_not_depend_on_the_forward_passes(windowed, way):
 def test_both_nuclei_are_found_in_one_pass():
     model = make_model()
     batch, own = scored(model)
-    candidates = nucleus_of_turns(model, batch, 0.03)
+    candidates = find_nuclei(model, batch, 0.03)
     reference = score_turns(model, batch, candidates=candidates)
     both = score_turns(model, batch, candidates=candidates, top_p=0.8)
     assert own.nucleus_entropy is None and reference.top_p_entropy is None

@@ -14,9 +14,9 @@ from packaging.requirements import Requirement
 from epo_trl.doctor.finding import Finding, State, pip_install
 from epo_trl.doctor.imports import Imported
 from epo_trl.doctor.packages import OWN, package_finding, requirements
-from epo_trl.envs.alfworld.games import SPLIT_FOLDERS, find_games
+from epo_trl.envs.alfworld.alfworld_suite import data_folder
+from epo_trl.envs.alfworld.game_files import SPLIT_FOLDERS, find_games
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
-from epo_trl.envs.alfworld.suite import data_folder
 from epo_trl.envs.base import EnvError
 
 ALFWORLD, SCIENCEWORLD = "ALFWorld", "ScienceWorld"

@@ -75,7 +75,7 @@ def check_fields(settings: type[Any], others: Iterable[type[Any]]) -> None:
             )
 
 
-def suite_of(settings: Any) -> TaskSuite:
+def build_suite(settings: Any) -> TaskSuite:
     """Builds the suite from its settings. Its attribute `settings` holds those that a resumed run has to share.
 
     Raises:

@@ -27,7 +27,7 @@ from epo_trl.rollout.chat_frame import template_settings
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
 from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.trainers.config import settle_defaults
-from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules, few_shot_of
+from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules, few_shot_settings
 
 
 @dataclass
@@ -218,7 +218,7 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
                 max_completion_length=512,
                 require_think=shown.thoughts,
                 temperature=1.0,
-                few_shot=few_shot_of(shown),
+                few_shot=few_shot_settings(shown),
                 chat_template_kwargs=template_settings(shown.chat_template_kwargs),
             ),
         )

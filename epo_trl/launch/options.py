@@ -16,7 +16,7 @@ import torch
 from transformers import TrainingArguments
 from trl import TrlParser
 
-from epo_trl.envs.registry import check_fields, environment_arguments, suite_of
+from epo_trl.envs.registry import build_suite, check_fields, environment_arguments
 from epo_trl.launch.command_line import (
     CHECK,
     ConfigIsRight,
@@ -58,7 +58,7 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
         check_fields(settings, (*first, *types))
     parser = RecipeParser((*first, *([settings] if settings else []), *types), config=path)
     parsed = parser.parse_args_and_config(argv)  # ends the program if help is asked for
-    suite = suite_of(parsed[len(first)])
+    suite = build_suite(parsed[len(first)])
     if check_only:
         raise ConfigIsRight
     return suite, *parsed[len(first) + 1 :]

@@ -1,7 +1,7 @@
 """Training methods: credit assignment, entropy control, changes to the policy loss. One file per method."""
 
-from epo_trl.methods.base import Batch, Credit, Group, Method, MicroBatch, Need, Ranks, Shaped, StepSummary
-from epo_trl.methods.registry import METHODS, as_names, methods_of
+from epo_trl.methods.base import Batch, Comm, Credit, Group, Method, MicroBatch, ModifiedAdvantages, Need, StepSummary
+from epo_trl.methods.registry import METHODS, as_names, build_methods
 from epo_trl.methods.stack import Methods
 
 __all__ = [
@@ -13,9 +13,9 @@ __all__ = [
     "Methods",
     "MicroBatch",
     "Need",
-    "Ranks",
-    "Shaped",
+    "Comm",
+    "ModifiedAdvantages",
     "StepSummary",
     "as_names",
-    "methods_of",
+    "build_methods",
 ]

@@ -40,7 +40,7 @@ class AdaptiveEntropy(Method):
             raise ValueError(f"start: expected a number <= maximum ({self.maximum}), got {self.start}")
         self.coefficient, self.active = self.start, True
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name, its paper and the target."""
         return f"[adaptive entropy control](https://arxiv.org/abs/2505.22312), target {self.target:g}"
 

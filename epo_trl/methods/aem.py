@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from epo_trl.methods.base import Batch, Method, Need, Shaped
+from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import on_tokens, per_turn_means, turns_by_group
 
 
@@ -32,11 +32,11 @@ class AEM(Method):
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature: expected a number >= 0, got {self.temperature}")
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name, its paper and T."""
         return f"[AEM, adaptive entropy modulation](https://arxiv.org/abs/2605.00425), T {self.temperature:g}"
 
-    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Weights the advantages by the entropy of their turn."""
         assert batch.entropy is not None
         entropy, turn_mask = per_turn_means(batch.entropy, batch)
@@ -47,7 +47,7 @@ class AEM(Method):
                 weights[i] = torch.where(turn_mask[i], self._relative(entropy[i], groups[group]), 1.0)
         all_weights = torch.cat([self._relative(values, values) for values in groups.values()] or [weights.new_ones(1)])
         metrics = {"aem/weight_min": float(all_weights.min()), "aem/weight_max": float(all_weights.max())}
-        return Shaped(advantages * on_tokens(weights, batch).to(advantages.dtype), metrics=metrics)
+        return ModifiedAdvantages(advantages * on_tokens(weights, batch).to(advantages.dtype), metrics=metrics)
 
     def _relative(self, entropy: Tensor, group: Tensor) -> Tensor:
         """Returns the weights of responses with this entropy, relative to their group."""

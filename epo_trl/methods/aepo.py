@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from epo_trl.methods.base import Batch, Method, MicroBatch, Need, Shaped
+from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import token_extremes, token_moments
 
 _CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -43,7 +43,7 @@ class AEPO(Method):
         if not 0 <= self.alpha < math.inf:
             raise ValueError(f"alpha: expected a number >= 0, got {self.alpha}")
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name, its paper and alpha."""
         return f"[AEPO](https://arxiv.org/abs/2510.14545) without its branching rollout, alpha {self.alpha:g}"
 
@@ -69,14 +69,14 @@ class AEPO(Method):
                     "'aepo' would restore. Set keep_clipped=false in method_kwargs to use it."
                 )
 
-    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Weights the advantages by the standardised entropies."""
         assert batch.entropy is not None
         mean, deviation = token_moments(batch.entropy, batch)
         factors = 1 + self.alpha * (batch.entropy - mean) / (deviation or 1.0)
         low, high = token_extremes(factors, batch)
         metrics = {"aepo/factor_min": low, "aepo/factor_max": high}
-        return Shaped(advantages * factors.to(advantages.dtype), metrics=metrics)
+        return ModifiedAdvantages(advantages * factors.to(advantages.dtype), metrics=metrics)
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
         """Returns a term of value 0 that restores the gradient of the clipped tokens."""

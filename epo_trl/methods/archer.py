@@ -71,7 +71,7 @@ class ArCHer(Tallied):
         # RL steps, Q losses, V losses; turns, Q, V, advantages, their squares.
         self.tally = Tally(8)
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name and its paper."""
         return "[ArCHer](https://arxiv.org/abs/2402.19446)"
 
@@ -82,7 +82,7 @@ class ArCHer(Tallied):
         if self.critics is None or losses is None:
             return Credit(on_tokens(per_turn, batch) * batch.mask)
         assert batch.features is not None
-        turn_mask = batch.features.there
+        turn_mask = batch.features.turn_mask
         with torch.no_grad(), torch.autocast(per_turn.device.type, enabled=False):
             states, actions = batch.features.states[turn_mask], batch.features.actions[turn_mask]
             q, v = self.critics.q(states, actions).amin(0), self.critics.v(states).amin(0)
@@ -96,7 +96,7 @@ class ArCHer(Tallied):
     def _learn(self, batch: Batch) -> tuple[float, float] | None:
         """Adds the batch of all ranks to the replay buffer and trains; returns the losses, or `None` without a turn."""
         parts = batch.ranks.gather([transitions(batch, cut_ends=self.cut_ends).to("cpu")])
-        new = Transitions.joined(parts).to(batch.turn_rewards.device)
+        new = Transitions.concatenate(parts).to(batch.turn_rewards.device)
         if self.critics is None:
             if not len(new):
                 return None
@@ -139,7 +139,7 @@ def transitions(batch: Batch, *, cut_ends: bool) -> Transitions:
         cut_ends: See `ArCHer`.
     """
     assert batch.features is not None
-    states, actions, turn_mask = batch.features.states, batch.features.actions, batch.features.there
+    states, actions, turn_mask = batch.features.states, batch.features.actions, batch.features.turn_mask
     last = turn_mask & ~torch.cat([turn_mask[:, 1:], torch.zeros_like(turn_mask[:, :1])], dim=1)
     cut = torch.tensor([episode.stop not in ENDED for episode in batch.episodes], device=turn_mask.device)
     known = turn_mask if cut_ends else turn_mask & ~(last & cut.unsqueeze(1))

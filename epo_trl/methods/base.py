@@ -2,7 +2,7 @@
 
 Two facts keep the interface small. First, every policy loss in TRL is proportional to the advantage, and advantages may
 differ per token. Weighting a token's loss is therefore the same as weighting its advantage, so most methods are a map
-from advantages to advantages (`shape`).
+from advantages to advantages (`modify_advantages`).
 Second, batch statistics are computed once at collection, over all episodes and ranks, and never per micro-batch.
 """
 
@@ -35,7 +35,7 @@ class Need(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class Comm:
     """Communication between processes. `sum` and `gather` are collective: every rank must call them.
 
     Args:
@@ -79,7 +79,7 @@ class Batch:
     group_advantages: Tensor
     turn_ids: Tensor
     mask: Tensor
-    ranks: Ranks = Ranks()
+    ranks: Comm = Comm()
     rl_step: int = 0
     total_rl_steps: int = 1
     logps: Tensor | None = None
@@ -112,29 +112,29 @@ class Credit:
     Args:
         advantages: (B, T), 0 where no token was sampled.
         returns: (B, T) targets of the critic; `None` without a critic.
-        points: (B, T) boolean, the tokens on which the critic is trained; `None` without a critic.
+        value_mask: (B, T) boolean, the tokens on which the critic is trained; `None` without a critic.
         outcomes: (B, K) discounted reward-to-go of each turn, NaN for a turn without a decision. If they are equal in
             all episodes, the trainer sets the advantages to 0. `None` leaves the advantages unchanged.
     """
 
     advantages: Tensor
     returns: Tensor | None = None
-    points: Tensor | None = None
+    value_mask: Tensor | None = None
     outcomes: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
+class ModifiedAdvantages:
     """Advantages modified by a method.
 
     Args:
         advantages: (B, T) modified advantages.
-        marks: (B, T) tensors by name, passed on to `loss` in its micro-batches.
+        token_annotations: (B, T) tensors by name, passed on to `loss` in its micro-batches.
         metrics: Metrics of this batch by full name, equal on all ranks.
     """
 
     advantages: Tensor
-    marks: Mapping[str, Tensor] = field(default_factory=dict)
+    token_annotations: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -161,7 +161,7 @@ class MicroBatch:
         top_p_entropy: (b, T) entropy over the smallest set of tokens with probability `top_p` under the current policy.
             Requires `Need.TOP_P`.
         compute_dtype: Dtype of the logits. Its rounding makes two passes of the same policy differ.
-        marks: Tensors that the method's `shape` attached to these rows.
+        token_annotations: Tensors that the method's `modify_advantages` attached to these rows.
     """
 
     logps: Tensor
@@ -178,7 +178,7 @@ class MicroBatch:
     choice: Tensor | None = None
     top_p_entropy: Tensor | None = None
     compute_dtype: torch.dtype = torch.float32
-    marks: Mapping[str, Tensor] = field(default_factory=dict)
+    token_annotations: Mapping[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def _turn_weights(self) -> Tensor:
@@ -208,7 +208,7 @@ class StepSummary:
 
     entropy: float
     turn_entropy: Mapping[int, float]
-    ranks: Ranks = Ranks()
+    ranks: Comm = Comm()
     rl_step: int = 0
     total_rl_steps: int = 1
 
@@ -232,7 +232,7 @@ class Method:
     cut: float
     top_p: float
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the model card's description of the method, in Markdown; `""` omits it."""
         return type(self).__name__
 
@@ -245,7 +245,7 @@ class Method:
         """Returns a reward for each turn that replaces the rollout's rewards, or `None` to keep those."""
         return None
 
-    def keep(self, group: Group) -> bool:
+    def keep_group(self, group: Group) -> bool:
         """Returns whether to train on a group. A rejected group is replaced by the episodes of another task."""
         return True
 
@@ -253,14 +253,14 @@ class Method:
         """Assigns advantages to the tokens of the batch."""
         raise NotImplementedError
 
-    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Returns the modified advantages.
 
         Args:
             advantages: (B, T) from the credit, whitened if the trainer does so, after the preceding methods.
             batch: The collected batch.
         """
-        return Shaped(advantages)
+        return ModifiedAdvantages(advantages)
 
     # --- In the loss ---------------------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class Method:
     # --- Metrics and state ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def measure(self, micro: MicroBatch) -> None:
+    def observe(self, micro: MicroBatch) -> None:
         """Collects statistics. Called once for each token of a batch, scored by the behaviour policy."""
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from epo_trl.methods.base import Batch, Method, MicroBatch, Need, Shaped
+from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import lowest, token_moments, token_share
 
 
@@ -77,11 +77,11 @@ class ClipCov(Method):
         if not 0 <= self.low < self.high:
             raise ValueError(f"low, high: expected numbers with 0 <= low < high, got {self.low} and {self.high}")
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name, its paper and the share."""
         return f"[Clip-Cov](https://arxiv.org/abs/2505.22617), share {self.share:g}"
 
-    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Sets the advantages of the drawn tokens to 0."""
         covariance = covariances(advantages, batch)
         candidates = (covariance > self.low) & (covariance < self.high) & batch.mask.bool()
@@ -90,7 +90,7 @@ class ClipCov(Method):
             "clip-cov/candidates": token_share(candidates, batch),
             "clip-cov/clipped": token_share(drawn, batch),
         }
-        return Shaped(advantages.masked_fill(drawn, 0.0), metrics=metrics)
+        return ModifiedAdvantages(advantages.masked_fill(drawn, 0.0), metrics=metrics)
 
     def _keys(self, batch: Batch) -> Tensor:
         """Returns (B, T) random numbers, drawn per episode of the batch, independent of its rank."""
@@ -128,7 +128,7 @@ class KLCov(Method):
         if not 0 <= self.coefficient < math.inf:
             raise ValueError(f"coefficient: expected a number >= 0, got {self.coefficient}")
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name, its paper and settings."""
         paper = "[KL-Cov](https://arxiv.org/abs/2505.22617)"
         return f"{paper}, share {self.share:g}, coefficient {self.coefficient:g}"
@@ -143,15 +143,15 @@ class KLCov(Method):
                 "penalty is 0."
             )
 
-    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Marks the selected tokens; the advantages are unchanged."""
         marked = lowest(-covariances(advantages, batch), batch.mask.bool(), _number(self.share, batch), batch)
-        return Shaped(advantages, {"marked": marked}, {"kl-cov/marked": token_share(marked, batch)})
+        return ModifiedAdvantages(advantages, {"marked": marked}, {"kl-cov/marked": token_share(marked, batch)})
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
         """Returns the penalty."""
         if not (self.share and self.coefficient):
             return None
         distance = (micro.logps - micro.old_logps).abs()
-        penalised = micro.marks["marked"] & (distance > rounding_nats(micro.compute_dtype))
+        penalised = micro.token_annotations["marked"] & (distance > rounding_nats(micro.compute_dtype))
         return self.coefficient * micro.policy_mean(torch.where(penalised, distance, 0.0))

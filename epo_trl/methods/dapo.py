@@ -51,7 +51,7 @@ class DAPO(Tallied):
             raise ValueError(f"overlong_penalty: expected a number >= 0, got {self.overlong_penalty}")
         self.tally = Tally(2)
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name and its paper."""
         return "the dynamic sampling and overlong shaping of [DAPO](https://arxiv.org/abs/2503.14476)"
 
@@ -71,7 +71,7 @@ class DAPO(Tallied):
             return None
         return [turn.reward - self.overlong_penalty * x for turn, x in zip(episode.turns, shares, strict=True)]
 
-    def keep(self, group: Group) -> bool:
+    def keep_group(self, group: Group) -> bool:
         """Returns whether the outcomes of the usable members differ."""
         outcomes = group.won if self.outcome == "won" else group.returns
         usable = [outcome for outcome, is_usable in zip(outcomes, group.usable, strict=True) if is_usable]

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from epo_trl.methods.base import Batch, Method, MicroBatch, Need, Shaped, StepSummary
+from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need, StepSummary
 from epo_trl.methods.decisions import check_decisions, decision_metrics, decision_tokens
 from epo_trl.objectives import check_schedule, scheduled_weight
 
@@ -43,19 +43,19 @@ class DecisionBonus(Method):
         check_schedule(self.schedule, self.end_weight)
         check_decisions(self.threshold, self.top_share)
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name and weight."""
         return f"an entropy bonus on decision tokens, weight {self.weight:g}"
 
-    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Marks the decision tokens; the advantages are unchanged."""
         decisions = decision_tokens(batch, threshold=self.threshold, top_share=self.top_share)
-        return Shaped(advantages, {"decisions": decisions}, decision_metrics(decisions, batch))
+        return ModifiedAdvantages(advantages, {"decisions": decisions}, decision_metrics(decisions, batch))
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
         """Returns the entropy bonus."""
         weight = self._weight(micro.rl_step, micro.total_rl_steps)
-        return -weight * micro.turn_mean(micro.marks["decisions"] * micro.entropy) if weight else None
+        return -weight * micro.turn_mean(micro.token_annotations["decisions"] * micro.entropy) if weight else None
 
     def _weight(self, rl_step: int, total_rl_steps: int) -> float:
         return scheduled_weight(rl_step, total_rl_steps, schedule=self.schedule, start=self.weight, end=self.end_weight)

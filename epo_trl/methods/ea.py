@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from epo_trl.methods.base import Batch, Method, Need, Shaped
+from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 
 
 @dataclass
@@ -33,11 +33,11 @@ class EntropyAdvantage(Method):
         if not self.kappa > 1:
             raise ValueError(f"kappa: expected a number > 1, got {self.kappa}. Smaller values can flip an advantage.")
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name, its paper and alpha."""
         return f"[entropy-based advantages](https://arxiv.org/abs/2506.14758), alpha {self.alpha:g}"
 
-    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Adds the entropy bonus to the advantages."""
         assert batch.entropy is not None
-        return Shaped(advantages + torch.minimum(self.alpha * batch.entropy, advantages.abs() / self.kappa))
+        return ModifiedAdvantages(advantages + torch.minimum(self.alpha * batch.entropy, advantages.abs() / self.kappa))

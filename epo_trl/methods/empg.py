@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from epo_trl.methods.base import Batch, Method, Need, Shaped
+from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import on_tokens, per_turn_means, turns_by_group
 
 
@@ -39,18 +39,18 @@ class EMPG(Method):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: expected a number >= 0, got {getattr(self, name)}")
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name, its paper and settings."""
         paper = "[EMPG, entropy-modulated policy gradients](https://arxiv.org/abs/2509.09265)"
         return f"{paper}, k {self.k:g}, zeta {self.zeta:g}"
 
-    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Modulates the advantages by the entropies of this and the next turn."""
         assert batch.entropy is not None
         entropy, turn_mask = per_turn_means(batch.entropy, batch)
         all_entropies = entropy.new_tensor(batch.ranks.gather(entropy[turn_mask].tolist()))
         if not len(all_entropies):
-            return Shaped(advantages)
+            return ModifiedAdvantages(advantages)
         width = float(all_entropies.max() - all_entropies.min()) or 1.0
         clarity, others = ((-self.k * (x - all_entropies.min()) / width).exp() for x in (entropy, all_entropies))
         clarity = torch.where(turn_mask, clarity, 0.0)
@@ -63,7 +63,7 @@ class EMPG(Method):
             "empg/weight_min": float((others / others.mean()).min()),
             "empg/weight_max": float((others / others.mean()).max()),
         }
-        return Shaped((shaped * batch.mask).to(advantages.dtype), metrics=metrics)
+        return ModifiedAdvantages((shaped * batch.mask).to(advantages.dtype), metrics=metrics)
 
     def _group_means(self, shaped: Tensor, batch: Batch) -> Tensor:
         """Returns (B, K) means over all turns of each row's group."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from epo_trl.methods.base import Batch, Method, Need, Shaped
+from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import token_moments, token_share
 from epo_trl.objectives import scheduled_weight
 
@@ -45,13 +45,13 @@ class Entrocraft(Method):
                     f"low_{part}, high_{part}: expected 0 <= low_{part} <= high_{part}, got {low} and {high}"
                 )
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name, its paper and the band."""
         paper = "[Entrocraft](https://arxiv.org/abs/2604.26326)"
         start, end = f"[{self.low_start:g}, {self.high_start:g}]", f"[{self.low_end:g}, {self.high_end:g}]"
         return f"{paper}, entropy from {start} to {end}"
 
-    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Drops advantages of one sign while the entropy is outside the band."""
         assert batch.entropy is not None
         low, high = (
@@ -65,4 +65,4 @@ class Entrocraft(Method):
             "entrocraft/high": high,
             "entrocraft/dropped": token_share(kept != advantages, batch),
         }
-        return Shaped(kept, metrics=metrics)
+        return ModifiedAdvantages(kept, metrics=metrics)

@@ -44,7 +44,7 @@ class EPO(Tallied):
         # Tokens below, inside and above the band, then L_H and L_smooth of the batch.
         self.tally = Tally(5)
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name, its paper and lambda."""
         paper = "[EPO, entropy-regularized policy optimization](https://arxiv.org/abs/2509.22576)"
         return f"{paper}{self.variant}, weight {self.epo_lambda:g}" if self.epo_lambda else ""
@@ -97,7 +97,7 @@ class EPO(Tallied):
         return micro.entropy
 
     @torch.no_grad()
-    def measure(self, micro: MicroBatch) -> None:
+    def observe(self, micro: MicroBatch) -> None:
         """Adds the terms, and the number of tokens below, inside and above the band."""
         reference = self.history.reference(micro.turn_ids)
         band = {"kappa_low": self.kappa_low, "kappa_high": self.kappa_high}

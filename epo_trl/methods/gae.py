@@ -23,7 +23,7 @@ class _GAE(Method):
     gamma: float = 1.0
     gae_lambda: float = 1.0
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name and its paper."""
         return "[PPO](https://arxiv.org/abs/1707.06347) with a critic"
 

@@ -36,7 +36,7 @@ class Gated(Tallied, GRPO):
             raise ValueError(f"weight: expected a number >= 0, got {self.weight}")
         self.tally = Tally(2)
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name, its paper and settings."""
         return f"[gated rewards](https://arxiv.org/abs/2508.10548) above {self.threshold:g}, weight {self.weight:g}"
 

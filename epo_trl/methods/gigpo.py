@@ -44,7 +44,7 @@ class GiGPO(Method):
         if not self.step_weight >= 0:
             raise ValueError(f"step_weight: expected a number >= 0, got {self.step_weight}")
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name and its paper."""
         return "[GiGPO](https://arxiv.org/abs/2505.10978)"
 
@@ -63,11 +63,11 @@ class GiGPO(Method):
         steps = torch.zeros_like(batch.turn_rewards)
         for i, (group, episode) in enumerate(zip(groups, batch.episodes, strict=True)):
             for k, turn in enumerate(episode.turns * episode.is_usable):
-                steps[i, k] = self._against(returns[i][k], anchors[group, turn.observation])
+                steps[i, k] = self._relative_advantage(returns[i][k], anchors[group, turn.observation])
         per_turn = batch.group_advantages.unsqueeze(1) + self.step_weight * steps
         return Credit(on_tokens(per_turn, batch) * batch.mask)
 
-    def _against(self, value: float, anchor: list[float]) -> float:
+    def _relative_advantage(self, value: float, anchor: list[float]) -> float:
         if len(anchor) < 2:
             return 0.0
         return (value - fmean(anchor)) / (stdev(anchor) + 1e-6 if self.scale else 1.0)

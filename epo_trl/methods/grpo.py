@@ -14,7 +14,7 @@ class GRPO(Method):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS})
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name and its paper."""
         return "[GRPO](https://arxiv.org/abs/2402.03300)"
 

@@ -21,7 +21,7 @@ class TurnGSPO(Method):
     otherwise each token keeps its own.
     """
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name and its paper."""
         return "[GSPO](https://arxiv.org/abs/2507.18071) with a ratio per turn"
 

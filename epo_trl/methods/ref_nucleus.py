@@ -44,7 +44,7 @@ class ReferenceNucleus(Tallied):
         # Numbers of choice and forced tokens; nucleus entropy of choices; entropy of choices; entropy of forced tokens.
         self.tally = Tally(5)
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method and its settings."""
         end = "" if self.end_weight is None else f" to {self.end_weight:g}"
         return f"an entropy bonus over the reference nucleus (above {self.cut:g}), weight {self.weight:g}{end}"

@@ -54,7 +54,7 @@ METHODS: dict[str, dict[str, str]] = {
 }
 
 
-def methods_of(args: Any, *, critic: bool) -> Methods:
+def build_methods(args: Any, *, critic: bool) -> Methods:
     """Builds the methods named in a configuration.
 
     Args:
@@ -70,9 +70,9 @@ def methods_of(args: Any, *, critic: bool) -> Methods:
         for name in names:
             if name in made:
                 raise ValueError(f"{slot}: expected each method once, got {name!r} twice")
-            method_class = _class_of(slot, name)
+            method_class = _load_class(slot, name)
             _check_needs(slot, name, method_class, args, critic)
-            made[name] = _made(slot, name, method_class, args)
+            made[name] = _build(slot, name, method_class, args)
     for name in args.method_kwargs:
         if name not in made:
             raise ValueError(f"method_kwargs: expected settings of {list(made)}, got settings of {name!r}, not in use")
@@ -84,7 +84,7 @@ def methods_of(args: Any, *, critic: bool) -> Methods:
     return methods
 
 
-def _made(slot: str, name: str, method_class: type[Any], args: Any) -> Method:
+def _build(slot: str, name: str, method_class: type[Any], args: Any) -> Method:
     given = args.method_kwargs.get(name, {})
     if not isinstance(given, Mapping):
         raise ValueError(f"method_kwargs: expected a mapping from setting to value for {name!r}, got {given!r}")
@@ -129,7 +129,7 @@ def _has_no_default(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _class_of(slot: str, name: str) -> type[Any]:
+def _load_class(slot: str, name: str) -> type[Any]:
     known = METHODS[slot]
     expected = ", ".join([*map(repr, known), "or 'module:Class' for your own"])
     module, _, attribute = known.get(name, name).partition(":") if isinstance(name, str) else ("", "", "")

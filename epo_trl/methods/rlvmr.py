@@ -55,7 +55,7 @@ class RLVMR(Tallied, GRPO):
             raise ValueError(f"format_penalty: expected a number >= 0, got {self.format_penalty}")
         self.tally = Tally(2 + len(TAGS))
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name, its paper and alpha."""
         return f"[RLVMR](https://arxiv.org/abs/2507.22844), alpha {self.alpha:g}"
 
@@ -70,7 +70,8 @@ class RLVMR(Tallied, GRPO):
     def turn_rewards(self, episode: Episode) -> Sequence[float]:
         """Returns the rewards minus the format penalty."""
         return [
-            turn.reward - self.format_penalty * (turn.is_valid and not tag_of(turn.response)) for turn in episode.turns
+            turn.reward - self.format_penalty * (turn.is_valid and not find_tag(turn.response))
+            for turn in episode.turns
         ]
 
     def credit(self, batch: Batch) -> Credit:
@@ -96,7 +97,7 @@ class RLVMR(Tallied, GRPO):
         return {**shares, "rlvmr/reward": reward / max(turns, 1)}
 
 
-def tag_of(response: str) -> str:
+def find_tag(response: str) -> str:
     """Returns the tag of a response, or `""` unless exactly one nonempty tag precedes the action."""
     text = response.lower()
     tags = list(_OPENING.finditer(text))
@@ -111,7 +112,7 @@ def tag_rewards(episode: Episode) -> Iterator[tuple[str, float]]:
     tried: set[str] = set()  # the actions of valid turns
     failed: str | None = None  # the last action, if it was invalid
     for turn in episode.turns:
-        tag = tag_of(turn.response) if turn.is_valid else ""
+        tag = find_tag(turn.response) if turn.is_valid else ""
         earned = {
             "planning": episode.won,
             "explore": turn.action not in tried,

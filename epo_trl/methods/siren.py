@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from epo_trl.methods.base import Batch, Method, MicroBatch, Need, Shaped
+from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import token_share
 
 # Two passes of the same policy differ by rounding. Entropies within this distance, in nats, count as equal.
@@ -81,11 +81,11 @@ class SIREN(Method):
         self._anchor = self.anchor
         self._entropy = math.nan  # Hbar of the batch at collection
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name, its paper and weight."""
         return f"[SIREN](https://arxiv.org/abs/2509.25133), weight {self.weight:g}"
 
-    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Marks the peaks and sets the anchor at the first batch with tokens; the advantages are unchanged."""
         assert batch.top_p_entropy is not None
         peaks = peak_tokens(batch.top_p_entropy, batch.mask, self.quantile)
@@ -96,7 +96,7 @@ class SIREN(Method):
         if math.isfinite(self._entropy):
             self._anchor = self._entropy if self._anchor is None else self._anchor
             metrics |= {"siren/entropy": self._entropy, "siren/anchor": self._anchor}
-        return Shaped(advantages, {"peaks": peaks}, metrics)
+        return ModifiedAdvantages(advantages, {"peaks": peaks}, metrics)
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
         """Returns the contribution of these rows to the tangent."""
@@ -105,7 +105,7 @@ class SIREN(Method):
             return None
         assert micro.top_p_entropy is not None
         tangent = distance * (distance + 2 * (micro.top_p_entropy - self._entropy))
-        weights = _peak_weights(micro.marks["peaks"].to(tangent.dtype)) / micro.num_episodes.clamp(min=1)
+        weights = _peak_weights(micro.token_annotations["peaks"].to(tangent.dtype)) / micro.num_episodes.clamp(min=1)
         return self.weight * (weights * tangent).sum()
 
     def state_dict(self) -> dict[str, Any]:

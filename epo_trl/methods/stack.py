@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epo_trl.methods.base import Batch, Credit, Group, Method, MicroBatch, Need, Ranks, StepSummary
+from epo_trl.methods.base import Batch, Comm, Credit, Group, Method, MicroBatch, Need, StepSummary
 from epo_trl.methods.entropy_meter import EntropyMeter
 from epo_trl.types import Episode
 
@@ -17,7 +17,7 @@ _MARK = "marks/{method}/{name}"  # key in TRL's batch
 
 
 class Methods(Mapping[str, Method]):
-    """The methods of a run by name. `epo_trl.methods.methods_of` builds them from a configuration.
+    """The methods of a run by name. `epo_trl.methods.build_methods` builds them from a configuration.
 
     Args:
         methods: Methods by name. The first one assigns the credit.
@@ -27,7 +27,7 @@ class Methods(Mapping[str, Method]):
     def __init__(self, methods: Mapping[str, Method], max_turns: int):
         self._methods = dict(methods)
         self.meter = EntropyMeter(max_turns)
-        self._shape_metrics: dict[str, float] = {}
+        self._batch_metrics: dict[str, float] = {}
 
     def __getitem__(self, name: str) -> Method:
         return self._methods[name]
@@ -66,9 +66,9 @@ class Methods(Mapping[str, Method]):
         """Total probability of the policy's own nucleus; `None` if no method needs it."""
         return next((method.top_p for method in self.values() if Need.TOP_P in method.needs), None)
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the model card's description of the methods, in Markdown."""
-        return " and ".join(filter(None, (method.described() for method in self.values())))
+        return " and ".join(filter(None, (method.model_card_text() for method in self.values())))
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Returns the settings of each method, with defaults, without those that are fields of the configuration."""
@@ -84,7 +84,7 @@ class Methods(Mapping[str, Method]):
     @property
     def choose_groups(self) -> bool:
         """Whether a method may reject a group."""
-        return any(type(method).keep is not Method.keep for method in self.values())
+        return any(type(method).keep_group is not Method.keep_group for method in self.values())
 
     # --- When a batch is collected -------------------------------------------------------------------------------
 
@@ -104,24 +104,26 @@ class Methods(Mapping[str, Method]):
             episode = replace(episode, turns=tuple(turns))
         return episode
 
-    def keep(self, group: Group) -> bool:
+    def keep_group(self, group: Group) -> bool:
         """Returns whether all methods accept a group for training."""
-        return all(method.keep(group) for method in self.values())
+        return all(method.keep_group(group) for method in self.values())
 
     def credit(self, batch: Batch) -> Credit:
         """Returns the credit assigned by the first method."""
         return next(iter(self.values())).credit(batch)
 
-    def shape(self, advantages: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Returns the modified (B, T) advantages and the token annotations, as entries of TRL's batch."""
-        marks: dict[str, Tensor] = {}
-        self._shape_metrics = {}
+        token_annotations: dict[str, Tensor] = {}
+        self._batch_metrics = {}
         for method, hooks in self.items():
-            shaped = hooks.shape(advantages, batch)
+            shaped = hooks.modify_advantages(advantages, batch)
             advantages = shaped.advantages
-            self._shape_metrics |= shaped.metrics
-            marks |= {_MARK.format(method=method, name=name): mark for name, mark in shaped.marks.items()}
-        return {"advantages": advantages, **marks}
+            self._batch_metrics |= shaped.metrics
+            token_annotations |= {
+                _MARK.format(method=method, name=name): mark for name, mark in shaped.token_annotations.items()
+            }
+        return {"advantages": advantages, **token_annotations}
 
     # --- In the loss ---------------------------------------------------------------------------------------------
 
@@ -144,25 +146,25 @@ class Methods(Mapping[str, Method]):
 
     def _marked(self, method: str, micro: MicroBatch, batch: Mapping[str, Any]) -> MicroBatch:
         prefix = _MARK.format(method=method, name="")
-        marks = {name.removeprefix(prefix): mark for name, mark in batch.items() if name.startswith(prefix)}
-        return replace(micro, marks=marks) if marks else micro
+        token_annotations = {name.removeprefix(prefix): mark for name, mark in batch.items() if name.startswith(prefix)}
+        return replace(micro, token_annotations=token_annotations) if token_annotations else micro
 
     # --- Metrics and state ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def measure(self, micro: MicroBatch) -> None:
+    def observe(self, micro: MicroBatch) -> None:
         """Collects statistics of tokens scored by the behaviour policy."""
         self.meter.add(micro.entropy, micro.turn_ids, micro.mask)
         for method in self.values():
-            method.measure(micro)
+            method.observe(micro)
 
-    def end_rl_step(self, ranks: Ranks, rl_step: int, total_rl_steps: int) -> dict[str, float]:
+    def end_rl_step(self, ranks: Comm, rl_step: int, total_rl_steps: int) -> dict[str, float]:
         """Returns the metrics of the RL step. Collective."""
         self.meter.reduce(ranks.sum)
         means, turn_means = self.meter.means(), self.meter.turn_means()
         self.meter.clear()
         step = StepSummary(means.get("all_tokens", float("nan")), turn_means, ranks, rl_step, total_rl_steps)
-        metrics = {f"entropy/{part}": value for part, value in means.items()} | self._shape_metrics
+        metrics = {f"entropy/{part}": value for part, value in means.items()} | self._batch_metrics
         for method in self.values():
             metrics |= method.end_rl_step(step)
         return metrics
@@ -189,11 +191,11 @@ class Methods(Mapping[str, Method]):
     def batch_state(self) -> dict[str, Any]:
         """Returns the state of this rank that is needed to resume within an RL step."""
         own = {name: method.batch_state() for name, method in self.items()}
-        return {"meter": self.meter.state_dict(), "shape_metrics": self._shape_metrics, "methods": own}
+        return {"meter": self.meter.state_dict(), "shape_metrics": self._batch_metrics, "methods": own}
 
     def load_batch_state(self, state: Mapping[str, Any]) -> None:
         """Restores the state returned by `batch_state`."""
         self.meter.load_state_dict(state["meter"])
-        self._shape_metrics = state["shape_metrics"]
+        self._batch_metrics = state["shape_metrics"]
         for name in state["methods"].keys() & self.keys():
             self[name].load_batch_state(state["methods"][name])

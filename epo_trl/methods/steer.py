@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from epo_trl.methods.base import Batch, Method, Need, Shaped
+from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import token_extremes, token_moments
 
 
@@ -39,11 +39,11 @@ class STEER(Method):
         if not 0 < self.floor < math.inf:
             raise ValueError(f"floor: expected a number > 0, got {self.floor}")
 
-    def described(self) -> str:
+    def model_card_text(self) -> str:
         """Returns the method's name, its paper and the minimum weight."""
         return f"[STEER](https://arxiv.org/abs/2510.10150), least weight {self.min_weight:g}"
 
-    def shape(self, advantages: Tensor, batch: Batch) -> Shaped:
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Weights the advantages by the estimated change of entropy."""
         assert batch.logps is not None and batch.entropy is not None
         change = (advantages * (1 - batch.logps.exp()) * (batch.logps + batch.entropy)).abs()
@@ -51,4 +51,4 @@ class STEER(Method):
         k = -math.log(self.min_weight) / max(largest, self.floor)
         weights = (-k * change).exp().clamp(self.min_weight, 1.0)
         metrics = {"steer/largest_change": largest, "steer/weight": token_moments(weights, batch)[0]}
-        return Shaped(advantages * weights.to(advantages.dtype), metrics=metrics)
+        return ModifiedAdvantages(advantages * weights.to(advantages.dtype), metrics=metrics)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from epo_trl.methods.base import Method, Ranks
+from epo_trl.methods.base import Comm, Method
 
 
 class Tally:
@@ -25,7 +25,7 @@ class Tally:
         added = torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in values])
         self._sums = self._sums.to(added.device) + added.detach()
 
-    def take(self, ranks: Ranks) -> list[float]:
+    def take(self, ranks: Comm) -> list[float]:
         """Returns the sums over all ranks and resets them. Collective."""
         sums = ranks.sum(self._sums).tolist()
         self._sums = torch.zeros_like(self._sums)

@@ -14,9 +14,9 @@ class TurnFeatures:
     Args:
         states: (B, K, D) state of a turn: the hidden state at the last token before its response.
         actions: (B, K, D) action of a turn: the mean hidden state over the tokens of its response.
-        there: (B, K) boolean, true for the turns of usable episodes.
+        turn_mask: (B, K) boolean, true for the turns of usable episodes.
     """
 
     states: Tensor
     actions: Tensor
-    there: Tensor
+    turn_mask: Tensor

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-REACH = 5.0  # features are clipped at this many standard deviations
+FEATURE_CLIP = 5.0  # features are clipped at this many standard deviations
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Transitions:
         return Transitions(*(field.to(device) for field in self.fields))
 
     @staticmethod
-    def joined(parts: Sequence[Transitions]) -> Transitions:
+    def concatenate(parts: Sequence[Transitions]) -> Transitions:
         """Concatenates transitions."""
         return Transitions(*(torch.cat(fields) for fields in zip(*(part.fields for part in parts), strict=True)))
 
@@ -129,7 +129,7 @@ class TwinCritics:
     # --- Values -------------------------------------------------------------------------------------------------
 
     def _scaled(self, features: Tensor, which: int) -> Tensor:
-        return ((features - self.center[which]) / self.scale[which]).clamp(-REACH, REACH)
+        return ((features - self.center[which]) / self.scale[which]).clamp(-FEATURE_CLIP, FEATURE_CLIP)
 
     def q(self, states: Tensor, actions: Tensor, heads: Heads | None = None) -> Tensor:
         """Returns (2, n) values of turns, differentiable with respect to the heads."""
@@ -140,7 +140,7 @@ class TwinCritics:
         return (heads or self.heads).v(self._scaled(states, 0))
 
     @torch.no_grad()
-    def goals(self, some: Transitions) -> tuple[Tensor, Tensor]:
+    def regression_targets(self, some: Transitions) -> tuple[Tensor, Tensor]:
         """Returns the (2, n) regression targets of Q and V: `r + gamma V'(next state)`, without V' at an end, and `Q'`.
 
         Primes denote the target networks. Each twin has its own, as in the paper's code.
@@ -152,7 +152,7 @@ class TwinCritics:
 
     def add(self, new: Transitions) -> None:
         """Adds transitions to the replay buffer, which drops the oldest."""
-        self.replay = Transitions.joined([self.replay, new]).rows(slice(-self.settings.replay_size, None))
+        self.replay = Transitions.concatenate([self.replay, new]).rows(slice(-self.settings.replay_size, None))
 
     def learn(self, rl_step: int) -> tuple[float, float]:
         """Makes `critic_epochs` passes over the replay buffer; returns the mean losses of Q and V over the updates.
@@ -172,7 +172,7 @@ class TwinCritics:
 
     def update(self, some: Transitions) -> Tensor:
         """Takes one Adam step and updates the targets; returns the (2,) mean squared errors of Q and V before it."""
-        q_goal, v_goal = self.goals(some)
+        q_goal, v_goal = self.regression_targets(some)
         q_loss = (self.q(some.states, some.actions) - q_goal).square().mean()
         v_loss = (self.v(some.states) - v_goal).square().mean()
         self.optimizer.zero_grad()

@@ -12,13 +12,13 @@ import yaml
 
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.study.config import StudyError
-from epo_trl.study.plan import Run
 from epo_trl.study.record import write_text
+from epo_trl.study.run_plan import StudyRun
 
 CHECKED = "_checked.json"  # in the folder of the runs: digests of the runs with valid configs
 
 
-def check_configs(runs: Sequence[Run], folder: Path, environment: dict[str, str]) -> None:
+def check_configs(runs: Sequence[StudyRun], folder: Path, environment: dict[str, str]) -> None:
     """Lets each recipe validate the configs of its runs, once per config. Costs about the time to load torch.
 
     Args:
@@ -31,7 +31,7 @@ def check_configs(runs: Sequence[Run], folder: Path, environment: dict[str, str]
     """
     file = folder / CHECKED
     right = set(read_state(file, "digests")["digests"]) if file.is_file() else set()
-    by_recipe: dict[Path, dict[str, Run]] = {}
+    by_recipe: dict[Path, dict[str, StudyRun]] = {}
     for run in runs:
         if run.digest not in right:
             by_recipe.setdefault(run.recipe, {}).setdefault(str(run.arm), run)  # seeds do not affect the check
@@ -43,7 +43,7 @@ def check_configs(runs: Sequence[Run], folder: Path, environment: dict[str, str]
     write_state(file, {"digests": sorted(right | {run.digest for run in runs})})
 
 
-def _ask(recipe: Path, runs: Sequence[Run], folder: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+def _ask(recipe: Path, runs: Sequence[StudyRun], folder: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
     files = [folder / f"{run.name}.yaml" for run in runs]
     for run, file in zip(runs, files, strict=True):
         write_text(file, yaml.safe_dump(dict(run.settings), allow_unicode=True))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from epo_trl.long_runs.folder_lock import make_folder
 from epo_trl.study.config import load_study
-from epo_trl.study.plan import plan
-from epo_trl.study.report import write_report
+from epo_trl.study.run_plan import plan
 from epo_trl.study.runner import Places, cores, known_record, run_missing
+from epo_trl.study.study_report import write_report
 
 
 def study(

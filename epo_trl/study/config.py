@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from epo_trl.evaluation.outcomes import LAST_STEPS, SOLVED, TRAPPED, WINDOW
-from epo_trl.study.shipped import find, find_study, names
+from epo_trl.study.builtin_configs import find, find_study, names
 
 
 class StudyError(ValueError):

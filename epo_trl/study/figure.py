@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from epo_trl.plots import Curve, average_seeds, running_mean
 from epo_trl.study.config import Study
-from epo_trl.study.judge import INVALID, SUCCESS, TOKENS
+from epo_trl.study.outcomes import INVALID, SUCCESS, TOKENS
 from epo_trl.study.record import Record
 
 COLUMNS = 5

@@ -13,7 +13,7 @@ from epo_trl import __version__
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.state_file import read_state, write_whole
 from epo_trl.study.config import StudyError
-from epo_trl.study.plan import Run
+from epo_trl.study.run_plan import StudyRun
 
 # Metrics kept for every RL step, since results are computed from them; others are thinned to about POINTS points.
 WHOLE = (
@@ -27,7 +27,7 @@ LEFT_OUT = ("time/", "eval_", "epoch", "step", "num_tokens", "total_flos", "trai
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationRecord:
     """One evaluation of one task list.
 
     Args:
@@ -79,11 +79,11 @@ class Record:
     seconds: float
     curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     thinned: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-    evaluations: Sequence[Evaluation] = ()
+    evaluations: Sequence[EvaluationRecord] = ()
     begins_with: str = ""
 
 
-def collect(run: Run, seconds: float) -> Record:
+def collect(run: StudyRun, seconds: float) -> Record:
     """Builds the record of a finished run.
 
     Raises:
@@ -182,8 +182,8 @@ def _short(value: float | None) -> float | None:
     return int(short) if short == int(short) else short
 
 
-def _evaluations(folder: Path, updates: float) -> tuple[Evaluation, ...]:
-    found: list[Evaluation] = []
+def _evaluations(folder: Path, updates: float) -> tuple[EvaluationRecord, ...]:
+    found: list[EvaluationRecord] = []
     for file in sorted((folder / "evaluations").glob("step_*.json")):
         content = read_state(file, "step", "reports")
         try:
@@ -193,9 +193,9 @@ def _evaluations(folder: Path, updates: float) -> tuple[Evaluation, ...]:
     return tuple(found)
 
 
-def _evaluation(rl_step: float, report: Mapping[str, Any]) -> Evaluation:
+def _evaluation(rl_step: float, report: Mapping[str, Any]) -> EvaluationRecord:
     counts = {name: report.get(name) for name in ("turns", "invalid_turns", "wait_turns", "score_sum")}
-    return Evaluation(
+    return EvaluationRecord(
         round(rl_step, 2), report["split"], report["protocol"]["name"], report["wins"], report["episodes"],
         {name: [n["wins"], n["episodes"]] for name, n in report["types"].items()},
         {**counts, "stop_reasons": report["stop_reasons"]},
@@ -239,7 +239,7 @@ def read_record(path: Path) -> Record:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        evaluations = [Evaluation(**evaluation) for evaluation in content.pop("evaluations")]
+        evaluations = [EvaluationRecord(**evaluation) for evaluation in content.pop("evaluations")]
         record = Record(**content, evaluations=tuple(evaluations))
         for name in ("identity", "curves", "thinned"):
             if not isinstance(value := getattr(record, name), dict):

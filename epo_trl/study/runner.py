@@ -16,10 +16,10 @@ from epo_trl.long_runs.folder_lock import folder_lock
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.study.check import check_configs
 from epo_trl.study.config import Study, StudyError
-from epo_trl.study.plan import Run, plan
+from epo_trl.study.job_pool import Job, run_jobs
 from epo_trl.study.record import Record, collect, read_record, write_record, write_text
-from epo_trl.study.side_by_side import Job, run_side_by_side
-from epo_trl.study.watch import LOG, Watch, clock
+from epo_trl.study.run_plan import StudyRun, plan
+from epo_trl.study.study_progress import LOG, Watch, clock
 
 CONFIG = "config.yaml"  # in the folder of a run
 STOPPING = "stopping: the runs save a checkpoint; press Ctrl-C again to kill them"
@@ -38,7 +38,7 @@ class Places:
     runs: Path
     results: Path
 
-    def record_of(self, run: Run) -> Path:
+    def record_path(self, run: StudyRun) -> Path:
         """Returns the path of a run's record."""
         return self.results / "runs" / f"{run.name}.json"
 
@@ -96,17 +96,17 @@ def run_missing(study: Study, places: Places, jobs: int, threads: int) -> dict[s
 
         listed = [_job(run, threads, run.needs.name if run.needs and run.needs.name in first else None) for run in todo]
         with watch:
-            done = run_side_by_side(listed, jobs, started, ended, watch.show, lambda: watch.say(STOPPING))
+            done = run_jobs(listed, jobs, started, ended, watch.show, lambda: watch.say(STOPPING))
         return done.failed
 
 
-def known_record(run: Run, places: Places) -> Record | None:
+def known_record(run: StudyRun, places: Places) -> Record | None:
     """Loads the record of a run, or returns `None` if the run has not ended.
 
     Raises:
         StudyError: If the record belongs to a run with other settings.
     """
-    path = places.record_of(run)
+    path = places.record_path(run)
     if not path.is_file():
         return None
     record = read_record(path)
@@ -128,9 +128,9 @@ def _differences(then: object, now: object, name: str = "") -> str:
     return f"{name.removeprefix('fields.')}: {there} there, {here} now"
 
 
-def _in_order(begin: Sequence[Run], missing: Sequence[Run]) -> list[Run]:
+def _in_order(begin: Sequence[StudyRun], missing: Sequence[StudyRun]) -> list[StudyRun]:
     """Places each warm start right before the first run that needs it."""
-    order: dict[str, Run] = {}
+    order: dict[str, StudyRun] = {}
     names = {run.name for run in begin}
     for run in missing:
         if run.needs is not None and run.needs.name in names:
@@ -139,18 +139,18 @@ def _in_order(begin: Sequence[Run], missing: Sequence[Run]) -> list[Run]:
     return list(order.values())
 
 
-def _job(run: Run, threads: int, after: str | None) -> Job:
+def _job(run: StudyRun, threads: int, after: str | None) -> Job:
     command = [sys.executable, str(run.recipe), "--config", str(run.folder / CONFIG)]
-    return Job(run.name, command, run.folder / LOG, environment_of(run, threads), after)
+    return Job(run.name, command, run.folder / LOG, build_environment(run, threads), after)
 
 
-def environment_of(run: Run, threads: int) -> dict[str, str]:
+def build_environment(run: StudyRun, threads: int) -> dict[str, str]:
     """Builds the environment of a run's process: modules beside the original config can be imported."""
     path = [str(run.config.parent.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(path)}
 
 
-def prepare(run: Run) -> None:
+def prepare(run: StudyRun) -> None:
     """Writes a run's config, and adds the time of a killed attempt."""
     before = _seconds(run)
     config = run.folder / CONFIG
@@ -158,7 +158,7 @@ def prepare(run: Run) -> None:
     write_state(run.folder / STATE, {"seconds": before, "begun": config.stat().st_mtime})
 
 
-def finish(run: Run, places: Places) -> float:
+def finish(run: StudyRun, places: Places) -> float:
     """Writes the record of a run that has just ended, and returns the run's seconds.
 
     Raises:
@@ -166,17 +166,17 @@ def finish(run: Run, places: Places) -> float:
     """
     seconds = _seconds(run, time.time())
     if run.arm is not None:
-        write_record(places.record_of(run), collect(run, seconds))
+        write_record(places.record_path(run), collect(run, seconds))
     write_state(run.folder / STATE, {"seconds": seconds, "begun": None, "digest": run.digest})
     return seconds
 
 
-def _has_ended(run: Run) -> bool:
+def _has_ended(run: StudyRun) -> bool:
     state = run.folder / STATE
     return state.is_file() and read_state(state).get("digest") == run.digest
 
 
-def _seconds(run: Run, end: float | None = None) -> float:
+def _seconds(run: StudyRun, end: float | None = None) -> float:
     """Sums the time of all attempts. The last attempt ended at `end` or, if that is `None`, when its log ended."""
     file, log = run.folder / STATE, run.folder / LOG
     if not file.is_file():

@@ -8,14 +8,14 @@ from statistics import fmean, median
 
 from epo_trl.evaluation.wilson import wilson_interval
 from epo_trl.study.config import Study
-from epo_trl.study.judge import THIRDS, TOKENS, Failure, Outcome, Outcomes, pairs_of
 from epo_trl.study.markdown import NOTHING, number, percent, plain, points, spread, table
+from epo_trl.study.outcomes import THIRDS, TOKENS, Failure, Outcomes, RunOutcome, find_pairs
 from epo_trl.study.statistics import estimate, fisher_exact, paired, pairs_needed
 
-Value = Callable[[Outcome], float | None]
+Value = Callable[[RunOutcome], float | None]
 
 
-def by_seed(outcomes: Mapping[int, Outcome], value: Value) -> dict[int, float]:
+def by_seed(outcomes: Mapping[int, RunOutcome], value: Value) -> dict[int, float]:
     """Returns the values that are not `None`, by seed."""
     found = {seed: value(outcome) for seed, outcome in outcomes.items()}
     return {seed: one for seed, one in found.items() if one is not None}
@@ -47,7 +47,7 @@ def training_table(study: Study, outcomes: Outcomes) -> str:
     return table(head, rows) if rows else ""
 
 
-def _solved(runs: Mapping[int, Outcome]) -> str:
+def _solved(runs: Mapping[int, RunOutcome]) -> str:
     """Formats the number of solved runs with Wilson's interval of the share, for example as `4 (25 to 84 %)`."""
     judged = [run.solved for run in runs.values() if run.solved is not None]
     low, high = wilson_interval(sum(judged), len(judged))
@@ -65,7 +65,7 @@ def differences_table(study: Study, outcomes: Outcomes) -> str:
     base = by_seed(outcomes[study.baseline], lambda run: run.success)
     rows = []
     for name, runs in outcomes.items():
-        own = by_seed(pairs_of(runs, outcomes[study.baseline]), lambda run: run.success)
+        own = by_seed(find_pairs(runs, outcomes[study.baseline]), lambda run: run.success)
         found = paired(own, base)
         if name == study.baseline or found is None:
             continue
@@ -98,7 +98,7 @@ def seeds_table(study: Study, outcomes: Outcomes) -> str:
     return table(["arm", *(f"seed {seed}" for seed in study.seeds)], rows) if rows else ""
 
 
-def _one(run: Outcome | None) -> str:
+def _one(run: RunOutcome | None) -> str:
     if run is None or run.success is None:
         return NOTHING
     flags = (("**solved**", run.solved), ("trapped", run.trapped),
@@ -139,7 +139,7 @@ def tokens_table(outcomes: Outcomes) -> str:
     return table(head, rows) if rows else ""
 
 
-def splits_of(outcomes: Outcomes) -> list[str]:
+def list_splits(outcomes: Outcomes) -> list[str]:
     """Returns the names of the test lists."""
     return list(
         dict.fromkeys(split for runs in outcomes.values() for run in runs.values() for split in run.evaluations)
@@ -148,7 +148,7 @@ def splits_of(outcomes: Outcomes) -> list[str]:
 
 def paper_table(study: Study, outcomes: Outcomes) -> str:
     """Tabulates success on the test lists like the paper's Table 1; `""` without evaluations."""
-    splits = splits_of(outcomes)
+    splits = list_splits(outcomes)
     measures = [measure for split in splits for measure in _measures(study, split)]
     rows = []
     before = {split: _before(outcomes, split) for split in splits}
@@ -172,12 +172,12 @@ def _before(outcomes: Outcomes, split: str) -> dict[int, float]:
 
 def paper_differences(study: Study, outcomes: Outcomes) -> str:
     """Tabulates each arm's success on the test lists minus the baseline's, over the pairs."""
-    splits = splits_of(outcomes)
+    splits = list_splits(outcomes)
     measures = [measure for split in splits for measure in _measures(study, split)]
     measures += _mean_of_lists([_end(study, split) for split in splits])
     base, rows = outcomes[study.baseline], []
     for name, runs in outcomes.items():
-        own = pairs_of(runs, base)
+        own = find_pairs(runs, base)
         found = [paired(by_seed(own, value), by_seed(base, value)) for _, value in measures]
         there = [one for one in found if one is not None]
         if name != study.baseline and there:
@@ -191,7 +191,7 @@ def gains_table(study: Study, outcomes: Outcomes) -> str:
     Success before RL comes from the run itself. If it was not evaluated, it comes from the same seed of the first arm
     that was and that is not known to have begun with different weights.
     """
-    splits = splits_of(outcomes)
+    splits = list_splits(outcomes)
     gains = [_gain(study, outcomes, split) for split in splits]
     measures = [(f"{plain(split.upper())} Succ.", gain) for split, gain in zip(splits, gains, strict=True)]
     measures += _mean_of_lists(gains)
@@ -205,7 +205,7 @@ def gains_table(study: Study, outcomes: Outcomes) -> str:
 
 
 def _gain(study: Study, outcomes: Outcomes, split: str) -> Value:
-    def gain(run: Outcome) -> float | None:
+    def gain(run: RunOutcome) -> float | None:
         same_seed = [runs[run.seed] for runs in outcomes.values() if run.seed in runs]
         alike = [run, *(one for one in same_seed if not run.has_other_weights(one))]
         start = next((rate for one in alike if (rate := one.before(split)) is not None), None)
@@ -218,7 +218,7 @@ def _gain(study: Study, outcomes: Outcomes, split: str) -> Value:
 def _mean_of_lists(values: Sequence[Value]) -> list[tuple[str, Value]]:
     """Returns the mean over the test lists for runs that have all of them; nothing if there is one list."""
 
-    def mean(run: Outcome) -> float | None:
+    def mean(run: RunOutcome) -> float | None:
         found = [one for value in values if (one := value(run)) is not None]
         return fmean(found) if len(found) == len(values) else None
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from epo_trl.devices import to_device
-from epo_trl.methods import Batch, Methods, MicroBatch, Ranks
+from epo_trl.methods import Batch, Comm, Methods, MicroBatch
 from epo_trl.rollout import ContextBuilder
 from epo_trl.trainers.policy_mean import policy_mean
 from epo_trl.trainers.row_scorer import RowScores
@@ -31,12 +31,12 @@ def is_scored(inputs: Mapping[str, Any]) -> bool:
     return "old_per_token_logps" in inputs
 
 
-def played_scores(inputs: Mapping[str, Any], scores: Sequence[RowScores]) -> RowScores | None:
+def behaviour_scores(inputs: Mapping[str, Any], scores: Sequence[RowScores]) -> RowScores | None:
     """Returns the scores under the behaviour policy among those that TRL has requested, if any."""
     return next((one for one in scores if one.log_probs is inputs.get("old_per_token_logps")), None)
 
 
-def rows_of(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
+def join_rows(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
     """Returns `input_ids` and `attention_mask`, both (B, P + T), and T."""
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
@@ -61,8 +61,8 @@ def layout_in(inputs: Mapping[str, Any], context: ContextBuilder) -> TurnLayout:
     return TurnLayout(turn_ids, response_mask, prompt_tokens, context.is_windowed)
 
 
-def asked_in(inputs: Mapping[str, Any], context: ContextBuilder, methods: Methods) -> dict[str, Any]:
-    """Returns the arguments of `RowScorer.over` for the loss of a part of TRL's batch."""
+def score_request(inputs: Mapping[str, Any], context: ContextBuilder, methods: Methods) -> dict[str, Any]:
+    """Returns the arguments of `RowScorer.expect_rows` for the loss of a part of TRL's batch."""
     return {
         "layout": layout_in(inputs, context),
         "ratio": ratio_in(inputs, methods),
@@ -82,7 +82,7 @@ def method_batch(
     inputs: Inputs,
     episodes: Sequence[Episode],
     scores: RowScores | None,
-    ranks: Ranks,
+    ranks: Comm,
     *,
     group_size: int,
     rl_step: int,

@@ -29,10 +29,10 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 def check_settings(args: EPOConfig, context: ContextBuilder) -> None:
     """Raises `ValueError` or warns if settings are incompatible with the chat template or with each other."""
-    warn_of_scale(args)
+    warn_loss_scale(args)
     check_sampling(args)
-    check_masters(args)
-    warn_of_empty_thought(args, context)
+    check_half_precision(args)
+    warn_empty_thought(args, context)
 
 
 def check_reference(args: EPOConfig, methods: Methods, model: Any, peft_config: Any) -> None:
@@ -49,7 +49,7 @@ def check_reference(args: EPOConfig, methods: Methods, model: Any, peft_config: 
         )
 
 
-def warn_of_scale(args: EPOConfig) -> None:
+def warn_loss_scale(args: EPOConfig) -> None:
     """Warns about TRL losses whose scale changes when a sequence is an episode of several turns."""
     if args.process_index:
         return
@@ -101,7 +101,7 @@ def _ratios_differ_from_1(args: EPOConfig) -> bool:
     return several or args.use_vllm and args.vllm_importance_sampling_correction
 
 
-def check_masters(args: EPOConfig) -> None:
+def check_half_precision(args: EPOConfig) -> None:
     """Raises `ValueError` if generation would leave the weights in half precision.
 
     TRL casts the policy for continuous batching. `keeping_precision` restores it, but not under FSDP's sharding.
@@ -158,7 +158,7 @@ def check_sampling(args: EPOConfig) -> None:
         )
 
 
-def warn_of_empty_thought(args: EPOConfig, context: ContextBuilder) -> None:
+def warn_empty_thought(args: EPOConfig, context: ContextBuilder) -> None:
     """Warns if reasoning is required but the chat template closes the reasoning block before the response."""
     if args.require_think and context.has_empty_thought and args.process_index == 0:
         warnings.warn(

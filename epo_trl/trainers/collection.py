@@ -15,14 +15,14 @@ from trl.trainer.utils import pad
 from epo_trl.envs.base import TaskSuite
 from epo_trl.evaluation.samples import spelled
 from epo_trl.long_runs.aborts import aborts_warning, first_errors
-from epo_trl.methods import Group, Methods, Ranks
+from epo_trl.methods import Comm, Group, Methods
 from epo_trl.rollout import ContextBuilder, RolloutTimes, episode_to_row
 from epo_trl.rollout.rows import Row
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.group_metrics import group_metrics
-from epo_trl.trainers.nothing_to_learn import Stretch
 from epo_trl.trainers.rollout_metrics import rollout_metrics
 from epo_trl.trainers.turn_layout import TurnLayout
+from epo_trl.trainers.zero_signal import Streak
 from epo_trl.types import Episode
 
 
@@ -66,12 +66,12 @@ class Collector:
     """
 
     def __init__(
-        self, suite: TaskSuite, methods: Methods, ranks: Ranks, spare_tasks: Sequence[str], args: EPOConfig,
+        self, suite: TaskSuite, methods: Methods, ranks: Comm, spare_tasks: Sequence[str], args: EPOConfig,
         group_size: int, end_ids: Sequence[int],
     ):  # fmt: skip
         self._suite, self._methods, self._ranks, self._args = suite, methods, ranks, args
         self._spare_tasks, self._group_size, self._end_ids = spare_tasks, group_size, end_ids
-        self._aborts = Stretch(1)  # consecutive RL steps with aborted episodes
+        self._aborts = Streak(1)  # consecutive RL steps with aborted episodes
 
     def collect(
         self, tasks: Sequence[str], play: Callable[..., list[Episode]], rl_step: int
@@ -125,11 +125,11 @@ class Collector:
         """Returns the indices of the groups that a method rejects, equal on all ranks."""
         seen = self._ranks.gather([(episode.total_reward, episode.won, episode.is_usable) for episode in episodes])
         groups = [seen[i : i + self._group_size] for i in range(0, len(seen), self._group_size)]
-        kept = [self._methods.keep(Group(*zip(*members, strict=True))) for members in groups]
+        kept = [self._methods.keep_group(Group(*zip(*members, strict=True))) for members in groups]
         return [number for number, keep in enumerate(kept) if not keep]
 
 
-def layout_of(rows: Sequence[Row], context: ContextBuilder, multiple: int | None) -> TurnLayout:
+def build_layout(rows: Sequence[Row], context: ContextBuilder, multiple: int | None) -> TurnLayout:
     """Returns the turn layout of the rows, padded as TRL pads its completions."""
 
     def padded(lists: list[list[int]], value: int) -> Tensor:
@@ -149,7 +149,7 @@ def episode_return(completions: Sequence[Any], episode_return: Sequence[float], 
     return list(episode_return)
 
 
-def as_trl_takes_it(batch: Collected, rows: Sequence[Row], ranks: Ranks) -> dict[str, Any]:
+def to_rollout_output(batch: Collected, rows: Sequence[Row], ranks: Comm) -> dict[str, Any]:
     """Returns the batch in the format of TRL's `rollout_func`. Extra fields reach the reward functions, row by row.
 
     Collective: if any rank has log-probabilities, a rank whose episodes were all aborted returns them too.

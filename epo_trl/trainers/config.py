@@ -11,7 +11,7 @@ from trl import GRPOConfig
 
 from epo_trl.long_runs.argument_check import check_training_arguments
 from epo_trl.long_runs.long_run import LongRunArguments
-from epo_trl.methods import as_names, methods_of
+from epo_trl.methods import as_names, build_methods
 from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
 from epo_trl.rollout.context import CONTEXTS
@@ -207,7 +207,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             raise ValueError(
                 f"method_kwargs: expected a mapping from method to its settings, got {self.method_kwargs!r}"
             )
-        methods_of(self, critic=self.has_critic)
+        build_methods(self, critic=self.has_critic)
 
     def _check_epo(self) -> None:
         choices = {

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 PART, CRITIC = "part", "critic"  # a parameter group of the critic has group["part"] == "critic"
 
 
-def split_off_critic(optimizer: Any, critic: nn.Module, rate: float | None) -> None:
+def separate_critic_groups(optimizer: Any, critic: nn.Module, rate: float | None) -> None:
     """Moves the critic's parameters into their own parameter groups.
 
     Args:
@@ -43,7 +43,7 @@ def split_off_critic(optimizer: Any, critic: nn.Module, rate: float | None) -> N
             optimizer.add_param_group({**group, **changes})
 
 
-def hold_policy(scheduler: Any, steps: int, kind: Any) -> None:
+def delay_policy(scheduler: Any, steps: int, kind: Any) -> None:
     """Sets the policy's learning rate to 0 for the first optimizer steps. Later steps are unchanged.
 
     Args:
@@ -77,7 +77,7 @@ def critic_rate(optimizer: Any) -> float:
     return float(next(group["lr"] for group in optimizer.param_groups if group.get(PART) == CRITIC))
 
 
-def clip_apart(accelerator: Any, model: nn.Module, critic: nn.Module, limit: float) -> Any:
+def clip_separately(accelerator: Any, model: nn.Module, critic: nn.Module, limit: float) -> Any:
     """Clips policy and critic separately, so that a large error of the critic does not shrink the policy's step.
 
     Returns the policy's norm before clipping, or the critic's if that is not finite.

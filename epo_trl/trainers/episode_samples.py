@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epo_trl.methods import Ranks
+from epo_trl.methods import Comm
 from epo_trl.rollout.pieces import token_pieces
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.episode_tables import send_tables
@@ -39,7 +39,7 @@ class EpisodeSamples:
         group_size: Number of episodes per task. The episodes of a group are adjacent in the list over all ranks.
     """
 
-    def __init__(self, args: EPOConfig, tokenizer: Any, ranks: Ranks, group_size: int):
+    def __init__(self, args: EPOConfig, tokenizer: Any, ranks: Comm, group_size: int):
         self._args, self._tokenizer, self._ranks, self._group_size = args, tokenizer, ranks, group_size
         self._rl_step: int | None = None  # from 0, equal on all ranks; `None` if nothing is saved
         self._samples: dict[int, Sample] = {}  # by index among this rank's episodes

@@ -30,27 +30,27 @@ from epo_trl.evaluation.samples import print_episodes
 from epo_trl.long_runs.aborts import check_aborts
 from epo_trl.long_runs.progress import use_short_progress
 from epo_trl.long_runs.update_guard import spread_nonfinite
-from epo_trl.methods import Batch, MicroBatch, Need, methods_of
+from epo_trl.methods import Batch, MicroBatch, Need, build_methods
 from epo_trl.models.load import attention_of
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
 from epo_trl.trainers.checks import check_context_fits, check_packing
-from epo_trl.trainers.collection import Collected, Collector, as_trl_takes_it, episode_return, layout_of
+from epo_trl.trainers.collection import Collected, Collector, build_layout, episode_return, to_rollout_output
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.episode_samples import EpisodeSamples
 from epo_trl.trainers.evaluator import Evaluator, scalars
 from epo_trl.trainers.generation import TurnGenerator
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import CardFacts, card_facts
-from epo_trl.trainers.nothing_to_learn import silent_steps
 from epo_trl.trainers.player import Player
-from epo_trl.trainers.reference import candidates_of, keeping_reference
+from epo_trl.trainers.reference import find_candidates, keeping_reference
 from epo_trl.trainers.row_scorer import RowScorer, RowScores
 from epo_trl.trainers.run_health import RunHealth
-from epo_trl.trainers.setup import ranks_of, set_up
+from epo_trl.trainers.setup import make_comm, set_up
 from epo_trl.trainers.task_checks import check_arguments
-from epo_trl.trainers.turn_features import features_of
+from epo_trl.trainers.turn_features import extract_features
 from epo_trl.trainers.turn_layout import TurnLayout
+from epo_trl.trainers.zero_signal import zero_signal_monitor
 from epo_trl.types import Episode
 
 
@@ -83,7 +83,7 @@ class EPOTrainer(LongRunTrainer):
         **kwargs: Any,
     ):
         args = args if args is not None else EPOConfig("epo-trl")
-        methods = methods_of(args, critic=self.has_critic)
+        methods = build_methods(args, critic=self.has_critic)
         setup = set_up(model, suite, args, methods, train_dataset, processing_class, reward_funcs, kwargs)
         self.suite, self.rules, self.methods = setup.suite, setup.rules, methods
         quiet = args.disable_tqdm or args.process_index != 0
@@ -103,8 +103,8 @@ class EPOTrainer(LongRunTrainer):
                 **kwargs,
             )
         use_short_progress(self)
-        self.rules.fit(check_context_fits(args, self.rules.context, self.model.config), self.eos_token_ids)
-        self.ranks = ranks_of(self.accelerator)
+        self.rules.set_model_limits(check_context_fits(args, self.rules.context, self.model.config), self.eos_token_ids)
+        self.ranks = make_comm(self.accelerator)
         spare_tasks = setup.train_dataset["prompt"]
         self.collector = Collector(
             self.suite, self.methods, self.ranks, spare_tasks, args, self.num_generations, self.eos_token_ids
@@ -116,7 +116,9 @@ class EPOTrainer(LongRunTrainer):
         self.last_reports: list[EvalReport] = []
         self.rl_step = 0
         self._packing_unchecked = args.pack_turns
-        self._silent = silent_steps(args, methods, self.ranks, self.num_generations, has_critic=self.has_critic)
+        self._zero_signal = zero_signal_monitor(
+            args, methods, self.ranks, self.num_generations, has_critic=self.has_critic
+        )
         self.health = RunHealth(warns=self.ranks.index == 0)
         self._to_print: list[Episode] = []
 
@@ -160,29 +162,29 @@ class EPOTrainer(LongRunTrainer):
         train_size = self.args.per_device_train_batch_size
         collected = self._collect([row["prompt"] for row in inputs])
         rows = collected.rows(self.processing_class.eos_token_id)
-        layout = layout_of(rows, self.rules.context, self.pad_to_multiple_of)
+        layout = build_layout(rows, self.rules.context, self.pad_to_multiple_of)
         # The rollout that TRL requests next.
-        self.rollout_func = lambda prompts, trainer: as_trl_takes_it(collected, rows, self.ranks)
+        self.rollout_func = lambda prompts, trainer: to_rollout_output(collected, rows, self.ranks)
         inputs = [{**row, "prompt": task} for row, task in zip(inputs, collected.tasks, strict=True)]
-        with self.scorer.over(layout, top_p=self.methods.top_p) as scores:
+        with self.scorer.expect_rows(layout, top_p=self.methods.top_p) as scores:
             output = super()._generate_and_score_completions(inputs)
             output |= batches.layout_entries(layout, self.accelerator.device)
             # Rows without a token in the loss (aborted, or masked by `mask_truncated_completions`) do not count.
             usable = batches.response_mask(output).any(1).sum()
             output["num_episodes"] = self.ranks.sum(usable.float())
-            played = batches.played_scores(output, scores)
+            played = batches.behaviour_scores(output, scores)
             if self.methods.need(Need.SCORES) and played is None:
-                played = self.scorer.score_batch(self.model, *batches.rows_of(output), train_size)
-        output |= candidates_of(self, output, layout)
+                played = self.scorer.score_batch(self.model, *batches.join_rows(output), train_size)
+        output |= find_candidates(self, output, layout)
         output |= self.samples.begin(collected.episodes, self.rl_step, self.total_rl_steps)
         batch = self._method_batch(output, collected.episodes, layout, played)
-        batch = replace(batch, features=features_of(self, output, layout))
+        batch = replace(batch, features=extract_features(self, output, layout))
         advantages = self._advantages(batch, output)
-        self._silent.end_batch(output["num_episodes"], advantages, self.rl_step)
-        output |= self.methods.shape(advantages, batch)
+        self._zero_signal.end_batch(output["num_episodes"], advantages, self.rl_step)
+        output |= self.methods.modify_advantages(advantages, batch)
         if batches.is_scored(output):
             assert played is not None
-            self.methods.measure(batches.micro_batch(self, output, played))
+            self.methods.observe(batches.micro_batch(self, output, played))
             self.samples.add_entropy(output, played.entropy)
         return output
 
@@ -205,7 +207,7 @@ class EPOTrainer(LongRunTrainer):
         usable = torch.tensor([row["episode"].is_usable for row in inputs], device=rewards.device)
         rewards = rewards.masked_fill(~self.accelerator.gather(usable).unsqueeze(1), torch.nan)
         weighed = rewards[:, self.reward_weights.to(rewards.device) != 0]
-        self._silent.add_rewards(weighed, success=self.pending_metrics["env/success_rate"][-1])
+        self._zero_signal.add_rewards(weighed, success=self.pending_metrics["env/success_rate"][-1])
         return rewards
 
     # --- Loss --------------------------------------------------------------------------------------------------
@@ -221,12 +223,12 @@ class EPOTrainer(LongRunTrainer):
         The loss is scaled so that its sum over the micro-batches of an optimizer step, averaged over ranks, is the loss
         of the whole batch, however the batch is split.
         """
-        with self.scorer.over(**batches.asked_in(inputs, self.rules.context, self.methods)) as scores:
+        with self.scorer.expect_rows(**batches.score_request(inputs, self.rules.context, self.methods)) as scores:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         micro = batches.micro_batch(self, inputs, scores[-1])
         in_first_pass = self.micro_steps_done < self.args.steps_per_generation
         if in_first_pass and not batches.is_scored(inputs):
-            self.methods.measure(micro)
+            self.methods.observe(micro)
             self.samples.add_entropy(inputs, micro.entropy)
         for term in self._terms(inputs, micro, scores[-1]):
             loss = loss + term.to(loss.dtype)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from epo_trl.evaluation import EvalReport
 from epo_trl.long_runs.state_file import write_state
-from epo_trl.methods import Ranks
+from epo_trl.methods import Comm
 from epo_trl.rollout import RolloutTimes
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.generation import TurnGenerator
 from epo_trl.trainers.model_card import REPORTS
-from epo_trl.trainers.rules import Rules
+from epo_trl.trainers.rules import RolloutRules
 from epo_trl.trainers.task_checks import check_test_tasks
 from epo_trl.types import Episode
 
@@ -32,11 +32,11 @@ class Evaluator:
     def __init__(
         self,
         generator: TurnGenerator,
-        rules: Rules,
+        rules: RolloutRules,
         tasks: Mapping[str, Sequence[str]],
         suite_name: str,
         args: EPOConfig,
-        ranks: Ranks,
+        ranks: Comm,
     ):
         self._generator, self._rules, self._args, self._ranks = generator, rules, args, ranks
         self._suite_name = suite_name

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from epo_trl.methods import Ranks
+from epo_trl.methods import Comm
 from epo_trl.types import Episode
 
 
-def group_metrics(episodes: Sequence[Episode], group_size: int, ranks: Ranks) -> dict[str, float]:
+def group_metrics(episodes: Sequence[Episode], group_size: int, ranks: Comm) -> dict[str, float]:
     """Returns means over the groups with at least two usable members; `{}` if there are none. Collective.
 
     Args:

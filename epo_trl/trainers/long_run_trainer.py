@@ -22,7 +22,7 @@ from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.episode_samples import EpisodeSamples
 from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.player import Player
-from epo_trl.trainers.rules import Rules
+from epo_trl.trainers.rules import RolloutRules
 from epo_trl.trainers.run_health import RunHealth
 
 
@@ -41,7 +41,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     methods: Methods
     health: RunHealth
     player: Player
-    rules: Rules
+    rules: RolloutRules
     samples: EpisodeSamples
     rl_step: int  # number of completed RL steps
 
@@ -158,10 +158,10 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
             parts = self.rl_step, self.methods.state_dict(), self.health.state_dict(), self._batch_state()
             self._before_training = copy.deepcopy(parts)
         else:
-            self._begin_anew(*copy.deepcopy(self._before_training))
+            self._restart(*copy.deepcopy(self._before_training))
         return super().train(*args, **kwargs)
 
-    def _begin_anew(self, rl_step: int, methods: Any, health: Any, batch: Any) -> None:
+    def _restart(self, rl_step: int, methods: Any, health: Any, batch: Any) -> None:
         self.rl_step, self._step, self._passed_at = rl_step, 0, -1
         self._guard = UpdateGuard(self.args.max_skipped_updates, self.args.output_dir)
         self.methods.load_state_dict(methods)

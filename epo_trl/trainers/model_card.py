@@ -23,7 +23,7 @@ from epo_trl.models.adapters import made_from
 from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.trainers.citations import citation
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.rules import Rules
+from epo_trl.trainers.rules import RolloutRules
 
 REPORTS = "evaluations"  # folder in `output_dir`
 CARD = "README.md"
@@ -63,12 +63,12 @@ class PlayRules:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def card_facts(args: EPOConfig, methods: Methods, rules: Rules, suite: TaskSuite, group_size: int) -> CardFacts:
+def card_facts(args: EPOConfig, methods: Methods, rules: RolloutRules, suite: TaskSuite, group_size: int) -> CardFacts:
     """Returns the facts about a policy trained with RL."""
     protocol = rules.protocol
     episodes = f"{args.generation_batch_size} episodes per RL step, {group_size} per task"
     return CardFacts(
-        method=methods.described(),
+        method=methods.model_card_text(),
         suite=suite.suite if isinstance(suite, PooledSuite) else suite,
         rows={"training": f"{episodes}, up to {args.max_turns} turns", "evaluation": protocol_row(protocol)},
         rules=PlayRules(
@@ -81,13 +81,13 @@ def card_facts(args: EPOConfig, methods: Methods, rules: Rules, suite: TaskSuite
             temperature=protocol.temperature,
             require_think=args.require_think,
             action_format=args.action_format,
-            few_shot=few_shot_of(args),
+            few_shot=few_shot_settings(args),
             chat_template_kwargs=args.chat_template_kwargs or {},
         ),
     )
 
 
-def few_shot_of(args: FewShotArguments) -> dict[str, Any]:
+def few_shot_settings(args: FewShotArguments) -> dict[str, Any]:
     """Returns the settings of few-shot examples, `{}` without examples; a file is given by its name."""
     if not (args.few_shot or args.few_shot_file):
         return {}
@@ -173,8 +173,8 @@ def _described(base: str) -> str:
     if _is_hub_id(base):
         return f"[{base}](https://huggingface.co/{base})"
     source = made_from(Path(base))
-    made = f", made from `{_name_of(source[0])}`" if source else ""
-    return f"`{_name_of(base)}`, a local folder{made}"
+    made = f", made from `{_short_name(source[0])}`" if source else ""
+    return f"`{_short_name(base)}`, a local folder{made}"
 
 
 def _chosen(suite: TaskSuite) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def protocol_row(protocol: Protocol) -> str:
 def _results(run_dir: Path, step: int) -> str:
     """Returns a table of the first and the last evaluation of the run up to a step."""
     read = sorted(
-        ((_step_of(path), path) for path in (run_dir / REPORTS).glob("step_*.json")), key=lambda item: item[0]
+        ((_read_step(path), path) for path in (run_dir / REPORTS).glob("step_*.json")), key=lambda item: item[0]
     )
     upto = [path for number, path in read if number <= step]
     lines = []
@@ -204,7 +204,7 @@ def _results(run_dir: Path, step: int) -> str:
         for report in _reports(path):
             low, high = report.success_interval
             lines.append(
-                f"| {_step_of(path)} | {report.split} | {100 * report.success_rate:.1f} % | {100 * low:.1f} to "
+                f"| {_read_step(path)} | {report.split} | {100 * report.success_rate:.1f} % | {100 * low:.1f} to "
                 f"{100 * high:.1f} % | {report.episodes} | `{report.protocol.name}` on `{report.suite}` |"
             )
     if not lines:
@@ -218,7 +218,7 @@ def _results(run_dir: Path, step: int) -> str:
     )
 
 
-def _step_of(path: Path) -> int:
+def _read_step(path: Path) -> int:
     return int(path.stem.rpartition("_")[2])
 
 
@@ -247,7 +247,7 @@ def _use(facts: CardFacts, adapter: bool) -> str:
     template = f"\n    chat_template_kwargs={dict(rules.chat_template_kwargs)!r}," if rules.chat_template_kwargs else ""
     action = "a tool call" if rules.action_format == "tool_calls" else "an action, as in `<action>look</action>`"
     base = ", and with the base model where the adapter names it" if adapter else ""
-    return f"""A prompt is one user message from the template `{_name_of(rules.template)}`; the answer ends with
+    return f"""A prompt is one user message from the template `{_short_name(rules.template)}`; the answer ends with
 {action}. With `epo_trl` installed, in this folder{base}:
 
 ```python
@@ -259,7 +259,7 @@ from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings, pla
 {imported}from {module} import {maker}
 
 suite = {made}
-template = {_name_of(rules.template)!r}
+template = {_short_name(rules.template)!r}
 model, tokenizer = load_policy(ModelConfig(".", dtype="auto"), suite, template)
 context = ContextBuilder(
     tokenizer,
@@ -277,5 +277,5 @@ print(episode.won, [turn.action for turn in episode.turns])
 ```"""
 
 
-def _name_of(template: str) -> str:
+def _short_name(template: str) -> str:
     return os.path.basename(os.path.normpath(template)) if os.path.isabs(template) else template

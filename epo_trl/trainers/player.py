@@ -11,7 +11,7 @@ from epo_trl.envs.border import close_all
 from epo_trl.evaluation.play import check_first_task
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, play_episodes
 from epo_trl.trainers.generation import TurnGenerator
-from epo_trl.trainers.rules import Rules
+from epo_trl.trainers.rules import RolloutRules
 from epo_trl.types import Episode
 
 
@@ -30,7 +30,7 @@ class Player:
         self.envs: list[TextEnv] = []
         self._waves, self._quiet = waves, quiet
 
-    def check_first_task(self, task_id: str, seed: int, rules: Rules) -> None:
+    def check_first_task(self, task_id: str, seed: int, rules: RolloutRules) -> None:
         """Raises `ValueError` if the first task cannot be played with these rules."""
         self._provide(1)
         check_first_task(self.envs[0], task_id, seed, rules.context, rules.protocol)

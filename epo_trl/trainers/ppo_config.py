@@ -82,12 +82,12 @@ class EPOPPOConfig(EPOConfig):
         self._check_epo()
         self._check_limits()
         self._check_ppo()
-        groups, self.num_generations = self.num_generations, self._group_that_trl_takes()
+        groups, self.num_generations = self.num_generations, self._trl_group_size()
         super().__post_init__()
         self.num_generations = groups
         self._check_methods()
 
-    def _group_that_trl_takes(self) -> int:
+    def _trl_group_size(self) -> int:
         """Returns a group size that GRPOConfig accepts. It rejects groups of one; any divisor of the batch works."""
         if self.num_generations is None or self.num_generations > 1:
             return self.num_generations or 0

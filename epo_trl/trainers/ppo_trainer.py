@@ -23,17 +23,17 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.methods import Batch, MicroBatch
 from epo_trl.models.critic import attach_critic, critic_aside
 from epo_trl.objectives import value_loss
-from epo_trl.trainers.batches import rows_of
+from epo_trl.trainers.batches import join_rows
 from epo_trl.trainers.critic_file import check_critic_file, critic_prefix, load_critic, save_critic
-from epo_trl.trainers.critic_optimizer import clip_apart, critic_rate, hold_policy, split_off_critic
+from epo_trl.trainers.critic_optimizer import clip_separately, critic_rate, delay_policy, separate_critic_groups
 from epo_trl.trainers.critic_setup import copy_of_policy, hide_critic, make_critic
 from epo_trl.trainers.epo_trainer import EPOTrainer
 from epo_trl.trainers.final_states import final_states, final_values
-from epo_trl.trainers.nothing_to_learn import equal_outcomes
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 from epo_trl.trainers.row_scorer import RowScores
 from epo_trl.trainers.turn_layout import TurnLayout
 from epo_trl.trainers.value_statistics import value_statistics, whitened
+from epo_trl.trainers.zero_signal import equal_outcomes
 from epo_trl.types import Episode
 
 
@@ -84,7 +84,7 @@ class EPOPPOTrainer(EPOTrainer):
     ) -> Batch:
         batch = super()._method_batch(output, episodes, layout, scores)
         size = self.args.per_device_train_batch_size
-        ids, *_ = rows_of(output)
+        ids, *_ = join_rows(output)
         states = self._final_states(episodes)
         return replace(
             batch,
@@ -105,10 +105,14 @@ class EPOPPOTrainer(EPOTrainer):
         own deviation; without whitening, Adam would still amplify a small first gradient. The critic still learns.
         """
         credit = self.methods.credit(batch)
-        assert batch.values is not None and credit.returns is not None and credit.points is not None
+        assert batch.values is not None and credit.returns is not None and credit.value_mask is not None
         metrics = value_statistics(credit, batch.values, batch.turn_ids, self.args.max_turns, self.ranks.sum)
-        output["old_values"], output["returns"], output["value_points"] = batch.values, credit.returns, credit.points
-        output["num_values"] = self.ranks.sum(credit.points.sum().double())
+        output["old_values"], output["returns"], output["value_points"] = (
+            batch.values,
+            credit.returns,
+            credit.value_mask,
+        )
+        output["num_values"] = self.ranks.sum(credit.value_mask.sum().double())
         if credit.outcomes is not None:
             metrics["gae/equal_outcomes"] = float(equal_outcomes(credit.outcomes, self.ranks))
         self._keep_metrics(metrics)
@@ -154,20 +158,20 @@ class EPOPPOTrainer(EPOTrainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Creates the optimizer with the critic's parameters in separate groups, `group["part"] == "critic"`."""
         optimizer = super().create_optimizer(model)
-        split_off_critic(optimizer, self.critic, self.args.critic_learning_rate)
+        separate_critic_groups(optimizer, self.critic, self.args.critic_learning_rate)
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Creates the scheduler. The policy's learning rate is 0 during the first `critic_warmup_steps`."""
         scheduler = super().create_scheduler(num_training_steps, optimizer)
-        hold_policy(scheduler, self.args.critic_warmup_steps, self.args.lr_scheduler_type)
+        delay_policy(scheduler, self.args.critic_warmup_steps, self.args.lr_scheduler_type)
         return scheduler
 
     def _clip_grad_norm(self, model: Any) -> Any:
         """Clips policy and critic separately; DeepSpeed and FSDP clip both together."""
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             return super()._clip_grad_norm(model)
-        return clip_apart(self.accelerator, model, self.critic, self.args.max_grad_norm)
+        return clip_separately(self.accelerator, model, self.critic, self.args.max_grad_norm)
 
     # --- Checkpoints -------------------------------------------------------------------------------------------
 

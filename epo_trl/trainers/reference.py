@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from trl.trainer.utils import use_adapter
 
-from epo_trl.trainers.batches import rows_of
+from epo_trl.trainers.batches import join_rows
 from epo_trl.trainers.turn_layout import TurnLayout
 
 
@@ -36,7 +36,7 @@ def keeping_reference(trainer: Any, args: Any) -> Iterator[None]:
 
 
 @contextmanager
-def reference_of(trainer: Any) -> Iterator[Any]:
+def reference_model(trainer: Any) -> Iterator[Any]:
     """Yields the reference model of TRL's KL term: a separate model, or the policy without its new adapter."""
     if trainer.ref_model is not None:
         yield trainer.ref_model
@@ -47,7 +47,7 @@ def reference_of(trainer: Any) -> Iterator[Any]:
 
 
 @torch.no_grad()
-def candidates_of(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> dict[str, Tensor]:
+def find_candidates(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> dict[str, Tensor]:
     """Returns the entry `candidates` of TRL's batch, if a method needs it: (B, T, K) token ids, padded with -1.
 
     They are the tokens whose probability under the reference policy exceeds the methods' `cut`. Collective under
@@ -61,7 +61,7 @@ def candidates_of(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> d
     cut = trainer.methods.cut
     if cut is None:
         return {}
-    ids, *_ = rows_of(output)
-    with reference_of(trainer) as reference:
+    ids, *_ = join_rows(output)
+    with reference_model(trainer) as reference:
         size = trainer.args.per_device_train_batch_size
         return {"candidates": trainer.scorer.nucleus(reference, ids, layout, size, cut)}

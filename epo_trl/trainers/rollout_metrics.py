@@ -8,7 +8,7 @@ from dataclasses import asdict
 import torch
 
 from epo_trl.envs.base import Faults
-from epo_trl.methods import Ranks
+from epo_trl.methods import Comm
 from epo_trl.rollout import RolloutTimes
 from epo_trl.types import Episode, StopReason
 
@@ -18,7 +18,7 @@ def rollout_metrics(
     times: RolloutTimes,
     faults: Faults,
     end_ids: Collection[int],
-    ranks: Ranks,
+    ranks: Comm,
     device: torch.device,
 ) -> dict[str, float]:
     """Returns the metrics of the episodes. Collective.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from epo_trl.trainers.turn_forward import nucleus_of_turns, score_turns, value_turns
+from epo_trl.trainers.turn_forward import find_nuclei, score_turns, value_turns
 from epo_trl.trainers.turn_layout import TurnBatch, TurnLayout, cut_turns
 
 
@@ -35,19 +35,19 @@ class RowScores:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """The arguments of `over`, and the list that it yielded."""
+class _ScoreRequest:
+    """The arguments of `expect_rows`, and the list that it yielded."""
 
     layout: TurnLayout
     ratio: Callable[[Tensor], Tensor]
     with_values: bool
     candidates: Tensor | None
     top_p: float | None
-    found: list[RowScores]
+    scores: list[RowScores]
 
 
 class RowScorer:
-    """Scores rows of episodes turn by turn. `over` sets the layout of the rows that TRL is about to score.
+    """Scores rows of episodes turn by turn. `expect_rows` sets the layout of the rows that TRL is about to score.
 
     Args:
         autocast: Factory of the context manager of a forward pass.
@@ -58,10 +58,10 @@ class RowScorer:
     def __init__(self, autocast: Callable[[], AbstractContextManager[Any]], *, buckets: int, packed: bool):
         self._autocast = autocast
         self._passes: dict[str, Any] = {"buckets": buckets, "packed": packed}
-        self._open: _Asked | None = None
+        self._open: _ScoreRequest | None = None
 
     @contextmanager
-    def over(
+    def expect_rows(
         self,
         layout: TurnLayout,
         *,
@@ -79,10 +79,10 @@ class RowScorer:
             candidates: (B, T, K) token ids over which an entropy is computed, padded with -1.
             top_p: Total probability of the model's own nucleus, over which another entropy is computed.
         """
-        asked = _Asked(layout, ratio, with_values, candidates, top_p, [])
-        before, self._open = self._open, asked
+        request = _ScoreRequest(layout, ratio, with_values, candidates, top_p, [])
+        before, self._open = self._open, request
         try:
-            yield asked.found
+            yield request.scores
         finally:
             self._open = before
 
@@ -98,24 +98,24 @@ class RowScorer:
         **multimodal: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the outputs of TRL's `_get_per_token_logps_and_entropies`."""
-        asked = self._open
-        assert asked is not None and asked.layout.turn_ids.shape == (len(input_ids), logits_to_keep)
+        request = self._open
+        assert request is not None and request.layout.turn_ids.shape == (len(input_ids), logits_to_keep)
         model_inputs: dict[str, Any] = {"output_router_logits": True} if compute_aux_loss else {}
-        if asked.with_values:
+        if request.with_values:
             model_inputs["with_values"] = True
         parts: list[tuple[Tensor | None, ...]] = []
-        for rows, turns in _cut(input_ids, asked.layout, batch_size or len(input_ids)):
-            own = None if asked.candidates is None else asked.candidates[rows][turns.row, turns.column]
+        for rows, turns in _cut(input_ids, request.layout, batch_size or len(input_ids)):
+            own = None if request.candidates is None else request.candidates[rows][turns.row, turns.column]
             with self._autocast():
-                scores = score_turns(model, turns, **self._passes, candidates=own, top_p=asked.top_p, **model_inputs)
+                scores = score_turns(model, turns, **self._passes, candidates=own, top_p=request.top_p, **model_inputs)
             restricted = (scores.nucleus_entropy, scores.top_p_entropy)
             per_token = (scores.log_probs, scores.entropy, scores.values, *restricted)
             parts.append((*(None if x is None else turns.to_rows(x) for x in per_token), scores.aux_loss))
         log_probs, *others, aux_losses = zip(*parts, strict=True)
         row_scores = RowScores(torch.cat(log_probs), *map(_joined, others))
-        asked.found.append(row_scores)
+        request.scores.append(row_scores)
         return (
-            asked.ratio(row_scores.log_probs),
+            request.ratio(row_scores.log_probs),
             row_scores.entropy if compute_entropy else None,
             torch.stack(aux_losses).mean() if compute_aux_loss else None,
         )
@@ -125,7 +125,7 @@ class RowScorer:
         """Scores rows that TRL has not requested, in passes over `size` rows. Collective."""
         self(model, input_ids, attention_mask, width, size)
         assert self._open is not None
-        return self._open.found[-1]
+        return self._open.scores[-1]
 
     def values(self, model: Any, input_ids: Tensor, layout: TurnLayout, size: int) -> Tensor:
         """Returns the critic's (B, T) values, in passes over `size` rows. Collective under ZeRO-3."""
@@ -148,7 +148,7 @@ class RowScorer:
         rows = []
         for _, turns in _cut(input_ids, layout, size):
             with self._autocast():
-                ids = nucleus_of_turns(model, turns, cut, **self._passes)
+                ids = find_nuclei(model, turns, cut, **self._passes)
             ids = ids[:, (ids >= 0).any(0)]  # sorted by probability, so padding is on the right
             rows.append(ids.new_full((*turns.shape, ids.shape[1]), -1).index_put((turns.row, turns.column), ids))
         most = max(row.shape[2] for row in rows)

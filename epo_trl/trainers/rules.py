@@ -15,7 +15,7 @@ from epo_trl.trainers.config import EPOConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RolloutRules:
     """Rules of an episode.
 
     Args:
@@ -32,13 +32,13 @@ class Rules:
     eval_context: ContextBuilder
     eval_settings: RolloutSettings
 
-    def fit(self, max_context_tokens: int | None, end_ids: Sequence[int]) -> None:
+    def set_model_limits(self, max_context_tokens: int | None, end_ids: Sequence[int]) -> None:
         """Sets the maximum sequence length of the model and the tokens that end a response."""
         for context in (self.context, self.eval_context):
             context.max_context_tokens, context.end_ids = max_context_tokens, end_ids
 
 
-def rules_of(args: EPOConfig, suite: TaskSuite, tokenizer: Any) -> Rules:
+def build_rules(args: EPOConfig, suite: TaskSuite, tokenizer: Any) -> RolloutRules:
     """Builds the rules of a configuration. Without a protocol, evaluation uses the rules of training.
 
     Few-shot examples (`few_shot`) are the same in both, and the protocol's name identifies them.
@@ -48,7 +48,7 @@ def rules_of(args: EPOConfig, suite: TaskSuite, tokenizer: Any) -> Rules:
         suite: The tasks. The suite's expert plays the few-shot examples.
         tokenizer: The policy's tokenizer.
     """
-    protocol = get_protocol(args.protocol) if args.protocol else _protocol_of(args, suite.name)
+    protocol = get_protocol(args.protocol) if args.protocol else _default_protocol(args, suite.name)
     shots = args.few_shot_of(suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)
     actions = action_format(args.action_format, tokenizer, suite.tools, verbatim=suite.verbatim)
@@ -82,10 +82,10 @@ def rules_of(args: EPOConfig, suite: TaskSuite, tokenizer: Any) -> Rules:
         actions=actions,
     )
     eval_settings = protocol_settings(protocol, require_think=args.require_think)
-    return Rules(context, settings, protocol, eval_context, eval_settings)
+    return RolloutRules(context, settings, protocol, eval_context, eval_settings)
 
 
-def _protocol_of(args: EPOConfig, suite_name: str) -> Protocol:
+def _default_protocol(args: EPOConfig, suite_name: str) -> Protocol:
     return Protocol(
         name=f"{suite_name}-{args.max_turns}turns",
         max_turns=args.max_turns,

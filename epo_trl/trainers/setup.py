@@ -11,12 +11,12 @@ from datasets import Dataset
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite, PoolSettings
-from epo_trl.methods import Methods, Ranks
+from epo_trl.methods import Comm, Methods
 from epo_trl.models import load_tokenizer
 from epo_trl.models.tiny import tiny_size
 from epo_trl.trainers.checks import check_reference, check_settings, check_tokenizer
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.rules import Rules, rules_of
+from epo_trl.trainers.rules import RolloutRules, build_rules
 from epo_trl.trainers.task_checks import check_arguments, check_test_tasks, check_train_tasks, listed_test_tasks
 
 
@@ -36,7 +36,7 @@ class Setup:
     train_dataset: Dataset
     test_tasks: dict[str, list[str]]
     tokenizer: Any
-    rules: Rules
+    rules: RolloutRules
 
     def test_datasets(self) -> dict[str, Dataset] | None:
         """Returns the test lists in TRL's format."""
@@ -84,7 +84,7 @@ def set_up(
         tokenizer = load_tokenizer(model if isinstance(model, str) else model.config.name_or_path)
     check_tokenizer(tokenizer)
     check_reference(args, methods, model, kwargs.get("peft_config"))
-    rules = rules_of(args, suite, tokenizer)
+    rules = build_rules(args, suite, tokenizer)
     check_settings(args, rules.context)
     if methods.choose_groups and reward_funcs is not None:
         raise ValueError("reward_funcs: expected none with a method that selects groups by the episodes' own rewards")
@@ -94,9 +94,9 @@ def set_up(
     return Setup(_in_workers(suite, args), train_dataset, test_tasks, tokenizer, rules)
 
 
-def ranks_of(accelerator: Any) -> Ranks:
+def make_comm(accelerator: Any) -> Comm:
     """Returns the communication between the processes of a run."""
-    return Ranks(
+    return Comm(
         sum=lambda tensor: accelerator.reduce(tensor.to(accelerator.device), reduction="sum").to(tensor.device),
         gather=gather_object,
         index=accelerator.process_index,

@@ -12,7 +12,7 @@ from epo_trl.trainers.config import EPOConfig
 
 TEST_SPLITS = ("iid", "ood")
 # Unsupported arguments of TRL's trainer, and what to do instead.
-_NOT_TAKEN = {
+_UNSUPPORTED = {
     "eval_dataset": "evaluation uses the test lists of the suite, `task_ids('iid')` and `task_ids('ood')`",
     "rollout_func": "the trainer plays the suite's environments itself; override `play` to customize the rollout",
     "environment_factory": "environments come from the suite (`make_env`): give it to a `ToolSuite` "
@@ -24,7 +24,7 @@ _NOT_TAKEN = {
 
 def check_arguments(kwargs: dict[str, Any]) -> None:
     """Raises `ValueError` for an unsupported argument of TRL's trainer; removes those that are not set."""
-    for name, advice in _NOT_TAKEN.items():
+    for name, advice in _UNSUPPORTED.items():
         if kwargs.pop(name, None):
             raise ValueError(f"{name}: expected none; {advice}")
 

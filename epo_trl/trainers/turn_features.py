@@ -13,13 +13,13 @@ from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.models.critic import causal_lm
 from epo_trl.models.fused_head import compact_scoring
 from epo_trl.objectives.gae import turn_edges
-from epo_trl.trainers.batches import rows_of
-from epo_trl.trainers.reference import reference_of
+from epo_trl.trainers.batches import join_rows
+from epo_trl.trainers.reference import reference_model
 from epo_trl.trainers.turn_layout import TurnBatch, TurnLayout, cut_turns
 
 
 @torch.no_grad()
-def features_of(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> TurnFeatures | None:
+def extract_features(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> TurnFeatures | None:
     """Returns the features of the turns of TRL's batch if a method needs them. Collective under ZeRO-3.
 
     Args:
@@ -29,10 +29,10 @@ def features_of(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> Tur
     """
     if not trainer.methods.need(Need.FEATURES):
         return None
-    ids, *_ = rows_of(output)
+    ids, *_ = join_rows(output)
     size, turns = trainer.args.per_device_train_batch_size, int(layout.turn_ids.max()) + 1
     parts = []
-    with reference_of(trainer) as reference:
+    with reference_model(trainer) as reference:
         backbone = causal_lm(trainer.accelerator.unwrap_model(reference)).base_model
         for start in range(0, len(ids), size):
             rows = layout.rows(start, start + size)

@@ -96,7 +96,7 @@ def score_turns(
 
 
 @torch.no_grad()
-def nucleus_of_turns(model: Any, batch: TurnBatch, cut: float, *, buckets: int = 1, packed: bool = False) -> Tensor:
+def find_nuclei(model: Any, batch: TurnBatch, cut: float, *, buckets: int = 1, packed: bool = False) -> Tensor:
     """Returns (M, K) candidates for each sampled token: see [`epo_trl.models.fused_head.nucleus`].
 
     Args:

@@ -33,7 +33,7 @@ def value_statistics(
         max_turns: Maximum number of turns per episode.
         sum_over_ranks: Sums a tensor over all processes.
     """
-    points = credit.points
+    points = credit.value_mask
     assert points is not None and credit.returns is not None
     returns, value, advantage = (x[points].double() for x in (credit.returns, values, credit.advantages))
     error = returns - value

@@ -29,7 +29,7 @@ def final_answer(answer: str) -> str:
     return "The episode is over."
 
 
-def tools_of(world: Any) -> tuple[str, ...]:
+def list_tools(world: Any) -> tuple[str, ...]:
     """Returns the names of an object's tools by TRL's rule: all public methods except `reset` and `get_reward`."""
     methods = (name for name, _ in inspect.getmembers(type(world), predicate=inspect.isfunction))
     return tuple(name for name in methods if not name.startswith("_") and name not in _NO_TOOLS)
@@ -44,7 +44,7 @@ class ToolEnv(TextEnv):
 
     def __init__(self, suite: ToolSuite) -> None:
         self.suite, self.world = suite, suite.factory()
-        self._functions = {name: getattr(self.world, name) for name in tools_of(self.world)}
+        self._functions = {name: getattr(self.world, name) for name in list_tools(self.world)}
         if suite.final_answer:
             self._functions[FINAL_ANSWER] = final_answer
         self.tools = {name: Tool.of(function) for name, function in self._functions.items()}
@@ -59,7 +59,7 @@ class ToolEnv(TextEnv):
         self._row, self._messages, self._paid, self._answered = row, list[dict[str, Any]](), 0.0, False
         takes_seed = seed is not None and "seed" in inspect.signature(self.world.reset).parameters
         observation = self.world.reset(**{"seed": seed, **row} if takes_seed else row)
-        return text_of(awaited(observation), NOTHING_YET), self._info(won=False, refusal="")
+        return to_text(awaited(observation), NOTHING_YET), self._info(won=False, refusal="")
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Calls a tool. The reward is the increase of the score, so an episode's rewards sum to its last score.
@@ -94,7 +94,7 @@ class ToolEnv(TextEnv):
         message |= {"content": "", "tool_calls": [call]}
         answer = {"role": "tool", "name": name, "content": ""}
         self._messages.append(answer)
-        answer["content"] = text_of(self._result(name, arguments), "(nothing)")
+        answer["content"] = to_text(self._result(name, arguments), "(nothing)")
         self._answered = self.suite.final_answer and name == FINAL_ANSWER
         return answer["content"]
 
@@ -119,7 +119,7 @@ class ToolEnv(TextEnv):
             "accepted": not refusal,
             "refusal": refusal,
             "won": won,
-            "task": self.suite.task_of(self._row),
+            "task": self.suite.find_task_text(self._row),
             "task_type": str(self._row.get("task_type") or self.suite.name),
             "score": self._paid,
             "tools": tuple(tool.text for tool in self.tools.values()),
@@ -131,7 +131,7 @@ def awaited(result: Any) -> Any:
     return submit(result).result() if inspect.iscoroutine(result) else result
 
 
-def text_of(content: Any, empty: str) -> str:
+def to_text(content: Any, empty: str) -> str:
     """Converts a tool's or a message's content to text, joining the texts of content blocks; never blank.
 
     Args:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from epo_trl.envs.adapters.tool import tool_call
-from epo_trl.envs.adapters.tool_env import ToolEnv, awaited, final_answer, text_of, tools_of
+from epo_trl.envs.adapters.tool_env import ToolEnv, awaited, final_answer, list_tools, to_text
 from epo_trl.envs.base import EnvError, Expert, TaskSuite
 from epo_trl.envs.named import named_object
 
@@ -76,7 +76,7 @@ class ToolSuite(TaskSuite):
             raise EnvError(f"factory: {kind.__name__} has no reset(self, **row)")
         if not self.reward_funcs and not callable(getattr(world, "get_reward", None)):
             raise EnvError(f"factory: {kind.__name__} has no get_reward(self); give it one, or give reward functions")
-        self.tools = tuple(getattr(kind, name) for name in tools_of(world))
+        self.tools = tuple(getattr(kind, name) for name in list_tools(world))
         self.tools += (final_answer,) if self.final_answer else ()
         if not self.tools:
             raise EnvError(f"factory: {kind.__name__} has no tool; add public methods with types and docstrings")
@@ -98,10 +98,10 @@ class ToolSuite(TaskSuite):
             raise EnvError(f'options["task_id"]: expected an id of the suite, such as "train/0", got {task_id!r:.100}')
         return self.rows[split][int(number)]
 
-    def task_of(self, row: Mapping[str, Any]) -> str:
+    def find_task_text(self, row: Mapping[str, Any]) -> str:
         """Returns the messages of the row's prompt, or the environment's own description."""
         prompt = row.get("prompt") or ""
-        messages = [prompt] if isinstance(prompt, str) else [text_of(message["content"], "") for message in prompt]
+        messages = [prompt] if isinstance(prompt, str) else [to_text(message["content"], "") for message in prompt]
         return "\n\n".join(filter(None, (text.strip() for text in messages))) or self._about
 
     def score(self, world: Any, row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from epo_trl.envs.alfworld.suite import AlfworldData, GeneratedAlfworld, data_folder
+from epo_trl.envs.alfworld.alfworld_suite import AlfworldData, GeneratedAlfworld, data_folder
 from epo_trl.envs.base import EnvError, TaskSuite
 
 GAMES = ("generated", "data")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from epo_trl.envs.alfworld.object_states import BY_STATE, TREATMENTS, Treatment
 from epo_trl.envs.alfworld.scene import Scene
-from epo_trl.envs.alfworld.treatments import BY_STATE, TREATMENTS, Treatment
 
 NOTHING = "Nothing happens."
 _KNIVES = ("knife", "butterknife")

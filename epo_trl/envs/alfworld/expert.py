@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from epo_trl.envs.alfworld.notes import EMPTY_HANDS, MIDDLE, MOVED, SHOWN, listed_things
-from epo_trl.envs.alfworld.treatments import BY_TASK_TYPE, Treatment
+from epo_trl.envs.alfworld.object_states import BY_TASK_TYPE, Treatment
 from epo_trl.envs.base import EnvError, Info
 
 _LOOK = re.compile(r"(?:look at|examine the) (\w+) (?:under|with) the (\w+)")
@@ -18,7 +18,7 @@ _PUT = re.compile(
 Choice = tuple[str, str]
 
 
-def kind_of(name: str) -> str:
+def parse_kind(name: str) -> str:
     """Returns the kind of an object, for example `"drawer"` for `"drawer 3"`."""
     return name.rpartition(" ")[0]
 
@@ -85,7 +85,7 @@ class AlfworldExpert:
                 self._seen[put.group(1)] = put.group(2)
 
     def _fetch(self, info: Info) -> Choice:
-        wanted = [thing for thing in self._seen if kind_of(thing) == self._object and not self._is_done(thing)]
+        wanted = [thing for thing in self._seen if parse_kind(thing) == self._object and not self._is_done(thing)]
         if not wanted:
             return self._explore(self._object, info)
         thing = next((t for t in wanted if self._seen[t] == info["here"]), wanted[0])
@@ -96,15 +96,17 @@ class AlfworldExpert:
     def _is_done(self, thing: str) -> bool:
         """Whether a seen object is already where the task wants it."""
         place = self._seen[thing]
-        if self._is_look or kind_of(place) != self._target or (self._treatment and thing not in self._treated):
+        if self._is_look or parse_kind(place) != self._target or (self._treatment and thing not in self._treated):
             return False
         return place == self._destination()
 
     def _destination(self) -> str:
         """Returns the receptacle to fill: one that already holds some of the objects, else the first of its type."""
         if not self._target_place:
-            holding = [p for t, p in self._seen.items() if kind_of(t) == self._object and kind_of(p) == self._target]
-            places = sorted((r for r in self._receptacles if kind_of(r) == self._target), key=lambda r: (len(r), r))
+            holding = [
+                p for t, p in self._seen.items() if parse_kind(t) == self._object and parse_kind(p) == self._target
+            ]
+            places = sorted((r for r in self._receptacles if parse_kind(r) == self._target), key=lambda r: (len(r), r))
             self._target_place = (holding + places + [""])[0]
         return self._target_place
 
@@ -118,7 +120,7 @@ class AlfworldExpert:
                 self._trying = self._random.choice(left)
             else:
                 odds = self._odds
-                self._trying = max(left, key=lambda place: odds.get((kind, kind_of(place)), 0.0))
+                self._trying = max(left, key=lambda place: odds.get((kind, parse_kind(place)), 0.0))
         place = self._trying
         step = self._reach(place, info) or f"examine {place}"
         verb = "open" if step.startswith("open ") else "try"
@@ -135,7 +137,7 @@ class AlfworldExpert:
         return ""
 
     def _use_lamp(self, info: Info) -> Choice:
-        lamp = next((thing for thing in self._seen if kind_of(thing) == self._target), None)
+        lamp = next((thing for thing in self._seen if parse_kind(thing) == self._target), None)
         if lamp is None:
             return self._explore(self._target, info)
         place = self._seen[lamp]
@@ -146,7 +148,7 @@ class AlfworldExpert:
 
     def _treat(self, treatment: Treatment, held: str, info: Info) -> Choice:
         kind = treatment.tool.lower()
-        tool = next((r for r in self._receptacles if kind_of(r) == kind), None)
+        tool = next((r for r in self._receptacles if parse_kind(r) == kind), None)
         if tool is None:
             return f"find {kind} , look", "look"
         thought = f"{treatment.verb} {held} with {tool}"

@@ -17,9 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from epo_trl.envs.alfworld.games import DESCRIPTION_FILE, GAME_FILE, SPLIT_FOLDERS, Game
+from epo_trl.envs.alfworld.game_files import DESCRIPTION_FILE, GAME_FILE, SPLIT_FOLDERS, Game
 from epo_trl.envs.alfworld.placement import Item, place_all
-from epo_trl.envs.alfworld.plan import scripted_plan
 from epo_trl.envs.alfworld.rooms import (
     Location,
     Room,
@@ -32,6 +31,7 @@ from epo_trl.envs.alfworld.rooms import (
     portable_kinds,
 )
 from epo_trl.envs.alfworld.scene import Scene
+from epo_trl.envs.alfworld.scripted_plan import scripted_plan
 from epo_trl.envs.alfworld.task_specs import ROOM_SHARES, Filters, TaskSpec, task_specs_by_object, type_order
 from epo_trl.envs.base import EnvError
 

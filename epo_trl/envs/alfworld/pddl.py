@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from epo_trl.envs.alfworld.treatments import BY_STATE
+from epo_trl.envs.alfworld.object_states import BY_STATE
 from epo_trl.envs.base import EnvError
 
 FactTable = dict[str, list[tuple[str, ...]]]
@@ -117,7 +117,7 @@ def display_names(ids: Iterable[str]) -> dict[str, str]:
     keep their text and get a trailing space, as in ALFWorld.
     """
     ordered = sorted(set(ids))
-    classes = {i: _class_of(i) for i in ordered if "_bar_" in i}
+    classes = {i: _parse_class(i) for i in ordered if "_bar_" in i}
     left = Counter(classes.values())
     names = {}
     for i in ordered:
@@ -129,7 +129,7 @@ def display_names(ids: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _class_of(identifier: str) -> str:
+def _parse_class(identifier: str) -> str:
     return identifier.split("_bar_", 1)[0] + ("basin" if "basin" in identifier else "")
 
 
@@ -214,10 +214,10 @@ def _match(literals: list[tuple[str, ...]], variables: dict[str, str]) -> Goal:
     rest = [literal for literal in literals if not literal[0].endswith("type")]
     shape: Shape = Counter((name, *(roles[argument] for argument in arguments)) for name, *arguments in rest)
     uses = Counter(roles.values())
-    object_type = _type_of("object", literals, roles)
+    object_type = _find_common_type("object", literals, roles)
     if shape == _LOOK and uses["lamp"] == uses["object"] == uses["receptacle"] == uses["location"] == 1:
-        return Goal("look_at_obj_in_light", object_type, _type_of("lamp", literals, roles))
-    target_type = _type_of("receptacle", literals, roles)
+        return Goal("look_at_obj_in_light", object_type, _find_common_type("lamp", literals, roles))
+    target_type = _find_common_type("receptacle", literals, roles)
     if shape == _TWO and uses["object"] == 2 and uses["receptacle"] == 1:
         return Goal("pick_two_obj_and_place", object_type, target_type, count=2)
     wanted = next((_TREATED[name] for name, *_ in rest if name in _TREATED), None)
@@ -229,7 +229,7 @@ def _match(literals: list[tuple[str, ...]], variables: dict[str, str]) -> Goal:
     return Goal(wanted.task_type, object_type, target_type, state=wanted.state)
 
 
-def _type_of(role: str, literals: list[tuple[str, ...]], roles: dict[str, str]) -> str:
+def _find_common_type(role: str, literals: list[tuple[str, ...]], roles: dict[str, str]) -> str:
     """Returns the common type of all variables of a role."""
     types = {literal[1]: literal[2].removesuffix("type") for literal in literals if literal[0].endswith("type")}
     found = {types.get(variable, "") for variable in roles if roles[variable] == role}

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from epo_trl.envs.alfworld.games import Game, without_task
+from epo_trl.envs.alfworld.game_files import Game, without_task
 from epo_trl.envs.alfworld.pddl import FactTable, Goal, display_names, read_facts, read_goal, without_comments
 from epo_trl.envs.base import EnvError
 

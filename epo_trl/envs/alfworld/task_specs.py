@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from epo_trl.envs.alfworld.object_states import BY_TASK_TYPE
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.rooms import (
     HELD_OUT_ROOMS,
@@ -19,7 +20,6 @@ from epo_trl.envs.alfworld.rooms import (
     portable_kinds,
     room_numbers,
 )
-from epo_trl.envs.alfworld.treatments import BY_TASK_TYPE
 from epo_trl.envs.base import EnvError
 
 # Games of each type in a cycle of 23, and the share of each room type: as in the real games.

@@ -12,8 +12,8 @@ from pathlib import Path
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.env import AlfworldEnv, Opened, Play
 from epo_trl.envs.alfworld.expert import AlfworldExpert
-from epo_trl.envs.alfworld.games import Found, Game, find_games, load_game
-from epo_trl.envs.alfworld.patient import PatientEngine
+from epo_trl.envs.alfworld.game_files import FoundGames, Game, find_games, load_game
+from epo_trl.envs.alfworld.parse_cache import CachedTextWorldEngine
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.base import EnvError, Info
@@ -119,7 +119,7 @@ def verify_path(path: str | os.PathLike[str], max_games: int = 100, steps: int =
         EnvError: If there are no playable games or one is corrupt.
     """
     given = Path(path)
-    found = Found((given,), {}) if given.is_file() else find_games(given, TASK_TYPES)
+    found = FoundGames((given,), {}) if given.is_file() else find_games(given, TASK_TYPES)
     files = list(found.games)
     if not files:
         raise EnvError(
@@ -145,7 +145,7 @@ def verify_games(games: Iterable[Game], steps: int = 40, seed: int = 0) -> Repor
         seed: Seed of the policies and of the odd inputs.
     """
     report = Report()
-    engine = PatientEngine()
+    engine = CachedTextWorldEngine()
     try:
         for game in games:
             report.games += 1
@@ -164,7 +164,7 @@ def verify_games(games: Iterable[Game], steps: int = 40, seed: int = 0) -> Repor
 
 
 def _compare(
-    game: Game, scene: Scene, engine: PatientEngine, policy: str, steps: int, rng: random.Random, report: Report
+    game: Game, scene: Scene, engine: CachedTextWorldEngine, policy: str, steps: int, rng: random.Random, report: Report
 ) -> None:
     """Plays one episode in both engines and adds the result to the report."""
     fast, stock = State(scene), engine.start(game)

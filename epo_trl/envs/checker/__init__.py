@@ -2,6 +2,6 @@
 
 from epo_trl.envs.checker.env import Player, check_first_turn, check_text_env
 from epo_trl.envs.checker.error import EnvCheckError
-from epo_trl.envs.checker.suite import check_task_suite
+from epo_trl.envs.checker.suite_checks import check_task_suite
 
 __all__ = ["EnvCheckError", "Player", "check_first_turn", "check_task_suite", "check_text_env"]

@@ -1,8 +1,8 @@
 """Environments in worker processes: a game that hangs or crashes costs its own episodes, not the run."""
 
 from epo_trl.envs.pool.env import PooledEnv
+from epo_trl.envs.pool.pooled_suite import PooledSuite
 from epo_trl.envs.pool.settings import PoolSettings
-from epo_trl.envs.pool.suite import PooledSuite
 from epo_trl.envs.pool.worker import WorkerLost
 
 __all__ = ["PoolSettings", "PooledEnv", "PooledSuite", "WorkerLost"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from epo_trl.envs.scienceworld.env import Rules
+from epo_trl.envs.scienceworld.env import EngineRules
 from epo_trl.envs.scienceworld.gold import GoldSettings
 from epo_trl.envs.scienceworld.host import JvmSettings
-from epo_trl.envs.scienceworld.suite import ScienceWorldSuite
+from epo_trl.envs.scienceworld.scienceworld_suite import ScienceWorldSuite
 from epo_trl.envs.scienceworld.tasks import TaskLists
 
 
@@ -115,7 +115,7 @@ class ScienceWorldArguments:
                 n_ood=self.n_ood,
                 n_heldout=self.n_heldout,
             ),
-            Rules(self.simplification, self.ambiguity, self.list_actions, self.failure_reward),
+            EngineRules(self.simplification, self.ambiguity, self.list_actions, self.failure_reward),
             JvmSettings(self.java, self.heap_mb, self.timeout_seconds),
             self.jvms,
             GoldSettings(self.gold_folder, self.gold_workers),

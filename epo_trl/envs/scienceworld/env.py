@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class EngineRules:
     """Settings of play on the engine.
 
     Args:
@@ -58,11 +58,11 @@ class ScienceWorldEnv(TextEnv):
     the task done (score 100, `won`) or failed (score -100). It is truncated only if `reset` gets an `engine_limit`, by
     the step after which more ticks have passed; with 100 that is when the stock wrapper reports "done".
 
-    The reward of a step is the increase of the score, divided by 100; on failure it is `Rules.failure_reward`.
+    The reward of a step is the increase of the score, divided by 100; on failure it is `EngineRules.failure_reward`.
 
     Besides the required keys, `info` holds `accepted` (whether the engine knew the action), `score` (0 to 100, or
     -100), `failed`, `moves` (ticks so far), `objects` (tuple of the objects in reach), `look` and `inventory` (texts),
-    `action_templates` (tuple) and `task_id`. `admissible_actions` is `None` unless `Rules.list_actions` is set.
+    `action_templates` (tuple) and `task_id`. `admissible_actions` is `None` unless `EngineRules.list_actions` is set.
 
     Args:
         host: Owner of the JVM. Environments may share one.
@@ -70,7 +70,7 @@ class ScienceWorldEnv(TextEnv):
         rules: Settings of play on the engine.
     """
 
-    def __init__(self, host: Host, lists: TaskLists, rules: Rules) -> None:
+    def __init__(self, host: Host, lists: TaskLists, rules: EngineRules) -> None:
         self._host, self._lists, self._rules = host, lists, rules
         self._seat = host.take_seat()
         self._forget = weakref.finalize(self, host.forget_seat, self._seat)

@@ -70,7 +70,7 @@ class GoldPaths:
     """The gold paths of one simplification.
 
     Args:
-        simplification: Simplification as in `Rules`.
+        simplification: Simplification as in `EngineRules`.
         settings: Settings of the cache and the generation.
         jvm: Settings of the JVMs that generate them.
     """

@@ -24,7 +24,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Own:
+class WorldState:
     """The shared state that belongs to one world, saved while another plays.
 
     Args:
@@ -52,13 +52,13 @@ class SharedState:
         self._ways = _scala_object(java.scienceworld.goldagent, "PathFinder").precomputedExhaustivePaths()
         self._in_force: str | None = None  # the active simplifications, if known
         # The owner of the state. Not the `World`, which refers to its JVM: a cycle would keep both alive.
-        self._owner: Own | None = None
+        self._owner: WorldState | None = None
 
     def seed(self, seed: int) -> None:
         """Seeds the random generator."""
         self._random.setSeed(seed)
 
-    def take(self, own: Own) -> None:
+    def take(self, own: WorldState) -> None:
         """Restores the state of one world. Makes two calls if another world has played since, and none otherwise."""
         if self._owner is own:
             return
@@ -81,7 +81,7 @@ class SharedState:
         self._in_force = None
         self._ways.clear()
 
-    def after_load(self, own: Own) -> None:
+    def after_load(self, own: WorldState) -> None:
         """Assigns the state to the world that was loaded."""
         own.simplifications = self._in_force = self._simplifier.getSimplificationsUsed()
         self._owner = own

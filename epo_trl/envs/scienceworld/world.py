@@ -9,7 +9,7 @@ from typing import Any
 
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.scienceworld.jvm import Jvm
-from epo_trl.envs.scienceworld.shared import Own
+from epo_trl.envs.scienceworld.shared import WorldState
 
 AMBIGUOUS = "Ambiguous request"
 _UNKNOWN = ("No known action matches that input", "Unknown action")
@@ -61,7 +61,7 @@ class World:
     """
 
     def __init__(self, jvm: Jvm) -> None:
-        self.jvm, self._own = jvm, Own()
+        self.jvm, self._own = jvm, WorldState()
         with jvm.calls():
             jvm.shared.leave()  # objects that the interface creates get ids too
             self._server = jvm.java.scienceworld.runtime.pythonapi.PythonInterface()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.env import ENGINES, AlfworldEnv, Opened
-from epo_trl.envs.alfworld.expert import AlfworldExpert, kind_of
-from epo_trl.envs.alfworld.games import GAME_FILE, SPLIT_FOLDERS, Found, Game, find_games, load_game
+from epo_trl.envs.alfworld.expert import AlfworldExpert, parse_kind
+from epo_trl.envs.alfworld.game_files import GAME_FILE, SPLIT_FOLDERS, FoundGames, Game, find_games, load_game
 from epo_trl.envs.alfworld.generator import GeneratedGame, generate
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.scene import Scene
@@ -53,9 +53,9 @@ class _AlfworldSuite(TaskSuite):
         """Creates a fresh environment. Environments of one process share the games that they have read."""
         if self.engine == "fast":
             return AlfworldEnv(self._open_fast)
-        from epo_trl.envs.alfworld.stock import StockEngine
+        from epo_trl.envs.alfworld.textworld_engine import TextWorldEngine
 
-        engine = StockEngine()
+        engine = TextWorldEngine()
 
         def open_stock(task_id: str) -> Opened:
             game, task_type = self._game(task_id)
@@ -74,9 +74,9 @@ class _AlfworldSuite(TaskSuite):
         things: Counter[tuple[str, str]] = Counter()
         for task_id in self.task_ids("train")[::_EVERY]:
             scene = self._scene(task_id)
-            places.update(map(kind_of, scene.receptacles))
+            places.update(map(parse_kind, scene.receptacles))
             for place, content in scene.start.contents.items():
-                things.update((kind_of(thing), kind_of(place)) for thing in content)
+                things.update((parse_kind(thing), parse_kind(place)) for thing in content)
         return {(thing, place): count / places[place] for (thing, place), count in things.items()}
 
     def _open_fast(self, task_id: str) -> Opened:
@@ -216,7 +216,7 @@ class AlfworldData(_AlfworldSuite):
         return _stored_scene(self._path(task_id))
 
 
-def _report_missing(folder: Path, found: Found) -> None:
+def _report_missing(folder: Path, found: FoundGames) -> None:
     """Warns of trial folders that lack a file, or raises `EnvError` if they outnumber the games."""
     count = sum(map(len, found.missing.values()))
     if not count:

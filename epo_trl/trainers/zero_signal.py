@@ -9,13 +9,13 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from epo_trl.methods import Methods, Need, Ranks
+from epo_trl.methods import Comm, Methods, Need
 from epo_trl.trainers.config import EPOConfig
 
 PATIENCE = 3  # number of consecutive RL steps with equal rewards before a warning
 
 
-class Stretch:
+class Streak:
     """Counts consecutive RL steps in which a condition holds.
 
     Args:
@@ -50,7 +50,7 @@ def _extremes(rewards: Tensor) -> tuple[Tensor, Tensor]:
     return rewards.nan_to_num(torch.inf).amin(1), rewards.nan_to_num(-torch.inf).amax(1)
 
 
-def equal_outcomes(outcomes: Tensor, ranks: Ranks) -> bool:
+def equal_outcomes(outcomes: Tensor, ranks: Comm) -> bool:
     """Returns whether all episodes, on all ranks, have equal rewards-to-go at each turn index. Collective.
 
     If so, no outcome distinguishes one action from another, and differences between advantages are errors of the
@@ -100,7 +100,7 @@ def empty_batch_warning(rl_step: int) -> str:
     )
 
 
-class SilentSteps:
+class ZeroSignalMonitor:
     """Warns once per streak of RL steps without a training signal.
 
     Args:
@@ -111,9 +111,9 @@ class SilentSteps:
             have advantages.
     """
 
-    def __init__(self, compared: int, name: str, ranks: Ranks, *, by_turns: bool = False):
+    def __init__(self, compared: int, name: str, ranks: Comm, *, by_turns: bool = False):
         self._compared, self._name, self._ranks, self._by_turns = compared, name, ranks, by_turns
-        self._equal_rewards, self._empty_batches = Stretch(PATIENCE), Stretch(1)
+        self._equal_rewards, self._empty_batches = Streak(PATIENCE), Streak(1)
         self._equal, self._success = False, 0.0  # of the current batch
 
     def add_rewards(self, rewards: Tensor, *, success: float) -> None:
@@ -137,7 +137,9 @@ class SilentSteps:
             warnings.warn(empty_batch_warning(rl_step), stacklevel=2)
 
 
-def silent_steps(args: EPOConfig, methods: Methods, ranks: Ranks, group_size: int, *, has_critic: bool) -> SilentSteps:
+def zero_signal_monitor(
+    args: EPOConfig, methods: Methods, ranks: Comm, group_size: int, *, has_critic: bool
+) -> ZeroSignalMonitor:
     """Builds the monitor of zero-signal RL steps for the methods of a run.
 
     Args:
@@ -148,6 +150,6 @@ def silent_steps(args: EPOConfig, methods: Methods, ranks: Ranks, group_size: in
         has_critic: Whether the trainer has a critic.
     """
     if has_critic or methods.need(Need.FEATURES):  # critics compare all turns, ArCHer also those of earlier batches
-        return SilentSteps(args.generation_batch_size, "the whole batch", ranks, by_turns=True)
+        return ZeroSignalMonitor(args.generation_batch_size, "the whole batch", ranks, by_turns=True)
     credit = next(iter(methods.values()))
-    return SilentSteps(group_size, "every group", ranks, by_turns=Need.TURN_REWARDS in credit.needs)
+    return ZeroSignalMonitor(group_size, "every group", ranks, by_turns=Need.TURN_REWARDS in credit.needs)

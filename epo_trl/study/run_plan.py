@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from epo_trl.study.builtin_configs import shown
 from epo_trl.study.config import Part, Study, StudyError
-from epo_trl.study.shipped import shown
 
 WARM_START = "warm-start"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StudyRun:
     """One run of a recipe.
 
     Args:
@@ -29,7 +29,7 @@ class Run:
         settings: All fields passed to the program.
         identity: Everything that determines the result: recipe and fields, including the warm start's, without output
             paths.
-        needs: Run whose output this run starts from; `None` if it needs none.
+        needs: StudyRun whose output this run starts from; `None` if it needs none.
     """
 
     arm: str | None
@@ -39,7 +39,7 @@ class Run:
     config: Path
     settings: Mapping[str, Any]
     identity: Mapping[str, Any]
-    needs: Run | None = None
+    needs: StudyRun | None = None
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class Run:
         return steps if isinstance(steps, int) and steps > 0 else 0
 
 
-def plan(study: Study, folder: Path) -> list[Run]:
+def plan(study: Study, folder: Path) -> list[StudyRun]:
     """Builds the runs of the arms, seed by seed, so that complete pairs come first.
 
     Args:
@@ -100,11 +100,11 @@ def folder_names(names: Iterable[str]) -> dict[str, str]:
     return {name: short for short, name in taken.items()}
 
 
-def _warm_start(part: Part, seed: int, folder: Path) -> Run:
+def _warm_start(part: Part, seed: int, folder: Path) -> StudyRun:
     return _run(None, part, seed, folder / f"{WARM_START}-seed{seed}", None)
 
 
-def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: Run | None) -> Run:
+def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: StudyRun | None) -> StudyRun:
     fields = part.settings()
     where = "warm_start" if arm is None else f"arms: {arm!r}"
     if warm_start is not None and "model_name_or_path" in part.changes:
@@ -128,4 +128,4 @@ def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: Run |
         "warm_start": None if warm_start is None else warm_start.identity,
     }
     settings = {**fields, **begin, "seed": seed, "output_dir": str(folder)}
-    return Run(arm, seed, folder, part.recipe, part.config, settings, identity, warm_start)
+    return StudyRun(arm, seed, folder, part.recipe, part.config, settings, identity, warm_start)

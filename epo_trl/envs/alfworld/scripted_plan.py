@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from epo_trl.envs.alfworld.engine import State
+from epo_trl.envs.alfworld.object_states import BY_STATE
 from epo_trl.envs.alfworld.scene import Scene
-from epo_trl.envs.alfworld.treatments import BY_STATE
 from epo_trl.envs.base import EnvError
 
 

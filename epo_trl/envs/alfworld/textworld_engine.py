@@ -7,12 +7,12 @@ import os
 import tempfile
 from typing import Any
 
-from epo_trl.envs.alfworld.games import Game
-from epo_trl.envs.alfworld.harmless import refuse_code
+from epo_trl.envs.alfworld.game_files import Game
+from epo_trl.envs.alfworld.refuse_code import refuse_code
 from epo_trl.envs.base import EnvError
 
 
-class StockEngine:
+class TextWorldEngine:
     """One TextWorld environment that plays one game at a time. Not thread-safe.
 
     Raises:
@@ -23,7 +23,7 @@ class StockEngine:
         self._env: Any = _make_env()
         self._loaded: Game | None = None
 
-    def start(self, game: Game) -> StockPlay:
+    def start(self, game: Game) -> TextWorldPlay:
         """Starts an episode of a game and ends the current one. Needs about a second, or half of it for the same game.
 
         Raises:
@@ -34,7 +34,7 @@ class StockEngine:
         try:
             if game is not self._loaded:
                 self._load(game)
-            return StockPlay(self._env, self._env.reset())
+            return TextWorldPlay(self._env, self._env.reset())
         except Exception as error:  # noqa: BLE001 - a corrupt problem can raise anything in the translator
             raise EnvError(
                 f"{game.source}: TextWorld cannot load this game ({type(error).__name__}: {error})"
@@ -52,7 +52,7 @@ class StockEngine:
             self._env = None
 
 
-class StockPlay:
+class TextWorldPlay:
     """One episode in TextWorld, with the interface of `env.Play`."""
 
     def __init__(self, env: Any, state: Any) -> None:

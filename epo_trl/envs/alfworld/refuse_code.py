@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from epo_trl.envs.alfworld.games import TASK_SENTENCE, Game, without_task
+from epo_trl.envs.alfworld.game_files import TASK_SENTENCE, Game, without_task
 from epo_trl.envs.alfworld.pddl import without_comments
 from epo_trl.envs.base import EnvError
 

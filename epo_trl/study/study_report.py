@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from epo_trl.study import tables
+from epo_trl.study.builtin_configs import shown
 from epo_trl.study.config import Study
-from epo_trl.study.judge import SUCCESS, Outcomes, final_success, judge, pairs_of, starts_of
 from epo_trl.study.markdown import code, percent, plain, table
+from epo_trl.study.outcomes import SUCCESS, Outcomes, compare_starts, final_success, find_pairs, judge
 from epo_trl.study.record import Record, write_text
-from epo_trl.study.shipped import shown
 
 REPORT, PICTURE = "report.md", "curves.png"
 
@@ -111,7 +111,7 @@ def _training_note(study: Study) -> str:
 def _compared(study: Study, outcomes: Outcomes) -> int:
     """Returns the number of arms that have a pair with the baseline."""
     base = outcomes[study.baseline]
-    return sum(bool(pairs_of(runs, base)) for name, runs in outcomes.items() if name != study.baseline)
+    return sum(bool(find_pairs(runs, base)) for name, runs in outcomes.items() if name != study.baseline)
 
 
 def _difference_note(study: Study, outcomes: Outcomes) -> str:
@@ -189,7 +189,7 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
             f"All differences use the same runs of {plain(study.baseline)}: if those were lucky, every arm on "
             f"their seeds looks worse. Each interval is for one comparison, not corrected for {count}."
         )
-    began = {name: starts_of(runs, base) for name, runs in outcomes.items() if name != study.baseline}
+    began = {name: compare_starts(runs, base) for name, runs in outcomes.items() if name != study.baseline}
     for name, starts in began.items():
         pair = f"{plain(name)} and {plain(study.baseline)}"
         if starts.unlike:

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from epo_trl.study.plan import Run
-from epo_trl.study.side_by_side import Progress, tail_of
+from epo_trl.study.job_pool import Progress, read_tail
+from epo_trl.study.run_plan import StudyRun
 
 SECONDS_BETWEEN = {True: 1.0, False: 60.0}  # on a terminal, in a file
 
@@ -29,7 +29,7 @@ class Watch:
         console: Output console; stderr by default.
     """
 
-    def __init__(self, runs: Sequence[Run], already: int, at_a_time: int, console: Console | None = None):
+    def __init__(self, runs: Sequence[StudyRun], already: int, at_a_time: int, console: Console | None = None):
         self._runs = {run.name: run for run in runs}
         self._already, self._at_a_time = already, at_a_time
         self.console = console or Console(file=sys.stderr, highlight=False)
@@ -88,12 +88,12 @@ def share_done(log: Path, steps: int) -> float:
     """Returns the share of a run's steps that are done, by the progress bar in its log; 0.0 if there is none."""
     if not steps or not log.is_file():
         return 0.0
-    found = re.findall(rf"\b(\d+)/{steps} \[", tail_of(log))
+    found = re.findall(rf"\b(\d+)/{steps} \[", read_tail(log))
     return int(found[-1]) / steps if found else 0.0
 
 
 def time_left(
-    runs: Mapping[str, Run], progress: Progress, shares: Mapping[str, float], at_a_time: int, now: float
+    runs: Mapping[str, StudyRun], progress: Progress, shares: Mapping[str, float], at_a_time: int, now: float
 ) -> float | None:
     """Estimates the seconds until all runs have ended; `None` as long as nothing is known.
 

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from epo_trl.evaluation.outcomes import START_STEPS, collapsed, exploded, left_band
 from epo_trl.study.config import Study
-from epo_trl.study.record import POINTS, Evaluation, Record, thin
+from epo_trl.study.record import POINTS, EvaluationRecord, Record, thin
 from epo_trl.study.statistics import first_above
 
 SUCCESS = "env/success_rate"
@@ -32,7 +32,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """The outcome of one run. A field is `None` if it was not logged or did not happen.
 
     Args:
@@ -65,7 +65,7 @@ class Outcome:
     by_tokens: Mapping[str, tuple[float, float, float]]
     left_band_at: Mapping[str, int | None]
     has_thirds: bool
-    evaluations: Mapping[str, Sequence[Evaluation]]
+    evaluations: Mapping[str, Sequence[EvaluationRecord]]
     begins_with: str
 
     def best(self, split: str) -> float | None:
@@ -83,11 +83,11 @@ class Outcome:
         start = self.start(split)
         return None if start is None else start.rate
 
-    def start(self, split: str) -> Evaluation | None:
+    def start(self, split: str) -> EvaluationRecord | None:
         """Returns the evaluation before RL. With the same weights, recipe and rules it is the same in every turn."""
         return next((one for one in self.evaluations.get(split, ()) if one.rl_step == 0), None)
 
-    def has_other_weights(self, other: Outcome) -> bool:
+    def has_other_weights(self, other: RunOutcome) -> bool:
         """Returns whether the two runs are known to have begun with different weights."""
         return bool(self.begins_with and other.begins_with) and self.begins_with != other.begins_with
 
@@ -95,7 +95,7 @@ class Outcome:
         return [one.rate for one in self.evaluations.get(split, ()) if one.rl_step > 0]
 
 
-Outcomes = dict[str, dict[int, Outcome]]  # by arm and seed
+Outcomes = dict[str, dict[int, RunOutcome]]  # by arm and seed
 
 
 def judge(study: Study, records: Sequence[Record]) -> Outcomes:
@@ -131,7 +131,7 @@ class Starts:
     unknown: list[int]
 
 
-def starts_of(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> Starts:
+def compare_starts(runs: Mapping[int, RunOutcome], base: Mapping[int, RunOutcome]) -> Starts:
     """Compares the starts of the runs that share a seed with the baseline."""
     found = Starts([], [], [])
     for seed in [seed for seed in runs if seed in base]:
@@ -148,13 +148,13 @@ def starts_of(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> Start
     return found
 
 
-def pairs_of(runs: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> dict[int, Outcome]:
+def find_pairs(runs: Mapping[int, RunOutcome], base: Mapping[int, RunOutcome]) -> dict[int, RunOutcome]:
     """Returns the runs with a pair: a baseline run with the same seed that began with the same weights."""
-    unlike = starts_of(runs, base).unlike
+    unlike = compare_starts(runs, base).unlike
     return {seed: run for seed, run in runs.items() if seed in base and seed not in unlike}
 
 
-def _outcome(study: Study, record: Record, best: float) -> Outcome:
+def _outcome(study: Study, record: Record, best: float) -> RunOutcome:
     steps = [int(step) for step in record.curves.get("rl_step", ()) if step is not None]
     success = final_success(record, study)
     entropy = record.curves.get("entropy/all_tokens") or record.thinned.get("entropy") or ()
@@ -174,7 +174,7 @@ def _outcome(study: Study, record: Record, best: float) -> Outcome:
         flags = exploded(one, other) if kind == "exploded" else collapsed(one, other, best)
         return Failure(steps[flags.index(True)], flags[-1]) if True in flags else None
 
-    return Outcome(
+    return RunOutcome(
         seed=record.seed,
         success=success,
         solved=None if success is None else success > study.solved,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from epo_trl.envs.base import EnvError, Faults, TaskSuite
-from epo_trl.envs.scienceworld.env import Rules, ScienceWorldEnv
+from epo_trl.envs.scienceworld.env import EngineRules, ScienceWorldEnv
 from epo_trl.envs.scienceworld.expert import GoldExpert, focused
 from epo_trl.envs.scienceworld.gold import GoldPaths, GoldSettings
 from epo_trl.envs.scienceworld.host import Host, JvmSettings
@@ -43,7 +43,7 @@ class ScienceWorldSuite(TaskSuite):
     def __init__(
         self,
         lists: TaskLists | None = None,
-        rules: Rules | None = None,
+        rules: EngineRules | None = None,
         jvm: JvmSettings | None = None,
         jvms: int = 1,
         gold: GoldSettings | None = None,
@@ -55,7 +55,7 @@ class ScienceWorldSuite(TaskSuite):
         for field, rate in (("guess_rate", guess_rate), ("teleport_rate", teleport_rate)):
             if not 0 <= rate <= 1:
                 raise EnvError(f"{field}: expected a number in [0, 1], got {rate}")
-        self.lists, self.rules = lists or TaskLists(), rules or Rules()
+        self.lists, self.rules = lists or TaskLists(), rules or EngineRules()
         self.jvm, self.jvms = jvm or JvmSettings(), jvms
         self.splits = tuple(self.lists.ids)
         check_simplification(self.rules.simplification, self.lists.played_types)

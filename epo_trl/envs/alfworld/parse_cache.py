@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import Any
 from unittest import mock
 
-from epo_trl.envs.alfworld.games import Game
-from epo_trl.envs.alfworld.stock import StockEngine
+from epo_trl.envs.alfworld.game_files import Game
+from epo_trl.envs.alfworld.textworld_engine import TextWorldEngine
 
 
-class PatientEngine(StockEngine):
+class CachedTextWorldEngine(TextWorldEngine):
     """TextWorld's engine with four kinds of repeated work cached.
 
     - A problem is translated once, not at both load and reset, and not for a planner that is not used

@@ -9,7 +9,7 @@ import pytest
 import torch
 from trainer_kit import make_episode, make_episodes, make_ppo, make_trainer, toy_tokenizer
 
-from epo_trl.trainers.nothing_to_learn import Stretch, equal_rewards_warning, equal_within_groups
+from epo_trl.trainers.zero_signal import Streak, equal_rewards_warning, equal_within_groups
 from epo_trl.types import StopReason
 
 NO = math.nan
@@ -38,7 +38,7 @@ def test_every_reward_function_is_looked_at():
 
 
 def test_a_stretch_is_told_of_once():
-    stretch = Stretch(3)
+    stretch = Streak(3)
     steps = [True] * 2 + [False] + [True] * 5 + [False] + [True] * 3
     assert [i for i, holds in enumerate(steps) if stretch.add(holds)] == [5, 11]
 

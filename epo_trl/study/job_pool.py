@@ -14,7 +14,7 @@ from pathlib import Path
 
 from epo_trl.envs.supervisor import ChildProcess
 
-KEEPER = Path(__file__).with_name("keeper.py")
+CHILD_GUARD = Path(__file__).with_name("child_guard.py")
 TAIL_BYTES = 4096  # bytes read from the end of a log
 
 
@@ -52,7 +52,7 @@ class Progress:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def run_side_by_side(
+def run_jobs(
     jobs: Sequence[Job],
     at_a_time: int,
     on_start: Callable[[Job], None],
@@ -127,7 +127,7 @@ def _start(job: Job) -> ChildProcess:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with open(job.log, "ab") as log:
         return ChildProcess(
-            job.name, [sys.executable, str(KEEPER), *job.command], lambda: None, lambda: None,
+            job.name, [sys.executable, str(CHILD_GUARD), *job.command], lambda: None, lambda: None,
             stdin=subprocess.PIPE, stdout=log, stderr=log, env=dict(job.environment),
         )  # fmt: skip
 
@@ -141,7 +141,7 @@ def _settle(job: Job, status: int, progress: Progress, on_end: Callable[[Job], s
         progress.succeeded[job.name] = seconds
 
 
-def tail_of(log: Path) -> str:
+def read_tail(log: Path) -> str:
     """Reads the end of a log."""
     with open(log, "rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL_BYTES))
@@ -150,7 +150,7 @@ def tail_of(log: Path) -> str:
 
 def _last_words(log: Path) -> str:
     """Returns the last line of a log after a colon; `""` if it has none."""
-    lines = [line.strip() for line in tail_of(log).splitlines()]
+    lines = [line.strip() for line in read_tail(log).splitlines()]
     last = next((line for line in reversed(lines) if line), "")
     return f": {last[:300]}" if last else ""
 

@@ -77,7 +77,7 @@ def load_game(path: Path) -> Game:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundGames:
     """The games of a folder.
 
     Args:
@@ -106,7 +106,7 @@ NO_GAME = f"without {GAME_FILE}"
 NO_DESCRIPTION = f"without {DESCRIPTION_FILE}"
 
 
-def find_games(folder: Path, task_types: tuple[str, ...]) -> Found:
+def find_games(folder: Path, task_types: tuple[str, ...]) -> FoundGames:
     """Finds the playable games below a folder, by `AlfredTWEnv`'s rules, and the folders left out.
 
     Args:
@@ -128,7 +128,7 @@ def find_games(folder: Path, task_types: tuple[str, ...]) -> Found:
             left_out.setdefault(why, []).append(trial)
         else:
             games.append(trial / GAME_FILE)
-    return Found(tuple(games), {why: tuple(folders) for why, folders in sorted(left_out.items())})
+    return FoundGames(tuple(games), {why: tuple(folders) for why, folders in sorted(left_out.items())})
 
 
 def _why_left_out(trial: Path, task_types: tuple[str, ...]) -> str:
