@@ -18,4 +18,7 @@ import epo_trl.threads  # noqa: F401 - before torch
 from epo_trl.launch import rl_recipe
 
 if __name__ == "__main__":
-    rl_recipe(configs=["alfworld/tiny*", "alfworld/pre*", "alfworld/qwen*"], environment="alfworld", algorithm="grpo")
+    # In the middle: plain, pretrained and smollm2.
+    rl_recipe(
+        configs=["alfworld/tiny*", "alfworld/[ps][lmr]*", "alfworld/qwen*"], environment="alfworld", algorithm="grpo"
+    )

@@ -87,7 +87,7 @@ def test_the_recipes_are_all_here(environment, largest):
     ppo = {name for name in found if name.startswith("ppo_")}
     real = {path.stem for path in folder.glob("*_real.yaml")}  # the tiny model on the real games
     pretrained = {"pretrained"} if environment == "alfworld" else set()
-    concatenated = {"plain_cpu"} if environment == "alfworld" else set()
+    concatenated = {"plain_cpu", "smollm2_cpu"} if environment == "alfworld" else set()
     assert found - ppo - real == sizes | pretrained | concatenated
     if (RECIPES / f"{environment}_ppo_epo.py").is_file() or ppo:
         assert ppo - real == {f"ppo_{size}" for size in sizes}
@@ -269,7 +269,7 @@ def test_the_command_line_overrides_the_config():
 
 
 def test_an_unknown_kind_of_games_is_refused():
-    with pytest.raises(EnvError, match="games.*'real'.*generated"):
+    with pytest.raises(EnvError, match="games: expected .*generated.*got 'real'"):
         AlfworldArguments(games="real").make_suite()
 
 
@@ -302,7 +302,7 @@ def test_the_config_says_which_environment_a_general_recipe_plays(tmp_path):
     ("name", "says"),
     [
         ([], "expected one of alfworld"),
-        (["--environment", "alfred"], "got 'alfred', takes 'alfworld'"),
+        (["--environment", "alfred"], "expected 'alfworld'.*got 'alfred'"),
         (["--environment", "no_such_module:Arguments"], "cannot be imported"),
         (["--environment", "epo_trl.envs.alfworld.arguments:Nothing"], "cannot be imported"),
         (["--environment", "epo_trl.types:Episode"], "has no make_suite"),

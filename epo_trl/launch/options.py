@@ -199,7 +199,7 @@ def _check_device(given: argparse.Namespace, config: Path | None) -> None:
         return
     name, advice = wanted[0], "set use_cpu: true and bf16: false"
     if config is not None:
-        beside = [path for path in sorted(config.parent.glob("*cpu*.yaml")) if _kind(path) == _kind(config)]
+        beside = [path for path in sorted(config.parent.glob("*tiny_cpu*.yaml")) if _kind(path) == _kind(config)]
         advice = f"take --config {shown(beside[0])}, or {advice}" if beside else advice
     raise RecipeError(f"{name}: got true, but torch sees no GPU here; {advice}")
 
