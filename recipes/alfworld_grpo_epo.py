@@ -18,7 +18,8 @@ import epo_trl.threads  # noqa: F401 - before torch
 from epo_trl.launch import rl_recipe
 
 if __name__ == "__main__":
-    # In the middle: plain, pretrained and smollm2.
     rl_recipe(
-        configs=["alfworld/tiny*", "alfworld/[ps][lmr]*", "alfworld/qwen*"], environment="alfworld", algorithm="grpo"
+        configs=["alfworld/tiny*", "alfworld/plain*", "alfworld/smollm2*", "alfworld/pretrained*", "alfworld/qwen*"],
+        environment="alfworld",
+        algorithm="grpo",
     )

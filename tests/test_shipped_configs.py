@@ -30,7 +30,9 @@ def test_a_config_settles_what_its_recipe_settles():
     """`recipes/alfworld_ppo_epo.py` says in Python what the command takes from the place of the config."""
     checked = set()
     for file in RECIPES.glob("*.py"):
-        said = re.search(r'rl_recipe\(configs=\[(.*)\], environment="(\w+)", algorithm="(\w+)"\)', file.read_text())
+        said = re.search(
+            r'rl_recipe\(\s*configs=\[(.*)\],\s*environment="(\w+)",\s*algorithm="(\w+)",?\s*\)', file.read_text()
+        )
         if said is None:
             continue
         for pattern in re.findall(r'"(.*?)"', said[1]):
