@@ -303,13 +303,13 @@ def test_the_command_plans_a_shipped_config(capsys):
         (["--json"], "--json: got True, but it needs --config"),
         (["--config", "trap/tiny_cpu", "--critic"], "--critic: got True, but it is in the config"),
         (["--config", "trap/tiny_cpu"], "--gpus: expected one number of training GPUs with --config, got nothing"),
-        (["--config", "trap/tiny_cpu", "--gpus", "1"], "got no gpu and no gpu_gb, tflops"),
+        (["--config", "trap/tiny_cpu", "--gpus", "1"], "gpu: expected one of A100"),
         (["--config", "trap/tiny_cpu", "--gpus", "1", "--gpu", "L4"], "model_name_or_path: expected a folder"),
         (["--config", "trap/sft_tiny_cpu", "--gpus", "1", "--gpu", "L4"], "model_name_or_path: got 'tiny'"),
         (["--config", "no/such", "--gpus", "1", "--gpu", "L4"], "--config: expected a YAML file"),
         (
             ["--config", "trap/tiny_cpu", "--gpus", "1", "--gpu", "L4", "--mfu", "2"],
-            "mfu: expected a number above 0 and at most 1, got 2.0",
+            "mfu: expected a number above 0, at most 1, got 2.0",
         ),
     ],
 )

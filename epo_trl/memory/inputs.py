@@ -37,7 +37,7 @@ class Assumed:
     def __post_init__(self) -> None:
         for name in ("bandwidth_share", "mfu"):
             if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name}: expected a number above 0 and at most 1, got {getattr(self, name)}")
+                raise ValueError(f"{name}: expected a number above 0, at most 1, got {getattr(self, name)}")
         for name in ("turns", "prompt_tokens", "response_tokens", "tokens_per_second", "rl_steps"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
