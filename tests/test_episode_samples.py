@@ -211,10 +211,10 @@ def test_a_line_that_is_no_episode_is_named(tmp_path, changes, message):
     content = sample_of(make_episodes()[1]).to_dict()
     path = tmp_path / "file.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in (content, content | changes)))
-    with pytest.raises(WatchError, match=f"file.jsonl, line 2, is no episode .*{message}"):
+    with pytest.raises(WatchError, match=f"file.jsonl, line 2, is not an episode .*{message}"):
         read_samples(path)
     path.write_text(json.dumps(content) + "\nnot json")
-    with pytest.raises(WatchError, match="line 2, is no episode"):
+    with pytest.raises(WatchError, match="line 2, is not an episode"):
         read_samples(path)
     assert Sample.from_dict(content) == sample_of(make_episodes()[1])
 

@@ -281,7 +281,7 @@ def test_episodes_can_be_watched_while_the_evaluation_is_under_way_and_when_it_h
     assert any(sample.episode in [other.episode for other in under_way] for sample in ended)
     play(tmp_path / "none.json", "--keep_episodes", "0")
     with pytest.raises(
-        WatchError, match="none.json has no episodes: an evaluation keeps them beside its output unless"
+        WatchError, match="none.json has no episodes: an evaluation stores them beside its output unless"
     ):
         find_samples(tmp_path / "none.json")
 

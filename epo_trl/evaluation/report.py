@@ -137,7 +137,7 @@ class EvalReport:
 
     @property
     def mean_score(self) -> float | None:
-        """Mean of the environment's final scores, with negative scores and aborted episodes as 0; `None` if there are no scores."""
+        """Mean of the environment's final scores, with negative and aborted ones as 0; `None` if there are none."""
         return None if self.score_sum is None else self.score_sum / self.episodes
 
     def scalars(self) -> dict[str, float]:
