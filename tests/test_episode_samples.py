@@ -201,7 +201,7 @@ def test_entropies_that_do_not_fit_or_are_not_finite_are_not_kept():
     [
         ({"stop": "bored"}, "'bored' is not a valid StopReason"),
         ({"task": 5}, "task: expected str.*got 5"),
-        ({"score": float("nan")}, "score: got nan"),
+        ({"score": float("nan")}, "score: expected .*got nan"),
         ({"turns": [{}]}, "TypeError"),
         ({"turns": 5}, "TypeError"),
         ({"rl_step": "</script>"}, "rl_step: expected int.*got '</script>'"),
