@@ -12,8 +12,8 @@ from epo_trl.cli import main
 from epo_trl.launch.command_line import RecipeError
 from epo_trl.launch.plain_settings import plain_settings
 from epo_trl.memory import GPUS, Assumed, Hardware, Machines, Run, hardware_of, make_plan, memory_per_gpu, read_rates
-from epo_trl.memory.batch import WITH_SCORES, batch_of, evaluations_of, passes_of
-from epo_trl.memory.rates import rates_of
+from epo_trl.memory.batch import WITH_SCORES, batch_of, count_evaluations, count_passes
+from epo_trl.memory.rates import compute_rates
 from epo_trl.memory.report import as_json, as_text, print_table, shown
 from epo_trl.memory.speed import Turn, forward_flops, reading_flops, sampling_speed
 from epo_trl.methods.base import Need
@@ -75,7 +75,7 @@ def test_operations_and_speed_are_those_computed_by_hand():
 )
 def test_each_setting_adds_its_passes(changes, policy, critic):
     settings = SETTINGS | changes
-    passes = passes_of(settings, batch_of(settings, 2).rounds)
+    passes = count_passes(settings, batch_of(settings, 2).rounds)
     assert (passes.policy, passes.critic) == (policy, critic)
 
 
@@ -187,9 +187,9 @@ def test_the_sizes_of_a_batch_follow_from_what_is_set():
     assert (batch_of(unset, 2).episodes, batch_of(unset, 2).updates) == (32, 1)
     assert batch_of(unset | {"generation_batch_size": 64}, 2).rounds == 16
     assert batch_of(SETTINGS | {"max_steps": -1}, 2, rl_steps=7).rl_steps == 7
-    assert evaluations_of(SETTINGS, 10, 4) == 3
-    assert evaluations_of(SETTINGS | {"eval_steps": 0.25}, 10, 4) == 1 + 4  # a share of the run
-    assert evaluations_of(SETTINGS | {"eval_strategy": "no"}, 10, 4) == 1
+    assert count_evaluations(SETTINGS, 10, 4) == 3
+    assert count_evaluations(SETTINGS | {"eval_steps": 0.25}, 10, 4) == 1 + 4  # a share of the run
+    assert count_evaluations(SETTINGS | {"eval_strategy": "no"}, 10, 4) == 1
 
 
 def test_a_gpu_is_found_by_name_or_by_its_numbers():
@@ -213,23 +213,23 @@ def test_rates_are_those_of_a_log_whatever_its_steps():
     played = {"time/generate": 10.0, "rollout/prompt_tokens": 8.0, **LOGGED}
     twice = [{"step": 2, "time/update": 90, **played, "time/generate": 99.0}, {"step": 4, "time/update": 4.0}]
     twice += [{"step": 6, "time/update": 3.0, **played}, {"step": 8, "time/update": 5.0}, {"step": 8, "eval_x": 1}]
-    found = rates_of(twice, settings, "run")
+    found = compute_rates(twice, settings, "run")
     # 12 seconds of updates in 1.5 RL steps
     assert (found.update_seconds, found.generate_seconds, found.env_seconds) == (8 / 40, 10 / 40, 2 / 40)
     assert (found.turns, found.response_tokens, found.prompt_tokens) == (5, 6, 8)
     assert found.about == "m on 2 process(es)"
     once = [{"step": 8, **played, "time/update": 90.0}, {"step": 16, **played, "time/update": 8.0}]
-    assert rates_of(once, settings, "run").update_seconds == 8 / 40
+    assert compute_rates(once, settings, "run").update_seconds == 8 / 40
     del once[1]["rollout/prompt_tokens"]
-    assert rates_of(once, settings, "run").prompt_tokens is None
+    assert compute_rates(once, settings, "run").prompt_tokens is None
     with pytest.raises(ValueError, match="rates: expected .*got 0 in run"):
-        rates_of(once[:1], settings, "run")
+        compute_rates(once[:1], settings, "run")
 
 
 def test_a_plan_by_rates_is_the_measured_time_of_as_many_turns():
     settings = SETTINGS | {"model": "m", "world_size": 2}
     log = [{"step": step, "time/update": 8.0, "time/generate": 10.0, **LOGGED} for step in (4, 8)]
-    rates = rates_of(log, settings, "run")
+    rates = compute_rates(log, settings, "run")
     found = plan(rates=rates)
     seconds = {"generation": 10, "environments": 2, "update": 8, "all": 20}
     assert {name: found.value("seconds of an RL step", name) for name in seconds} == pytest.approx(seconds)

@@ -13,7 +13,7 @@ from rich.console import Console
 from epo_trl.cli import main
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.types import Episode, StopReason, Turn
-from epo_trl.watch.page import embedded, fitting, page_of, top_of, write_page
+from epo_trl.watch.page import colour_limit, embedded, fitting, render_page, write_page
 from epo_trl.watch.sample import Sample, TurnTexts, WatchError, sample_of, write_samples
 from epo_trl.watch.source import evaluation_file, find_samples, sample_file
 from epo_trl.watch.terminal import LEVELS, print_episode, print_list
@@ -55,7 +55,7 @@ class Page(HTMLParser):
 
 
 def page(*samples, name="name"):
-    return page_of(samples, name, 2**20)[0]
+    return render_page(samples, name, 2**20)[0]
 
 
 def data_of(page):
@@ -100,9 +100,9 @@ def test_colours_end_where_one_token_of_a_hundred_is_above():
     def with_entropies(*values):
         return [replace(sample(), texts=(TurnTexts("", ("x",) * len(values), values),))]
 
-    assert top_of(with_entropies(*[i / 100 for i in range(1, 201)])) == 2.0
-    assert top_of(with_entropies(*[1.0] * 99, 50.0)) == 1.0
-    assert top_of(with_entropies(0.01)) == top_of([sample_of(sample().episode)]) == 0.5
+    assert colour_limit(with_entropies(*[i / 100 for i in range(1, 201)])) == 2.0
+    assert colour_limit(with_entropies(*[1.0] * 99, 50.0)) == 1.0
+    assert colour_limit(with_entropies(0.01)) == colour_limit([sample_of(sample().episode)]) == 0.5
 
 
 def test_what_does_not_fit_is_left_out_and_named():
@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_left_out_and_named():
 
     shown, note = fitting(entries, 1)
     assert list(shown) == [15] and "7 of 8 RL steps, 1 other episodes; the page holds 1 of 16" in note
-    whole, told = page_of(samples, "name", 1)
+    whole, told = render_page(samples, "name", 1)
     assert [entry["number"] for entry in data_of(whole)["episodes"]] == [15] and told == note
     assert note in data_of(whole)["about"]
 

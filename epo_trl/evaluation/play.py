@@ -138,13 +138,13 @@ def play_split(
         on_finished: Called with the number of episodes that have ended since the last call.
     """
     settings = protocol_settings(protocol, require_think=require_think)
-    chunks = chunks_of(task_ids, parallel)
+    chunks = split_chunks(task_ids, parallel)
     played = play_chunks(suite, chunks, lambda _: generate, context, settings, seed=seed, on_finished=on_finished)
     results = list(played)
     return [episode for episodes, _ in results for episode in episodes], sum(seconds for _, seconds in results)
 
 
-def chunks_of(task_ids: Sequence[str], size: int) -> list[Sequence[str]]:
+def split_chunks(task_ids: Sequence[str], size: int) -> list[Sequence[str]]:
     """Splits the list into chunks of `size` tasks; the last may have fewer."""
     return [task_ids[first : first + size] for first in range(0, len(task_ids), size)]
 

@@ -80,7 +80,7 @@ def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
         raise ValueError(f"{path} is damaged ({error})") from error
 
 
-def size_of(folder: str | os.PathLike[str]) -> int:
+def checkpoint_size(folder: str | os.PathLike[str]) -> int:
     """Returns the size of a complete checkpoint in bytes."""
     return sum(size for size, _ in _listed(Path(folder)).values())
 

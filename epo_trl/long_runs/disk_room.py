@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from epo_trl.long_runs.checkpoint_files import checkpoints, damage, size_of
+from epo_trl.long_runs.checkpoint_files import checkpoint_size, checkpoints, damage
 
 
 class DiskFullError(OSError):
@@ -34,7 +34,7 @@ class DiskRoom:
     def for_checkpoint(cls, folder: str, weights: int) -> DiskRoom:
         """Estimates the size of a checkpoint: that of the last complete one, or of the weights for the first."""
         whole = _whole(Path(folder).parent)
-        return cls("the checkpoint", folder, size_of(whole[-1]) if whole else weights)
+        return cls("the checkpoint", folder, checkpoint_size(whole[-1]) if whole else weights)
 
     def check(self) -> None:
         """Raises `DiskFullError` if there is too little free space."""

@@ -116,7 +116,7 @@ class Passes:
     why: str
 
 
-def passes_of(settings: Settings, rounds: int) -> Passes:
+def count_passes(settings: Settings, rounds: int) -> Passes:
     """Counts the passes that the updates of an RL step need.
 
     A backward pass costs two forward passes, or one if only an adapter is trained, because the frozen weights need no
@@ -173,7 +173,7 @@ def has_critic(settings: Settings) -> bool:
     return settings.get("algorithm") == "ppo" and settings.get("critic") == "separate"
 
 
-def evaluations_of(settings: Settings, rl_steps: float, updates: float) -> int:
+def count_evaluations(settings: Settings, rl_steps: float, updates: float) -> int:
     """Returns the number of evaluations in a run."""
     first = 1 if settings.get("eval_on_start") else 0
     every = settings.get("eval_steps") or settings.get("logging_steps")

@@ -10,10 +10,10 @@ from epo_trl.memory.batch import (
     Batch,
     Settings,
     batch_of,
-    evaluations_of,
+    count_evaluations,
+    count_passes,
     has_critic,
     has_reference,
-    passes_of,
     whole,
 )
 from epo_trl.memory.inputs import Assumed, Machines
@@ -181,7 +181,7 @@ def _computed_seconds(
             f"by {assumed.bandwidth_share:.0%} of {gpu.bandwidth_gb_s:g} GB/s (assumed), {together:g} episodes "
             f"{'on the server' if machines.server_gpus else 'on each'}"
         )
-    passes = passes_of(settings, batch.rounds)
+    passes = count_passes(settings, batch.rounds)
     policy, critic = forward_flops(shape, turn, batch.episodes), forward_flops(shape, turn, batch.episodes, head=False)
     update = (passes.policy * policy + passes.critic * critic) / (flops_per_second * machines.gpus)
     reading = reading_flops(shape, turn, batch.episodes) / (flops_per_second * generating)
@@ -211,7 +211,7 @@ def _measured_seconds(rates: Rates, turns: float) -> list[Row]:
 def _run_rows(
     settings: Settings, machines: Machines, assumed: Assumed, batch: Batch, rollout: float, update: float
 ) -> list[Row]:
-    evaluations, episodes = evaluations_of(settings, batch.rl_steps, batch.updates), assumed.eval_episodes
+    evaluations, episodes = count_evaluations(settings, batch.rl_steps, batch.updates), assumed.eval_episodes
     if episodes is None and settings.get("eval_episodes"):
         episodes = LISTS * whole(settings, "eval_episodes")
     evaluating = evaluations * (episodes or 0) / batch.episodes * rollout

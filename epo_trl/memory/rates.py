@@ -52,14 +52,14 @@ def read_rates(run: str | Path) -> Rates:
     history = _read(newest, "log_history")
     settings = _read(newest.with_name("epo_state.json"), "settings")
     try:
-        return rates_of(history, settings, str(folder))
+        return compute_rates(history, settings, str(folder))
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise ValueError(
             f"rates: expected the log of an RL run, got {folder}, whose log has other fields ({error!r})"
         ) from error
 
 
-def rates_of(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], name: str) -> Rates:
+def compute_rates(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], name: str) -> Rates:
     """Computes the rates from a log.
 
     Args:

@@ -49,7 +49,7 @@ def choose(outcomes: Sequence[Outcome], count: int, draw: random.Random) -> dict
     return dict(list(chosen.items())[:count])
 
 
-def samples_of(episodes: Sequence[Episode], count: int, draw: random.Random, *, split: str) -> list[Sample]:
+def choose_samples(episodes: Sequence[Episode], count: int, draw: random.Random, *, split: str) -> list[Sample]:
     """Selects at most `count` episodes of an evaluation with `choose`.
 
     Args:

@@ -38,13 +38,13 @@ NO_PROMPTS = "The prompt is not on this page."
 
 
 def write_page(path: str | os.PathLike[str], samples: Sequence[Sample], name: str, max_bytes: int) -> str:
-    """Writes the page atomically; returns a note about omitted content. The arguments are those of `page_of`."""
-    page, left_out = page_of(samples, name, max_bytes)
+    """Writes the page atomically; returns a note about omitted content. The arguments are those of `render_page`."""
+    page, left_out = render_page(samples, name, max_bytes)
     write_whole(path, page)
     return left_out
 
 
-def page_of(samples: Sequence[Sample], name: str, max_bytes: int) -> tuple[str, str]:
+def render_page(samples: Sequence[Sample], name: str, max_bytes: int) -> tuple[str, str]:
     """Renders the page; returns it with a note about omitted content.
 
     Args:
@@ -57,7 +57,7 @@ def page_of(samples: Sequence[Sample], name: str, max_bytes: int) -> tuple[str, 
     shown = [samples[number - 1] for number in entries]
     about = [_summary(shown), PICKED_NOTE if any(sample.why for sample in shown) else "", left_out]
     data = {
-        "about": " ".join(filter(None, about)), "top": top_of(shown), "entropy_note": ENTROPY_NOTE,
+        "about": " ".join(filter(None, about)), "top": colour_limit(shown), "entropy_note": ENTROPY_NOTE,
         "no_prompts": NO_PROMPTS, "episodes": list(entries.values()),
     }  # fmt: skip
     script = _part("page.js")
@@ -106,13 +106,13 @@ def fitting(entries: Mapping[int, Entry], max_bytes: int) -> tuple[dict[int, Ent
     return fit, f"Omitted to limit the page size: {what}; the page holds {len(fit)} of {len(entries)} episodes."
 
 
-def outcome_of(episode: Episode) -> str:
+def outcome_label(episode: Episode) -> str:
     """Returns a label for the outcome of an episode."""
     words = {StopReason.WON: "won", StopReason.LOST: "failed", StopReason.ABORTED: "aborted"}
     return words.get(episode.stop, f"cut off ({episode.stop.value.replace('_', ' ')})")
 
 
-def top_of(samples: Sequence[Sample]) -> float:
+def colour_limit(samples: Sequence[Sample]) -> float:
     """Returns the upper end of the colour scale in nats: the 99th percentile, rounded up to 0.1, at least 0.5."""
     values = sorted(value for sample in samples for text in sample.texts for value in text.entropy)
     high = values[math.ceil(0.99 * len(values)) - 1] if values else 0.0
@@ -134,7 +134,8 @@ def _shown(sample: Sample, number: int) -> Entry:
     names = ("split", "rl_step", "why", "group", "task_id", "task", "task_type", "error", "score",
              "final_observation")  # fmt: skip
     found = {
-        "number": number, "outcome": outcome_of(sample.episode), "reward": sample.episode.total_reward, "turns": turns,
+        "number": number, "outcome": outcome_label(sample.episode), "reward": sample.episode.total_reward,
+        "turns": turns,
         **{name: content[name] for name in names},
     }  # fmt: skip
     return _spelled(found)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epo_trl.evaluation.samples import NARROW_COLUMNS, episode_table, plain, widened
-from epo_trl.watch.page import ENTROPY_NOTE, outcome_of, top_of
+from epo_trl.watch.page import ENTROPY_NOTE, colour_limit, outcome_label
 from epo_trl.watch.sample import Sample, TurnTexts, WatchError
 
 SHOWN = 20  # rows of a list
@@ -34,7 +34,7 @@ def print_list(samples: Sequence[Sample], console: Console | None = None) -> Non
         episode = sample.episode
         means = [mean for text in sample.texts if (mean := text.mean_entropy()) is not None]
         table.add_row(
-            str(number), outcome_of(episode), f"{episode.total_reward:.2f}", str(len(episode.turns)),
+            str(number), outcome_label(episode), f"{episode.total_reward:.2f}", str(len(episode.turns)),
             str(episode.invalid_actions), f"{sum(means) / len(means):.2f}" if means else "",
             plain(f"RL step {sample.rl_step}" if sample.rl_step else sample.split),
             plain((episode.task or episode.task_id)[:TASK_CHARS]),
@@ -58,7 +58,7 @@ def print_episode(samples: Sequence[Sample], number: int, console: Console | Non
     """
     if not 1 <= number <= len(samples):
         raise WatchError(f"--episode: expected a number from 1 to {len(samples)}, got {number}")
-    sample, top, console = samples[number - 1], top_of(samples), widened(console or Console())
+    sample, top, console = samples[number - 1], colour_limit(samples), widened(console or Console())
     responses = [
         _coloured(text, top) if text.tokens else plain(turn.response)
         for text, turn in zip(sample.texts, sample.episode.turns, strict=True)
