@@ -1,4 +1,4 @@
-# Every target makes its own virtual environment when it is missing or older than setup.cfg and constraints.txt.
+# Targets create the virtual environment if it is missing or older than setup.cfg or constraints.txt.
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= alfworld,scienceworld,deepspeed,notebooks,docs,dev
@@ -14,7 +14,7 @@ unexport DS_ACCELERATOR
 .PHONY: smoke train compare rehearse test test-fast test-device test-hub test-vllm lint bench notebooks docs clean
 .DELETE_ON_ERROR:
 
-# The PATH: the build of a dependency calls `python`, which not every machine has under that name.
+# PATH is set because the build of a dependency calls `python`, a name that not every machine has.
 $(STAMP): setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 13) or sys.exit("make: Python 3.11 or 3.12 is needed, $(PYTHON) is " + sys.version.split()[0] + "; say for example: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
@@ -32,31 +32,31 @@ smoke: $(STAMP)  ## a minute: a warm start and ten RL steps on a guessing game, 
 train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ENV=alfworld|alfworld-real|scienceworld] [ALGO=grpo_epo|grpo|ppo_epo|ppo] [SEED=0]
 	$(PY) recipes/make_train.py $(if $(ENV),--env $(ENV)) $(if $(ALGO),--algo $(ALGO)) $(if $(SEED),--seed $(SEED))
 
-# A study for each ENV.
+# The study of each ENV.
 study_alfworld = alfworld_generated
 study_alfworld-real = alfworld_real
 study_scienceworld = scienceworld
 
-compare: $(STAMP)  ## three seeds of each algorithm side by side; hours on 2 cores: make compare [ENV=alfworld] [ALGOS="ppo ppo_epo"] [SEEDS="0 1 2"]
+compare: $(STAMP)  ## compare algorithms with three seeds each; hours on 2 cores: make compare [ENV=alfworld] [ALGOS="ppo ppo_epo"] [SEEDS="0 1 2"]
 	$(PY) -m epo_trl.cli study studies/$(study_$(or $(ENV),alfworld)).yaml --arms $(or $(ALGOS),grpo grpo_epo) $(if $(SEEDS),--seeds $(SEEDS))
 
 rehearse: $(STAMP)  ## the main recipe in 8 processes on a CPU, DDP and ZeRO-3, against one process; 6 GB: make rehearse [PROCESSES=8]
 	$(PY) benchmarks/rehearse.py $(if $(PROCESSES),--processes $(PROCESSES))
 
-# One thread each: two workers with two threads each on two cores wait for each other most of the time.
-test: $(STAMP)  ## the whole suite
+# One thread each: two workers with two threads each on two cores mostly wait for each other.
+test: $(STAMP)  ## the full test suite
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
-test-fast: $(STAMP)  ## what one runs while writing
+test-fast: $(STAMP)  ## the quick tests, for use during development
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m "not slow and not games"
 
-test-device: $(STAMP)  ## the trainers on a stand-in for a CUDA device, in host memory; builds it first, which takes a minute
+test-device: $(STAMP)  ## the trainers on a simulated CUDA device in host memory; builds it first, which takes a minute
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= tests/device
 
 test-hub: $(STAMP)  ## LoRA, plain transformers and PEFT, the merged export, with a real chat model: make test-hub CHECKPOINT=ID_OR_FOLDER
 	EPO_TRL_CHECKPOINT=$(or $(CHECKPOINT),$(error CHECKPOINT: expected the Hub id or the folder of a chat model)) $(PY) -m pytest tests/test_hub_round_trip.py
 
-test-vllm: .venv-vllm/.installed  ## vLLM's CPU build, in the process and as a server, in an environment of its own (2.7 GB)
+test-vllm: .venv-vllm/.installed  ## vLLM's CPU build, colocated and as a server, in its own environment (2.7 GB)
 	.venv-vllm/bin/python -m pytest -o addopts= tests/with_vllm
 
 # The CPU build pulls in CUDA-linked packages that break `import vllm` without CUDA.
@@ -72,16 +72,16 @@ lint: $(STAMP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-bench: $(STAMP)  ## every benchmarks/bench_*.py in turn: tables, and JSON in runs/bench
+bench: $(STAMP)  ## run every benchmarks/bench_*.py: tables, and JSON in runs/bench
 	@set -e; for script in $(wildcard benchmarks/bench_*.py); do echo "== $$script"; \
 		$(PY) $$script --json runs/bench/$$(basename $$script .py).json; done
 
-notebooks: $(STAMP)  ## runs the notebooks and stores their outputs
+notebooks: $(STAMP)  ## run the notebooks and store their outputs
 	$(VENV)/bin/jupyter-execute --inplace notebooks/*.ipynb
 
-docs: $(STAMP)  ## the documentation as a site: open site/index.html
+docs: $(STAMP)  ## build the documentation site: open site/index.html
 	$(PY) -m mkdocs build --strict
 
-clean:  ## removes what can be made again; runs/ stays
+clean:  ## remove generated files; runs/ stays
 	rm -rf $(VENV) .venv-vllm build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

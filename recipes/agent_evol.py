@@ -32,7 +32,7 @@ from tqdm.auto import tqdm
 from trl import ModelConfig
 
 from epo_trl.envs.base import TaskSuite
-from epo_trl.evaluation.play import chunks_of, play_chunks
+from epo_trl.evaluation.play import play_chunks, split_chunks
 from epo_trl.launch import parse_recipe, run_recipe
 from epo_trl.launch.evaluation import evaluate
 from epo_trl.launch.evaluation_arguments import EvaluationArguments
@@ -133,7 +133,7 @@ def play_round(
     ids = list(suite.task_ids("train"))
     random.Random(seed).shuffle(ids)
     tasks = [ids[i % len(ids)] for i in range(evolution.samples)][state.process_index :: state.num_processes]
-    chunks = chunks_of(tasks, evolution.parallel)
+    chunks = split_chunks(tasks, evolution.parallel)
     first_seed = seed * 1_000_003 + state.process_index * 1009
     for episodes, _ in play_chunks(
         suite, chunks, lambda i: policy.seeded(first_seed + i), context, settings, seed=seed

@@ -18,8 +18,8 @@ WRONG = [
     ("adam_epsilon", -1e-8, "a number >= 0"),
     ("adam_beta1", 1.0, "a number from 0 to below 1"),
     ("adam_beta2", -0.1, "a number from 0 to below 1"),
-    ("max_grad_norm", -1.0, "a number >= 0, where 0 clips nothing"),
-    ("max_grad_norm", math.nan, "a number >= 0, where 0 clips nothing"),
+    ("max_grad_norm", -1.0, "a number >= 0 (0: no clipping)"),
+    ("max_grad_norm", math.nan, "a number >= 0 (0: no clipping)"),
     ("seed", -1, "an integer from 0 to 2**32 - 1"),
 ]
 
@@ -52,7 +52,7 @@ def test_a_tracker_is_known_and_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(installed, lambda: ["tensorboard"])
     with pytest.raises(ValueError, match="report_to: expected 'all', 'none', or .*'tensorboard'.*got 'tensorbord'"):
         check_training_arguments(arguments(tmp_path, report_to="tensorbord"))
-    with pytest.raises(ValueError, match="report_to: got 'wandb', which is not installed here; install it"):
+    with pytest.raises(ValueError, match="report_to: expected an installed tracker, got 'wandb'; install it"):
         check_training_arguments(arguments(tmp_path, report_to=["tensorboard", "wandb"]))
     for report_to in ("tensorboard", ["tensorboard"], "none", "all", "flyte"):
         check_training_arguments(arguments(tmp_path, report_to=report_to))

@@ -55,7 +55,10 @@ def test_the_newest_checkpoint_is_told_by_its_number_not_by_its_name(tmp_path):
         (lambda path: (path / MANIFEST).write_text("[]"), r"manifest.json is damaged \(it has no fields"),
         (lambda path: (path / MANIFEST).write_text('{"files": {"a": 1}}'), "manifest.json is damaged"),
         (lambda path: (path / MANIFEST).write_bytes(b"\xff"), "manifest.json is damaged .*utf-8"),
-        (lambda path: (path / "model.safetensors").write_bytes(b"Weights"), "model.safetensors is damaged: it does"),
+        (
+            lambda path: (path / "model.safetensors").write_bytes(b"Weights"),
+            "model.safetensors is damaged: its checksum",
+        ),
         (lambda path: truncate(path / "model.safetensors"), "model.safetensors is damaged: it has 6 bytes, 7 were"),
         (lambda path: (path / "global_step" / "optimizer.pt").unlink(), "global_step/optimizer.pt is missing"),
     ],
@@ -65,7 +68,7 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over_with_a_warning(tmp_path, 
     whole, newest = checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
     assert damage(newest) is None
     harm(newest)
-    with pytest.warns(UserWarning, match=f"checkpoint-4 is passed over: .*{message}"):
+    with pytest.warns(UserWarning, match=f"checkpoint-4 is skipped: .*{message}"):
         assert last_checkpoint(tmp_path) == str(whole)
     (whole / MANIFEST).unlink()
     with pytest.warns(UserWarning):

@@ -202,8 +202,8 @@ def test_ranks_agree_to_skip_an_update_and_to_stop(launched, mode, end):
 def test_ranks_that_do_not_see_the_same_folder_are_all_told_so(launched):
     folder, said, _ = launched("ddp-unshared")
     for rank, own in enumerate(said):
-        wrong = f"output_dir: got {folder / f'own{rank}'}, which {socket.gethostname()} does not share"
-        assert own["own"].startswith(wrong)
+        wrong = f"got {folder / f'own{rank}'}, which {socket.gethostname()} does not share"
+        assert own["own"].startswith("output_dir: expected") and wrong in own["own"]
         assert own["each"] == own["shared"] == ""
     assert not list(folder.glob(f"*/{LOCK}"))
 

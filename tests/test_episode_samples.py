@@ -201,7 +201,7 @@ def test_entropies_that_do_not_fit_or_are_not_finite_are_not_kept():
     [
         ({"stop": "bored"}, "'bored' is not a valid StopReason"),
         ({"task": 5}, "task: expected str.*got 5"),
-        ({"score": float("nan")}, "score: got nan"),
+        ({"score": float("nan")}, "score: expected .*got nan"),
         ({"turns": [{}]}, "TypeError"),
         ({"turns": 5}, "TypeError"),
         ({"rl_step": "</script>"}, "rl_step: expected int.*got '</script>'"),
@@ -211,10 +211,10 @@ def test_a_line_that_is_no_episode_is_named(tmp_path, changes, message):
     content = sample_of(make_episodes()[1]).to_dict()
     path = tmp_path / "file.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in (content, content | changes)))
-    with pytest.raises(WatchError, match=f"file.jsonl, line 2, is no episode .*{message}"):
+    with pytest.raises(WatchError, match=f"file.jsonl, line 2, is not an episode .*{message}"):
         read_samples(path)
     path.write_text(json.dumps(content) + "\nnot json")
-    with pytest.raises(WatchError, match="line 2, is no episode"):
+    with pytest.raises(WatchError, match="line 2, is not an episode"):
         read_samples(path)
     assert Sample.from_dict(content) == sample_of(make_episodes()[1])
 

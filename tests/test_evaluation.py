@@ -68,7 +68,7 @@ def test_the_scienceworld_protocols_differ_in_turns_and_in_what_is_solved():
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "takes"),
+    ("field", "value", "expected"),
     [
         ("name", " ", "not empty"),
         ("max_turns", 0, ">= 1"),
@@ -83,11 +83,11 @@ def test_the_scienceworld_protocols_differ_in_turns_and_in_what_is_solved():
         ("context", "whole", "'windowed', 'concatenated'"),
     ],
 )
-def test_a_protocol_names_the_wrong_field_its_value_and_what_it_takes(field, value, takes):
+def test_a_protocol_names_the_wrong_field_its_value_and_what_it_expects(field, value, expected):
     with pytest.raises(ValueError) as caught:
         Protocol(**{**GOOD, field: value})
-    assert str(caught.value).startswith(f"{field}: got {value!r}, takes ")
-    assert takes in str(caught.value)
+    assert str(caught.value).startswith(f"{field}: expected ") and f"got {value!r}" in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_an_unknown_protocol_is_answered_with_the_known_names():

@@ -50,7 +50,7 @@ def test_a_run_ends_once_and_goes_on_when_more_steps_are_asked_for(tmp_path, mak
     assert {"model.safetensors", "evaluations/step_000000.json", f"evaluations/step_{end:06d}.json"} <= files.keys()
     assert any("tfevents" in name for name in files) and straight.state.global_step == end
 
-    with pytest.warns(UserWarning, match=f"is finished, at step {end}: nothing is trained or written. To train on, "):
+    with pytest.warns(UserWarning, match=f"is finished, at step {end}: nothing is trained or written. To continue"):
         again = started_again(make, tmp_path, **changes)
     assert everything(tmp_path) == files
     assert_bit_equal(weights(again), weights(straight))
@@ -83,7 +83,7 @@ def test_a_finished_run_without_checkpoints_is_left_alone_and_is_no_place_for_an
         started_again(resumable, tmp_path, **changes)
     with pytest.raises(ValueError, match=r"(?s)output_dir: the run in .* is finished; it was made .*max_steps: 1 in"):
         started_again(resumable, tmp_path, **changes | {"max_steps": 2})
-    with pytest.raises(ValueError, match="resume_with_changes: got True, but .*no whole checkpoint to go on from"):
+    with pytest.raises(ValueError, match="resume_with_changes: expected a complete checkpoint .*got none"):
         started_again(resumable, tmp_path, **changes | {"max_steps": 2, "resume_with_changes": True})
     assert everything(tmp_path) == files
     (tmp_path / FINISHED).write_text("{")
@@ -142,5 +142,5 @@ def test_a_damaged_end_names_its_file_and_two_ways_out(tmp_path, content):
     trainer = make_trainer(tmp_path, max_steps=1)
     end = tmp_path / FINISHED
     end.mkdir() if content is None else end.write_text(content)
-    with pytest.raises(ValueError, match=f"output_dir: .*{FINISHED}.*; delete that file .* or take another output_dir"):
+    with pytest.raises(ValueError, match=f"output_dir: .*{FINISHED}.*; delete that file .* or use another output_dir"):
         trainer.train_to_end()

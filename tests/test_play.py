@@ -196,7 +196,7 @@ def test_what_an_environment_says_is_shown_and_not_obeyed(show, types, terminal)
         ({"index": 200}, ValueError, "index: expected an integer from 0 to 199, got 200 for train"),
         ({"split": "valid"}, EnvError, "split: expected one of train, iid, ood .*got 'valid'"),
         ({"task_id": "train/x"}, EnvError, "train/x: EnvError: task_id: .*got 'train/x'"),
-        ({"protocol": "no such"}, ValueError, "protocol: got 'no such'"),
+        ({"protocol": "no such"}, ValueError, "protocol: expected .*got 'no such'"),
     ],
 )
 def test_what_cannot_be_played_is_named(show, args, error, says):

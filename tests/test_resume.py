@@ -167,7 +167,7 @@ def test_of_a_checkpoint_of_an_earlier_version_it_is_said_what_is_not_compared(t
     write_state(checkpoint / STATE_FILE, state)
     seal(checkpoint)
     resumed = resumable(tmp_path, **changes)
-    with pytest.warns(UserWarning, match="earlier version, which did not keep methods, template: not compared"):
+    with pytest.warns(UserWarning, match="earlier version, which did not save methods, template: not compared"):
         resumed.train(resume_from_checkpoint=str(checkpoint))
     assert resumed.state.global_step == 2
 
@@ -214,16 +214,16 @@ def test_after_a_flipped_bit_the_run_goes_on_from_the_one_before_and_ends_the_sa
     resumed = resumable(tmp_path / "run", **changes)
     with pytest.raises(ValueError, match="resume_from_checkpoint: got .*checkpoint-3, where optimizer.pt is damaged"):
         resumed.train(resume_from_checkpoint=str(newest))
-    with pytest.warns(UserWarning, match="checkpoint-3 is passed over: optimizer.pt is damaged"):
+    with pytest.warns(UserWarning, match="checkpoint-3 is skipped: optimizer.pt is damaged"):
         assert resumed.newest_checkpoint() == str(tmp_path / "run" / "checkpoint-2")
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="is skipped"):
         resumed.train(resume_from_checkpoint=True)
     assert_bit_equal(weights(resumed), weights(straight))
     assert damage(newest) is None and not (newest / "of_another_run.bin").exists()
 
 
 def test_true_without_a_whole_checkpoint_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="resume_from_checkpoint: got True, but .* has no whole checkpoint"):
+    with pytest.raises(ValueError, match="resume_from_checkpoint: expected a complete checkpoint in .*got none"):
         make_trainer(tmp_path, model=make_model()).train(resume_from_checkpoint=True)
 
 
@@ -256,7 +256,7 @@ def disk(monkeypatch, free):
 
 
 NO_ROOM = (
-    r"(?s)output_dir: no room for the checkpoint .*checkpoint-2: it needs [\d.]+ MB at least.*checkpoint-1 is whole"
+    r"(?s)output_dir: expected at least [\d.]+ MB .* for the checkpoint .*checkpoint-2, got .*checkpoint-1 is complete"
 )
 
 
@@ -300,7 +300,7 @@ def test_a_full_disk_in_the_final_save_leaves_the_checkpoint_and_the_model_befor
 
     disk(monkeypatch, lambda: space[0])
     monkeypatch.setattr(trainer, "_save", save_to_full_disk)
-    says = "(?s)output_dir: no room for the final model .*: it needs .* MB at least.*checkpoint-1 is whole. Free some"
+    says = "(?s)output_dir: expected at least .* MB .* for the final model .*checkpoint-1 is complete. Free some"
     with pytest.raises(DiskFullError, match=says):
         trainer.train_to_end()
     space[0] = 10**4
@@ -320,7 +320,7 @@ def test_a_full_disk_in_the_final_save_leaves_the_checkpoint_and_the_model_befor
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "x"), RuntimeError("I/O error: No space left on device")])
 def test_an_error_that_tells_of_a_full_disk_is_explained_and_another_is_not(tmp_path, error):
     room = DiskRoom.for_checkpoint(str(tmp_path / "checkpoint-1"), 10)
-    with pytest.raises(DiskFullError, match="there is no checkpoint before it"), room.explained():
+    with pytest.raises(DiskFullError, match="there is no earlier checkpoint"), room.explained():
         raise error
     with pytest.raises(RuntimeError, match="shapes differ"), room.explained():
         raise RuntimeError("shapes differ")

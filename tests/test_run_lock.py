@@ -73,7 +73,7 @@ def test_blocks_of_one_process_lie_within_each_other(tmp_path):
 def test_a_run_on_another_machine_is_taken_for_alive_and_the_message_says_what_to_do(tmp_path):
     record = {"host": "elsewhere", "pid": 7, "since": "yesterday"}
     (tmp_path / LOCK).write_text(json.dumps(record))
-    says = rf"process 7 on elsewhere since yesterday, which cannot be seen from .*delete {tmp_path / LOCK} and start"
+    says = rf"process 7 on elsewhere since yesterday, which cannot be checked from .*delete {tmp_path / LOCK} and start"
     with pytest.raises(RunningError, match=says), run_lock(args_of(tmp_path)):
         pass
     assert json.loads((tmp_path / LOCK).read_text()) == record
@@ -167,7 +167,8 @@ def test_a_folder_that_cannot_be_written_is_named_in_one_line(tmp_path, monkeypa
 
     monkeypatch.setattr(folder_lock, "open", read_only, raising=False)
     line = one_line(tmp_path, capsys)
-    assert line.startswith(f"train.py: error: output_dir: got {tmp_path}, where no file can be written (Read-only file")
+    assert line.startswith("train.py: error: output_dir: expected a writable folder")
+    assert f"got {tmp_path} (Read-only file" in line
 
 
 def test_a_folder_in_place_of_the_lock_is_named_in_one_line(tmp_path, monkeypatch, capsys):
@@ -175,5 +176,6 @@ def test_a_folder_in_place_of_the_lock_is_named_in_one_line(tmp_path, monkeypatc
     (tmp_path / LOCK).mkdir()
     line = one_line(tmp_path, capsys)
     assert (
-        line == f"train.py: error: output_dir: {tmp_path / LOCK}: expected a file or nothing, got a folder; delete it"
+        line
+        == f"train.py: error: output_dir: expected {tmp_path / LOCK} to be a file or absent, got a folder; delete it"
     )

@@ -66,7 +66,9 @@ def test_every_run_is_made_once_and_the_report_says_what_came_out(study, capsys)
 def test_a_place_where_no_results_can_be_is_refused_before_anything_is_run(study, capsys):
     Path("file").touch()
     assert study("--results-dir", "file/results") == 1 and not Path("runs").exists()
-    error = "--results-dir: got file/results, where no folder can be made (Not a directory); use another folder"
+    error = (
+        "--results-dir: expected a folder that can be created, got file/results (Not a directory); use another folder"
+    )
     assert capsys.readouterr().err == f"epo-trl: error: {error}\n"
 
 

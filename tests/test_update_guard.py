@@ -78,7 +78,9 @@ def test_an_update_that_is_not_finite_changes_nothing_and_the_run_goes_on(tmp_pa
 def test_too_many_in_a_row_end_the_run_with_the_batch_saved(tmp_path):
     trainer, each = guarded(make_trainer, tmp_path, max_skipped_updates=2, max_steps=10)
     spoil_loss(trainer, float("nan"), {1, 3, 4})
-    with pytest.raises(NonFiniteError, match="max_skipped_updates: 2 updates in a row .* step 4, rank 0: losses .*nan"):
+    with pytest.raises(
+        NonFiniteError, match="max_skipped_updates: 2 consecutive updates .* step 4, rank 0: losses .*nan"
+    ):
         trainer.train()
     assert_bit_equal(weights(trainer), each.seen[3])
     saved = torch.load(tmp_path / "nonfinite" / "step_000004_rank0.pt")

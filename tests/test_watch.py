@@ -13,7 +13,7 @@ from rich.console import Console
 from epo_trl.cli import main
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.types import Episode, StopReason, Turn
-from epo_trl.watch.page import embedded, fitting, page_of, top_of, write_page
+from epo_trl.watch.page import colour_limit, embedded, fitting, render_page, write_page
 from epo_trl.watch.sample import Sample, TurnTexts, WatchError, sample_of, write_samples
 from epo_trl.watch.source import evaluation_file, find_samples, sample_file
 from epo_trl.watch.terminal import LEVELS, print_episode, print_list
@@ -55,7 +55,7 @@ class Page(HTMLParser):
 
 
 def page(*samples, name="name"):
-    return page_of(samples, name, 2**20)[0]
+    return render_page(samples, name, 2**20)[0]
 
 
 def data_of(page):
@@ -100,9 +100,9 @@ def test_colours_end_where_one_token_of_a_hundred_is_above():
     def with_entropies(*values):
         return [replace(sample(), texts=(TurnTexts("", ("x",) * len(values), values),))]
 
-    assert top_of(with_entropies(*[i / 100 for i in range(1, 201)])) == 2.0
-    assert top_of(with_entropies(*[1.0] * 99, 50.0)) == 1.0
-    assert top_of(with_entropies(0.01)) == top_of([sample_of(sample().episode)]) == 0.5
+    assert colour_limit(with_entropies(*[i / 100 for i in range(1, 201)])) == 2.0
+    assert colour_limit(with_entropies(*[1.0] * 99, 50.0)) == 1.0
+    assert colour_limit(with_entropies(0.01)) == colour_limit([sample_of(sample().episode)]) == 0.5
 
 
 def test_what_does_not_fit_is_left_out_and_named():
@@ -113,21 +113,21 @@ def test_what_does_not_fit_is_left_out_and_named():
 
     shown, note = fitting(entries, size // 2)
     assert len(shown) == 16 and [bool(turn["prompt"]) for turn in shown[1]["turns"]] == [True, False, False, False]
-    assert note.endswith("prompts after each first turn; so 16 of 16 episodes are here.")
+    assert note.endswith("prompts after each first turn; the page holds 16 of 16 episodes.")
 
     shown, note = fitting(entries, size // 8)
     assert {number: entry["rl_step"] for number, entry in shown.items()} == {7: 4, 8: 4, 15: 8, 16: 8}
-    assert "first turn, 6 of 8 RL steps; so 4 of 16 episodes are here." in note
+    assert "first turn, 6 of 8 RL steps; the page holds 4 of 16 episodes." in note
 
     shown, note = fitting(entries, 1)
-    assert list(shown) == [15] and "7 of 8 RL steps, 1 other episodes; so 1 of 16" in note
-    whole, told = page_of(samples, "name", 1)
+    assert list(shown) == [15] and "7 of 8 RL steps, 1 other episodes; the page holds 1 of 16" in note
+    whole, told = render_page(samples, "name", 1)
     assert [entry["number"] for entry in data_of(whole)["episodes"]] == [15] and told == note
     assert note in data_of(whole)["about"]
 
 
 def test_a_page_says_that_its_episodes_were_picked(tmp_path):
-    assert "2 episodes: 2 RL steps from 1 to 3. These were picked" in page(sample(), sample(rl_step=3))
+    assert "2 episodes: 2 RL steps from 1 to 3. These episodes were selected" in page(sample(), sample(rl_step=3))
     played = sample(rl_step=0, split="iid", why="")
     assert data_of(page(played))["about"] == "1 episode: evaluation of iid."
     assert write_page(tmp_path / "page.html", [played], "name", 2**20) == ""
@@ -212,7 +212,7 @@ def test_the_list_begins_with_the_worst_and_shows_how_they_ended():
         ["1", "failed", "0.50", "2"], ["2", "won", "0.00", "1"],
     ]  # fmt: skip
     assert "0.75" in lines[3] and "RL step 7" in lines[4]
-    assert lines[-1] == "20 more. --episode K shows one of them."
+    assert lines[-1] == "20 more. Use --episode K to show one."
 
 
 def test_an_episode_shows_every_turn_and_colours_tokens_by_their_entropy():
@@ -247,12 +247,12 @@ def test_the_worst_come_first_and_of_equal_ones_the_latest(tmp_path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("", "has no episodes: a training run keeps them there unless keep_episodes is 0"),
+        ("", "has no episodes: a training run stores them there unless keep_episodes is 0"),
         ("missing", "missing has no episodes: there is no such file or folder"),
         ("empty.jsonl", "empty.jsonl has no episodes: the file is empty"),
-        ("bad.jsonl", "bad.jsonl, line 1, is no episode"),
-        ("report.json", "report.json.episodes.jsonl, line 1, is no episode"),
-        ("part.json", "iid-0.json is no part of an evaluation"),
+        ("bad.jsonl", "bad.jsonl, line 1, is not an episode"),
+        ("report.json", "report.json.episodes.jsonl, line 1, is not an episode"),
+        ("part.json", "iid-0.json is not part of an evaluation"),
     ],
 )
 def test_a_run_without_episodes_or_with_damaged_ones_is_one_line(tmp_path, capsys, path, message):

@@ -1,4 +1,4 @@
-"""What a success rate means here: protocols, intervals, reports. Importing it loads neither torch nor a game."""
+"""Evaluation protocols, confidence intervals and reports. Importing it loads neither torch nor a game."""
 
 from epo_trl.evaluation.protocol import Protocol, get_protocol, protocol_names, register_protocol
 from epo_trl.evaluation.report import EvalReport, TypeCount, format_table

@@ -1,4 +1,4 @@
-"""Episodes of an evaluation that is under way, in files: after an interruption they are not played again."""
+"""Stores the episodes of a running evaluation in files, so an interrupted evaluation does not replay them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any
 from epo_trl.types import Episode
 
 SETTINGS = "settings.json"
-LATER = ("contents", "template")  # which earlier versions did not write
+LATER = ("contents", "template")  # settings that earlier versions did not write
 
 
 class OtherEvaluationError(ValueError):
-    """The file for the reports belongs to an evaluation with another model or other settings."""
+    """The output file belongs to an evaluation with another model or other settings."""
 
 
 class KeptEpisodes:
-    """The parts of an evaluation that have been played, one file each, in the folder `<output>.parts`.
+    """The finished parts of an evaluation, one file each, in the folder `<output>.parts`.
 
-    Each file is whole or absent, whenever the process is killed. Several processes may share the folder as long as each
-    part is kept by one of them.
+    Each file is complete or absent, even if the process is killed. Several processes may share the folder if each part
+    is written by only one of them.
 
     Args:
-        output: Where the reports will be.
-        settings: Settings that decide the result, as JSON values. Episodes with other settings are never mixed in.
+        output: Path of the final report file.
+        settings: Settings that affect the result, as JSON values. Episodes with other settings are never reused.
 
     Raises:
-        OtherEvaluationError: If the output, or what is kept for it, was made with other settings.
+        OtherEvaluationError: If the output or its parts were made with other settings.
     """
 
     def __init__(self, output: str | os.PathLike[str], settings: Mapping[str, Any]):
@@ -44,26 +44,26 @@ class KeptEpisodes:
                 self._need_same(path, found.get("settings"))
 
     def finished(self) -> dict[str, Any] | None:
-        """Returns what `finish` wrote, or `None` if the evaluation has not ended."""
+        """Returns the content written by `finish`, or `None` if the evaluation has not ended."""
         return _read(self.output)
 
     def start(self) -> None:
-        """Makes the folder. For one process; the others wait for it."""
+        """Creates the folder. Call it in one process while the others wait."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _write(self.folder / SETTINGS, {"settings": self.settings})
 
     def read(self, part: str) -> tuple[list[Episode], float] | None:
-        """Returns the episodes of a part and the seconds they took, or `None` if it has to be played."""
+        """Returns the episodes of a part and their wall time in seconds, or `None` if it has not been played."""
         found = _read(self.folder / f"{part}.json")
         return ([Episode.from_dict(data) for data in found["episodes"]], found["seconds"]) if found else None
 
     def keep(self, part: str, episodes: list[Episode], seconds: float) -> None:
-        """Writes the episodes of a part, without their tokens."""
+        """Writes the episodes of a part, without token ids."""
         bare = [asdict(episode.without_tokens()) for episode in episodes]
         _write(self.folder / f"{part}.json", {"episodes": bare, "seconds": seconds})
 
     def finish(self, results: Mapping[str, Any]) -> None:
-        """Writes the output, with the settings in it, and removes the parts."""
+        """Writes the output with its settings, and removes the parts."""
         _write(self.output, {**results, "settings": self.settings})
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -72,7 +72,7 @@ class KeptEpisodes:
             found = {key: self.settings[key] for key in LATER if key in self.settings} | found
         if found == self.settings:
             return
-        differ = "it does not say of what"
+        differ = "its settings are missing"
         if isinstance(found, dict):
             keys = sorted(
                 key for key in found.keys() | self.settings.keys() if found.get(key) != self.settings.get(key)
@@ -81,13 +81,13 @@ class KeptEpisodes:
                 f"{key} {_short(found.get(key))} there, {_short(self.settings.get(key))} now" for key in keys
             )
         raise OtherEvaluationError(
-            f"output: got {self.output}, but {path} is of another evaluation ({differ}); use another file, or delete "
-            "that one to start anew"
+            f"output: expected a file of this evaluation, got {self.output}, but {path} is of another evaluation "
+            f"({differ}); use another file, or delete that one to start over"
         )
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Returns the content, `None` if there is no such file, and nothing if it is no JSON object."""
+    """Returns the content, `None` if the file is missing, and `{}` if it is not a JSON object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""What it means that a run has exploded, collapsed, solved its tasks or is trapped.
+"""Defines when a run has exploded, collapsed, solved its tasks or is trapped.
 
-All of it is asked of plain numbers, one per RL step: `Explosion` and `Collapse` take them one by one, as a trainer has
-them, and the functions take whole curves, as a report reads them. Both say the same. The thresholds were chosen before
-any run was looked at; no paper has them. A value that is not finite is left out, as if the RL step had not been.
+The inputs are plain numbers, one per RL step. `Explosion` and `Collapse` receive them one by one, as in a trainer; the
+functions receive whole curves, as in a report. Both give the same result. The thresholds are not from a paper and were
+fixed before any run was examined. Non-finite values are ignored, as if the RL step did not exist.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-START_STEPS = 3  # RL steps whose mean is the start: few, because an explosion can be over within ten
-WINDOW = 10  # RL steps of a running mean, and of "in a row": no single batch decides
-EXPLODED_RATIO = 2.0  # of entropy to its start
-COLLAPSED_RATIO = 0.3  # of entropy to its start
-POINTS = 0.2  # of a share: 20 percentage points
-BAND = (0.3, 1.5)  # of entropy to its start, see `left_band`
-LAST_STEPS = 20  # RL steps whose success decides between solved and trapped
-SOLVED, TRAPPED = 0.8, 0.5  # success above, success below
+START_STEPS = 3  # RL steps averaged for the start: few, because an explosion can be over within ten
+WINDOW = 10  # RL steps of a running mean or of a streak, so that no single batch decides
+EXPLODED_RATIO = 2.0  # entropy over its start
+COLLAPSED_RATIO = 0.3  # entropy over its start
+POINTS = 0.2  # difference of shares: 20 percentage points
+BAND = (0.3, 1.5)  # entropy over its start, see `left_band`
+LAST_STEPS = 20  # RL steps averaged to decide between solved and trapped
+SOLVED, TRAPPED = 0.8, 0.5  # solved above, trapped below
 
 
 @dataclass
 class Course:
-    """The start of one quantity, and its latest values.
+    """The first and the latest values of one metric.
 
     Args:
         first: The first values, up to `START_STEPS`.
@@ -42,23 +42,23 @@ class Course:
 
     @property
     def start(self) -> float:
-        """Mean of the first values, NaN until there are enough."""
+        """Mean of the first `START_STEPS` values; NaN while there are fewer."""
         return fmean(self.first) if len(self.first) == START_STEPS else math.nan
 
     @property
     def recent(self) -> float:
-        """Mean of the latest values, NaN until there are enough."""
+        """Mean of the last `WINDOW` values; NaN while there are fewer."""
         return fmean(self.latest) if len(self.latest) == WINDOW else math.nan
 
     @property
     def lowest(self) -> float:
-        """Lowest of the latest values, NaN until there are enough."""
+        """Minimum of the last `WINDOW` values; NaN while there are fewer."""
         return min(self.latest) if len(self.latest) == WINDOW else math.nan
 
 
 @dataclass
 class Explosion:
-    """Tells whether a run has exploded: it acts at random.
+    """Detects an explosion: the policy acts at random.
 
     Args:
         entropy: Mean entropy over all tokens, in nats.
@@ -69,7 +69,7 @@ class Explosion:
     invalid: Course = field(default_factory=Course)
 
     def add(self, entropy: float, invalid: float) -> bool:
-        """Adds an RL step; returns whether the run has exploded by now."""
+        """Adds an RL step; returns whether the run has exploded."""
         self.entropy.add(entropy)
         self.invalid.add(invalid)
         return self.by_entropy or self.by_invalid_turns
@@ -87,13 +87,13 @@ class Explosion:
 
 @dataclass
 class Collapse:
-    """Tells whether a run has collapsed: it is almost deterministic, and does the wrong thing.
+    """Detects a collapse: the policy is almost deterministic, and its success has dropped.
 
     Args:
-        entropy: Mean entropy in nats: of the tokens where the first policy had a choice, if a frozen reference tells
-            them, otherwise of all. Not of tokens above a threshold of entropy: their mean cannot fall below it.
+        entropy: Mean entropy in nats, over the tokens where the reference policy had a choice, or over all tokens
+            without a frozen reference. Do not use tokens above an entropy threshold: their mean cannot fall below it.
         success: Share of solved episodes.
-        best: The success to compare with, at least; for example that of the best run of a study.
+        best: Initial value of the best success, for example that of the best run in a study.
     """
 
     entropy: Course = field(default_factory=Course)
@@ -101,26 +101,28 @@ class Collapse:
     best: float = 0.0
 
     def add(self, entropy: float, success: float) -> bool:
-        """Adds an RL step; returns whether the run has collapsed by now.
+        """Adds an RL step; returns whether the run has collapsed.
 
-        It has if the running mean of the entropy is below `COLLAPSED_RATIO` of the start, and that of success at least
-        `POINTS` below the best that it has been.
+        That is the case if the running mean of entropy is below `COLLAPSED_RATIO` times its start, and the running mean
+        of success is at least `POINTS` below its best value.
         """
         self.entropy.add(entropy)
         self.success.add(success)
-        self.best = max(self.best, self.success.recent)  # in this order: NaN is not above anything
+        self.best = max(
+            self.best, self.success.recent
+        )  # the order matters: max keeps its first argument if the second is NaN
         low = self.entropy.recent < COLLAPSED_RATIO * self.entropy.start
         return low and _at_least(self.best - self.success.recent, POINTS)
 
 
 def exploded(entropy: Iterable[float], invalid: Iterable[float]) -> list[bool]:
-    """Returns for each RL step whether the run has exploded by then, see `Explosion`; both have the same length."""
+    """Returns for each RL step whether the run has exploded by then. The inputs have equal length; see `Explosion`."""
     watch = Explosion()
     return [watch.add(*values) for values in zip(entropy, invalid, strict=True)]
 
 
 def collapsed(entropy: Iterable[float], success: Iterable[float], best: float = 0.0) -> list[bool]:
-    """Returns for each RL step whether the run has collapsed by then, see `Collapse`; both have the same length."""
+    """Returns for each RL step whether the run has collapsed by then. The inputs have equal length; see `Collapse`."""
     watch = Collapse(best=best)
     return [watch.add(*values) for values in zip(entropy, success, strict=True)]
 
@@ -128,8 +130,8 @@ def collapsed(entropy: Iterable[float], success: Iterable[float], best: float = 
 def left_band(entropy: Sequence[float]) -> int | None:
     """Returns the RL step, from 0, at which a curve first leaves `BAND` times its start, or `None`.
 
-    It is the first of `WINDOW` steps in a row that lie outside, above or below. Asked of each third of the episode it
-    tells in which order over the turns entropy goes.
+    That is the first of `WINDOW` consecutive steps outside the band, above or below. Applied to each third of the
+    episode, it shows in which turns entropy changes first.
     """
     course, outside = Course(), list[int]()
     for step, value in enumerate(entropy):
@@ -161,5 +163,5 @@ def _final(success: Sequence[float]) -> float:
 
 
 def _at_least(difference: float, points: float) -> bool:
-    """Returns whether it is, up to rounding: 0.9 - 0.7 and 0.7 - 0.5 are the same here."""
+    """Compares up to rounding, so that 0.9 - 0.7 and 0.7 - 0.5 give the same answer."""
     return difference >= points - 1e-9

@@ -1,4 +1,4 @@
-"""How a protocol is played."""
+"""Plays the episodes of an evaluation under a protocol."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def protocol_context(
     examples: Sequence[Example | str] = (),
     actions: ActionFormat | None = None,
 ) -> ContextBuilder:
-    """Builds the protocol's prompts.
+    """Creates the context builder for the prompts of a protocol.
 
     Raises:
         ValueError: If the protocol prescribes another prompt template.
@@ -53,7 +53,7 @@ def protocol_context(
 
 
 def protocol_settings(protocol: Protocol, *, require_think: bool = True) -> RolloutSettings:
-    """Returns the protocol's rules."""
+    """Returns the rollout settings of a protocol."""
     return RolloutSettings(
         max_turns=protocol.max_turns,
         invalid_action=protocol.invalid_action,
@@ -64,27 +64,27 @@ def protocol_settings(protocol: Protocol, *, require_think: bool = True) -> Roll
 
 
 def check_first_task(env: TextEnv, task_id: str, seed: int, context: ContextBuilder, protocol: Protocol) -> None:
-    """Fails before anything is played if the environment does not start, or lacks what will be asked of it.
+    """Checks before the evaluation that the first task starts and supports the protocol.
 
     Args:
-        env: Of the task's suite.
-        task_id: The first task that will be played.
-        seed: Handed to `reset`.
-        context: What builds the prompts.
-        protocol: The rules.
+        env: Environment of the task's suite.
+        task_id: Id of the first task in the list.
+        seed: Seed passed to `reset`.
+        context: Builder of the prompts.
+        protocol: Evaluation protocol.
 
     Raises:
-        EnvError: If the environment does not start, or `info` lacks what the contract asks for.
-        TemplateError: If the template shows what the environment does not give.
-        ValueError: If the protocol goes by a score and the environment keeps none, or the first prompt does not fit.
+        EnvError: If the environment does not start, or `info` lacks a field that the contract requires.
+        TemplateError: If the template uses a field that the environment does not provide.
+        ValueError: If the protocol needs a score and the environment has none, or the first prompt does not fit.
     """
     observation, info = check_first_turn(env, task_id, seed=seed, options=protocol.env_options)
     context.template.check(info)
     _check_first_prompt(context, TurnView(observation, info, history=()), task_id)
     if protocol.success_rule == "ended-with-score" and "score" not in info:
         raise ValueError(
-            f"protocol: got {protocol.name!r}, which calls an episode solved by its score, and the environment keeps "
-            "none; takes a protocol whose success rule is 'won'"
+            f"protocol: expected one with the success rule 'won', since the environment has no score, got "
+            f"{protocol.name!r}, which decides success by the score"
         )
 
 
@@ -101,14 +101,14 @@ def _check_first_prompt(context: ContextBuilder, view: TurnView, task_id: str) -
                 [view]
             )
             assert bare is not None
-            shown = f" {needed - len(bare.ids)} of them are the examples (few_shot); fewer or shorter ones help too."
+            shown = f" {needed - len(bare.ids)} of them are the examples (few_shot); use fewer or shorter examples."
         raise ValueError(
-            f"max_prompt_length: got {room}, takes at least {needed}: so many tokens has the first prompt of the task "
-            f"{task_id!r}, and without it an episode has no turn.{shown} Later prompts are longer"
+            f"max_prompt_length: expected at least {needed}, the number of tokens in the first prompt of task "
+            f"{task_id!r}, got {room}.{shown} Later prompts are longer"
         )
     raise ValueError(
-        f"max_completion_length: got {context.max_response_tokens}, with which the {needed} tokens of the first prompt "
-        f"of the task {task_id!r} are more than the {context.max_context_tokens} that the model takes"
+        f"max_completion_length: expected a response that fits the model's {context.max_context_tokens} tokens with "
+        f"the {needed} tokens of the first prompt of task {task_id!r}, got {context.max_response_tokens}"
     )
 
 
@@ -124,28 +124,28 @@ def play_split(
     require_think: bool = True,
     on_finished: Callable[[int], None] = lambda count: None,
 ) -> tuple[list[Episode], float]:
-    """Returns one episode per task, in order, and the seconds it took.
+    """Plays one episode per task; returns them in order, with the wall time in seconds.
 
     Args:
-        suite: Where the tasks come from.
-        task_ids: A whole list.
-        generate: The policy, at the protocol's temperature.
+        suite: Task suite.
+        task_ids: Ids of all tasks in the list.
+        generate: The policy, which samples at the protocol's temperature.
         context: See `protocol_context`.
-        protocol: The rules.
-        seed: Handed to every `reset`.
-        parallel: Episodes that are played side by side.
+        protocol: Evaluation protocol.
+        seed: Seed passed to every `reset`.
+        parallel: Number of episodes played in parallel.
         require_think: Whether a response without reasoning is invalid.
         on_finished: Called with the number of episodes that have ended since the last call.
     """
     settings = protocol_settings(protocol, require_think=require_think)
-    chunks = chunks_of(task_ids, parallel)
+    chunks = split_chunks(task_ids, parallel)
     played = play_chunks(suite, chunks, lambda _: generate, context, settings, seed=seed, on_finished=on_finished)
     results = list(played)
     return [episode for episodes, _ in results for episode in episodes], sum(seconds for _, seconds in results)
 
 
-def chunks_of(task_ids: Sequence[str], size: int) -> list[Sequence[str]]:
-    """Returns the list in parts of so many tasks; the last may have fewer."""
+def split_chunks(task_ids: Sequence[str], size: int) -> list[Sequence[str]]:
+    """Splits the list into chunks of `size` tasks; the last may have fewer."""
     return [task_ids[first : first + size] for first in range(0, len(task_ids), size)]
 
 
@@ -159,15 +159,15 @@ def play_chunks(
     seed: int = 0,
     on_finished: Callable[[int], None] = lambda count: None,
 ) -> Iterator[tuple[list[Episode], float]]:
-    """Yields the episodes of each part of a list, in order, and the seconds they took.
+    """Yields the episodes of each chunk, in order, with the wall time in seconds.
 
     Args:
-        suite: Where the tasks come from.
-        chunks: Tasks that are played side by side.
-        policy_for: Called with the number of the chunk that begins; returns the policy that plays it.
+        suite: Task suite.
+        chunks: Lists of task ids; the tasks of a chunk are played in parallel.
+        policy_for: Called with the number of each chunk; returns the policy for it.
         context: See `protocol_context`.
         settings: See `protocol_settings`.
-        seed: Handed to every `reset`.
+        seed: Seed passed to every `reset`.
         on_finished: Called with the number of episodes that have ended since the last call.
     """
     envs: list[TextEnv] = [suite.make_env() for _ in range(max(map(len, chunks), default=0))]

@@ -1,4 +1,4 @@
-"""Named, fixed settings of an evaluation. A success rate says nothing without them, so every report carries one."""
+"""Named, fixed settings of an evaluation. A success rate is meaningless without them, so every report has one."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from epo_trl.rollout.rules import INVALID_ACTIONS, SUCCESS_RULES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """How a number was measured.
+    """The settings under which a success rate is measured.
 
     Args:
-        name: Carried by every number.
-        max_turns: Turn budget of an episode; an episode that runs out of it is a failure.
-        history_length: Past turns shown in a windowed prompt.
-        temperature: Of sampling; 0.0 is greedy decoding.
+        name: Name shown with every result.
+        max_turns: Turn limit of an episode; an episode that reaches it without success is a failure.
+        history_length: Number of past turns in a windowed prompt.
+        temperature: Sampling temperature; 0.0 is greedy decoding.
         success_rule: A key of `SUCCESS_RULES`.
-        invalid_action: `"pass"` hands an action that is not valid to the engine, `"skip"` does not.
+        invalid_action: `"pass"` sends an invalid action to the engine, `"skip"` does not.
         context: `"windowed"` or `"concatenated"`.
-        env_options: What every `reset` is given beside the task: settings of the engine that change the numbers.
-        few_shot: Which example episodes stand in front of the first prompt, see `FewShot.label`; `""` for none.
-        prompt_template: The prompt template that belongs to the protocol; `""` leaves it to the config.
-        description: What it is for and what it can be compared with. Not part of the settings.
+        env_options: Options passed to every `reset`: engine settings that affect the result.
+        few_shot: Label of the example episodes before the first prompt, see `FewShot.label`; `""` for none.
+        prompt_template: Prompt template that the protocol prescribes; `""` leaves it to the config.
+        description: Purpose, and comparable results. Not part of the settings.
     """
 
     name: str
@@ -52,13 +52,13 @@ class Protocol:
         ):
             self._need(choice, getattr(self, choice) in choices, "one of " + ", ".join(map(repr, choices)))
 
-    def _need(self, name: str, holds: bool, takes: str) -> None:
+    def _need(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
-            raise ValueError(f"{name}: got {getattr(self, name)!r}, takes {takes} (protocol {self.name!r})")
+            raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r} (protocol {self.name!r})")
 
     @property
     def is_windowed(self) -> bool:
-        """Whether every turn is a prompt of its own; else the episode is one growing sequence."""
+        """Whether every turn has its own prompt; otherwise the episode is one growing sequence."""
         return self.context == "windowed"
 
     def varied(
@@ -69,10 +69,10 @@ class Protocol:
         context: str | None = None,
         few_shot: str | None = None,
     ) -> Protocol:
-        """Returns the protocol with another turn limit, temperature, context or examples, and a name that says so.
+        """Returns a variant with another turn limit, temperature, context or examples, and a name that shows it.
 
-        `alfworld50` with 30 turns is `alfworld50+max_turns=30`. What is `None`, or as it is already, changes nothing:
-        the plain name stands for the plain setting only.
+        `alfworld50` with 30 turns is `alfworld50+max_turns=30`. Arguments that are `None` or equal the current value
+        are ignored, so the plain name always means the plain settings.
         """
         given = {"max_turns": max_turns, "temperature": temperature, "context": context, "few_shot": few_shot}
         changed: dict[str, Any] = {
@@ -87,7 +87,7 @@ class Protocol:
         return replace(self, **changed, name=self.name + marks, description=f"{plain} but for what the name says.")
 
     def check_template(self, template: str) -> None:
-        """Raises `ValueError` if the protocol has a prompt template, and it is not this one."""
+        """Raises `ValueError` if the protocol prescribes another prompt template."""
         if self.prompt_template not in ("", template):
             raise ValueError(
                 f"prompt_template: expected {self.prompt_template!r}, which protocol {self.name!r} prescribes, got "
@@ -95,17 +95,15 @@ class Protocol:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields, ready for JSON."""
+        """Returns the fields as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Protocol:
-        """Returns the protocol of `to_dict`."""
+        """Creates a protocol from the output of `to_dict`."""
         unknown = sorted(data.keys() - set(cls.__dataclass_fields__))
         if unknown:
-            raise ValueError(
-                f"protocol: got the unknown field {unknown[0]!r}, takes {', '.join(cls.__dataclass_fields__)}"
-            )
+            raise ValueError(f"protocol: expected the fields {', '.join(cls.__dataclass_fields__)}, got {unknown[0]!r}")
         return cls(**data)
 
 
@@ -117,10 +115,10 @@ _PROTOCOLS: dict[str, Protocol] = {}
 
 
 def register_protocol(protocol: Protocol) -> Protocol:
-    """Returns the protocol of that name and those settings, made known if the name is new.
+    """Registers a protocol and returns it, or the equal one that already has this name.
 
     Raises:
-        ValueError: If the name stands for other settings already; it says which.
+        ValueError: If the name already belongs to other settings. The message lists the differences.
     """
     known = _PROTOCOLS.setdefault(protocol.name, protocol)
     if known != protocol:
@@ -131,21 +129,21 @@ def register_protocol(protocol: Protocol) -> Protocol:
             if key != "description" and new[key] != old[key]
         ]
         raise ValueError(
-            f"protocol: got {protocol.name!r} with {', '.join(differ)}; a name stands for one setting, "
-            "so use its own or choose another name"
+            f"protocol: expected the registered settings of {protocol.name!r}, got {', '.join(differ)}; use these "
+            "settings or another name"
         )
     return known
 
 
 def get_protocol(name: str) -> Protocol:
-    """Returns the protocol of that name."""
+    """Looks up a protocol by name."""
     if name not in _PROTOCOLS:
-        raise ValueError(f"protocol: got {name!r}, takes one of {', '.join(map(repr, protocol_names()))}")
+        raise ValueError(f"protocol: expected one of {', '.join(map(repr, protocol_names()))}, got {name!r}")
     return _PROTOCOLS[name]
 
 
 def protocol_names() -> tuple[str, ...]:
-    """Returns the known names in alphabetical order."""
+    """Returns the names of all protocols in alphabetical order."""
     return tuple(sorted(_PROTOCOLS))
 
 

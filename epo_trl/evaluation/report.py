@@ -1,4 +1,4 @@
-"""What a set of episodes showed, as counts: everything else is computed from them."""
+"""Evaluation reports: counts over episodes, from which all other numbers are computed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from epo_trl.evaluation.wilson import wilson_interval
 from epo_trl.types import Episode, StopReason
 
 WAITS = ("wait", "wait1")
-UNKNOWN = ""  # the kind of a task whose episode was aborted before it had begun
+UNKNOWN = ""  # the type of a task whose episode was aborted before it began
 
 
 @dataclass(frozen=True, slots=True)
 class TypeCount:
-    """Episodes and wins of one kind of task."""
+    """Numbers of episodes and wins of one task type."""
 
     episodes: int
     wins: int
@@ -42,13 +42,13 @@ class EvalReport:
         protocol: Evaluation protocol.
         suite: Name of the task suite.
         split: Name of the task list.
-        types: Counts per kind of task, by its name; `""` for episodes that were aborted before they had begun.
-        turns: Turns of all episodes together.
-        invalid_turns: Those whose action was not valid.
-        stop_reasons: Number of episodes per `StopReason`, by its value.
+        types: Counts by task type; `""` for episodes that were aborted before they began.
+        turns: Total number of turns.
+        invalid_turns: Number of turns with an invalid action.
+        stop_reasons: Number of episodes by the value of their `StopReason`.
         seconds: Wall time of the evaluation.
-        wait_turns: Turns whose action was to wait: `wait` or `wait1`.
-        score_sum: Sum of the environment's final scores, a negative one counted as 0; `None` if it keeps no score.
+        wait_turns: Number of turns with the action `wait` or `wait1`.
+        score_sum: Sum of the environment's final scores, with negative ones as 0; `None` if there are no scores.
     """
 
     protocol: Protocol
@@ -66,7 +66,7 @@ class EvalReport:
     def from_episodes(
         cls, episodes: Sequence[Episode], *, protocol: Protocol | str, suite: str, split: str, seconds: float
     ) -> EvalReport:
-        """Returns the report of the episodes; `protocol` may be the name of a known one."""
+        """Creates the report of a list of episodes; `protocol` may be a registered name."""
         if not episodes:
             raise ValueError(f"episodes: expected at least one, got none for {suite} {split}")
         total = Counter(episode.task_type for episode in episodes)
@@ -97,7 +97,7 @@ class EvalReport:
 
     @property
     def wins(self) -> int:
-        """Number of episodes that were won."""
+        """Number of won episodes."""
         return sum(count.wins for count in self.types.values())
 
     @property
@@ -112,7 +112,7 @@ class EvalReport:
 
     @property
     def macro_success_rate(self) -> float:
-        """Mean of the success rates of the kinds of task, each with equal weight; without those that are unknown."""
+        """Mean success rate over the task types, each with equal weight, without unknown types."""
         known = self._known_types or self.types
         return sum(count.success_rate for count in known.values()) / len(known)
 
@@ -122,26 +122,26 @@ class EvalReport:
 
     @property
     def mean_turns(self) -> float:
-        """Turns per episode, won or not."""
+        """Mean number of turns per episode, won or not."""
         return self.turns / self.episodes
 
     @property
     def invalid_action_rate(self) -> float:
-        """Share of the turns whose action was not valid; 0.0 if there was no turn."""
+        """Share of turns with an invalid action; 0.0 without turns."""
         return self.invalid_turns / self.turns if self.turns else 0.0
 
     @property
     def wait_rate(self) -> float:
-        """Share of the turns that waited; 0.0 if there was no turn."""
+        """Share of turns that waited; 0.0 without turns."""
         return self.wait_turns / self.turns if self.turns else 0.0
 
     @property
     def mean_score(self) -> float | None:
-        """Mean of the environment's final scores, failures and aborted episodes as 0; `None` if it keeps none."""
+        """Mean of the environment's final scores, with negative and aborted ones as 0; `None` if there are none."""
         return None if self.score_sum is None else self.score_sum / self.episodes
 
     def scalars(self) -> dict[str, float]:
-        """Returns what a training run logs of an evaluation, by metric name."""
+        """Returns the metrics that a training run logs for an evaluation."""
         low, high = self.success_interval
         return {
             "success_rate": self.success_rate,
@@ -161,7 +161,7 @@ class EvalReport:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON object: the counts, and for readers what follows from them."""
+        """Returns the counts, and for readers the numbers derived from them, as JSON values."""
         low, high = self.success_interval
         return {
             "protocol": self.protocol.to_dict(),
@@ -189,11 +189,11 @@ class EvalReport:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> EvalReport:
-        """Returns the report of `to_dict`; what follows from the counts is computed again."""
+        """Creates a report from the output of `to_dict`; derived numbers are recomputed."""
         missing = [field for field in cls.__dataclass_fields__ if field not in data]
         if missing:
             raise ValueError(
-                f"evaluation report: got no {', '.join(missing)}; expected what EvalReport.to_dict returns"
+                f"evaluation report: expected the fields of EvalReport.to_dict, got no {', '.join(missing)}"
             )
         return cls(
             protocol=Protocol.from_dict(data["protocol"]),
@@ -212,12 +212,12 @@ class EvalReport:
 def format_table(
     reports: Sequence[EvalReport] | Mapping[str, EvalReport | Sequence[EvalReport]], *, width: int = 120
 ) -> str:
-    """Returns a plain-text table, one row per report and below each its kinds of task.
+    """Formats reports as a plain-text table: one row per report, followed by one per task type.
 
     Args:
-        reports: The reports, or a mapping from what is shown in the first column, such as `"before RL"`, to one report
-            or several.
-        width: Columns of the text.
+        reports: The reports, or a mapping from labels for the first column, such as `"before RL"`, to one or several
+            reports.
+        width: Width of the text in columns.
     """
     labelled = reports if isinstance(reports, Mapping) else {"": reports}
     rows = [
@@ -230,7 +230,7 @@ def format_table(
         "protocol": [report.protocol.name for _, report in rows],
         "suite": [report.suite for _, report in rows],
     }
-    # what is the same in all rows goes into the title
+    # values shared by all rows go into the title
     shared = [f"{name} {values[0]}" for name, values in heads.items() if name != "what" and len(set(values)) == 1]
     columns = [name for name, values in heads.items() if len(set(values)) > 1 or (name == "what" and any(values))]
     table = Table(

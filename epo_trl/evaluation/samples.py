@@ -1,4 +1,4 @@
-"""Episodes as a table that a person can read."""
+"""Prints episodes as readable tables."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from rich.text import Text
 
 from epo_trl.types import Episode
 
-FILE_COLUMNS = 160  # of output that goes to a file or a pipe, which has no width of its own
+FILE_COLUMNS = 160  # width of output to a file or a pipe, which has no width
 NARROW_COLUMNS = 120
-# What a terminal obeys instead of showing it (control characters but tab and newline, marks that turn the direction of
-# writing), and what cannot be written (halves of surrogate pairs).
+# Characters that a terminal interprets instead of displaying (control characters except tab and newline, marks that
+# change the writing direction), and characters that cannot be encoded (halves of surrogate pairs).
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def spelled(text: str) -> str:
-    """Returns a text in which whatever a terminal would obey is spelled out, like `\\x1b`."""
+    """Escapes the characters that a terminal would interpret, as in `\\x1b`."""
     return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Returns such a text for `rich`, which does not look for markup in it."""
+    """Returns the escaped text for `rich`, without markup."""
     return Text(spelled(text), style=style)
 
 
 def episode_table(episode: Episode, *, narrow: bool = False, responses: Sequence[Text] | None = None) -> Table:
-    """Returns one row per turn: what was seen, what was answered, what was done, what it paid.
+    """Creates a table with one row per turn: observation, response, action and reward.
 
     Args:
         episode: The episode.
-        narrow: Whether the three texts of a turn stand one below the other instead of side by side.
+        narrow: Whether to stack the three texts of a turn instead of placing them side by side.
         responses: Text to show for each turn; the response by default.
     """
     outcome = "won" if episode.won else f"not won ({episode.stop.value})"
@@ -48,7 +48,7 @@ def episode_table(episode: Episode, *, narrow: bool = False, responses: Sequence
     texts = ("observation, response, action",) if narrow else ("observation", "response", "action")
     for heading in ("turn", "reward", *texts):
         table.add_column(heading, overflow="fold")
-    for index, turn in enumerate(episode.turns):  # counted from 1 where people read it
+    for index, turn in enumerate(episode.turns):  # shown counting from 1
         action = plain(turn.action) if turn.is_valid else plain(f"{turn.action} [{turn.error}]", style="red")
         response = plain(turn.response) if responses is None else responses[index]
         shown = (plain(turn.observation), response, action)
@@ -62,14 +62,14 @@ def episode_table(episode: Episode, *, narrow: bool = False, responses: Sequence
 
 
 def widened(console: Console) -> Console:
-    """Returns the console, as wide as the terminal is or as a file should be."""
+    """Sets a wider console for files and pipes; a terminal keeps its width. Returns the console."""
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = FILE_COLUMNS
     return console
 
 
 def print_episodes(episodes: Iterable[Episode], *, step: int | None = None, console: Console | None = None) -> None:
-    """Shows the episodes on the console, as wide as the terminal is."""
+    """Prints the episodes on the console."""
     console = widened(console or Console())
     if step is not None:
         console.rule(f"episodes at step {step}")

@@ -1,4 +1,4 @@
-"""The confidence interval of a success rate."""
+"""Confidence interval of a success rate."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from statistics import NormalDist
 
 
 def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Returns the ends of the Wilson score interval of a rate, both within [0, 1].
+    """Computes the bounds of the Wilson score interval of a rate, both within [0, 1].
 
         centre = (p + z^2 / 2n) / (1 + z^2 / n),   half-width = z / (1 + z^2 / n) * sqrt(p (1 - p) / n + z^2 / 4n^2)
 
     with p = successes / n and z the two-sided normal quantile (E. B. Wilson, JASA 22, 1927). Unlike p +- z * sqrt(...)
-    it has a width at p = 0 and p = 1, and it keeps its coverage at n = 10.
+    it has a positive width at p = 0 and p = 1, and it keeps its coverage at n = 10.
 
     Args:
         successes: Number of successes, 0 to n.
-        n: Number of trials. Without any, nothing is known: (0.0, 1.0).
+        n: Number of trials; for 0 the interval is (0.0, 1.0).
         confidence: Coverage, strictly between 0 and 1.
     """
     if not 0 <= successes <= n:
@@ -29,7 +29,7 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
     rate, shrink = successes / n, 1 + z * z / n
     centre = (rate + z * z / (2 * n)) / shrink
     half_width = z / shrink * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    # at the ends the exact bound is 0 or 1; rounding would leave 1e-17
+    # at p = 0 and p = 1 one bound is exactly 0 or 1; rounding would leave 1e-17
     low = 0.0 if successes == 0 else centre - half_width
     high = 1.0 if successes == n else centre + half_width
     return low, high

@@ -22,7 +22,7 @@ from trl import ModelConfig
 from epo_trl.envs import TaskSuite
 from epo_trl.evaluation import EvalReport, Protocol, format_table
 from epo_trl.evaluation.kept import KeptEpisodes
-from epo_trl.evaluation.play import check_first_task, chunks_of, play_chunks, protocol_settings
+from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_settings, split_chunks
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.launch.evaluation_arguments import EvaluationArguments, context_of, lists_of, protocol_of
 from epo_trl.launch.options import parse_recipe
@@ -35,7 +35,7 @@ from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
 from epo_trl.types import Episode, StopReason
-from epo_trl.watch.choice import samples_of
+from epo_trl.watch.choice import choose_samples
 from epo_trl.watch.sample import Sample, write_samples
 from epo_trl.watch.source import evaluation_file
 
@@ -170,7 +170,7 @@ class Evaluation:
         if state.is_main_process and self.args.show_episodes:
             print_episodes(episodes[: self.args.show_episodes])
         draw = random.Random(f"{self.args.seed} {split}")
-        self.samples += samples_of(episodes, self.args.keep_episodes, draw, split=split)
+        self.samples += choose_samples(episodes, self.args.keep_episodes, draw, split=split)
         seconds = sum(seconds for _, _, seconds in parts) / state.num_processes
         return EvalReport.from_episodes(
             episodes, protocol=self.protocol, suite=self.suite.name, split=split, seconds=seconds
@@ -179,7 +179,7 @@ class Evaluation:
     def _play(self, split: str, task_ids: list[str], bar: Any) -> list[tuple[int, list[Episode], float]]:
         """Returns this process's parts: number, episodes, seconds."""
         # Equal parts for all processes, and no more episodes side by side than wanted.
-        chunks = chunks_of(task_ids, min(self.args.parallel, -(-len(task_ids) // self.state.num_processes)))
+        chunks = split_chunks(task_ids, min(self.args.parallel, -(-len(task_ids) // self.state.num_processes)))
         mine = range(self.state.process_index, len(chunks), self.state.num_processes)
         done = {number: played for number in mine if (played := self._kept(split, number)) is not None}
         bar.update(sum(len(episodes) for episodes, _ in done.values()))

@@ -1,1 +1,1 @@
-"""What a training run of days needs: one run to a folder, whole checkpoints, exact resume, guards."""
+"""Support for training runs of days: one run per folder, complete checkpoints, exact resume, guards."""

@@ -1,6 +1,6 @@
-"""When too many episodes of a batch are aborted, something is broken that training on the rest would only hide.
+"""Stops a run when too many episodes of a batch are aborted, since training on the rest would hide the fault.
 
-An episode whose first prompt does not fit counts as one of them: it has no turn, so there is nothing to learn from it.
+An episode whose first prompt does not fit counts as aborted: it has no turn to learn from.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from epo_trl.types import Episode
 
-SHOWN = 3  # errors of each rank
+SHOWN = 3  # errors shown per rank
 NO_TURN = "max_prompt_length leaves no room for its first prompt"
 
 
@@ -18,20 +18,20 @@ class TooManyAborted(RuntimeError):
 
 
 def first_errors(episodes: Sequence[Episode], rank: int) -> list[str]:
-    """Returns why the first aborted episodes of a rank were aborted."""
+    """Returns the errors of the first aborted episodes of a rank."""
     aborted = [episode for episode in episodes if not episode.is_usable]
     return [f"rank {rank}, task {episode.task_id!r}: {episode.error or NO_TURN}" for episode in aborted[:SHOWN]]
 
 
 def aborts_warning(share: float, errors: Sequence[str]) -> str:
-    """Returns what is said when aborted episodes begin to occur.
+    """Returns the warning for the first batch with aborted episodes.
 
     Args:
-        share: Aborted episodes over all episodes of the batch.
+        share: Share of aborted episodes in the batch.
         errors: Error messages, see `first_errors`; the first one is shown.
     """
     return (
-        f"{share:.0%} of the episodes of this batch were aborted; they are not trained on, and rates leave them out "
+        f"{share:.0%} of the episodes of this batch were aborted; they are excluded from training and from rates "
         f"(see env/aborted). The first error: {errors[0]}"
     )
 
@@ -44,15 +44,15 @@ def check_aborts(
     gather: Callable[[list[str]], list[str]],
     save: Callable[[], str | None],
 ) -> None:
-    """Saves a checkpoint and raises `TooManyAborted` if more was aborted than the limit allows. Collective.
+    """Saves a checkpoint and raises `TooManyAborted` if the share of aborted episodes exceeds the limit. Collective.
 
     Args:
-        share: Aborted episodes over all episodes of the batch, on all ranks.
+        share: Share of aborted episodes in the batch, over all ranks.
         limit: `max_aborted_share`.
-        episodes: This rank's.
+        episodes: Episodes of this rank.
         rank: Rank of this process.
-        gather: Joins lists over all ranks.
-        save: Saves a checkpoint where that is possible, and returns its path.
+        gather: Concatenates the lists of all ranks.
+        save: Saves a checkpoint if possible, and returns its path.
     """
     if share > limit:
         errors = gather(first_errors(episodes, rank))
@@ -63,10 +63,10 @@ def too_many_aborted(share: float, limit: float, errors: Sequence[str], checkpoi
     """Returns the error that stops the run.
 
     Args:
-        share: Aborted episodes over all episodes of the batch.
+        share: Share of aborted episodes in the batch.
         limit: `max_aborted_share`.
         errors: Error messages, see `first_errors`.
-        checkpoint: Where the state before this batch was saved, or `None`.
+        checkpoint: Path of the checkpoint from before this batch, or `None`.
     """
     saved = f"the state before it is in {checkpoint}" if checkpoint else "nothing was saved inside an optimizer step"
     return TooManyAborted(

@@ -1,4 +1,4 @@
-"""Whether settings of transformers that it looks at late, or never, can be what was meant."""
+"""Validates settings of transformers that it checks late or never."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from accelerate.utils import DistributedType
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
-# Of these, transformers has no list of whether they are installed that always holds.
+# For these, the list of transformers does not reliably show whether they are installed.
 _NOT_LISTED = {"azure_ml", "comet_ml", "flyte"}
 
 
 def check_training_arguments(args: Any) -> None:
-    """Raises `ValueError` for a tracker that is unknown or not installed, or an optimizer or a seed that cannot be.
+    """Raises `ValueError` for an unknown or missing tracker, or an invalid optimizer setting or seed.
 
     Args:
         args: Arguments of the transformers trainer, after their own checks.
@@ -25,7 +25,7 @@ def check_training_arguments(args: Any) -> None:
         if not 0 <= getattr(args, name) < 1:
             raise ValueError(f"{name}: expected a number from 0 to below 1, got {getattr(args, name)}")
     if args.max_grad_norm is not None and not args.max_grad_norm >= 0:
-        raise ValueError(f"max_grad_norm: expected a number >= 0, where 0 clips nothing, got {args.max_grad_norm}")
+        raise ValueError(f"max_grad_norm: expected a number >= 0 (0: no clipping), got {args.max_grad_norm}")
     if not 0 <= args.seed < 2**32:
         raise ValueError(f"seed: expected an integer from 0 to 2**32 - 1, got {args.seed}")
     for name in args.report_to:
@@ -33,11 +33,11 @@ def check_training_arguments(args: Any) -> None:
             known = ", ".join(map(repr, INTEGRATION_TO_CALLBACK))
             raise ValueError(f"report_to: expected 'all', 'none', or one or several of {known}, got {name!r}")
         if name not in {*get_available_reporting_integrations(), *_NOT_LISTED}:
-            raise ValueError(f"report_to: got {name!r}, which is not installed here; install it or take 'none'")
+            raise ValueError(f"report_to: expected an installed tracker, got {name!r}; install it or use 'none'")
 
 
 def check_deepspeed_runs(args: Any, kind: DistributedType) -> None:
-    """Raises `ValueError` if DeepSpeed was asked for and accelerate runs without it, which it does in silence.
+    """Raises `ValueError` if DeepSpeed is configured but accelerate silently runs without it.
 
     Args:
         args: Arguments of the transformers trainer, after their own checks.
@@ -46,6 +46,6 @@ def check_deepspeed_runs(args: Any, kind: DistributedType) -> None:
     if args.deepspeed_plugin is not None and kind != DistributedType.DEEPSPEED:
         raise ValueError(
             "use_cpu: expected false in accelerate's settings (its config, ACCELERATE_USE_CPU) for a run with "
-            f"DeepSpeed, got true, with which accelerate runs {kind.value} and leaves DeepSpeed out; set it to false "
-            "there and use_cpu: true in the training config (docs/multi_node.md, A rehearsal on a CPU)"
+            f"DeepSpeed, got true, with which accelerate runs {kind.value} without DeepSpeed; set it to false there "
+            "and use_cpu: true in the training config (docs/multi_node.md, A rehearsal on a CPU)"
         )

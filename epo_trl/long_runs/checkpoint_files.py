@@ -1,4 +1,4 @@
-"""Checkpoints that are whole: a list of all files, sizes and checksums is written last, and nothing else is resumed."""
+"""Complete checkpoints: a manifest of all files, sizes and checksums is written last and required to resume."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import xxhash
 from epo_trl.long_runs.state_file import read_state, write_state
 
 MANIFEST = "manifest.json"
-_NO_WEIGHTS = "training_args.bin"  # transformers writes it beside them
+_NO_WEIGHTS = "training_args.bin"  # transformers writes it beside the weights
 _CHUNK_BYTES = 2**23
-_READERS = 8  # files that are read at a time; one alone does not fill a network disk
+_READERS = 8  # files read in parallel; a single reader does not saturate a network disk
 
 
 def seal(folder: str | os.PathLike[str]) -> None:
-    """Writes the list of the checkpoint's files, their sizes and checksums, after all of them are on the disk."""
+    """Flushes the files of a checkpoint to disk, then writes their sizes and checksums to the manifest."""
     files = _files(Path(folder))
     for path in files.values():
         _flush(path)
@@ -49,7 +49,7 @@ def _checksums(paths: Iterable[Path]) -> list[str]:
 
 
 def _checksum(path: Path) -> str:
-    """Returns the XXH3 of a file: it finds what a disk or a copy has spoilt, not what somebody has forged."""
+    """Returns the XXH3 of a file, which detects corruption by a disk or a copy, but not tampering."""
     checksum = xxhash.xxh3_128()
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -58,7 +58,7 @@ def _checksum(path: Path) -> str:
 
 
 def what_model(name: str) -> str:
-    """Returns what a model is, wherever its folder has been moved: a checksum of its weights, or a Hub id as it is."""
+    """Returns an id of a model that does not depend on its path: the checksum of its weights, or its Hub id."""
     there = sorted(Path(name).glob("*")) if name else []
     files = [path for path in there if path.suffix in (".safetensors", ".bin") and path.name != _NO_WEIGHTS]
     if not files:
@@ -68,10 +68,10 @@ def what_model(name: str) -> str:
 
 
 def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
-    """Returns size and checksum of each file as they were written; raises `ValueError` if the list is damaged."""
+    """Reads the size and checksum of each file from the manifest; raises `ValueError` if it is damaged."""
     path = folder / MANIFEST
     content = read_state(path)
-    if "bytes" in content:  # by an earlier version
+    if "bytes" in content:  # written by an earlier version
         return {name: (size, None) for name, size in content["bytes"].items()}
     files = read_state(path, "files")["files"]
     try:
@@ -80,21 +80,21 @@ def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
         raise ValueError(f"{path} is damaged ({error})") from error
 
 
-def size_of(folder: str | os.PathLike[str]) -> int:
-    """Returns the bytes of a whole checkpoint."""
+def checkpoint_size(folder: str | os.PathLike[str]) -> int:
+    """Returns the size of a complete checkpoint in bytes."""
     return sum(size for size, _ in _listed(Path(folder)).values())
 
 
 def damage(folder: str | os.PathLike[str], *, contents: bool = False) -> str | None:
-    """Returns what is wrong with a checkpoint, or `None` if it is whole.
+    """Describes the first fault of a checkpoint, or returns `None` if it is complete.
 
     Args:
-        folder: The checkpoint.
-        contents: Whether the files are read and their checksums compared, beside their sizes.
+        folder: Folder of the checkpoint.
+        contents: Whether to compare checksums as well as sizes.
     """
     path = Path(folder)
     if not (path / MANIFEST).is_file():
-        return f"{MANIFEST} is missing: it was cut off, or is not of this version"
+        return f"{MANIFEST} is missing: the checkpoint is incomplete, or of another version"
     try:
         listed = _listed(path)
     except ValueError as error:
@@ -108,41 +108,41 @@ def damage(folder: str | os.PathLike[str], *, contents: bool = False) -> str | N
     summed = {name: checksum for name, (_, checksum) in listed.items() if contents and checksum is not None}
     found = _checksums(path / name for name in summed)
     spoilt = [name for name, checksum in zip(summed, found, strict=True) if summed[name] != checksum]
-    return f"{spoilt[0]} is damaged: it does not hold what was written" if spoilt else None
+    return f"{spoilt[0]} is damaged: its checksum differs" if spoilt else None
 
 
 def checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
-    """Returns the folders `checkpoint-<step>`, whole or not, the newest last."""
+    """Returns the folders `checkpoint-<step>`, complete or not, the newest last."""
     found = [path for path in Path(folder).glob("checkpoint-*") if path.is_dir() and step_of(path) >= 0]
     return sorted(found, key=step_of)
 
 
 def step_of(path: str | os.PathLike[str]) -> int:
-    """Returns the optimizer steps before a checkpoint, from its name; -1 for another name."""
+    """Parses the optimizer step from the name of a checkpoint; -1 for any other name."""
     number = os.fspath(path).rpartition("-")[2]
     return int(number) if number.isdecimal() else -1
 
 
 def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """Returns the newest whole checkpoint in a run's output folder, or `None`; warns of those that it passes over.
+    """Returns the newest complete checkpoint in a run's output folder, or `None`; warns about those it skips.
 
-    Their contents are compared with the checksums.
+    It verifies the checksums of the contents.
     """
     for path in reversed(checkpoints(folder)):
         wrong = damage(path, contents=True)
         if wrong is None:
             return str(path)
-        warnings.warn(f"{path} is passed over: {wrong}", stacklevel=2)
+        warnings.warn(f"{path} is skipped: {wrong}", stacklevel=2)
     return None
 
 
 def rotate(folder: str | os.PathLike[str], limit: int | None, keep: set[str]) -> None:
-    """Deletes checkpoints until `limit` are left, those that are not whole first, then the oldest.
+    """Deletes checkpoints until `limit` are left: incomplete ones first, then the oldest.
 
     Args:
-        folder: A run's output folder.
+        folder: Output folder of the run.
         limit: Number of checkpoints to keep; `None` or 0 keeps all.
-        keep: Paths of those that stay in any case.
+        keep: Paths of checkpoints that are never deleted.
     """
     if not limit or limit < 0:
         return

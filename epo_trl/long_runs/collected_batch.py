@@ -1,4 +1,4 @@
-"""Tensors beside a checkpoint's other files: the batch in use inside an RL step, and what methods have learned."""
+"""Tensors stored in a checkpoint: the batch in use inside an RL step, and the learned state of methods."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 LEARNED = "learned_by_methods.pt"
-# What TRL's `_prepare_inputs` made of a rollout, with our statistics of it. Plain containers of tensors.
+# The output of TRL's `_prepare_inputs` for a rollout, with statistics added. Plain containers of tensors.
 State = dict[str, Any]
 
 
@@ -17,26 +17,28 @@ def _path(folder: str, rank: int) -> str:
 
 
 def save_batch(folder: str, rank: int, state: State) -> None:
-    """Writes this rank's part of the batch."""
+    """Saves this rank's part of the batch."""
     torch.save(state, _path(folder, rank))
 
 
 def load_batch(folder: str, rank: int, device: torch.device) -> State | None:
-    """Returns this rank's part of the batch, or `None` if the checkpoint was made by fewer ranks."""
+    """Loads this rank's part of the batch, or returns `None` if the checkpoint was made by fewer ranks."""
     return _load(_path(folder, rank), device)
 
 
 def save_learned(folder: str, state: State) -> None:
-    """Writes what methods have learned, which is equal on all ranks, if there is anything."""
+    """Saves the learned state of methods, if any; it is equal on all ranks."""
     if state:
         torch.save(state, os.path.join(folder, LEARNED))
 
 
 def load_learned(folder: str, device: torch.device) -> State:
-    """Returns what methods have learned, `{}` if there is nothing."""
+    """Loads the learned state of methods; `{}` if there is none."""
     return _load(os.path.join(folder, LEARNED), device) or {}
 
 
 def _load(path: str, device: torch.device) -> State | None:
-    where = "cpu" if device.type == "cpu" else device  # of several processes `cpu:0`, which torch cannot load to
+    where = (
+        "cpu" if device.type == "cpu" else device
+    )  # with several processes it is `cpu:0`, which torch cannot load to
     return torch.load(path, map_location=where, weights_only=True) if os.path.isfile(path) else None

@@ -1,4 +1,4 @@
-"""A full disk: seen before something is written where that can be, explained where it cannot."""
+"""Detects a full disk before writing where possible, and explains the error otherwise."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from epo_trl.long_runs.checkpoint_files import checkpoints, damage, size_of
+from epo_trl.long_runs.checkpoint_files import checkpoint_size, checkpoints, damage
 
 
 class DiskFullError(OSError):
-    """There is no room for a checkpoint or the final model."""
+    """The disk is too full for a checkpoint or the final model."""
 
 
 @dataclass(frozen=True)
 class DiskRoom:
-    """What a run is about to write into its output folder.
+    """The disk space that the next save of a run needs.
 
     Args:
-        what: Its name in a message.
-        folder: The new folder that it is written to, inside of the run's; it need not exist.
-        needed: Bytes that it takes at least.
+        what: Name of the saved object, shown in messages.
+        folder: Target folder inside the output folder; it need not exist.
+        needed: Minimum size in bytes.
     """
 
     what: str
@@ -32,27 +32,27 @@ class DiskRoom:
 
     @classmethod
     def for_checkpoint(cls, folder: str, weights: int) -> DiskRoom:
-        """Returns what a checkpoint takes: as much as the last whole one beside it, the weights alone for the first."""
+        """Estimates the size of a checkpoint: that of the last complete one, or of the weights for the first."""
         whole = _whole(Path(folder).parent)
-        return cls("the checkpoint", folder, size_of(whole[-1]) if whole else weights)
+        return cls("the checkpoint", folder, checkpoint_size(whole[-1]) if whole else weights)
 
     def check(self) -> None:
-        """Raises `DiskFullError` if it will not fit."""
+        """Raises `DiskFullError` if there is too little free space."""
         if self._free_bytes() < self.needed:
             raise DiskFullError(self._message())
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turns an error for want of room into `DiskFullError`, after what was written has been removed.
+        """Converts an out-of-space error into `DiskFullError`, after it deletes the partial files.
 
-        The libraries that write do not agree on a type of error.
+        The libraries that write raise different types of errors.
         """
         try:
             yield
         except Exception as error:
             text, number = str(error).lower(), getattr(error, "errno", None)
-            says_so = "no space left" in text or number in (errno.ENOSPC, errno.EDQUOT)
-            if not says_so and self._free_bytes() >= self.needed:
+            disk_full = "no space left" in text or number in (errno.ENOSPC, errno.EDQUOT)
+            if not disk_full and self._free_bytes() >= self.needed:
                 raise
             message = self._message()
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -65,11 +65,11 @@ class DiskRoom:
 
     def _message(self) -> str:
         whole = _whole(Path(self.folder).parent)
-        kept = f"{whole[-1]} is whole" if whole else "there is no checkpoint before it"
+        kept = f"{whole[-1]} is complete" if whole else "there is no earlier checkpoint"
         return (
-            f"output_dir: no room for {self.what} {self.folder}: it needs {self.needed / 1e6:,.1f} MB at least, "
-            f"{self._free_bytes() / 1e6:,.1f} MB are free; {kept}. Free some room and start the same command again, "
-            "or lower save_total_limit"
+            f"output_dir: expected at least {self.needed / 1e6:,.1f} MB of free space for {self.what} {self.folder}, "
+            f"got {self._free_bytes() / 1e6:,.1f} MB; {kept}. Free some space and rerun the same command, or lower "
+            "save_total_limit"
         )
 
 

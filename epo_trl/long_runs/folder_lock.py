@@ -1,4 +1,4 @@
-"""One program at a time in a folder: a lock that says which process holds it. Loads no torch."""
+"""Locks a folder for one process at a time; the lock file names its holder. Loads no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 LOCK = "_running.json"  # in the folder; the Hub client uploads nothing that begins with "_"
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)  # what file systems without locks answer
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)  # errors of file systems without locks
 
 
 class RunningError(RuntimeError):
@@ -28,17 +28,17 @@ class _Held:
     times: int = 1
 
 
-# The locks that this process holds. A forked child has other keys, and so holds none of them.
+# The locks that this process holds. The keys hold the process id, so a forked child holds none of them.
 _held: dict[tuple[int, Path], _Held] = {}
 
 
 @contextmanager
 def folder_lock(folder: Path, field: str) -> Iterator[None]:
-    """Keeps other programs out of the folder for the time of the block.
+    """Locks the folder against other processes for the duration of the block.
 
     Args:
-        folder: Is made if it is missing.
-        field: The setting that named it, for messages.
+        folder: Folder to lock; created if it is missing.
+        field: Setting that holds the path, shown in messages.
 
     Raises:
         RunningError: If another process holds it.
@@ -51,21 +51,21 @@ def folder_lock(folder: Path, field: str) -> Iterator[None]:
 
 
 def make_folder(folder: Path, field: str) -> None:
-    """Makes a folder, unless it is there.
+    """Creates a folder unless it exists.
 
     Raises:
-        OSError: If there can be none. The message names the field that says where.
+        OSError: If the folder cannot be created. The message names the field.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(
-            f"{field}: got {folder}, where no folder can be made ({error.strerror}); use another folder"
+            f"{field}: expected a folder that can be created, got {folder} ({error.strerror}); use another folder"
         ) from error
 
 
 def acquire(folder: Path, field: str) -> None:
-    """Takes the lock, once more if this process has it already; see `folder_lock`."""
+    """Acquires the lock; reentrant within a process. See `folder_lock`."""
     folder = folder.resolve()
     key = (os.getpid(), folder)
     if key in _held:
@@ -77,8 +77,8 @@ def acquire(folder: Path, field: str) -> None:
     if other.get("host", me) != me:
         file.close()
         raise RunningError(
-            f"{_in_use(folder, other, field)}, which cannot be seen from {me}. If it has ended all the same "
-            f"(it was killed, its machine was taken away), delete {folder / LOCK} and start again"
+            f"{_in_use(folder, other, field)}, which cannot be checked from {me}. If it has ended (it was killed, its "
+            f"machine is gone), delete {folder / LOCK} and start again"
         )
     file.truncate(0)
     since = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -88,7 +88,7 @@ def acquire(folder: Path, field: str) -> None:
 
 
 def release(folder: Path) -> None:
-    """Gives back what `acquire` took."""
+    """Releases the lock that `acquire` took."""
     folder = folder.resolve()
     key = (os.getpid(), folder)
     _held[key].times -= 1
@@ -98,7 +98,7 @@ def release(folder: Path) -> None:
 
 
 def _locked_file(path: Path, field: str) -> TextIO:
-    """Returns the file, open and locked. The kernel takes the lock back when the process ends."""
+    """Opens and locks the file. The kernel releases the lock when the process ends."""
     while True:
         file = _opened(path, field)
         try:
@@ -108,29 +108,29 @@ def _locked_file(path: Path, field: str) -> TextIO:
             taken = error.errno not in _NO_LOCKS or _is_alive(_record(file))
         if taken:
             message = (
-                f"{_in_use(path.parent, _record(file), field)}. Wait for its end, stop it, or take another {field}"
+                f"{_in_use(path.parent, _record(file), field)}. Wait until it ends, stop it, or use another {field}"
             )
             file.close()
             raise RunningError(message)
         if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
             return file
-        file.close()  # it was deleted between the two calls, by the run that ended
+        file.close()  # the run that ended deleted it between the two calls
 
 
 def _opened(path: Path, field: str) -> TextIO:
     try:
         return open(path, "a+", encoding="utf-8")
     except IsADirectoryError as error:
-        raise OSError(f"{field}: {path}: expected a file or nothing, got a folder; delete it") from error
+        raise OSError(f"{field}: expected {path} to be a file or absent, got a folder; delete it") from error
     except OSError as error:
         raise OSError(
-            f"{field}: got {path.parent}, where no file can be written ({error.strerror}); expected a folder that can "
-            "be written, also for a run that is finished: a copy of this one, or another"
+            f"{field}: expected a writable folder, also for a finished run, got {path.parent} ({error.strerror}); use "
+            "a writable copy or another folder"
         ) from error
 
 
 def _record(file: TextIO) -> dict[str, Any]:
-    """Returns who holds the lock or has held it last; nothing if that was not written to its end, or is not known."""
+    """Returns the record of the current or last holder; `{}` if it is incomplete or unknown."""
     file.seek(0)
     try:
         record = json.load(file)
@@ -148,7 +148,7 @@ def _is_alive(record: dict[str, Any]) -> bool:
     except (ProcessLookupError, TypeError, ValueError, OverflowError):
         return False
     except PermissionError:
-        pass  # of another user
+        pass  # it belongs to another user
     return True
 
 

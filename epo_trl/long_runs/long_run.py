@@ -1,4 +1,4 @@
-"""What all trainers of long runs share: one run to a folder, which is interrupted, gone on with, and ends once."""
+"""Resumable runs: one run per output folder, which may be interrupted and resumed, and which ends once."""
 
 from __future__ import annotations
 
@@ -24,35 +24,40 @@ from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.long_runs.whole_checkpoints import STATE_FILE, WholeCheckpoints
 
 FINISHED = "_finished.json"  # in `output_dir`, written last
-_READ_BY_TRANSFORMERS = ("global_step", "max_steps", "train_batch_size", "log_history")  # of its state in a checkpoint
-_END: dict[str, type] = {"step": int, "settings": dict, "files": list}  # what it holds
+_READ_BY_TRANSFORMERS = (
+    "global_step",
+    "max_steps",
+    "train_batch_size",
+    "log_history",
+)  # fields of its state in a checkpoint
+_END: dict[str, type] = {"step": int, "settings": dict, "files": list}  # fields of `FINISHED` and their types
 
 
 @dataclass
 class LongRunArguments:
-    """How a run is gone on with."""
+    """How a run is resumed."""
 
     resume_with_changes: bool = field(
         default=False,
         metadata={
-            "help": "Go on from a checkpoint although the number of processes or a setting that changes the result is "
-            "another now."
+            "help": "Resume from a checkpoint even though the number of processes or a setting that affects the result "
+            "has changed."
         },
     )
     trust_checkpoint: bool = field(
         default=False,
         metadata={
-            "help": "Let resume_from_checkpoint name a folder outside of output_dir. For checkpoints of people you "
-            "trust: those of DeepSpeed and FSDP are unpickled, which runs whatever code they hold."
+            "help": "Allow resume_from_checkpoint to be a folder outside output_dir. Use it only for checkpoints from "
+            "people you trust: those of DeepSpeed and FSDP are unpickled, which can run any code they contain."
         },
     )
 
 
 class LongRun(WholeCheckpoints):
-    """A base for trainers, before TRL's: loses no more than the work since the last checkpoint, and ends once.
+    """A mixin for TRL trainers: a run loses at most the work since the last checkpoint, and ends once.
 
-    `train` is TRL's with checks; `train_to_end` is a whole run, with its final model. The arguments are TRL's with
-    `LongRunArguments`.
+    List it before TRL's trainer among the bases. `train` is TRL's with checks; `train_to_end` is a complete run,
+    including the final model. The arguments are TRL's with `LongRunArguments`.
     """
 
     args: Any
@@ -60,7 +65,7 @@ class LongRun(WholeCheckpoints):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         check_deepspeed_runs(self.args, self.accelerator.distributed_type)
-        self._verified: str | None = None  # a checkpoint whose contents were compared
+        self._verified: str | None = None  # the checkpoint whose contents were verified
         self._end_step: int | None = None
         self._nothing_left = False
         self._sigterm = StopOnSigterm(self.accelerator)
@@ -72,7 +77,7 @@ class LongRun(WholeCheckpoints):
         return self._sigterm.stopped
 
     def settings_of_data(self) -> dict[str, Any]:
-        """Returns what decides the result beside configuration, model and ranks."""
+        """Returns the settings of the data that affect the result, for the comparison on resume."""
         return {"train_data": self._data_digest}
 
     @cached_property
@@ -81,21 +86,21 @@ class LongRun(WholeCheckpoints):
         return digest_of(rows, "rows")
 
     def _send_telemetry(self) -> None:
-        """Lets TRL report a run to huggingface.co only if its model is one of the Hub.
+        """Lets TRL send telemetry to huggingface.co only if the model is from the Hub.
 
-        A run of `tiny`, or of a model in a local folder, needs nothing from the network and asks it for nothing.
+        A run of `tiny`, or of a model in a local folder, makes no network request.
         """
         name = self.model.config.name_or_path
         if name and not os.path.isdir(name):
             super()._send_telemetry()
 
-    # --- A whole run --------------------------------------------------------------------------------------------
+    # --- A complete run -----------------------------------------------------------------------------------------
 
     def train_to_end(self) -> None:
-        """Starts the run of `output_dir`, or goes on with it, and saves the final model there.
+        """Starts or resumes the run of `output_dir`, and saves the final model there.
 
-        A run that has ended is left as it is: nothing is trained, evaluated, logged or written; the trainer gets its
-        weights. If it was stopped between its last step and the final save, that alone is made up for.
+        A finished run stays as it is: nothing is trained, evaluated, logged or written, and the trainer loads its
+        weights. If the run stopped between its last step and the final save, only the save is done.
 
         Raises:
             RunningError: If another process trains in the folder.
@@ -112,8 +117,8 @@ class LongRun(WholeCheckpoints):
             checkpoint = self.args.resume_from_checkpoint or self.newest_checkpoint()
             if lines and checkpoint is None:
                 raise ValueError(
-                    f"resume_with_changes: got True, but the run in {self.args.output_dir} is finished and has no "
-                    "whole checkpoint to go on from; take another output_dir"
+                    f"resume_with_changes: expected a complete checkpoint to resume from, got none: the run in "
+                    f"{self.args.output_dir} is finished; use another output_dir"
                 )
             self.train(resume_from_checkpoint=checkpoint)
             if not self.preempted:
@@ -121,7 +126,7 @@ class LongRun(WholeCheckpoints):
                 on_main_process(self.args, self._write_end)
 
     def newest_checkpoint(self) -> str | None:
-        """Returns the newest whole checkpoint in `output_dir`, or `None`. Collective."""
+        """Returns the newest complete checkpoint in `output_dir`, or `None`. Collective."""
         self._verified = on_main_process(self.args, lambda: last_checkpoint(self.args.output_dir))
         return self._verified
 
@@ -130,7 +135,7 @@ class LongRun(WholeCheckpoints):
         return os.path.join(self.args.output_dir, FINISHED)
 
     def _read_end(self) -> dict[str, Any] | None:
-        """Returns step and settings of the run that has ended in `output_dir`, if its model is still there."""
+        """Returns the step and settings of the finished run in `output_dir`, if its model still exists."""
         if not os.path.exists(self._end_file):
             return None
         try:
@@ -140,7 +145,7 @@ class LongRun(WholeCheckpoints):
         except ValueError as error:
             raise ValueError(
                 f"output_dir: {error}; delete that file to resume from the newest checkpoint and save the final model "
-                "again, or take another output_dir"
+                "again, or use another output_dir"
             ) from error
         there = all(os.path.exists(os.path.join(self.args.output_dir, str(name))) for name in end["files"])
         return end if there else None
@@ -152,32 +157,32 @@ class LongRun(WholeCheckpoints):
     def _load_finished(self, step: int) -> None:
         newest = self.newest_checkpoint()
         loaded = newest is not None and step_of(newest) == step
-        without = "" if loaded else "; no checkpoint has its weights, so this trainer has those that it was made with"
+        without = "" if loaded else "; no checkpoint has its weights, so this trainer keeps its initial ones"
         if self.args.process_index == 0:
             warnings.warn(
-                f"{self.args.output_dir} is finished, at step {step}: nothing is trained or written{without}. To train "
-                "on, raise max_steps and set resume_with_changes; to start anew, take another output_dir",
+                f"{self.args.output_dir} is finished, at step {step}: nothing is trained or written{without}. To "
+                "continue training, raise max_steps and set resume_with_changes; to start over, use another output_dir",
                 stacklevel=3,
             )
         if loaded:
-            self._end_step = step  # a callback may have ended it before max_steps
+            self._end_step = step  # a callback may have ended the run before max_steps
             self.train(resume_from_checkpoint=newest)
 
     # --- Training -----------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains as TRL does. On SIGTERM it saves a checkpoint after the step in progress, and returns.
+        """Trains as TRL does; on SIGTERM, saves a checkpoint after the current step and returns.
 
-        From a checkpoint at the end of the run it loads the weights, and does nothing else.
+        From a checkpoint at the end of the run, it only loads the weights.
 
         Args:
-            resume_from_checkpoint: Path of a checkpoint in `output_dir`, or `True` for the newest whole one there.
+            resume_from_checkpoint: Path of a checkpoint in `output_dir`, or `True` for the newest complete one there.
             *args: As for TRL.
             **kwargs: As for TRL.
 
         Raises:
             RunningError: If another process trains in `output_dir`.
-            ValueError: If the checkpoint is damaged, was made with other settings, or is not of this run.
+            ValueError: If the checkpoint is damaged, has other settings, or belongs to another run.
         """
         self._settings = settings_of(self)
         with run_lock(self.args), self._sigterm.listening():
@@ -193,7 +198,7 @@ class LongRun(WholeCheckpoints):
             asked = self.newest_checkpoint()
             if asked is None:
                 raise ValueError(
-                    f"resume_from_checkpoint: got True, but {self.args.output_dir} has no whole checkpoint"
+                    f"resume_from_checkpoint: expected a complete checkpoint in {self.args.output_dir}, got none"
                 )
         if not asked:
             return None
@@ -208,19 +213,19 @@ class LongRun(WholeCheckpoints):
             raise ValueError(
                 f"resume_from_checkpoint: expected a folder in output_dir ({self.args.output_dir}), got {checkpoint}: "
                 "a checkpoint from another source can run code when it is loaded. Set trust_checkpoint to true if you "
-                "trust who made this one"
+                "trust its source"
             )
 
     def _check_contents(self, checkpoint: str) -> None:
         if checkpoint != self._verified:
             wrong = on_main_process(self.args, lambda: damage(checkpoint, contents=True))
             if wrong is not None:
-                raise ValueError(f"resume_from_checkpoint: got {checkpoint}, where {wrong}; take an earlier checkpoint")
+                raise ValueError(f"resume_from_checkpoint: got {checkpoint}, where {wrong}; use an earlier checkpoint")
         try:
             saved = read_state(os.path.join(checkpoint, STATE_FILE), "settings")["settings"]
             read_state(os.path.join(checkpoint, TRAINER_STATE_NAME), *_READ_BY_TRANSFORMERS)
         except ValueError as error:
-            raise ValueError(f"resume_from_checkpoint: {error}; take an earlier checkpoint") from error
+            raise ValueError(f"resume_from_checkpoint: {error}; use an earlier checkpoint") from error
         if (unknown := not_kept(saved, self._settings)) and self.args.process_index == 0:
             warnings.warn(f"{checkpoint} {unknown}", stacklevel=5)
         lines = differences(saved, self._settings)
@@ -231,7 +236,7 @@ class LongRun(WholeCheckpoints):
 
     @contextmanager
     def _only_what_is_left(self, checkpoint: str | None) -> Iterator[None]:
-        """Leaves out what a resumed run has behind it: its first evaluation; if it had ended, all reports."""
+        """Skips the first evaluation of a resumed run, and all callbacks of a finished one."""
         evaluate, callbacks = self.args.eval_on_start, list(self.callback_handler.callbacks)
         self.args.eval_on_start = evaluate and checkpoint is None
         self._nothing_left = False
@@ -245,12 +250,12 @@ class LongRun(WholeCheckpoints):
     def _init_training_state(
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *args: Any, **kwargs: Any
     ) -> tuple[int, int]:
-        """Restores the trainer's state; no epoch is left for a run that had come to its last step."""
+        """Restores the trainer's state; leaves no epoch for a run that has reached its last step."""
         done = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *args, **kwargs)
         self._nothing_left = self.state.global_step >= (max_steps if self._end_step is None else self._end_step)
         if self._nothing_left:
             self.callback_handler.callbacks = []
             return num_train_epochs, 0
         if self.args.process_index == 0 and os.path.exists(self._end_file):
-            os.remove(self._end_file)  # what is in the folder is not the end any more
+            os.remove(self._end_file)  # the run continues, so it is no longer finished
         return done

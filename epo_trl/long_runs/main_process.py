@@ -1,4 +1,4 @@
-"""What the main process finds out or does for all ranks of a run."""
+"""Runs a function on the main process and shares its result with all ranks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 def on_main_process(args: TrainingArguments, action: Callable[[], T]) -> T:
-    """Returns on every rank what `action` returns on the main process; its error is raised on every rank. Collective.
+    """Calls `action` on the main process and returns its result, or raises its error, on every rank. Collective.
 
     Args:
-        args: They know the ranks.
-        action: Called on the main process alone. What it returns or raises has to be small, and be something to pickle.
+        args: Training arguments, which hold the ranks.
+        action: Called on the main process only. Its result or error must be small and picklable.
     """
     outcome: list[tuple[T | None, Exception | None]] = [(None, None)]
     if args.process_index == 0:

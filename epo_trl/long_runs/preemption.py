@@ -1,4 +1,4 @@
-"""SIGTERM, by which schedulers announce that they will take the machine: save a checkpoint, then stop."""
+"""Saves a checkpoint and stops on SIGTERM, which schedulers send before they preempt a machine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from accelerate import Accelerator
 from transformers import TrainerCallback
 
-EXIT_CODE = 128 + signal.SIGTERM  # what a shell reports of a program that SIGTERM ended
+EXIT_CODE = 128 + signal.SIGTERM  # a shell reports it for a program ended by SIGTERM
 
 
 class StopOnSigterm(TrainerCallback):
-    """Ends training after the optimizer step, or the evaluation, in which any rank got SIGTERM, with a checkpoint.
+    """Saves a checkpoint and ends training after the optimizer step or evaluation in which a rank got SIGTERM.
 
     Attributes:
         stopped: Whether it ended training before the last step. The same on all ranks.
@@ -29,7 +29,7 @@ class StopOnSigterm(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Takes SIGTERM over for the time of the block; in another thread than the main one nothing is taken over."""
+        """Handles SIGTERM for the duration of the block; does nothing outside the main thread."""
         self.stopped = self._received = False
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -41,7 +41,7 @@ class StopOnSigterm(TrainerCallback):
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
     def _note(self, *_: Any) -> None:
-        # A scheduler and a launcher may both send it, so more of them change nothing.
+        # A scheduler and a launcher may both send it, so repeated signals have no effect.
         self._received = True
 
     def _any_rank_received(self) -> bool:
@@ -51,16 +51,16 @@ class StopOnSigterm(TrainerCallback):
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Asks for a checkpoint and the end, if any rank got the signal."""
+        """Requests a checkpoint and the end of training if any rank received the signal."""
         if state.global_step < state.max_steps and self._any_rank_received():
             control.should_save = control.should_training_stop = self.stopped = True
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The same; the step's checkpoint comes after its evaluation."""
+        """Does the same after an evaluation; the step's checkpoint follows it."""
         if state.global_step > 0:
             self.on_step_end(args, state, control)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Asks for the end only: what was just saved is the checkpoint."""
+        """Requests only the end of training: the checkpoint was just saved."""
         if state.global_step < state.max_steps and self._any_rank_received():
             control.should_training_stop = self.stopped = True

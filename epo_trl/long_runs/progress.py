@@ -1,4 +1,4 @@
-"""One short line per logging step, instead of a dictionary of sixty numbers. All of them are in TensorBoard."""
+"""Prints one short line per logging step instead of a dictionary of sixty numbers, which are all in TensorBoard."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
-# What a line shows: (logged name, label, format).
+# Columns of a line: (logged name, label, format).
 _TRAIN = (
     ("env/success_rate", "success", "{:.0%}"),
     ("reward", "reward", "{:.2f}"),
@@ -23,7 +23,7 @@ _UNLESS_ZERO = ("env/aborted",)
 
 
 def short_line(step: int, logs: dict[str, Any]) -> str:
-    """Returns the line for what was logged at a step, or `""` if there is nothing to show."""
+    """Formats the logs of a step as one line; `""` if there is nothing to show."""
     shown = [row for row in _TRAIN if logs.get(row[0]) is not None and (row[0] not in _UNLESS_ZERO or logs[row[0]])]
     parts = [f"{label} {form.format(logs[name])}" for name, label, form in shown]
     for name, value in logs.items():
@@ -35,7 +35,7 @@ def short_line(step: int, logs: dict[str, Any]) -> str:
 
 
 class ShortProgress(ProgressCallback):
-    """The usual progress bar; the logs below it are short lines."""
+    """A progress bar with short lines as logs."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Writes the line."""
@@ -43,7 +43,7 @@ class ShortProgress(ProgressCallback):
 
 
 class ShortPrinter(TrainerCallback):
-    """The short lines alone, for `disable_tqdm`."""
+    """Short lines without a progress bar, for `disable_tqdm`."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Writes the line."""

@@ -1,4 +1,4 @@
-"""Refuses to go on from a checkpoint with settings under which the run would not be the one that was interrupted."""
+"""Refuses to resume from a checkpoint whose settings differ in a way that affects the result."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.main_process import on_main_process
 
-# Fields of the configuration that change what is watched, kept or how fast it goes, but not what is learned. Every
-# other field of TRL's, transformers' or ours has to stay; docs/long_runs.md shows this list.
+# Configuration fields that affect logging, saving or speed, but not what is learned. Every other field of TRL,
+# transformers or this package must stay the same; docs/long_runs.md shows this list.
 MAY_CHANGE = frozenset(
     """output_dir run_name project trackio_space_id trackio_bucket_id trackio_static_space_id report_to
     logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level
@@ -38,16 +38,16 @@ MAY_CHANGE = frozenset(
 )
 # Settings that name a model: a folder of weights or a Hub id.
 MODELS = ("model", "critic_model_name_or_path")
-# Settings as they were written, and what came of them, by which a run is known: defaults are in it, and a path is not.
+# Settings as written, and the resolved setting that is compared instead: it includes defaults and no path.
 RESOLVED = {"method_kwargs": "methods", "prompt_template": "template"}
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
-    """Returns everything that decides what a run learns, as plain JSON types.
+    """Returns all settings that affect what a run learns, as plain JSON types.
 
-    The fields of its configuration but `MAY_CHANGE`, the number of processes and how they share the model, the model
-    (of a folder its weights: it may be moved, and may not be overwritten) and adapter, and what the trainer says about
-    its data.
+    These are the configuration fields outside `MAY_CHANGE`, the number of processes and how they share the model, the
+    model and adapter, and the trainer's `settings_of_data`. A model folder is identified by its weights, so it may be
+    moved but not overwritten.
     """
     args, accelerator = trainer.args, trainer.accelerator
     plugin = accelerator.state.deepspeed_plugin if trainer.is_deepspeed_enabled else None
@@ -71,7 +71,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def digest_of(items: Iterable[Any], what: str) -> str:
-    """Returns number and checksum of what JSON can write, for example `8 tasks, sha256 0123456789ab`."""
+    """Returns the count and checksum of JSON-serializable items, for example `8 tasks, sha256 0123456789ab`."""
     listed = list(items)
     return f"{len(listed)} {what}, sha256 {hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:12]}"
 
@@ -93,7 +93,7 @@ def _plain(value: Any) -> Any:
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Returns one line per setting that differs. Settings that only one of them has belong to another version."""
+    """Returns one line per setting that differs. Settings that only one side has belong to another version."""
     lines = []
     both = saved.keys() & now.keys()
     for name in sorted(both - {written for written, found in RESOLVED.items() if found in both}):
@@ -106,15 +106,15 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
 
 
 def not_kept(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Returns what to say of settings that a checkpoint of an earlier version does not hold, `""` if it holds all."""
+    """Returns a note about settings that a checkpoint of an earlier version lacks; `""` if it has all."""
     names = sorted(now.keys() - saved.keys())
-    return f"was written by an earlier version, which did not keep {', '.join(names)}: not compared" if names else ""
+    return f"was written by an earlier version, which did not save {', '.join(names)}: not compared" if names else ""
 
 
 def refusal(run: str, lines: list[str]) -> str:
-    """Returns the message for settings that differ from those of a run, whose name is a field's and then the folder."""
+    """Returns the error message for changed settings; `run` is a field name followed by the folder."""
     return (
-        f"{run} was made with other settings, so the result would be that of neither run:\n  "
+        f"{run} was made with other settings, so the result would match neither run:\n  "
         + ";\n  ".join(lines)
-        + ".\nSet them as they were, or resume_with_changes to true to go on all the same"
+        + ".\nRestore these settings, or set resume_with_changes to true to resume anyway"
     )

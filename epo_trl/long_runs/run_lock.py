@@ -1,4 +1,4 @@
-"""One run at a time in a folder, whatever the number of its ranks."""
+"""Locks an output folder for one run at a time, with any number of ranks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from epo_trl.long_runs.main_process import on_main_process
 
 __all__ = ["LOCK", "RunningError", "run_lock"]
 
-SECONDS_UNTIL_SEEN = 60.0  # a network file system may show a new file to other machines that late
+SECONDS_UNTIL_SEEN = 60.0  # delay until a network file system shows a new file to other machines
 
 
 @contextmanager
 def run_lock(args: TrainingArguments) -> Iterator[None]:
-    """Keeps other runs out of `args.output_dir` for the time of the block. Collective: one lock for all ranks.
+    """Locks `args.output_dir` against other runs for the duration of the block. Collective: one lock for all ranks.
 
-    The lock goes with its process, however that ends. Blocks of one process may lie within each other.
+    The lock is released when its process ends, even by a kill. Blocks of one process may be nested.
 
     Raises:
-        RunningError: If another process holds it. On another machine it may have ended unseen; the message says what
-            to do then.
-        ValueError: If a rank does not see the folder of the main process, unless `save_on_each_node` asks for folders
-            of their own. Raised on every rank.
+        RunningError: If another process holds the lock. If the holder ran on another machine and may have ended, the
+            message explains what to do.
+        ValueError: If a rank does not see the main process's folder, unless `save_on_each_node` gives each node its
+            own. Raised on every rank.
     """
     folder = Path(args.output_dir)
     lock = on_main_process(args, lambda: _acquired(folder))
@@ -50,7 +50,7 @@ def _acquired(folder: Path) -> str:
 def _check_shared(folder: Path, lock: str) -> None:
     """Raises `ValueError` on all ranks if one of them does not see the lock. Collective.
 
-    Checkpoints have files of every rank, and all ranks read them when a run goes on.
+    Checkpoints hold files of every rank, and all ranks read them on resume.
     """
     end = time.monotonic() + SECONDS_UNTIL_SEEN
     while not (seen := _holds(folder / LOCK, lock)) and time.monotonic() < end:
@@ -58,8 +58,8 @@ def _check_shared(folder: Path, lock: str) -> None:
     blind = sorted(set(gather_object([] if seen else [socket.gethostname()])))
     if blind:
         raise ValueError(
-            f"output_dir: got {folder}, which {', '.join(blind)} does not share with the main process; expected a "
-            "folder that all machines of the run see, on a shared file system (docs/multi_node.md)"
+            f"output_dir: expected a folder on a file system that all machines of the run share, got {folder}, which "
+            f"{', '.join(blind)} does not share with the main process (docs/multi_node.md)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Small files that are either whole or not there."""
+"""Writes small files atomically: each is complete or absent."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def write_state(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
-    """Writes a JSON file so that a crash leaves the old content or the new one, never a part."""
+    """Writes a JSON file atomically: a crash leaves either the old content or the new."""
     write_whole(path, json.dumps(state))
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text in the same way."""
+    """Writes a text file in the same way."""
     partial = f"{os.fspath(path)}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
@@ -23,10 +23,10 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
 
 
 def read_state(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
-    """Returns the content of a file that `write_state` made.
+    """Reads a file written by `write_state`.
 
     Args:
-        path: The file.
+        path: Path of the file.
         keys: Required keys.
 
     Raises:

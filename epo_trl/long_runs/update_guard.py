@@ -1,4 +1,4 @@
-"""Keeps updates that are not finite away from the weights, and stops a run that makes nothing else."""
+"""Skips non-finite updates, and stops a run after too many in a row."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ FOLDER = "nonfinite"  # in `output_dir`
 
 
 class NonFiniteError(RuntimeError):
-    """Loss or gradient was not finite in too many updates in a row."""
+    """The loss or gradient was non-finite in too many updates in a row."""
 
 
 def spread_nonfinite(loss: Tensor) -> Tensor:
-    """Returns the loss; where it is not finite, every gradient of it is NaN.
+    """Returns the loss, modified so that a non-finite loss makes all its gradients NaN.
 
-    So one test of the gradient's norm finds both, and finds them on all ranks, since they add up their gradients.
+    One check of the gradient norm then detects both, on all ranks, since gradients are summed over ranks.
     """
     return loss * torch.where(loss.detach().isfinite(), 1.0, float("nan"))
 
 
 class UpdateGuard:
-    """Counts the updates that were skipped.
+    """Counts skipped updates.
 
     Args:
-        limit: Number of skipped updates in a row that ends the run.
+        limit: Number of consecutive skipped updates that ends the run.
         output_dir: The run's folder; the batch of the last skipped update is saved in `nonfinite` there.
     """
 
@@ -39,11 +39,11 @@ class UpdateGuard:
         self._losses: list[Tensor] = []
 
     def add_loss(self, loss: Tensor) -> None:
-        """Keeps the loss of a micro-batch for the message."""
+        """Stores the loss of a micro-batch for the error message."""
         self._losses.append(loss.detach())
 
     def end_update(self, skipped: bool) -> list[float]:
-        """Counts one update. Returns the losses of its micro-batches."""
+        """Counts one update. Returns the losses of its micro-batches if it was skipped, else `[]`."""
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         self.skipped += skipped
         losses, self._losses = self._losses, []
@@ -51,7 +51,7 @@ class UpdateGuard:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the limit is reached."""
+        """Whether the limit has been reached."""
         return self.in_a_row >= self.limit
 
     def stop(self, step: int, rank: int, grad_norm: float, losses: list[float], batch: Any) -> None:
@@ -69,14 +69,14 @@ class UpdateGuard:
         path = os.path.join(folder, f"step_{step:06d}_rank{rank}.pt")
         torch.save({"step": step, "losses": losses, "grad_norm": grad_norm, "batch": batch}, path)
         raise NonFiniteError(
-            f"max_skipped_updates: {self.in_a_row} updates in a row had a loss or gradient that is not finite, the "
-            f"limit is {self.limit}; step {step}, rank {rank}: losses {losses}, gradient norm {grad_norm}. The "
+            f"max_skipped_updates: {self.in_a_row} consecutive updates had a non-finite loss or gradient, the limit is "
+            f"{self.limit}; step {step}, rank {rank}: losses {losses}, gradient norm {grad_norm}. The "
             f"weights are those of the last finite update, the collected batch is in {path} (read it with torch.load)"
         )
 
 
 def check_skipped(grad_norm: float, was_skipped: Callable[[], bool]) -> None:
-    """Raises `NonFiniteError` if DeepSpeed, which updates within its backward pass, used a gradient that is not finite.
+    """Raises `NonFiniteError` if DeepSpeed, which updates inside its backward pass, applied a non-finite gradient.
 
     Args:
         grad_norm: Norm of the gradient.
@@ -84,6 +84,6 @@ def check_skipped(grad_norm: float, was_skipped: Callable[[], bool]) -> None:
     """
     if not was_skipped():
         raise NonFiniteError(
-            f"deepspeed: the gradient's norm was {grad_norm} and DeepSpeed has updated the weights all the same; set "
-            "`check_grad_overflow: true` in the `bf16` block of its configuration"
+            f"deepspeed: expected a skipped update for gradient norm {grad_norm}, but DeepSpeed updated the weights: "
+            "set `check_grad_overflow: true` in the `bf16` block of its configuration"
         )

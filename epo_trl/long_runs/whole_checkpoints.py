@@ -1,4 +1,4 @@
-"""Saving: a checkpoint counts when it is whole, the final model appears at once, a full disk spoils neither."""
+"""Saves complete checkpoints and the final model atomically; a full disk corrupts neither."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from epo_trl.long_runs.main_process import on_main_process
 from epo_trl.long_runs.state_file import read_state, write_state
 
 STATE_FILE = "epo_state.json"  # in every checkpoint
-SAVING = "_saving"  # in `output_dir`, as long as the final model is written
+SAVING = "_saving"  # in `output_dir`, while the final model is being written
 
 
 class WholeCheckpoints(Trainer):
-    """A base for trainers, before TRL's. What a subclass adds to a checkpoint it says in the methods to override."""
+    """A mixin to list before TRL's trainer; subclasses override its hooks to add state to a checkpoint."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._settings: dict[str, Any] = {}  # of the run, see `resume_check`
-        self._saved_files: list[str] = []  # of the final model, on the main process
+        self._settings: dict[str, Any] = {}  # settings of the run, see `resume_check`
+        self._saved_files: list[str] = []  # files of the final model, on the main process
 
     def _run_state(self) -> dict[str, Any]:
-        """Returns what the run has come to, beside what transformers saves, as plain JSON types."""
+        """Returns the run's state that transformers does not save, as plain JSON types."""
         return {}
 
     def _load_run_state(self, state: dict[str, Any]) -> None:
-        """Takes up what `_run_state` has returned."""
+        """Restores a state returned by `_run_state`."""
 
     def _save_rank_state(self, folder: str) -> None:
-        """Writes what belongs to this rank alone into a checkpoint."""
+        """Writes this rank's own state into a checkpoint."""
 
     def _bytes_of_weights(self) -> int:
-        """Returns the size of the weights that are saved: all, or those of the adapter."""
+        """Returns the size of the saved weights in bytes: the whole model, or the adapter."""
         parameters = [p for p in self.model.parameters() if p.requires_grad or not is_peft_model(self.model)]
         return sum(vars(p).get("ds_numel", p.numel()) * p.element_size() for p in parameters)
 
@@ -64,9 +64,9 @@ class WholeCheckpoints(Trainer):
 
     def _write_checkpoint(self, model: Any, trial: Any, folder: str) -> None:
         if self.args.should_save:
-            shutil.rmtree(folder, ignore_errors=True)  # the rest of one that was cut off here
+            shutil.rmtree(folder, ignore_errors=True)  # left by a save that was interrupted
         self.accelerator.wait_for_everyone()
-        # TRL would delete the last whole checkpoint before this one is whole.
+        # TRL would delete the last complete checkpoint before this one is complete.
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             super()._save_checkpoint(model, trial)
@@ -87,12 +87,12 @@ class WholeCheckpoints(Trainer):
     # --- The final model ----------------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the model as transformers does; its files take the place of older ones when all are written.
+        """Saves the model as transformers does; its files replace older ones once all are written.
 
         Raises:
-            DiskFullError: If there is no room. What was in the folder is as it was.
+            DiskFullError: If the disk is full. The folder keeps its previous files.
         """
-        if _internal_call:  # of a checkpoint
+        if _internal_call:  # for a checkpoint
             super().save_model(output_dir, _internal_call)
             return
         folder = Path(output_dir if output_dir is not None else self.args.output_dir)
@@ -108,7 +108,7 @@ class WholeCheckpoints(Trainer):
 
 
 def _put_in_place(source: Path, folder: Path) -> list[str]:
-    """Moves the files of one folder to another and removes it. Returns their names."""
+    """Moves all files of a folder to another and removes the empty folder. Returns the file names."""
     names = sorted(path.name for path in source.iterdir())
     for name in names:
         if (folder / name).is_dir():  # a checkpoint of DeepSpeed, if the weights were not gathered

@@ -1,4 +1,4 @@
-"""What a run takes, from numbers alone: memory of each GPU, tokens, seconds, GPU-hours. No model is loaded."""
+"""Estimates the cost of a run from its config: memory per GPU, tokens, seconds, GPU-hours. No model is loaded."""
 
 from epo_trl.memory.hardware import GPUS, Hardware, hardware_of
 from epo_trl.memory.inputs import Assumed, Machines

@@ -1,4 +1,4 @@
-"""What a config says of the size of a run: episodes, updates, tokens, passes over the model."""
+"""Derives the size of a run from its config: episodes, updates, tokens, passes over the model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 Settings = Mapping[str, Any]
 
-# Methods with `Need.SCORES`: where TRL makes no pass for old log-probabilities, they make it.
+# Methods with `Need.SCORES`: they add a forward pass where TRL does not compute old log-probabilities.
 WITH_SCORES = {"ea", "aem", "empg", "clip-cov", "kl-cov", "steer", "entrocraft", "aepo", "decision-bonus", "siren"}
 
 
 def whole(settings: Settings, name: str, least: int = 1) -> int:
-    """Returns a setting that is an integer.
+    """Returns an integer setting.
 
     Raises:
-        ValueError: If it is not, or lies below `least`.
+        ValueError: If the setting is not an integer, or is below `least`.
     """
     value = settings.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
@@ -27,17 +27,17 @@ def whole(settings: Settings, name: str, least: int = 1) -> int:
 
 @dataclass(frozen=True)
 class Batch:
-    """How an RL step is put together (docs/concepts.md).
+    """The sizes of an RL step (docs/concepts.md).
 
     Args:
         episodes: Episodes per RL step, over all training GPUs.
-        tasks: Groups of these.
-        updates: Optimizer steps of an RL step.
+        tasks: Tasks per RL step; the episodes of one task form a group.
+        updates: Optimizer steps per RL step.
         rl_steps: RL steps of the run.
-        per_gpu: Episodes of one forward pass on one GPU.
-        rounds: Forward passes with gradient on each GPU in an RL step: `steps_per_generation` x `num_iterations`.
-        why: Why there are so many episodes, in words.
-        why_rl_steps: Why there are so many RL steps.
+        per_gpu: Episodes per forward pass on one GPU.
+        rounds: Forward passes with gradient per GPU and RL step: `steps_per_generation` x `num_iterations`.
+        why: Explanation of `episodes`.
+        why_rl_steps: Explanation of `rl_steps`.
     """
 
     episodes: int
@@ -51,15 +51,15 @@ class Batch:
 
 
 def batch_of(settings: Settings, gpus: int, rl_steps: int | None = None) -> Batch:
-    """Returns the sizes that follow from a config.
+    """Computes the sizes of an RL step from a config.
 
     Args:
         settings: Fields of `EPOConfig` or `EPOPPOConfig`, as in a YAML file, defaults included.
         gpus: Number of training GPUs.
-        rl_steps: In place of what `max_steps` says.
+        rl_steps: RL steps of the run; by default derived from `max_steps`.
 
     Raises:
-        ValueError: If a field is no number, or groups do not divide the batch.
+        ValueError: If a field is not a valid number, or the group size does not divide the batch.
     """
     per_gpu = whole(settings, "per_device_train_batch_size")
     accumulation = whole(settings, "gradient_accumulation_steps")
@@ -78,8 +78,8 @@ def batch_of(settings: Settings, gpus: int, rl_steps: int | None = None) -> Batc
     max_steps = settings.get("max_steps")
     if not isinstance(max_steps, int) or max_steps < 1:
         raise ValueError(
-            f"max_steps: expected an integer >= 1, got {max_steps!r}: the number of tasks per epoch is unknown; or "
-            "give rl_steps"
+            f"max_steps: expected an integer >= 1, got {max_steps!r}; the number of tasks per epoch is unknown, "
+            "so set max_steps or pass rl_steps"
         )
     return Batch(
         episodes, episodes // group, updates, max_steps / updates, per_gpu, steps * iterations, why,
@@ -88,7 +88,7 @@ def batch_of(settings: Settings, gpus: int, rl_steps: int | None = None) -> Batc
 
 
 def _steps_per_generation(settings: Settings, rows: int, accumulation: int) -> int:
-    """Returns TRL's `steps_per_generation`: as it is set, or else what `generation_batch_size` makes of it."""
+    """Returns TRL's `steps_per_generation`, derived from `generation_batch_size` if it is not set."""
     if settings.get("steps_per_generation") is not None:
         return whole(settings, "steps_per_generation")
     if settings.get("generation_batch_size") is None:
@@ -103,12 +103,12 @@ def _steps_per_generation(settings: Settings, rows: int, accumulation: int) -> i
 
 @dataclass(frozen=True)
 class Passes:
-    """How often the update computes what, in units of one forward pass over the batch.
+    """The compute of an RL step's updates, in units of one forward pass over the batch.
 
     Args:
         policy: Passes over the policy, with and without gradient.
         critic: Passes over a separate critic, which has no LM head.
-        why: The sum in words.
+        why: Explanation of the sum.
     """
 
     policy: float
@@ -116,11 +116,11 @@ class Passes:
     why: str
 
 
-def passes_of(settings: Settings, rounds: int) -> Passes:
-    """Returns the passes of the updates of an RL step.
+def count_passes(settings: Settings, rounds: int) -> Passes:
+    """Counts the passes that the updates of an RL step need.
 
-    A backward pass costs two forward passes, or one where an adapter is all that is trained: no gradient of the other
-    weights is computed. Gradient checkpointing adds one forward pass.
+    A backward pass costs two forward passes, or one if only an adapter is trained, because the frozen weights need no
+    gradient. Gradient checkpointing adds one forward pass.
 
     Args:
         settings: As for `batch_of`.
@@ -140,7 +140,7 @@ def passes_of(settings: Settings, rounds: int) -> Passes:
         words.append("old log-probabilities (1)")
     elif WITH_SCORES & _methods(settings):
         policy += 1
-        words.append("scores of the policy that played (1)")
+        words.append("scores of the behaviour policy (1)")
     if (references := _reference_passes(settings)) > 0:
         policy += references
         words.append(f"reference ({references})")
@@ -153,12 +153,12 @@ def passes_of(settings: Settings, rounds: int) -> Passes:
 
 
 def has_reference(settings: Settings) -> bool:
-    """Whether a reference model is asked: with a KL term, `ref-nucleus` or `archer`."""
+    """Whether the run needs a reference model: for a KL term, `ref-nucleus` or `archer`."""
     return _reference_passes(settings) > 0
 
 
 def _reference_passes(settings: Settings) -> int:
-    """Returns how many of the KL term, `ref-nucleus` and `archer` there are, each with a pass of its own."""
+    """Counts the KL term, `ref-nucleus` and `archer`; each needs its own pass over the reference model."""
     return bool(settings.get("beta")) + len({"ref-nucleus", "archer"} & _methods(settings))
 
 
@@ -169,12 +169,12 @@ def _methods(settings: Settings) -> set[str]:
 
 
 def has_critic(settings: Settings) -> bool:
-    """Whether there is a critic with a backbone of its own."""
+    """Whether there is a critic with its own backbone."""
     return settings.get("algorithm") == "ppo" and settings.get("critic") == "separate"
 
 
-def evaluations_of(settings: Settings, rl_steps: float, updates: float) -> int:
-    """Returns how often the test lists are played."""
+def count_evaluations(settings: Settings, rl_steps: float, updates: float) -> int:
+    """Returns the number of evaluations in a run."""
     first = 1 if settings.get("eval_on_start") else 0
     every = settings.get("eval_steps") or settings.get("logging_steps")
     if settings.get("eval_strategy") != "steps" or not isinstance(every, int | float) or every <= 0:

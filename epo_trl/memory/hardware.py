@@ -1,4 +1,4 @@
-"""The GPUs that a plan knows by name."""
+"""GPUs that a plan can refer to by name."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Hardware:
-    """One GPU, by its data sheet.
+    """The data-sheet numbers of one GPU.
 
     Args:
-        name: For messages.
-        gpu_gb: In units of 10^9 bytes.
+        name: Name of the GPU, shown in messages.
+        gpu_gb: GPU memory, in 10^9 bytes.
         tflops: Peak of dense matrix products in bf16, 10^12 operations per second.
         bandwidth_gb_s: Memory bandwidth, in 10^9 bytes per second.
     """
@@ -47,16 +47,16 @@ GPUS = {
 def hardware_of(
     name: str | None, gpu_gb: float | None = None, tflops: float | None = None, bandwidth_gb_s: float | None = None
 ) -> Hardware:
-    """Returns the GPU of that name, with what is given in place of what its data sheet says.
+    """Returns the named GPU; arguments that are given override its data sheet.
 
     Args:
-        name: A key of `GPUS`; `None` for another one, of which all three numbers have to be given.
+        name: A key of `GPUS`; `None` for any other GPU, which requires all three numbers.
         gpu_gb: See `Hardware`.
         tflops: See `Hardware`.
         bandwidth_gb_s: See `Hardware`.
 
     Raises:
-        ValueError: If the name is unknown, or a number is missing or not above 0.
+        ValueError: If the name is unknown, or a number is missing or not positive.
     """
     given = {"gpu_gb": gpu_gb, "tflops": tflops, "bandwidth_gb_s": bandwidth_gb_s}
     numbers: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
@@ -64,11 +64,14 @@ def hardware_of(
         missing = [field for field in given if field not in numbers]
         if missing:
             raise ValueError(
-                f"gpu: got nothing, and no {', '.join(missing)}; expected one of {', '.join(GPUS)}, or all three of "
-                f"{', '.join(given)}"
+                f"gpu: expected one of {', '.join(GPUS)}, or all of {', '.join(given)}; got no gpu and no "
+                f"{', '.join(missing)}"
             )
         return Hardware("GPU", **numbers)
     known = {one.casefold(): hardware for one, hardware in GPUS.items()}
     if name.casefold() not in known:
-        raise ValueError(f"gpu: expected one of {', '.join(GPUS)}, or none and its numbers, got {name!r}")
+        raise ValueError(
+            f"gpu: expected one of {', '.join(GPUS)}, got {name!r}; for another GPU, omit the name and "
+            f"give {', '.join(given)}"
+        )
     return replace(known[name.casefold()], **numbers)

@@ -1,4 +1,4 @@
-"""What a plan is given beside a config: machines, and what is taken for granted."""
+"""The inputs of a plan besides the config: the machines and the assumptions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from epo_trl.memory.hardware import Hardware
 
 @dataclass(frozen=True)
 class Assumed:
-    """What is taken for granted where nothing is measured. `None`: by the config, or by the data sheet of the GPU.
+    """Assumptions used where nothing is measured. `None` falls back to the config or the GPU's data sheet.
 
     Args:
         turns: Mean number of turns per episode.
         prompt_tokens: Mean prompt tokens per turn; with concatenated context, the tokens that a turn adds.
         response_tokens: Mean response tokens per turn.
-        tokens_per_second: Tokens that one GPU samples per second, over all its episodes.
-        bandwidth_share: Share of the memory's bandwidth that sampling reaches, where `tokens_per_second` is not given.
-        mfu: Share of the peak that the update and the reading of prompts reach.
+        tokens_per_second: Sampling speed of one GPU, summed over all its episodes.
+        bandwidth_share: Share of the memory bandwidth that sampling reaches; used if `tokens_per_second` is `None`.
+        mfu: Model FLOPs utilization: share of peak compute that the update and prompt processing reach.
         env_seconds: Seconds per turn in the environment.
         eval_episodes: Episodes per evaluation, over all lists.
         rl_steps: RL steps of the run.
@@ -50,14 +50,14 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Machines:
-    """What a run is given.
+    """The machines of a run.
 
     Args:
         gpu: GPU model.
-        gpus: Number of GPUs that train, and that generate unless a server does.
+        gpus: Number of training GPUs; they also generate unless there is a vLLM server.
         server_gpus: Number of GPUs of a vLLM server.
-        zero_stage: As for `Run`.
-        offload: As for `Run`.
+        zero_stage: ZeRO stage, see `Run`.
+        offload: Whether ZeRO-3 offloads to the CPU, see `Run`.
     """
 
     gpu: Hardware

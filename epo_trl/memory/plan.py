@@ -1,4 +1,4 @@
-"""A run before it is started: tokens, seconds, GPU-hours and memory, each with what it rests on (docs/memory.md)."""
+"""Plans a run before it starts: tokens, seconds, GPU-hours and memory, each with its source (docs/memory.md)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from epo_trl.memory.batch import (
     Batch,
     Settings,
     batch_of,
-    evaluations_of,
+    count_evaluations,
+    count_passes,
     has_critic,
     has_reference,
-    passes_of,
     whole,
 )
 from epo_trl.memory.inputs import Assumed, Machines
@@ -21,7 +21,7 @@ from epo_trl.memory.rates import Rates
 from epo_trl.memory.sizes import GB, ModelShape, Run, host_bytes, memory_per_gpu
 from epo_trl.memory.speed import Turn, forward_flops, reading_flops, sampling_speed
 
-LISTS = 2  # test lists, as most suites have them: iid and ood
+LISTS = 2  # most suites have two test lists: iid and ood
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Row:
     """One line of a plan.
 
     Args:
-        part: Heading.
+        part: Heading of the section.
         name: Name of the quantity.
         value: Its value.
         unit: Unit of the value; `""` for a count.
-        because: Where it comes from.
+        because: Source of the value.
     """
 
     part: str
@@ -45,12 +45,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run takes.
+    """The estimated cost of a run.
 
     Args:
         title: Model and hardware.
-        rows: In reading order.
-        fits: Whether the memory is enough.
+        rows: Rows in display order.
+        fits: Whether the run fits into GPU memory.
         left_out: Sentences about costs that the numbers do not cover.
     """
 
@@ -66,29 +66,29 @@ class Plan:
 
 def make_plan(
     settings: Settings,
-    said: Collection[str],
+    changed: Collection[str],
     shape: ModelShape,
     machines: Machines,
     assumed: Assumed | None = None,
     rates: Rates | None = None,
 ) -> Plan:
-    """Returns the plan of a run.
+    """Estimates the cost of a run.
 
     Args:
         settings: Fields of `EPOConfig` or `EPOPPOConfig` and `ModelConfig`, as in a YAML file, defaults included.
-        said: Names of the settings that differ from their defaults.
+        changed: Names of the settings that differ from their defaults.
         shape: Sizes of the policy.
         machines: Hardware of the run.
-        assumed: Assumptions that the config does not give.
+        assumed: Assumptions for quantities that the config does not set.
         rates: Measurements of another run, used in place of assumptions.
 
     Raises:
-        ValueError: If something is missing, or is not possible. The message names it.
+        ValueError: If a setting is missing or invalid. The message names the field.
     """
     assumed = assumed or Assumed()
     _check_server(settings, machines)
     batch = batch_of(settings, machines.gpus, assumed.rl_steps)
-    turn, turn_rows = _turn(settings, said, assumed, rates)
+    turn, turn_rows = _turn(settings, changed, assumed, rates)
     rows = [
         Row("batch", "episodes of an RL step", batch.episodes, "", batch.why),
         Row("batch", "tasks of an RL step", batch.tasks, "", f"/ num_generations {settings['num_generations']}"),
@@ -110,7 +110,7 @@ def make_plan(
     rows += seconds
     *parts, update = (row.value for row in seconds)
     rows += _run_rows(settings, machines, assumed, batch, sum(parts), update)
-    memory, fits = _memory(settings, said, shape, machines, batch, turn)
+    memory, fits = _memory(settings, changed, shape, machines, batch, turn)
     server = f" and {machines.server_gpus} of a server" if machines.server_gpus else ""
     title = f"{shape.name}, {machines.gpus} x {machines.gpu.name}{server}"
     return Plan(title, (*rows, *memory), fits, _left_out(settings, rates, assumed))
@@ -119,13 +119,21 @@ def make_plan(
 def _check_server(settings: Settings, machines: Machines) -> None:
     server = settings.get("use_vllm") and settings.get("vllm_mode") == "server"
     if bool(server) != bool(machines.server_gpus):
-        says = "vllm_mode 'server'" if server else f"vllm_mode {settings.get('vllm_mode')!r}"
-        takes = "a number > 0: the server's GPUs" if server else "0, or vllm_mode: server in the config"
-        raise ValueError(f"server_gpus: expected {takes}, got {machines.server_gpus} with {says}")
+        if server:
+            raise ValueError(
+                f"server_gpus: expected the number of GPUs of the vLLM server (vllm_mode 'server'), got "
+                f"{machines.server_gpus}"
+            )
+        raise ValueError(
+            f"server_gpus: expected 0 without a vLLM server, got {machines.server_gpus} with "
+            f"vllm_mode {settings.get('vllm_mode')!r}; set use_vllm: true and vllm_mode: server in the config"
+        )
 
 
-def _turn(settings: Settings, said: Collection[str], assumed: Assumed, rates: Rates | None) -> tuple[Turn, list[Row]]:
-    """Returns the mean turn of the run, and the rows that say where its numbers are from."""
+def _turn(
+    settings: Settings, changed: Collection[str], assumed: Assumed, rates: Rates | None
+) -> tuple[Turn, list[Row]]:
+    """Returns the mean turn of the run, and the rows that show the source of its numbers."""
     concatenated = settings.get("context") == "concatenated"
     fields = {
         "turns": ("turns of an episode", "max_turns"),
@@ -141,12 +149,12 @@ def _turn(settings: Settings, said: Collection[str], assumed: Assumed, rates: Ra
             value, why = measured, f"measured: {rates.source}"
         elif concatenated and name == "prompt_tokens":
             raise ValueError(
-                "prompt_tokens: expected the tokens that the prompt of a turn adds, got nothing: with context "
-                "'concatenated' the config bounds only the whole"
+                "prompt_tokens: expected the mean number of prompt tokens that a turn adds, got nothing; with context "
+                "'concatenated' the config limits only the whole sequence, so pass prompt_tokens"
             )
         else:
             value = whole(settings, limit)
-            why = f"at most: {limit}{'' if limit in said else ' (default)'}"
+            why = f"at most: {limit}{'' if limit in changed else ' (default)'}"
         found[name] = float(value)
         rows.append(Row("a turn", title, value, "" if name == "turns" else "tokens", why))
     return Turn(found["turns"], found["prompt_tokens"], found["response_tokens"], concatenated), rows
@@ -155,7 +163,7 @@ def _turn(settings: Settings, said: Collection[str], assumed: Assumed, rates: Ra
 def _computed_seconds(
     settings: Settings, shape: ModelShape, machines: Machines, assumed: Assumed, batch: Batch, turn: Turn
 ) -> list[Row]:
-    """Returns the seconds of an RL step by what the GPU can do; the update last."""
+    """Estimates the seconds of an RL step from the GPU's data sheet; the update comes last."""
     gpu, generating = machines.gpu, machines.server_gpus or machines.gpus
     peak = f"{assumed.mfu:.0%} of {gpu.tflops:g} TFLOPs (assumed), {{}} GPUs"
     flops_per_second = gpu.tflops * 1e12 * assumed.mfu
@@ -163,7 +171,7 @@ def _computed_seconds(
     if speed is None:
         if not settings.get("use_vllm"):
             raise ValueError(
-                "tokens_per_second: expected a number > 0, got nothing: with use_vllm false it does not follow from "
+                "tokens_per_second: expected a number > 0, got nothing; with use_vllm false it cannot be derived from "
                 "the GPU"
             )
         together = batch.episodes / (1 if machines.server_gpus else machines.gpus)
@@ -173,7 +181,7 @@ def _computed_seconds(
             f"by {assumed.bandwidth_share:.0%} of {gpu.bandwidth_gb_s:g} GB/s (assumed), {together:g} episodes "
             f"{'on the server' if machines.server_gpus else 'on each'}"
         )
-    passes = passes_of(settings, batch.rounds)
+    passes = count_passes(settings, batch.rounds)
     policy, critic = forward_flops(shape, turn, batch.episodes), forward_flops(shape, turn, batch.episodes, head=False)
     update = (passes.policy * policy + passes.critic * critic) / (flops_per_second * machines.gpus)
     reading = reading_flops(shape, turn, batch.episodes) / (flops_per_second * generating)
@@ -192,7 +200,7 @@ def _computed_seconds(
 
 
 def _measured_seconds(rates: Rates, turns: float) -> list[Row]:
-    """Returns the seconds of an RL step by what another run took for a turn on one process."""
+    """Computes the seconds of an RL step from another run's measured seconds per turn and process."""
     parts = {"generation": rates.generate_seconds, "environments": rates.env_seconds, "update": rates.update_seconds}
     why = "{:.4g} s a turn of one process, measured"
     return [
@@ -203,18 +211,18 @@ def _measured_seconds(rates: Rates, turns: float) -> list[Row]:
 def _run_rows(
     settings: Settings, machines: Machines, assumed: Assumed, batch: Batch, rollout: float, update: float
 ) -> list[Row]:
-    evaluations, episodes = evaluations_of(settings, batch.rl_steps, batch.updates), assumed.eval_episodes
+    evaluations, episodes = count_evaluations(settings, batch.rl_steps, batch.updates), assumed.eval_episodes
     if episodes is None and settings.get("eval_episodes"):
         episodes = LISTS * whole(settings, "eval_episodes")
     evaluating = evaluations * (episodes or 0) / batch.episodes * rollout
     counted = (
         f"{evaluations} x {episodes} episodes at the speed of the rollout"
         if episodes
-        else f"left out: {evaluations}, and how many episodes is not known; give eval_episodes"
+        else f"left out: {evaluations}, and the number of episodes is unknown; set eval_episodes"
     )
     training, gpus = (rollout + update) * batch.rl_steps, machines.gpus + machines.server_gpus
     return [
-        Row("seconds of an RL step", "all", rollout + update, "s", "their sum: one waits for the other"),
+        Row("seconds of an RL step", "all", rollout + update, "s", "their sum: they do not overlap"),
         Row("run", "training", training / 3600, "h", "RL steps x that"),
         Row("run", "evaluations", evaluating / 3600, "h", counted if evaluations else "the config has none"),
         Row("run", "all", (training + evaluating) / 3600, "h", "their sum"),
@@ -223,9 +231,9 @@ def _run_rows(
 
 
 def _memory(
-    settings: Settings, said: Collection[str], shape: ModelShape, machines: Machines, batch: Batch, turn: Turn
+    settings: Settings, changed: Collection[str], shape: ModelShape, machines: Machines, batch: Batch, turn: Turn
 ) -> tuple[list[Row], bool]:
-    """Returns the memory on one GPU that trains, and whether it is there."""
+    """Returns the memory rows of one training GPU, and whether they fit."""
     most = whole(settings, "max_turns")
     lora = whole(settings, "lora_r") if settings.get("use_peft") else 0
     run = Run(
@@ -240,14 +248,14 @@ def _memory(
     why = {
         "weights": f"ZeRO stage {run.zero_stage}" + (f", LoRA of rank {lora} on all linear layers" if lora else ""),
         "activations": f"{run.batch_tokens:,} tokens: {batch.per_gpu} x max_turns {most} x a turn as above",
-        "reference": "none is needed, or none of its own" if not parts["reference"] else "",
+        "reference": "not needed, or no separate copy on the GPU" if not parts["reference"] else "",
     }
     rows = [Row("memory of a GPU", name, size / GB, "GB", why.get(name, "")) for name, size in parts.items()]
     if settings.get("use_vllm") and not machines.server_gpus and not settings.get("vllm_enable_sleep_mode"):
         share = float(settings["vllm_gpu_memory_utilization"])
         own = share * machines.gpu.gpu_gb
         total += own * GB
-        field = "vllm_gpu_memory_utilization" + ("" if "vllm_gpu_memory_utilization" in said else " (default)")
+        field = "vllm_gpu_memory_utilization" + ("" if "vllm_gpu_memory_utilization" in changed else " (default)")
         rows.append(
             Row("memory of a GPU", "vLLM beside it", own, "GB", f"{field} {share:g} x {machines.gpu.gpu_gb:g} GB")
         )
@@ -260,14 +268,14 @@ def _memory(
 
 
 def _left_out(settings: Settings, rates: Rates | None, assumed: Assumed) -> tuple[str, ...]:
-    """Returns what may make the run longer or shorter."""
+    """Lists costs and savings that the numbers do not cover."""
     lines = ["loading, checkpoints, sending weights to vLLM, restarts"]
     if rates is not None:
-        lines.append(f"measured with {rates.about}: the plan is for that model, GPU and length of turns")
+        lines.append(f"measured with {rates.about}: the plan holds for that model, GPU and turn length")
         return tuple(lines)
-    lines.append("waiting for the longest episode, padding, communication: they lower the shares assumed")
+    lines.append("waiting for the longest episode, padding, communication: they lower the assumed shares")
     if assumed.turns is None or assumed.prompt_tokens is None or assumed.response_tokens is None:
-        lines.append("turns and tokens marked 'at most' are limits: a run stays below them, often far")
+        lines.append("turns and tokens marked 'at most' are limits: a run stays below them, often far below")
     if settings.get("policy_method"):
-        lines.append("groups that a method has played again")
+        lines.append("groups that a method replays")
     return tuple(lines)

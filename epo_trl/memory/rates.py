@@ -1,4 +1,4 @@
-"""What a run took for a turn, from what it has logged."""
+"""Reads the measured cost per turn from the log of a run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rates:
-    """Means of a run, its first log left out.
+    """Mean costs of a run, without its first log entry.
 
     Args:
-        source: The run and how many RL steps, for messages.
-        about: Its model and its processes.
+        source: Name of the run and its number of RL steps, shown in messages.
+        about: Model and number of processes of the run.
         turns: Turns per episode.
         response_tokens: Response tokens per turn.
-        prompt_tokens: Prompt tokens per turn; `None` if the run has not logged them.
+        prompt_tokens: Prompt tokens per turn; `None` if the run did not log them.
         generate_seconds: Generation time per turn and process.
         env_seconds: Time for environments, prompts and parsing, per turn and process.
         update_seconds: Time for everything else.
@@ -35,34 +35,36 @@ class Rates:
 
 
 def read_rates(run: str | Path) -> Rates:
-    """Returns what a run has measured.
+    """Reads the rates of a run from its newest checkpoint.
 
     Args:
-        run: Its `output_dir`; it has to hold a checkpoint, which keeps the log.
+        run: The `output_dir` of the run; it must hold a checkpoint, which contains the log.
 
     Raises:
-        ValueError: If there is none, or it has logged no RL steps.
+        ValueError: If there is no checkpoint, or it logged no RL steps.
     """
     folder = Path(run)
     checkpoints = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda path: int(_number(path)))
     if not checkpoints:
-        what = "has no checkpoint, which keeps the log" if folder.is_dir() else "is no folder"
-        raise ValueError(f"rates: got {folder}, which {what}; expected the output_dir of a run")
+        problem = "has no checkpoint, which contains the log" if folder.is_dir() else "is not a folder"
+        raise ValueError(f"rates: expected the output_dir of a run, got {folder}, which {problem}")
     newest = checkpoints[-1]
     history = _read(newest, "log_history")
     settings = _read(newest.with_name("epo_state.json"), "settings")
     try:
-        return rates_of(history, settings, str(folder))
+        return compute_rates(history, settings, str(folder))
     except (KeyError, TypeError, ZeroDivisionError) as error:
-        raise ValueError(f"rates: got {folder}, whose log is not that of an RL run ({error!r})") from error
+        raise ValueError(
+            f"rates: expected the log of an RL run, got {folder}, whose log has other fields ({error!r})"
+        ) from error
 
 
-def rates_of(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], name: str) -> Rates:
-    """Returns the rates of a log.
+def compute_rates(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], name: str) -> Rates:
+    """Computes the rates from a log.
 
     Args:
         history: `log_history` of a trainer.
-        settings: Those that the checkpoint keeps: how large a batch is, on how many processes.
+        settings: Settings in the checkpoint: batch size and number of processes.
         name: Name of the run, for messages.
 
     Raises:
@@ -76,8 +78,8 @@ def rates_of(history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], 
     rollouts = [entry for entry, _ in counted if "time/generate" in entry]
     rl_steps = sum(share for _, share in counted)
     if not rollouts or rl_steps < 1:
-        raise ValueError(f"rates: expected 1 or more RL steps after the first log, got {rl_steps:g} in {name}")
-    # What is logged for less than an RL step is a part of it, for more than one the mean.
+        raise ValueError(f"rates: expected at least 1 RL step after the first log entry, got {rl_steps:g} in {name}")
+    # An entry that covers less than an RL step holds a part of it; one that covers more holds the mean.
     update = sum(entry["time/update"] * max(1.0, share) for entry, share in counted) / rl_steps
 
     def mean(metric: str) -> float:

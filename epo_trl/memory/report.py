@@ -1,4 +1,4 @@
-"""A plan as a table, as plain text, and as JSON."""
+"""Formats a plan as a table, plain text or JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from epo_trl.memory.plan import Plan, Row
 
 
 def shown(value: float) -> str:
-    """Returns a number with three digits that count, or all before the point."""
+    """Formats a number with three significant digits, or all integer digits."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
@@ -23,7 +23,7 @@ def as_json(plan: Plan) -> str:
 
 
 def as_text(plan: Plan) -> str:
-    """Returns a line for each number, under its heading."""
+    """Formats the plan as plain text: one line per number, grouped under headings."""
     width = max(len(row.name) for row in plan.rows)
     lines = [plan.title]
     for part, rows in groupby(plan.rows, lambda row: row.part):
@@ -33,7 +33,7 @@ def as_text(plan: Plan) -> str:
 
 
 def print_table(plan: Plan) -> None:
-    """Shows the plan on a terminal."""
+    """Prints the plan as a table."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -61,7 +61,7 @@ def _with_unit(row: Row) -> str:
 
 
 def _plain(text: str) -> str:
-    """Returns a text without control characters: what a folder or a file says is data."""
+    """Replaces control characters: names of folders and contents of files are untrusted."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 

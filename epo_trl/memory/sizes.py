@@ -1,4 +1,4 @@
-"""How much memory a training run needs on each GPU, by the formula of docs/memory.md. No model is loaded."""
+"""Estimates the GPU memory of a training run with the formula of docs/memory.md. No model is loaded."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 GB = 1e9
 BF16, FP32 = 2, 4
-# CUDA context, communication buffers, fragments.
+# CUDA context, communication buffers, fragmentation.
 OVERHEAD_BYTES = 4 * GB
-# bf16 numbers kept for every token and hidden unit while one transformer layer is run again in the backward pass: the
-# inputs of its matrix products, norms and residual sums. The feed-forward part adds 3 per unit of its inner width.
+# bf16 numbers stored per token and hidden unit while the backward pass recomputes one transformer layer: the inputs of
+# its matrix products, norms and residual sums. The feed-forward block adds 3 per unit of its inner width.
 KEPT_PER_HIDDEN = 8
 KEPT_PER_INNER = 3
 # The fused head computes the logits of this many tokens at a time, in fp32, with their gradient.
@@ -20,10 +20,10 @@ HEAD_CHUNK = 256
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a decoder-only transformer with a gated feed-forward part.
+    """The sizes of a decoder-only transformer with a gated feed-forward block.
 
-    `key_value_size` is the number of key-value heads times the size of a head; `attention_bias` that of query, key and
-    value, as Qwen2 has it.
+    `key_value_size` is the number of key-value heads times the head size; `attention_bias` is whether the query, key
+    and value projections have a bias, as in Qwen2.
     """
 
     name: str
@@ -49,11 +49,11 @@ class ModelShape:
 
     @property
     def matrix_parameters(self) -> int:
-        """Those that every token is multiplied by: the backbone without its embedding."""
+        """Parameters that every token is multiplied by: the backbone without its embedding."""
         return self.backbone_parameters - self.vocabulary * self.hidden_size
 
     def adapter_parameters(self, rank: int) -> int:
-        """Those of LoRA on every linear layer: rank x (inputs + outputs) of each."""
+        """Parameters of LoRA on every linear layer: rank x (inputs + outputs) of each."""
         h, f, kv = self.hidden_size, self.inner_size, self.key_value_size
         return self.layers * rank * (2 * (h + h) + 2 * (h + kv) + 3 * (h + f))
 
@@ -66,16 +66,16 @@ PRESETS = {
 
 
 def preset_of(model: str) -> ModelShape | None:
-    """Returns the preset that a Hub id or a path names, such as `"Qwen/Qwen2.5-3B-Instruct"`, or `None`."""
+    """Returns the preset that a Hub id or a path refers to, such as `"Qwen/Qwen2.5-3B-Instruct"`, or `None`."""
     name = f"{model.rstrip('/').rpartition('/')[2]}-"
     return next((shape for shape in PRESETS.values() if name.startswith(f"{shape.name}-")), None)
 
 
 def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """Returns the shape that a `config.json` describes.
+    """Reads the shape from a model's `config.json`.
 
     Raises:
-        ValueError: If a size that is needed is missing.
+        ValueError: If a required size is missing.
     """
     try:
         heads = config["num_attention_heads"]
@@ -93,17 +93,17 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
         )
     except KeyError as error:
         raise ValueError(
-            f"model: the config of {name!r} has no {error.args[0]}; expected a decoder-only model"
+            f"model: expected the config of a decoder-only model, got {name!r}, whose config has no {error.args[0]}"
         ) from error
 
 
 @dataclass(frozen=True)
 class Run:
-    """What of a run's configuration costs memory.
+    """The settings of a run that determine its memory.
 
-    `zero_stage` is 0 (DDP), 2 or 3; `offload` puts weights and optimizer state under ZeRO-3 into the machine's memory.
-    `batch_tokens` is the number of tokens of one micro-batch on one GPU, padding included:
-    `per_device_train_batch_size` x turns x tokens of a turn. `reference`: whether there is a reference model (`beta`
+    `zero_stage` is 0 (DDP), 2 or 3; `offload` moves ZeRO-3's weights and optimizer state to host memory.
+    `batch_tokens` is the number of tokens of one micro-batch on one GPU, including padding:
+    `per_device_train_batch_size` x turns x tokens per turn. `reference`: whether there is a reference model (`beta`
     above 0, `ref-nucleus` or `archer`). `lora_rank` above 0 trains adapters of that rank on every linear layer of the
     policy, with `critic_lora` of the critic too; the reference is then the model without its adapter.
     """
@@ -125,11 +125,13 @@ class Run:
         if self.zero_stage not in (0, 2, 3):
             raise ValueError(f"zero_stage: expected 0, 2 or 3, got {self.zero_stage}")
         if self.offload and self.zero_stage != 3:
-            raise ValueError(f"offload: expected zero_stage=3, got True with zero_stage={self.zero_stage}")
+            raise ValueError(
+                f"offload: expected False unless zero_stage is 3, got True with zero_stage={self.zero_stage}"
+            )
 
 
 def memory_per_gpu(shape: ModelShape, run: Run) -> dict[str, float]:
-    """Returns the bytes that each part takes on one GPU at the peak, the update; `"total"` is their sum.
+    """Returns the bytes of each part on one GPU at the peak, during the update; `"total"` is their sum.
 
     See docs/memory.md for the formula.
     """
@@ -151,10 +153,10 @@ def memory_per_gpu(shape: ModelShape, run: Run) -> dict[str, float]:
 
 
 def _states(shape: ModelShape, run: Run) -> tuple[float, float, float, float]:
-    """Returns the bytes of all weights, gradients, optimizer states and the reference, before they are split.
+    """Returns the bytes of weights, gradients, optimizer state and reference model, before sharding.
 
-    Weights that are trained whole are in bf16, with an fp32 copy and two moments in the optimizer. Adapters are in fp32
-    themselves, beside weights in bf16 that stay as they are.
+    Full training keeps bf16 weights, with an fp32 copy and two moments in the optimizer. Adapters are in fp32 and sit
+    beside frozen bf16 weights.
     """
     critic = shape.backbone_parameters + shape.hidden_size if run.critic else 0
     adapters = [(shape.parameters, run.lora_rank > 0), (critic, run.lora_rank > 0 and run.critic_lora)]
@@ -169,13 +171,13 @@ def _states(shape: ModelShape, run: Run) -> tuple[float, float, float, float]:
 
 
 def _gathered(shape: ModelShape) -> int:
-    """Weights that ZeRO-3 has whole at a time: two layers, the embedding and the head."""
+    """Weights that ZeRO-3 gathers at one time: two layers, the embedding and the head."""
     layer = (shape.backbone_parameters - shape.vocabulary * shape.hidden_size) // shape.layers
     return 2 * layer + shape.vocabulary * shape.hidden_size
 
 
 def _activations(shape: ModelShape, run: Run) -> int:
-    """Numbers kept for the backward pass: every layer's input, and what one layer needs while it is run again."""
+    """Numbers stored for the backward pass: each layer's input, and the activations of the layer being recomputed."""
     layer = KEPT_PER_HIDDEN * shape.hidden_size + KEPT_PER_INNER * shape.inner_size
     if run.gradient_checkpointing:
         return run.batch_tokens * (shape.layers * shape.hidden_size + layer)
@@ -183,14 +185,14 @@ def _activations(shape: ModelShape, run: Run) -> int:
 
 
 def host_bytes(shape: ModelShape, run: Run) -> float:
-    """Returns the bytes in the machine's memory, of all its GPUs together, that `offload` takes."""
+    """Returns the host memory in bytes that `offload` needs for all GPUs together."""
     if not run.offload:
         return 0.0
     return sum(_states(shape, run))
 
 
 def format_memory(shape: ModelShape, run: Run, gpu_gb: float) -> str:
-    """Returns the parts as text, with whether it fits."""
+    """Formats the memory of each part, and whether the total fits."""
     parts = memory_per_gpu(shape, run)
     lines = [f"{shape.name}: {shape.parameters / 1e9:.2f} billion parameters, {run.gpus} GPU(s), per GPU:"]
     lines += [f"  {name:<16}{size / GB:>8.1f} GB" for name, size in parts.items()]
@@ -201,7 +203,7 @@ def format_memory(shape: ModelShape, run: Run, gpu_gb: float) -> str:
 
 
 def format_memory_table(gpus: tuple[int, ...] = (1, 4, 8), gpu_gb: float = 80, **run: Any) -> str:
-    """Returns a Markdown table of the presets on several numbers of GPUs; bold is what fits."""
+    """Formats a Markdown table of the presets for several GPU counts; bold entries fit."""
     lines = ["| model | " + " | ".join(f"{n} x {gpu_gb:g} GB" for n in gpus) + " |", "|---" * (len(gpus) + 1) + "|"]
     for shape in PRESETS.values():
         cells = []

@@ -1,4 +1,4 @@
-"""How much a GPU has to compute and to read for the turns of a batch."""
+"""Estimates the compute and memory traffic for the turns of a batch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Turn:
 
     Args:
         turns: Turns per episode.
-        prompt: Its tokens; with concatenated context those that it adds.
-        response: Its tokens.
+        prompt: Prompt tokens of a turn; with concatenated context, the tokens that a turn adds.
+        response: Response tokens of a turn.
         concatenated: Whether an episode is one sequence; otherwise each turn is.
     """
 
@@ -25,25 +25,25 @@ class Turn:
 
     @property
     def sequence(self) -> float:
-        """Tokens of a sequence."""
+        """Tokens per sequence."""
         return (self.turns if self.concatenated else 1) * (self.prompt + self.response)
 
     @property
     def sequences(self) -> float:
-        """Sequences of an episode."""
+        """Sequences per episode."""
         return 1 if self.concatenated else self.turns
 
     @property
     def context(self) -> float:
-        """Tokens before the one that is sampled, in the mean."""
+        """Mean number of tokens before the sampled one."""
         return self.sequence / 2 if self.concatenated else self.prompt + self.response / 2
 
 
 def forward_flops(shape: ModelShape, turn: Turn, episodes: float, *, head: bool = True) -> float:
     """Returns the floating-point operations of a forward pass over the turns of episodes.
 
-    2 for each weight and token, the LM head on response tokens only; and of causal attention 2 n² in each layer and
-    hidden unit, for a sequence of n tokens (half of the scores, and half of their products with the values).
+    Each weight costs 2 per token; the LM head runs on response tokens only. Causal attention costs 2 n² per layer and
+    hidden unit for a sequence of n tokens (half of the scores, and half of their products with the values).
 
     Args:
         shape: Sizes of the model.
@@ -58,22 +58,22 @@ def forward_flops(shape: ModelShape, turn: Turn, episodes: float, *, head: bool 
 
 
 def reading_flops(shape: ModelShape, turn: Turn, episodes: float) -> float:
-    """Returns the operations of reading all prompts, each once: without their responses, as `forward_flops`."""
+    """Returns the floating-point operations of one forward pass over all prompts, without responses and LM head."""
     prompts = Turn(turn.turns, turn.prompt, 0.0, turn.concatenated)
     return forward_flops(shape, prompts, episodes, head=False)
 
 
 def sampling_speed(shape: ModelShape, turn: Turn, episodes: float, bandwidth: float, gpus: int = 1) -> float:
-    """Returns the tokens per second that one of the GPUs of an engine samples.
+    """Estimates the sampling speed of an engine, in tokens per second and GPU.
 
-    For one token of each episode it reads all weights once, and the keys and values of all contexts.
+    To sample one token of each episode, the engine reads all weights once, and the keys and values of all contexts.
 
     Args:
         shape: Sizes of the model.
         turn: Turn sizes of the episodes.
         episodes: Number of episodes that the engine samples together.
-        bandwidth: Bytes per second that one GPU reads.
-        gpus: Over which weights, keys and values are split.
+        bandwidth: Memory bandwidth of one GPU, in bytes per second.
+        gpus: Number of GPUs over which weights, keys and values are split.
     """
     cache = 2 * BF16 * shape.layers * shape.key_value_size * turn.context
     seconds = (BF16 * shape.parameters + episodes * cache) / (bandwidth * gpus)

@@ -1,1 +1,1 @@
-"""Episodes that a run has kept: which ones, in which files, and how they are shown. See docs/watch.md."""
+"""Selects, stores and displays sample episodes of a run. See docs/watch.md."""

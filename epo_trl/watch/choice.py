@@ -1,4 +1,4 @@
-"""Which episodes of a batch are kept for people to look at."""
+"""Selects the episodes of a batch that are stored for inspection."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from epo_trl.watch.sample import Sample, sample_of
 
 
 class Outcome(NamedTuple):
-    """What the choice looks at.
+    """The data of an episode that selection depends on.
 
     Args:
-        reward: Total of the episode.
-        usable: Whether it was played to an end, see `Episode.is_usable`.
-        group: Number of its group; members of a group play the same task.
+        reward: Total reward of the episode.
+        usable: Whether the episode is usable, see `Episode.is_usable`.
+        group: Number of the episode's group; members of a group play the same task.
     """
 
     reward: float
@@ -25,15 +25,15 @@ class Outcome(NamedTuple):
 
 
 def choose(outcomes: Sequence[Outcome], count: int, draw: random.Random) -> dict[int, str]:
-    """Returns the indices of at most `count` episodes, and why each was chosen.
+    """Selects at most `count` episodes; returns their indices with the reason for each.
 
-    First the worst and the best by reward, if there is a difference, then one that was aborted; the rest is drawn. Of
-    equally bad ones, that of the group of the best is taken: the two can be compared turn by turn.
+    The order is: the worst and the best by reward if they differ, then an aborted one, then random ones. Ties for the
+    worst are broken in favour of the best episode's group, so the two can be compared turn by turn.
 
     Args:
         outcomes: Outcomes of all episodes in the batch.
-        count: At least 0.
-        draw: Draws the others.
+        count: Maximum number of episodes, at least 0.
+        draw: Random generator.
     """
     usable = [i for i, outcome in enumerate(outcomes) if outcome.usable]
     chosen: dict[int, str] = {}
@@ -49,14 +49,14 @@ def choose(outcomes: Sequence[Outcome], count: int, draw: random.Random) -> dict
     return dict(list(chosen.items())[:count])
 
 
-def samples_of(episodes: Sequence[Episode], count: int, draw: random.Random, *, split: str) -> list[Sample]:
-    """Returns at most `count` of the episodes of an evaluation, chosen like that.
+def choose_samples(episodes: Sequence[Episode], count: int, draw: random.Random, *, split: str) -> list[Sample]:
+    """Selects at most `count` episodes of an evaluation with `choose`.
 
     Args:
-        episodes: All that were played.
-        count: At least 0.
-        draw: Draws those that are neither the worst nor the best.
-        split: Name of the list.
+        episodes: All episodes of the evaluation.
+        count: Maximum number of samples, at least 0.
+        draw: Random generator.
+        split: Name of the task list.
     """
     outcomes = [Outcome(episode.total_reward, episode.is_usable) for episode in episodes]
     return [sample_of(episodes[i], split=split, why=why) for i, why in choose(outcomes, count, draw).items()]

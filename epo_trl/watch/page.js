@@ -1,5 +1,5 @@
 "use strict";
-// All that a run says is data: it reaches the page as text nodes and attributes of ours only, never as HTML.
+// The output of a run is untrusted: it reaches the page only as text nodes and fixed attributes, never as HTML.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const LEVELS = 8;
 const KINDS = ["won", "failed", "cut off", "aborted"];
@@ -104,7 +104,7 @@ function mark() {
   document.querySelectorAll(".step").forEach((button) => { button.disabled = !neighbour(Number(button.dataset.by)); });
 }
 
-// Of the list as it is filtered and ordered, the episode before or after the open one; its first if that is not in it.
+// The episode before or after the open one in the filtered, sorted list; the first if the open one is not in the list.
 function neighbour(by) {
   const place = found.findIndex((episode) => episode.number === asked());
   return place < 0 ? found[0] : found[place + by];
@@ -137,7 +137,7 @@ function show(episode) {
   at("token").textContent = "";
   document.body.classList.toggle("open", Boolean(episode));
   if (!episode) {
-    side.append(make("p", "dim", "Choose an episode from the list."));
+    side.append(make("p", "dim", "Select an episode from the list."));
     mark();
     return;
   }
@@ -158,7 +158,7 @@ function show(episode) {
     const card = make("div", "card", null, make("div", "dim", DATA.entropy_note), legend(), ...curve(episode.turns));
     side.append(card);
   } else {
-    side.append(make("p", "dim", "The entropy of its tokens is not known."));
+    side.append(make("p", "dim", "Token entropies are unknown."));
   }
   side.append(...episode.turns.map((turn, i) => turnCard(turn, i + 1)));
   if (episode.final_observation) {

@@ -1,7 +1,7 @@
-"""Episodes as one HTML page that needs nothing beside itself: no network, no server.
+"""Writes episodes as one self-contained HTML page that needs no network and no server.
 
-What a run has said is data. It stands in the page as JSON in which no `<` is left, the script puts it into text nodes
-only, and a content security policy lets no other script run.
+The output of a run is untrusted. The page holds it as JSON without any `<`, the script inserts it as text nodes only,
+and a content security policy blocks all other scripts.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from epo_trl.watch.sample import Sample
 Entry = dict[str, Any]
 
 ENTROPY_NOTE = (
-    "Colour of a token: entropy of the distribution it was sampled from, at the sampling temperature, as the update "
-    "has computed it."
+    "Token colour: entropy of the distribution it was sampled from, at the sampling temperature, as computed by the "
+    "update."
 )
 TURN_FIELDS = ("observation", "response", "action", "error", "reward", "prompt", "tokens", "entropy")
 PICKED_NOTE = (
-    "These were picked (the worst, the best, an aborted one, random ones), so shares among them say nothing about the "
-    "run."
+    "These episodes were selected (the worst, the best, an aborted one, random ones), so shares among them do not "
+    "describe the run."
 )
 NO_PROMPTS = "The prompt is not on this page."
 
 
 def write_page(path: str | os.PathLike[str], samples: Sequence[Sample], name: str, max_bytes: int) -> str:
-    """Writes the page, whole or not at all, and returns what it leaves out, in words. The arguments are `page_of`'s."""
-    page, left_out = page_of(samples, name, max_bytes)
+    """Writes the page atomically; returns a note about omitted content. The arguments are those of `render_page`."""
+    page, left_out = render_page(samples, name, max_bytes)
     write_whole(path, page)
     return left_out
 
 
-def page_of(samples: Sequence[Sample], name: str, max_bytes: int) -> tuple[str, str]:
-    """Returns the page, and what it leaves out, in words.
+def render_page(samples: Sequence[Sample], name: str, max_bytes: int) -> tuple[str, str]:
+    """Renders the page; returns it with a note about omitted content.
 
     Args:
-        samples: The worst first; at least one.
+        samples: At least one sample, sorted from worst to best.
         name: Name of the run.
-        max_bytes: Of the episodes' data. What does not fit is left out, and the page says what: first prompts after
-            those of the first turn, then RL steps in between, then whatever comes last.
+        max_bytes: Maximum size of the episode data. The page omits the rest and lists it: first the prompts after the
+            first turn, then RL steps in between, then the last episodes.
     """
     entries, left_out = fitting({n: _shown(sample, n) for n, sample in enumerate(samples, start=1)}, max_bytes)
     shown = [samples[number - 1] for number in entries]
     about = [_summary(shown), PICKED_NOTE if any(sample.why for sample in shown) else "", left_out]
     data = {
-        "about": " ".join(filter(None, about)), "top": top_of(shown), "entropy_note": ENTROPY_NOTE,
+        "about": " ".join(filter(None, about)), "top": colour_limit(shown), "entropy_note": ENTROPY_NOTE,
         "no_prompts": NO_PROMPTS, "episodes": list(entries.values()),
     }  # fmt: skip
     script = _part("page.js")
@@ -66,21 +66,21 @@ def page_of(samples: Sequence[Sample], name: str, max_bytes: int) -> tuple[str, 
         "@TITLE@": html.escape(name), "@SCRIPT_HASH@": f"sha256-{digest}", "@STYLE@": _part("page.css"),
         "@SCRIPT@": script, "@DATA@": embedded(data),
     }  # fmt: skip
-    # What is put in is not looked through again.
+    # A single pass, so that inserted text is not substituted again.
     return re.sub("@[A-Z_]+@", lambda mark: parts[mark[0]], _part("page.html")), left_out
 
 
 def embedded(data: Any) -> str:
-    """Returns JSON that cannot end the script element it stands in, nor open a comment there."""
+    """Returns JSON that can neither close its script element nor open a comment in it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)  # ASCII
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def fitting(entries: Mapping[int, Entry], max_bytes: int) -> tuple[dict[int, Entry], str]:
-    """Returns what fits of the entries, and what was left out in words.
+    """Reduces the entries to the size limit; returns them with a note about omitted content.
 
     Args:
-        entries: The episodes as the script wants them, by their numbers.
+        entries: Episodes in the format of the script, by number.
         max_bytes: Maximum size of the entries as JSON.
     """
     sizes = {number: len(embedded(entry)) for number, entry in entries.items()}
@@ -103,17 +103,17 @@ def fitting(entries: Mapping[int, Entry], max_bytes: int) -> tuple[dict[int, Ent
     if len(fit) < len(kept):
         missing.append(f"{len(kept) - len(fit)} other episodes")
     what = ", ".join(missing)
-    return fit, f"Left out for the size of the page: {what}; so {len(fit)} of {len(entries)} episodes are here."
+    return fit, f"Omitted to limit the page size: {what}; the page holds {len(fit)} of {len(entries)} episodes."
 
 
-def outcome_of(episode: Episode) -> str:
-    """Returns how an episode ended, in words."""
+def outcome_label(episode: Episode) -> str:
+    """Returns a label for the outcome of an episode."""
     words = {StopReason.WON: "won", StopReason.LOST: "failed", StopReason.ABORTED: "aborted"}
     return words.get(episode.stop, f"cut off ({episode.stop.value.replace('_', ' ')})")
 
 
-def top_of(samples: Sequence[Sample]) -> float:
-    """Returns the upper end of the colours in nats: 1 % of the tokens are above it; at least 0.5, to one decimal."""
+def colour_limit(samples: Sequence[Sample]) -> float:
+    """Returns the upper end of the colour scale in nats: the 99th percentile, rounded up to 0.1, at least 0.5."""
     values = sorted(value for sample in samples for text in sample.texts for value in text.entropy)
     high = values[math.ceil(0.99 * len(values)) - 1] if values else 0.0
     return max(0.5, math.ceil(10 * high) / 10)
@@ -125,16 +125,17 @@ def _without_prompts(entry: Entry) -> Entry:
 
 
 def _shown(sample: Sample, number: int) -> Entry:
-    """Returns the sample as the script wants it."""
+    """Returns the sample in the format of the script."""
     content = sample.to_dict()
     turns = [{name: turn[name] for name in TURN_FIELDS} for turn in content["turns"]]
     for turn in turns:
         if turn["tokens"]:
-            turn["response"] = ""  # which they are, with its control tokens
+            turn["response"] = ""  # the tokens contain it, with control tokens
     names = ("split", "rl_step", "why", "group", "task_id", "task", "task_type", "error", "score",
              "final_observation")  # fmt: skip
     found = {
-        "number": number, "outcome": outcome_of(sample.episode), "reward": sample.episode.total_reward, "turns": turns,
+        "number": number, "outcome": outcome_label(sample.episode), "reward": sample.episode.total_reward,
+        "turns": turns,
         **{name: content[name] for name in names},
     }  # fmt: skip
     return _spelled(found)

@@ -1,4 +1,4 @@
-"""An episode that was kept, with the texts and entropies of its tokens, and the JSON lines it is kept in."""
+"""Stored episodes, with the texts and entropies of their tokens, and their JSON Lines files."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any
 from epo_trl.long_runs.state_file import write_whole
 from epo_trl.types import Episode
 
-MAX_CHARS = 20_000  # of one text
-DIGITS = 3  # that are kept of an entropy
+MAX_CHARS = 20_000  # length limit of one text
+DIGITS = 3  # decimals of a stored entropy
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,), "bool": (bool,), "int": (int,), "float": (int, float), "float | None": (int, float, type(None)),
 }  # fmt: skip
 
 
 class WatchError(ValueError):
-    """There are no episodes to show, or a file of them is damaged. The message names it."""
+    """There are no episodes to show, or a file of episodes is damaged. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnTexts:
-    """What else is kept of a turn.
+    """The prompt, tokens and entropies of a turn.
 
     Args:
-        prompt: As the policy read it, control tokens included; `""` if it was not kept.
-        tokens: The response, token by token; empty if it was not kept that way.
-        entropy: Of the distribution that each token was sampled from, in nats, or empty if it is not known.
+        prompt: Prompt of the policy, including control tokens; `""` if it was not stored.
+        tokens: Texts of the response tokens; empty if they were not stored.
+        entropy: Entropy of the sampling distribution of each token, in nats; empty if unknown.
     """
 
     prompt: str = ""
@@ -39,20 +39,20 @@ class TurnTexts:
     entropy: tuple[float, ...] = ()
 
     def mean_entropy(self) -> float | None:
-        """Returns the mean over the tokens, in nats, or `None` if it is not known."""
+        """Returns the mean entropy over the tokens in nats, or `None` if it is unknown."""
         return math.fsum(self.entropy) / len(self.entropy) if self.entropy else None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An episode that was kept.
+    """A stored episode.
 
     Args:
-        episode: Without token ids.
-        texts: One for each turn.
-        split: `"train"`, or the list that was evaluated.
-        rl_step: The RL step that it was played for, from 1; 0 in an evaluation.
-        why: Why it was chosen, see `choose`.
+        episode: The episode, without token ids.
+        texts: Texts and entropies, one item per turn.
+        split: `"train"`, or the name of the evaluated list.
+        rl_step: RL step of the episode, from 1; 0 in an evaluation.
+        why: Reason for its selection, see `choose`.
         group: Number of its group in the batch.
     """
 
@@ -64,10 +64,10 @@ class Sample:
     group: int = 0
 
     def with_entropy(self, values: Sequence[float]) -> Sample:
-        """Returns the sample with the entropy of each sampled token, or as it is if there are not as many as tokens.
+        """Returns the sample with entropies added, or unchanged if their number is not the number of tokens.
 
         Args:
-            values: In nats, in the order of turns and tokens. None is kept if one of them is not finite.
+            values: Entropies in nats, ordered by turn and token. All are dropped if one is not finite.
         """
         if len(values) != sum(len(text.tokens) for text in self.texts) or not all(map(math.isfinite, values)):
             return self
@@ -79,7 +79,7 @@ class Sample:
         return replace(self, texts=tuple(texts))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the sample as JSON values. Long texts are cut, and say so."""
+        """Returns the sample as JSON values; long texts are shortened, with a note in them."""
         content: dict[str, Any] = asdict(self.episode.without_tokens())
         del content["final_info"]
         for turn, text in zip(content["turns"], self.texts, strict=True):
@@ -91,10 +91,10 @@ class Sample:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
-        """Returns the sample of such values.
+        """Creates a sample from the output of `to_dict`.
 
         Raises:
-            ValueError: If they are none.
+            ValueError: If the values do not describe a sample.
         """
         try:
             texts = tuple(_texts(turn) for turn in data["turns"])
@@ -108,22 +108,22 @@ class Sample:
 
 
 def sample_of(episode: Episode, texts: Sequence[TurnTexts] | None = None, **about: Any) -> Sample:
-    """Returns the sample of an episode.
+    """Creates the sample of an episode.
 
     Args:
-        episode: With or without token ids, which are not kept.
-        texts: One for each turn; `None` if there is nothing but the episode.
-        about: The other fields of `Sample`.
+        episode: The episode; its token ids are dropped.
+        texts: Texts and entropies, one item per turn; `None` if there are none.
+        about: Other fields of `Sample`.
     """
     turns = tuple(TurnTexts() for _ in episode.turns) if texts is None else tuple(texts)
     return Sample(episode.without_tokens(), turns, **about)
 
 
 def write_samples(path: str | os.PathLike[str], samples: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a file with one line for each sample, whole or not at all, and makes its folder.
+    """Writes samples to a JSON Lines file atomically, and creates its folder.
 
     Args:
-        path: The file.
+        path: Path of the file.
         samples: Return values of `Sample.to_dict`.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -131,10 +131,10 @@ def write_samples(path: str | os.PathLike[str], samples: Iterable[Mapping[str, A
 
 
 def read_samples(path: str | os.PathLike[str]) -> list[Sample]:
-    """Returns the samples of a file.
+    """Reads the samples of a file.
 
     Raises:
-        WatchError: If a line of it is no sample.
+        WatchError: If a line is not a sample.
     """
     samples = []
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -142,19 +142,19 @@ def read_samples(path: str | os.PathLike[str]) -> list[Sample]:
             try:
                 samples.append(Sample.from_dict(json.loads(line)))
             except ValueError as error:
-                raise WatchError(f"{os.fspath(path)}, line {number}, is no episode ({error})") from error
+                raise WatchError(f"{os.fspath(path)}, line {number}, is not an episode ({error})") from error
     return samples
 
 
 def _texts(turn: Mapping[str, Any]) -> TurnTexts:
     tokens, entropy = tuple(map(str, turn.get("tokens", ()))), tuple(map(float, turn.get("entropy", ())))
     if entropy and len(entropy) != len(tokens) or not all(map(math.isfinite, entropy)):
-        raise ValueError(f"a turn has {len(tokens)} tokens, and as entropies not as many finite numbers")
+        raise ValueError(f"entropy: expected {len(tokens)} finite numbers, one per token, got {str(entropy):.60}")
     return TurnTexts(turn.get("prompt", ""), tokens, entropy)
 
 
 def _check_kinds(part: Any) -> None:
-    """Raises `ValueError` if a field of a dataclass is no text or number although it should be."""
+    """Raises `ValueError` if a field of a dataclass has the wrong type or is a non-finite number."""
     for field in fields(part):
         value, kind = getattr(part, field.name), _KINDS.get(str(field.type))
         if kind and (not isinstance(value, kind) or isinstance(value, float) and not math.isfinite(value)):
@@ -162,7 +162,7 @@ def _check_kinds(part: Any) -> None:
 
 
 def _cut(value: Any) -> Any:
-    """Returns JSON values whose long texts have lost their middle, with a note in its place."""
+    """Replaces the middle of long texts by a note."""
     if isinstance(value, str) and len(value) > MAX_CHARS:
         half = MAX_CHARS // 2
         return f"{value[:half]} [... {len(value) - 2 * half} characters left out ...] {value[-half:]}"

@@ -1,4 +1,4 @@
-"""Where episodes are kept: in the folder of a run, beside the output of an evaluation."""
+"""Locates stored episodes: in the folder of a run, or beside the output of an evaluation."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ FOLDER = "episodes"  # in a run's `output_dir`
 
 
 def sample_file(output_dir: str | os.PathLike[str], rl_step: int) -> Path:
-    """Returns where a run keeps episodes of an RL step, which is counted from 1."""
+    """Returns the file for the episodes of an RL step, which counts from 1."""
     return Path(output_dir) / FOLDER / f"rl_step_{rl_step:06d}.jsonl"
 
 
 def evaluation_file(output: str | os.PathLike[str]) -> Path:
-    """Returns where an evaluation keeps episodes when it has ended."""
+    """Returns the file for the episodes of a finished evaluation."""
     return Path(f"{os.fspath(output)}.{FOLDER}.jsonl")
 
 
 def find_samples(source: str | os.PathLike[str]) -> list[Sample]:
-    """Returns what was kept, the worst first: aborted, then lost by reward, then won; of equal ones the latest first.
+    """Loads stored episodes, worst first: aborted, then lost by reward, then won; ties put the latest first.
 
     Args:
-        source: A run's folder, the output of an evaluation (finished or under way), or a file of samples.
+        source: Folder of a run, output of a finished or running evaluation, or file of samples.
 
     Raises:
-        WatchError: If there are none, or a file is damaged. The message names it.
+        WatchError: If there are no episodes, or a file is damaged. The message names it.
     """
     path = Path(source)
     if path.is_dir():
         samples = [sample for file in sorted((path / FOLDER).glob("*.jsonl")) for sample in read_samples(file)]
-        missing = "a training run keeps them there unless keep_episodes is 0"
+        missing = "a training run stores them there unless keep_episodes is 0"
     elif path.suffix == ".jsonl" and path.is_file():
         samples, missing = read_samples(path), "the file is empty"
     else:
-        samples, missing = _of_evaluation(path), "an evaluation keeps them beside its output unless keep_episodes is 0"
+        samples, missing = _of_evaluation(path), "an evaluation stores them beside its output unless keep_episodes is 0"
         if not samples and not path.exists():
             missing = "there is no such file or folder"
     if not samples:
@@ -47,7 +47,7 @@ def find_samples(source: str | os.PathLike[str]) -> list[Sample]:
 
 
 def badness(sample: Sample) -> tuple[bool, bool, float, int]:
-    """Returns what is smaller for a worse episode."""
+    """Returns the sort key of a sample, which is smaller for a worse episode."""
     episode = sample.episode
     return episode.stop is not StopReason.ABORTED, episode.won, episode.total_reward, -sample.rl_step
 
@@ -63,5 +63,5 @@ def _of_evaluation(output: Path) -> list[Sample]:
             episodes = json.loads(part.read_text(encoding="utf-8"))["episodes"]
             samples += [Sample.from_dict(episode | about) for episode in episodes]
         except (KeyError, TypeError, ValueError) as error:
-            raise WatchError(f"{part} is no part of an evaluation ({error})") from error
+            raise WatchError(f"{part} is not part of an evaluation ({error})") from error
     return samples

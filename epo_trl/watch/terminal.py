@@ -1,4 +1,4 @@
-"""Episodes in a terminal: a list, the worst first, and one of them in full."""
+"""Prints episodes in a terminal: a list, worst first, or one in full."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from rich.table import Table
 from rich.text import Text
 
 from epo_trl.evaluation.samples import NARROW_COLUMNS, episode_table, plain, widened
-from epo_trl.watch.page import ENTROPY_NOTE, outcome_of, top_of
+from epo_trl.watch.page import ENTROPY_NOTE, colour_limit, outcome_label
 from epo_trl.watch.sample import Sample, TurnTexts, WatchError
 
-SHOWN = 20  # episodes of a list
-TASK_CHARS = 100  # of a task in it
-# From no entropy to the most that is told apart; readable on a dark and on a light terminal.
+SHOWN = 20  # rows of a list
+TASK_CHARS = 100  # characters of a task in the list
+# From low to high entropy; readable on dark and light terminals.
 LEVELS = ("", "black on color(230)", "black on color(222)", "black on color(214)", "black on color(208)",
           "white on color(160)")  # fmt: skip
 
 
 def print_list(samples: Sequence[Sample], console: Console | None = None) -> None:
-    """Shows the first of the episodes as a table.
+    """Prints the first `SHOWN` episodes as a table.
 
     Args:
-        samples: The worst first.
-        console: Where to; by default the standard output.
+        samples: Samples, worst first.
+        console: Target console; standard output by default.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("K", "outcome", "reward", "turns", "invalid", "entropy", "from", "task"):
@@ -34,7 +34,7 @@ def print_list(samples: Sequence[Sample], console: Console | None = None) -> Non
         episode = sample.episode
         means = [mean for text in sample.texts if (mean := text.mean_entropy()) is not None]
         table.add_row(
-            str(number), outcome_of(episode), f"{episode.total_reward:.2f}", str(len(episode.turns)),
+            str(number), outcome_label(episode), f"{episode.total_reward:.2f}", str(len(episode.turns)),
             str(episode.invalid_actions), f"{sum(means) / len(means):.2f}" if means else "",
             plain(f"RL step {sample.rl_step}" if sample.rl_step else sample.split),
             plain((episode.task or episode.task_id)[:TASK_CHARS]),
@@ -42,23 +42,23 @@ def print_list(samples: Sequence[Sample], console: Console | None = None) -> Non
     console = widened(console or Console())
     console.print(table)
     more = f"{len(samples) - SHOWN} more. " if len(samples) > SHOWN else ""
-    console.print(f"{more}--episode K shows one of them.", highlight=False)
+    console.print(f"{more}Use --episode K to show one.", highlight=False)
 
 
 def print_episode(samples: Sequence[Sample], number: int, console: Console | None = None) -> None:
-    """Shows one episode, its tokens coloured by their entropy where the terminal has colours.
+    """Prints one episode; its tokens are coloured by entropy if the terminal supports colours.
 
     Args:
-        samples: The worst first.
-        number: Position of the episode in this order, from 1.
-        console: Where to; by default the standard output.
+        samples: Samples, worst first.
+        number: Position of the episode in `samples`, from 1.
+        console: Target console; standard output by default.
 
     Raises:
         WatchError: If there is no such episode.
     """
     if not 1 <= number <= len(samples):
         raise WatchError(f"--episode: expected a number from 1 to {len(samples)}, got {number}")
-    sample, top, console = samples[number - 1], top_of(samples), widened(console or Console())
+    sample, top, console = samples[number - 1], colour_limit(samples), widened(console or Console())
     responses = [
         _coloured(text, top) if text.tokens else plain(turn.response)
         for text, turn in zip(sample.texts, sample.episode.turns, strict=True)
