@@ -38,7 +38,7 @@ def read(text, *, tools=(WordGame.guess,), require_think=False, tokenizer=None):
         (CALL, ACTION, "", ""),
         (f"<think>\nhm\n</think>\n\n{CALL}", ACTION, "hm", ""),
         (f"I guess.\n{CALL}", ACTION, "", ""),
-        (CALL + CALL, "", "", "2 tool calls, takes one"),
+        (CALL + CALL, "", "", "2 tool calls, expected one"),
         ("crane", "crane", "", "no tool call"),
         ('<tool_call>\n{"name": "guess", "argu', None, "", "no tool call"),
         ("", "", "", "no tool call"),
