@@ -223,7 +223,7 @@ def test_a_run_does_not_go_on_with_another_adapter_than_it_began_with(adapter, t
     policy(str(other), tmp_path)  # the same, somewhere else
     weights = load_file(other / "adapter_model.safetensors")
     save_file({name: 2 * value for name, value in weights.items()}, other / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match="model_name_or_path: got .*other, but .* was begun with .*take another"):
+    with pytest.raises(ValueError, match="model_name_or_path: got .*other, but .* was begun with "):
         policy(str(other), tmp_path)
 
 
@@ -240,7 +240,7 @@ def test_a_run_of_an_earlier_version_which_noted_the_adapters_name_alone_goes_on
 
 def test_settings_that_an_adapter_does_not_have_are_refused(adapter, tmp_path):
     policy(adapter.path, tmp_path, use_peft=True, lora_r=4)
-    with pytest.raises(ValueError, match="lora_r: got 64, but the adapter .* has 4 .*epo-trl merge"):
+    with pytest.raises(ValueError, match="lora_r: expected 4, .*, got 64; .*epo-trl merge"):
         policy(adapter.path, tmp_path, use_peft=True, lora_r=64)
 
 

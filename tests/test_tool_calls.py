@@ -97,7 +97,7 @@ def test_a_call_as_the_family_s_chat_template_writes_it_is_read(family, concaten
     if concatenates:
         ContextBuilder(tokenizer, PromptTemplate.load("tool_calls"), mode="concatenated", actions=actions)
     else:
-        with pytest.raises(ChatTemplateError, match="take context: windowed, or action_format: tags"):
+        with pytest.raises(ChatTemplateError, match="use context: windowed or action_format: tags"):
             ContextBuilder(tokenizer, PromptTemplate.load("tool_calls"), mode="concatenated", actions=actions)
 
 

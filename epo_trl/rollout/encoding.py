@@ -155,7 +155,7 @@ class SlowEncoder:
         found = [token for token, index in self._control.items() if index in ids and token in text]
         if found:
             raise ValueError(
-                f"the tokenizer turns text of an environment into the control token {found[0]!r}; use another one"
+                f"the tokenizer turns text of an environment into the control token {found[0]!r}; use another tokenizer"
             )
         return list(ids)
 

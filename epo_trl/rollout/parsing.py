@@ -89,7 +89,7 @@ def parse_response(
     """Parses the action between `<action>` and `</action>` and checks it against the admissible ones.
 
     Case, also of the tags, and white space are ignored; the environment gets its own spelling. A response is
-    well-formed if it has exactly one action and, with `require_think`, a `<think>` block that ends before the action begins.
+    well-formed if it has exactly one action and, with `require_think`, a `<think>` block that ends before the action.
 
     Args:
         text: Decoded response.
