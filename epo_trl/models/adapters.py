@@ -57,7 +57,7 @@ class Adapter:
             settings = json.loads(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"model_name_or_path: got the adapter {name}, whose {path} is no JSON: {error}") from error
-        return cls(name, _base_of(name, settings.get("base_model_name_or_path")), settings, revision)
+        return cls(name, _find_base(name, settings.get("base_model_name_or_path")), settings, revision)
 
     @property
     def base_revision(self) -> str:
@@ -103,7 +103,7 @@ class Adapter:
             raise ValueError(f"model_name_or_path: got the adapter {self.name}, {what}: {reason}") from error
 
 
-def _base_of(name: str, recorded: str | None) -> str:
+def _find_base(name: str, recorded: str | None) -> str:
     """Finds an adapter's base: next to the adapter if it was saved there, else where the adapter recorded it."""
     folder = Path(name)
     if recorded is None or Path(recorded).name == BASE:

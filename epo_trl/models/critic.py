@@ -21,7 +21,7 @@ from transformers import AutoModel
 from transformers.utils import ModelOutput
 from trl.trainer.utils import FusedCausalLMOutput
 
-from epo_trl.models.load import attention_of
+from epo_trl.models.load import get_attention
 
 
 @dataclass
@@ -135,7 +135,7 @@ def copied_backbone(policy: Any) -> Any:
 
 def loaded_backbone(path: str, policy: Any, **kwargs: Any) -> Any:
     """Loads a transformer by Hub id or local path, with the policy's precision and attention implementation."""
-    return AutoModel.from_pretrained(path, dtype=policy.dtype, attn_implementation=attention_of(policy), **kwargs)
+    return AutoModel.from_pretrained(path, dtype=policy.dtype, attn_implementation=get_attention(policy), **kwargs)
 
 
 def with_adapter(backbone: nn.Module, peft_config: Any) -> Any:

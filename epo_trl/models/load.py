@@ -18,7 +18,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
 from epo_trl.models.names import check_model_name
-from epo_trl.models.quantized import quantization_of
+from epo_trl.models.quantized import build_quantization
 from epo_trl.models.tiny import DEFAULT_SIZE, build_model, build_tokenizer, tiny_size
 
 
@@ -38,7 +38,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         template: Name or folder of the prompt template.
     """
     name, adapter = _find(model_args)
-    quantization, trust = quantization_of(model_args), {"trust_remote_code": args.trust_remote_code}
+    quantization, trust = build_quantization(model_args), {"trust_remote_code": args.trust_remote_code}
     if quantization is not None and not model_args.use_peft:
         raise ValueError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
     kwargs = {**_init_kwargs(model_args), **(args.model_init_kwargs or {})}
@@ -49,7 +49,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         made = model
         model = keep_base(lambda: made, tokenizer, args.output_dir, name)
     else:
-        model, tokenizer = name, _tokenizer_of(name, adapter, model_args, **trust)
+        model, tokenizer = name, _load_own_tokenizer(name, adapter, model_args, **trust)
     if adapter is not None:
         del kwargs["revision"]  # this is the adapter's revision, not its base's
         if model_args.use_peft:
@@ -94,9 +94,9 @@ def load_policy(
     if tiny_size(name):
         model, tokenizer = _tiny(model_args, suite, template, seed)
         return model.to(device), tokenizer
-    tokenizer = _tokenizer_of(name, adapter, model_args, trust_remote_code)
+    tokenizer = _load_own_tokenizer(name, adapter, model_args, trust_remote_code)
     kwargs = {**_init_kwargs(model_args), "trust_remote_code": trust_remote_code}
-    quantization = quantization_of(model_args)
+    quantization = build_quantization(model_args)
     if quantization is not None:
         kwargs |= {"quantization_config": quantization, "device_map": {"": device}}
     if adapter is None:
@@ -131,7 +131,7 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
         raise ValueError(
             f"adapter: got {name}, where there is no adapter_config.json; expected the folder of an adapter"
         )
-    tokenizer = _tokenizer_of(name, adapter, model_args, trust_remote_code)
+    tokenizer = _load_own_tokenizer(name, adapter, model_args, trust_remote_code)
     save_whole(adapter.merged(dtype=dtype, trust_remote_code=trust_remote_code), tokenizer, folder, name)
     return folder
 
@@ -201,7 +201,7 @@ def _peft_config(model_args: ModelConfig, name: str, trust_remote_code: bool) ->
     return config
 
 
-def _tokenizer_of(name: str, adapter: Adapter | None, model_args: ModelConfig, trust_remote_code: bool) -> Any:
+def _load_own_tokenizer(name: str, adapter: Adapter | None, model_args: ModelConfig, trust_remote_code: bool) -> Any:
     """Loads the tokenizer of a model or adapter; an adapter without one uses its base's."""
     trust = {"trust_remote_code": trust_remote_code}
     if adapter is not None and Path(name).is_dir() and not (Path(name) / "tokenizer_config.json").is_file():
@@ -225,14 +225,14 @@ def sequence_limit(config: Any) -> int | None:
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
-def attention_of(model: PreTrainedModel) -> str:
+def get_attention(model: PreTrainedModel) -> str:
     """Returns a model's attention implementation, such as "sdpa" or "flash_attention_2"."""
     return model.config._attn_implementation
 
 
 def tokenizer_of(model_args: ModelConfig) -> Any:
     """Loads the tokenizer of a model or an adapter without its weights. Custom code from the Hub does not run."""
-    return _tokenizer_of(*_find(model_args), model_args, trust_remote_code=False)
+    return _load_own_tokenizer(*_find(model_args), model_args, trust_remote_code=False)
 
 
 def load_tokenizer(path: str, **kwargs: Any) -> Any:

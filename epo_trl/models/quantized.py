@@ -9,7 +9,7 @@ import torch
 from trl import ModelConfig, get_quantization_config
 
 
-def quantization_of(model_args: ModelConfig) -> Any:
+def build_quantization(model_args: ModelConfig) -> Any:
     """Builds transformers' `BitsAndBytesConfig`, or returns `None` without quantization.
 
     Args:

@@ -127,7 +127,7 @@ class SlowEncoder:
         self._control = control_tokens(tokenizer)
         self._names = _secret_names(list(self._control))
         self._tokens = {name: token for token, name in self._names.items()}
-        self._find_control, self._find_names = _any_of(self._control), _any_of(self._tokens)
+        self._find_control, self._find_names = _compile_alternatives(self._control), _compile_alternatives(self._tokens)
 
     def write(self, text: str) -> str:
         """Returns a template's own text, its control tokens by their secret names."""
@@ -160,6 +160,6 @@ class SlowEncoder:
         return list(ids)
 
 
-def _any_of(texts: Mapping[str, Any]) -> re.Pattern[str]:
+def _compile_alternatives(texts: Mapping[str, Any]) -> re.Pattern[str]:
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("(" + ("|".join(map(re.escape, longest_first)) or "(?!)") + ")")
