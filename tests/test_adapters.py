@@ -223,7 +223,7 @@ def test_a_run_does_not_go_on_with_another_adapter_than_it_began_with(adapter, t
     policy(str(other), tmp_path)  # the same, somewhere else
     weights = load_file(other / "adapter_model.safetensors")
     save_file({name: 2 * value for name, value in weights.items()}, other / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match="model_name_or_path: got .*other, but .* was begun with .*take another"):
+    with pytest.raises(ValueError, match="model_name_or_path: got .*other, but .* was begun with "):
         policy(str(other), tmp_path)
 
 
@@ -240,7 +240,7 @@ def test_a_run_of_an_earlier_version_which_noted_the_adapters_name_alone_goes_on
 
 def test_settings_that_an_adapter_does_not_have_are_refused(adapter, tmp_path):
     policy(adapter.path, tmp_path, use_peft=True, lora_r=4)
-    with pytest.raises(ValueError, match="lora_r: got 64, but the adapter .* has 4 .*epo-trl merge"):
+    with pytest.raises(ValueError, match="lora_r: expected 4, .*, got 64; .*epo-trl merge"):
         policy(adapter.path, tmp_path, use_peft=True, lora_r=64)
 
 
@@ -276,7 +276,7 @@ def test_four_bits_reach_every_loader(adapter, tmp_path, monkeypatch):
         asked.append(kwargs["quantization_config"])
         raise LookupError
 
-    monkeypatch.setattr(load, "quantization_of", lambda args: wish if args.load_in_4bit else None)
+    monkeypatch.setattr(load, "build_quantization", lambda args: wish if args.load_in_4bit else None)
     monkeypatch.setattr(load, "create_model_from_path", record)
     monkeypatch.setattr(load.AutoModelForCausalLM, "from_pretrained", record)
     four = {"load_in_4bit": True}
@@ -311,10 +311,10 @@ def test_without_bitsandbytes_a_base_in_4_bit_is_an_error_in_one_line(adapter, t
             ValueError, match=rf"{asked}: got True, but bitsandbytes is not installed; pip install 'epo"
         ):
             policy(f"{adapter.path}/base", tmp_path, use_peft=True, **{asked: True})
-    assert quantized.quantization_of(ModelConfig()) is None
+    assert quantized.build_quantization(ModelConfig()) is None
 
 
 def test_four_bits_need_a_type_to_compute_in(monkeypatch):
     monkeypatch.setattr(quantized, "find_spec", lambda name: object())
     with pytest.raises(ValueError, match="dtype: expected 'bfloat16', 'float16'.*got 'auto' with load_in_4bit"):
-        quantized.quantization_of(ModelConfig(load_in_4bit=True, dtype="auto"))
+        quantized.build_quantization(ModelConfig(load_in_4bit=True, dtype="auto"))

@@ -414,7 +414,8 @@ def test_a_reward_that_no_loss_can_be_made_of_aborts_that_episode_alone(tokenize
     assert stops(episodes) == [StopReason.ABORTED, StopReason.WON]
     assert episodes[0].error == (
         "EnvError: reward: expected a number from -1e+12 to 1e+12, beyond which a loss may overflow, got "
-        f"{paid} (the environment gave {reward} for 'go'); lower env_reward_weight, or have the environment give less"
+        f"{paid} (the environment gave {reward} for 'go'); lower env_reward_weight, "
+        "or scale the environment's reward down"
     )
 
 
@@ -495,7 +496,7 @@ def test_times_are_added_up(tokenizer):
 
 
 def test_too_few_environments_are_an_error(tokenizer):
-    with pytest.raises(ValueError, match="envs: got 1 for 2 tasks"):
+    with pytest.raises(ValueError, match="envs: .* got 1 for 2 tasks"):
         play_episodes(
             [ScriptedEnv()],
             [("a", 0), ("b", 0)],

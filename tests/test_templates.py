@@ -145,7 +145,7 @@ def test_a_shipped_name_is_not_shadowed_by_a_folder_where_one_happens_to_be(fold
 
 
 def test_an_unknown_name_is_named_with_the_templates_there_are():
-    with pytest.raises(TemplateError, match=f"'alfwrld', takes one of {', '.join(SHIPPED)}, or a folder .*first.txt"):
+    with pytest.raises(TemplateError, match=f"'alfwrld'; .* {', '.join(SHIPPED)}, or a folder .*first.txt"):
         PromptTemplate.load("alfwrld")
 
 
@@ -181,7 +181,7 @@ def test_a_file_that_is_not_utf_8_is_named(folder):
 @pytest.mark.parametrize("field", ["tsk", "", "0", "observation.upper", "observation[0]"])
 def test_an_unknown_field_is_an_error_that_names_file_and_field(folder, part, field):
     (folder / f"{part}.txt").write_text(f"{{task}} {{{field}}}" if part != "history" else f"{{{field}}}")
-    message = rf"mine', {part}.txt: unknown field \['{field}'\]; takes .*turn".replace("[0]", r"\[0\]")
+    message = rf"mine', {part}.txt: unknown field \['{field}'\]; expected one of .*turn".replace("[0]", r"\[0\]")
     with pytest.raises(TemplateError, match=message):
         PromptTemplate.load(folder).check({"task_type": "find"})
 

@@ -38,7 +38,7 @@ def read(text, *, tools=(WordGame.guess,), require_think=False, tokenizer=None):
         (CALL, ACTION, "", ""),
         (f"<think>\nhm\n</think>\n\n{CALL}", ACTION, "hm", ""),
         (f"I guess.\n{CALL}", ACTION, "", ""),
-        (CALL + CALL, "", "", "2 tool calls, takes one"),
+        (CALL + CALL, "", "", "2 tool calls, expected one"),
         ("crane", "crane", "", "no tool call"),
         ('<tool_call>\n{"name": "guess", "argu', None, "", "no tool call"),
         ("", "", "", "no tool call"),
@@ -97,7 +97,7 @@ def test_a_call_as_the_family_s_chat_template_writes_it_is_read(family, concaten
     if concatenates:
         ContextBuilder(tokenizer, PromptTemplate.load("tool_calls"), mode="concatenated", actions=actions)
     else:
-        with pytest.raises(ChatTemplateError, match="take context: windowed, or action_format: tags"):
+        with pytest.raises(ChatTemplateError, match="use context: windowed or action_format: tags"):
             ContextBuilder(tokenizer, PromptTemplate.load("tool_calls"), mode="concatenated", actions=actions)
 
 

@@ -204,5 +204,5 @@ def test_a_slow_tokenizer_that_parses_everything_aborts_what_would_forge_a_token
     tokenizer.__class__ = forging
     context = context_of(tokenizer)
     assert context.build([TurnView(observation="here", info=info(), history=())])
-    with pytest.raises(ValueError, match=r"makes the control token '<\|im_end\|>' of what an environment says"):
+    with pytest.raises(ValueError, match=r"turns text of an environment into the control token '<\|im_end\|>'"):
         context.build([TurnView(observation="<|im_end|>", info=info(), history=())])

@@ -1,4 +1,4 @@
-"""Models that need no download, and how any model is loaded. Loads torch when one of its names is first used."""
+"""Tiny models built from scratch, and loading of any model. Imports torch when one of its names is first used."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""Adapters (LoRA): found, put on their base, trained on, merged into it.
+"""Finds LoRA adapters, loads them onto their base model, and merges them into it.
 
-An adapter is nothing without its base. One whose base is no checkpoint by itself, because it was made in memory, has it
-beside, in a folder `base`.
+An adapter needs its base model. If the base was built in memory and is not a checkpoint elsewhere, it is saved next to
+the adapter in a folder `base`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Adapter:
     """An adapter on the disk or the Hub.
 
     Args:
-        name: Its folder or Hub id.
-        base: Folder or Hub id of the model that it belongs to.
-        settings: Its `adapter_config.json`.
-        revision: Revision of the adapter on the Hub; the base model has its own.
+        name: Folder or Hub id of the adapter.
+        base: Folder or Hub id of its base model.
+        settings: Contents of its `adapter_config.json`.
+        revision: Revision of the adapter on the Hub; the base model has a separate one.
     """
 
     name: str
@@ -45,10 +45,10 @@ class Adapter:
 
     @classmethod
     def find(cls, name: str, revision: str | None = None) -> Adapter | None:
-        """Returns the adapter of that name, or `None` if it is something else.
+        """Returns the adapter with that name, or `None` if the name is not an adapter's.
 
         Raises:
-            ValueError: If its base is nowhere, or its settings cannot be read.
+            ValueError: If its base does not exist, or its settings cannot be read.
         """
         path = find_adapter_config_file(name, revision=revision)
         if path is None:
@@ -57,31 +57,31 @@ class Adapter:
             settings = json.loads(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"model_name_or_path: got the adapter {name}, whose {path} is no JSON: {error}") from error
-        return cls(name, _base_of(name, settings.get("base_model_name_or_path")), settings, revision)
+        return cls(name, _find_base(name, settings.get("base_model_name_or_path")), settings, revision)
 
     @property
     def base_revision(self) -> str:
-        """Which version of the base the adapter was trained on, as PEFT has noted it."""
+        """Revision of the base that the adapter was trained on, as recorded by PEFT."""
         return self.settings.get("revision") or "main"
 
     def on(self, model: Any, **kwargs: Any) -> Any:
-        """Returns the model with the adapter on it, as PEFT's model.
+        """Loads the adapter onto the model and returns the PEFT model.
 
         Raises:
-            ValueError: If its weights cannot be read, or are for another model.
+            ValueError: If the adapter's weights cannot be read, or belong to another model.
         """
         from peft import PeftModel
 
         with self.named(f"which cannot be put on {self.base}"):
             both = PeftModel.from_pretrained(model, self.name, revision=self.revision, **kwargs)
-        both.peft_config["default"].base_model_name_or_path = self.base  # where it was found, for who saves it again
+        both.peft_config["default"].base_model_name_or_path = self.base  # where it was found, so that saving records it
         return both
 
     def merged(self, **kwargs: Any) -> Any:
-        """Returns the base with the adapter's changes in its own weights.
+        """Loads the base and merges the adapter into its weights.
 
         Args:
-            **kwargs: For loading the base, as for `from_pretrained`.
+            **kwargs: Arguments of `from_pretrained` for the base.
 
         Raises:
             ValueError: If the base or the adapter cannot be read.
@@ -92,7 +92,7 @@ class Adapter:
 
     @contextmanager
     def named(self, what: str = "") -> Iterator[None]:
-        """Says which adapter it is that something is wrong with; with its base, if `what` says nothing else."""
+        """Adds the adapter's name to errors, and that its base cannot be read unless `what` gives another cause."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -103,11 +103,11 @@ class Adapter:
             raise ValueError(f"model_name_or_path: got the adapter {self.name}, {what}: {reason}") from error
 
 
-def _base_of(name: str, recorded: str | None) -> str:
-    """Returns where an adapter's base is: beside it, if it was kept there, else where it was when it was saved."""
+def _find_base(name: str, recorded: str | None) -> str:
+    """Finds an adapter's base: next to the adapter if it was saved there, else where the adapter recorded it."""
     folder = Path(name)
     if recorded is None or Path(recorded).name == BASE:
-        for beside in (folder / BASE, folder.parent / BASE):  # the second for a checkpoint of a run
+        for beside in (folder / BASE, folder.parent / BASE):  # the second for a run's checkpoint
             if (beside / "config.json").is_file():
                 return str(beside)
     if recorded is None:
@@ -122,26 +122,26 @@ def _base_of(name: str, recorded: str | None) -> str:
 
 
 def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str) -> str:
-    """Returns the folder `base` of a run after a model was made and saved there, by the main process.
+    """Builds a model and saves it in the run's folder `base`, in the main process; returns that folder.
 
-    A run that goes on from a checkpoint keeps the base that it has begun with.
+    A run that resumes from a checkpoint keeps its original base.
 
     Args:
-        make: Returns the model.
-        tokenizer: Saved with it.
-        run_dir: The run's output folder.
+        make: Function that builds the model.
+        tokenizer: Tokenizer to save with the model.
+        run_dir: Output folder of the run.
         source: Source of the model.
 
     Raises:
-        ValueError: If the run has begun with a base from another source.
+        ValueError: If the run was started with a base from another source.
     """
     folder, state = Path(run_dir) / BASE, PartialState()
     with state.main_process_first():
         before = made_from(folder) if any(Path(run_dir).glob("checkpoint-*")) else []
         begun = bool(before)
-        if begun and before[-1] not in (source, what_model(source)):  # an earlier version noted the name alone
+        if begun and before[-1] not in (source, what_model(source)):  # an earlier version recorded only the name
             raise ValueError(
-                f"model_name_or_path: got {source}, but {run_dir} was begun with {before[0]}; take another output_dir"
+                f"model_name_or_path: got {source}, but {run_dir} was begun with {before[0]}; use another output_dir"
             )
         if state.is_main_process and not begun:
             save_whole(make(), tokenizer, folder, source)
@@ -149,7 +149,7 @@ def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str
 
 
 def save_whole(model: Any, tokenizer: Any, folder: Path, source: str) -> None:
-    """Saves a plain checkpoint to a folder that is there with all its files, or not at all; notes its source."""
+    """Saves a plain checkpoint atomically: the folder is complete or absent. Records the model's source."""
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     model.save_pretrained(part)
@@ -160,14 +160,14 @@ def save_whole(model: Any, tokenizer: Any, folder: Path, source: str) -> None:
 
 
 def made_from(folder: Path) -> list[str]:
-    """Returns what a model in a folder was made from: its name, and what that was; `[]` if it was not made by us."""
+    """Returns the recorded name and identity of a saved model's source; `[]` if `save_whole` did not write it."""
     note = folder / NOTE
     return note.read_text(encoding="utf-8").splitlines() if note.is_file() else []
 
 
 @contextmanager
 def whole_weights() -> Iterator[None]:
-    """Loads models in one piece although DeepSpeed would split them as they are loaded: one process alone merges."""
+    """Disables DeepSpeed's sharding while loading, because a single process merges the whole weights."""
     reference = deepspeed._hf_deepspeed_config_weak_ref
     deepspeed.unset_hf_deepspeed_config()
     try:

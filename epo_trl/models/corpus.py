@@ -1,4 +1,4 @@
-"""The texts from whose words a tiny model's vocabulary is made."""
+"""Collects the texts that define a tiny model's vocabulary."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from epo_trl.rollout.templates import OPTIONAL_PARTS, PARTS, PromptTemplate
 
 CORPUS_TASKS = 300
 CORPUS_TURNS = 50
-NO_ACTION = "?"  # admissible nowhere
+NO_ACTION = "?"  # never admissible
 
 
 def corpus(suite: TaskSuite, template: str) -> list[str]:
-    """Returns texts with every word that prompts and expert answers use, from the first training tasks.
+    """Collects texts with every word of prompts and expert answers, from the first training tasks.
 
-    The environment's answer to an action that is not admissible is among them.
+    They include the environment's reply to an inadmissible action.
     """
     words = PromptTemplate.load(template)
     parts = (getattr(words, part) for part in (*PARTS, *OPTIONAL_PARTS))
@@ -27,8 +27,8 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
         observation, info = env.reset(seed=seed, options={"task_id": task_id})
         expert = _expert(suite, seed)
         answer, _, terminated, truncated, _ = env.step(NO_ACTION)
-        texts.add(answer)  # what a policy sees after a mistake
-        if terminated or truncated:  # where no actions are listed, `?` may be one
+        texts.add(answer)  # the observation after a mistake
+        if terminated or truncated:  # `?` may be a valid action where none are listed
             observation, info = env.reset(seed=seed, options={"task_id": task_id})
         expert.reset(observation, info)
         for _ in range(CORPUS_TURNS):
@@ -50,9 +50,9 @@ def _expert(suite: TaskSuite, seed: int) -> Expert:
     try:
         return suite.make_expert(seed)
     except EnvError as error:
-        has_one = type(suite).make_expert is not TaskSuite.make_expert  # and it says itself what it needs
-        what = "or take" if has_one else f"write {type(suite).__name__}.make_expert(), or take"
+        has_one = type(suite).make_expert is not TaskSuite.make_expert  # its error names what it needs
+        fix = "or use" if has_one else f"write {type(suite).__name__}.make_expert(), or use"
         raise EnvError(
-            f"model_name_or_path: got 'tiny', whose vocabulary is what an expert of the environment sees and does, "
-            f"but {error}; {what} a model of the Hub or a local one"
+            f"model_name_or_path: got 'tiny', whose vocabulary comes from the environment's expert, but {error}; "
+            f"{fix} a model from the Hub or a local one"
         ) from error

@@ -1,7 +1,7 @@
-"""A critic inside of the policy's module, so that one optimizer and one distributed engine serve both.
+"""A critic inside the policy's module, so that one optimizer and one distributed engine serve both.
 
-The critic is a submodule of the policy and is called within the policy's `forward`: under DDP a call outside of it
-would not be synchronised, and under ZeRO-3 every rank has to make the same calls.
+The critic is a submodule of the policy and is called within the policy's `forward`. Under DDP a call outside it would
+not be synchronised; under ZeRO-3 every rank has to make the same calls.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from transformers import AutoModel
 from transformers.utils import ModelOutput
 from trl.trainer.utils import FusedCausalLMOutput
 
-from epo_trl.models.load import attention_of
+from epo_trl.models.load import get_attention
 
 
 @dataclass
 class ScoredOutput(FusedCausalLMOutput):
-    """What TRL's fused head returns, and `state_values` (N, L - 1): the value before the token of the same column."""
+    """TRL's fused-head output with `state_values` (N, L - 1): the value before the token in the same column."""
 
     state_values: Tensor | None = None
 
@@ -39,10 +39,10 @@ class ValueOutput(ModelOutput):
 
 
 class Critic(nn.Module):
-    """The value of a text as the state of an episode, in units of reward.
+    """Estimates the value of a token sequence as a state of an episode, in units of reward.
 
-    The head starts at zero, so that every value is 0 at first and nothing depends on a random draw. It computes in its
-    weights' precision, outside of autocast.
+    The head is initialised with zeros: every value starts at 0 and does not depend on a random seed. The head computes
+    in the precision of its weights, outside autocast.
 
     Args:
         hidden_size: Width of the hidden states.
@@ -61,9 +61,9 @@ class Critic(nn.Module):
         """Returns (N, L) values of the states after each token.
 
         Args:
-            hidden: (N, L, hidden_size) of the policy, used if there is no backbone.
-            input_ids: (N, L), right-padded. There is no attention mask: no token sees the padding to its right.
-            position_ids: (N, L) if they are not those of the columns: of sequences that are packed into a row.
+            hidden: Hidden states of the policy, (N, L, hidden_size), used if there is no backbone.
+            input_ids: Token ids, (N, L), right-padded. No attention mask is needed: no token attends to its right.
+            position_ids: Positions, (N, L), for sequences packed into one row; by default the columns.
         """
         if self.backbone is not None:
             hidden = self.backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
@@ -73,7 +73,7 @@ class Critic(nn.Module):
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
     def trained_names(self) -> list[str]:
-        """Returns the names of the parameters that are trained: what a checkpoint has to hold."""
+        """Returns the names of the trained parameters, which a checkpoint must contain."""
         return [name for name, parameter in self.named_parameters() if parameter.requires_grad]
 
 
@@ -83,12 +83,11 @@ def causal_lm(model: Any) -> Any:
 
 
 def attach_critic(model: Any, critic: Critic) -> None:
-    """Makes the critic a part of the model and lets its `forward` return values.
+    """Adds the critic to the model as a submodule and extends its `forward` to return values.
 
     `model(..., fused_lm_head=True, with_values=True)` returns a [`ScoredOutput`] and
-    `model(input_ids=..., values_only=True)` a [`ValueOutput`]; without either the forward is the one it was. Call it
-    after TRL has put its fused head in place and PEFT has wrapped the model: the policy's adapter must not reach into
-    the critic.
+    `model(input_ids=..., values_only=True)` a [`ValueOutput`]; without either, `forward` is unchanged. Call this after
+    TRL has installed its fused head and PEFT has wrapped the model: the policy's adapter must not cover the critic.
     """
     model = causal_lm(model)
     original = model.forward
@@ -117,7 +116,7 @@ def attach_critic(model: Any, critic: Critic) -> None:
 
 @contextmanager
 def critic_aside(model: Any) -> Iterator[None]:
-    """Takes the critic out of the model's parts, for code that must see the policy alone: saving, loading, vLLM."""
+    """Detaches the critic while saving, loading or syncing to vLLM, which must see only the policy."""
     owner = causal_lm(model)
     critic = owner.critic
     del owner.critic
@@ -128,19 +127,19 @@ def critic_aside(model: Any) -> Iterator[None]:
 
 
 def copied_backbone(policy: Any) -> Any:
-    """Returns a copy of the policy's transformer without its LM head."""
+    """Copies the policy's transformer without its LM head."""
     backbone = copy.deepcopy(policy.base_model)
     backbone.requires_grad_(True)
     return backbone
 
 
 def loaded_backbone(path: str, policy: Any, **kwargs: Any) -> Any:
-    """Returns the transformer of a Hub id or local path, in the policy's precision and with its kind of attention."""
-    return AutoModel.from_pretrained(path, dtype=policy.dtype, attn_implementation=attention_of(policy), **kwargs)
+    """Loads a transformer by Hub id or local path, with the policy's precision and attention implementation."""
+    return AutoModel.from_pretrained(path, dtype=policy.dtype, attn_implementation=get_attention(policy), **kwargs)
 
 
 def with_adapter(backbone: nn.Module, peft_config: Any) -> Any:
-    """Returns the backbone with a fresh adapter of the same kind as the policy's; only the adapter is trained."""
+    """Adds a new adapter with the policy's configuration to the backbone; only the adapter is trained."""
     from peft import get_peft_model
 
     config = copy.copy(peft_config)

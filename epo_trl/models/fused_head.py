@@ -1,9 +1,9 @@
-"""Inside of TRL's fused LM head: which positions it takes, and a model on a few tokens of its vocabulary.
+"""Hooks into TRL's fused LM head: the positions that it scores, and distributions over a subset of the vocabulary.
 
 The fused head returns the log-probability of each label and the entropy over the whole vocabulary, and nothing about
-single other tokens. All that it computes them from goes through one call inside of the model's forward: hidden states,
-the head's weight (whole there, under ZeRO-3 and FSDP too), scale, soft cap and temperature. Whoever watches that call
-knows the model's own logits, whatever its architecture.
+other tokens. Its inputs pass through one call inside the model's forward: hidden states, the head's weight (unsharded
+there, also under ZeRO-3 and FSDP), scale, soft cap and temperature. Intercepting that call gives the model's own
+logits for every architecture.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CHUNK = 2**26  # logits at a time
 
 @contextmanager
 def compact_scoring() -> Iterator[None]:
-    """TRL's fused LM head skips unlabelled positions only on Triton devices; most of ours are unlabelled.
+    """Makes TRL's fused LM head skip unlabelled positions on a CPU too; most positions here are unlabelled.
 
-    Its alternative keeps shapes static for compilers that need it, which a CPU does not. The name is looked up in
-    `trl.trainer.utils` for this choice alone.
+    TRL skips them only on Triton devices. Its alternative keeps shapes static for compilers that need it, which a CPU
+    does not. TRL uses the patched name in `trl.trainer.utils` only for this choice.
     """
     original = trl_utils._use_triton
     trl_utils._use_triton = lambda device: device.type == "cpu" or original(device)
@@ -39,12 +39,12 @@ def compact_scoring() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class HeadInput:
-    """What the head is given for m positions whose next token has a label.
+    """Inputs of the LM head at m positions whose next token has a label.
 
     Args:
-        hidden: (m, H), with gradient.
-        weight: (V, H), with gradient.
-        bias: (V,) or `None`.
+        hidden: Hidden states, (m, H), with gradient.
+        weight: Weight of the head, (V, H), with gradient.
+        bias: Bias of the head, (V,), or `None`.
         temperature: Divisor of the logits, applied last.
         softcap: Bound of the logits, or `None`.
         scale: Factor of the logits, applied first.
@@ -58,7 +58,7 @@ class HeadInput:
     scale: float
 
     def logits(self, projected: Tensor) -> Tensor:
-        """Returns logits made of what `hidden` and `weight` gave."""
+        """Applies scale, soft cap and temperature to the projection of `hidden` by `weight`."""
         logits = projected * self.scale
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
@@ -67,11 +67,11 @@ class HeadInput:
 
 @contextmanager
 def at_head(compute: Callable[[HeadInput], Tensor] | None, scored: Tensor) -> Iterator[list[Tensor]]:
-    """Yields a list that gets what `compute` returns in each call of a model with `fused_lm_head=True`.
+    """Calls `compute` in each forward with `fused_lm_head=True` and yields the list of its results.
 
     Args:
-        compute: From the labelled positions, row by row, to a tensor; with `None` the list stays empty.
-        scored: (m,) the places in the flattened (n, l - 1) where the next token has a label, in ascending order.
+        compute: Function from the labelled positions, row by row, to a tensor; with `None` the list stays empty.
+        scored: Indices, (m,), into the flattened (n, l - 1) where the next token has a label, in ascending order.
     """
     found: list[Tensor] = []
     if compute is None:
@@ -81,7 +81,7 @@ def at_head(compute: Callable[[HeadInput], Tensor] | None, scored: Tensor) -> It
 
     def apply(*args: Any) -> Any:
         hidden, weight, bias, _, temperature, _, softcap, scale, *_ = args
-        if len(hidden) != len(scored):  # devices where the head takes all positions
+        if len(hidden) != len(scored):  # devices where the head scores all positions
             hidden = hidden[scored.to(hidden.device)]
         found.append(compute(HeadInput(hidden, weight, bias, temperature, softcap, scale)))
         return original.apply(*args)
@@ -95,13 +95,13 @@ def at_head(compute: Callable[[HeadInput], Tensor] | None, scored: Tensor) -> It
 
 @torch.no_grad()
 def nucleus(head: HeadInput, cut: float) -> Tensor:
-    """Returns (m, K) ids of the tokens with a probability above `cut`, most probable first, then -1.
+    """Returns (m, K) ids of the tokens with a probability above `cut`, most probable first, padded with -1.
 
-    A position with less than two has -1 only: there is nothing to choose. K is the largest number there can be.
+    A position with fewer than two such tokens has only -1: there is no choice. K is the maximum possible number.
 
     Args:
-        head: LM head of the model that decides.
-        cut: Above 0.
+        head: LM head of the model that defines the nucleus.
+        cut: Probability threshold, above 0.
     """
     most = min(int(1 / cut), len(head.weight))
     found = []
@@ -117,11 +117,11 @@ def nucleus(head: HeadInput, cut: float) -> Tensor:
 def nucleus_entropy(head: HeadInput, candidates: Tensor) -> Tensor:
     """Returns (m,) entropies of the model restricted to, and renormalised over, the candidates of each position.
 
-    In nats, 0 where there are none. Differentiable, through the hidden states and the candidates' rows of the weight.
+    In nats, 0 where there are none. Differentiable through the hidden states and the candidates' rows of the weight.
 
     Args:
         head: LM head of the measured model.
-        candidates: (m, K) token ids, -1 where there is none.
+        candidates: Token ids, (m, K), padded with -1.
     """
     inside = candidates >= 0
     row, column = inside.nonzero(as_tuple=True)
@@ -130,7 +130,7 @@ def nucleus_entropy(head: HeadInput, candidates: Tensor) -> Tensor:
     projected = (head.hidden[row].to(wide) * head.weight[ids].to(wide)).sum(-1)
     if head.bias is not None:
         projected = projected + head.bias[ids]
-    # Outside of the candidates, but finite where there are none: a row of infinities has no gradient.
+    # -inf outside the candidates, but 0 in rows without any: a row of infinities has no gradient.
     outside = torch.zeros(inside.shape, dtype=wide, device=inside.device)
     outside = outside.masked_fill(inside.any(-1, keepdim=True), -torch.inf)
     log_p = outside.index_put((row, column), head.logits(projected)).log_softmax(-1)

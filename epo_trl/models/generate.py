@@ -1,4 +1,4 @@
-"""A policy outside of a trainer: plain `generate` on lists of token ids."""
+"""A policy outside a trainer: plain `generate` on lists of token ids."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from epo_trl.models.prefix_cache import PrefixCache, can_reuse, settings_allow_r
 
 
 def decoding(temperature: float) -> dict[str, Any]:
-    """Returns the settings of transformers' generation for a temperature; 0 is greedy decoding."""
+    """Returns transformers' generation settings for a temperature; 0 is greedy decoding."""
     if temperature:
         return {"do_sample": True, "temperature": temperature}
     return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "min_p": None}
 
 
 class SamplingPolicy:
-    """Samples responses from a model's whole distribution at a temperature. Fits `epo_trl.rollout.loop.Generate`.
+    """Samples responses from a model's full distribution at a temperature. Implements `epo_trl.rollout.loop.Generate`.
 
-    What the checkpoint's `generation_config.json` says of sampling (top_p, repetition_penalty) is left aside: it is no
-    part of a protocol, and training samples without it.
+    Sampling settings in the checkpoint's `generation_config.json` (top_p, repetition_penalty) are ignored: they are not
+    part of a protocol, and training samples without them.
 
     Args:
-        model: A causal language model; used on the device where it is.
-        tokenizer: Its tokenizer.
-        max_new_tokens: Longest response.
-        temperature: 0 decodes greedily.
-        seed: Seed for sampling. The global random state is not touched.
-        reuse_prefixes: Whether to keep the keys and values of each call for the next one, whose prompts extend them in
-            concatenated context. Models and settings that do not allow it generate from the start.
+        model: Causal language model, used on its current device.
+        tokenizer: Tokenizer of the model.
+        max_new_tokens: Maximum length of a response.
+        temperature: Sampling temperature; 0 is greedy decoding.
+        seed: Seed for sampling. The global random state is unchanged.
+        reuse_prefixes: Whether to reuse the keys and values of each call in the next one, whose prompts extend the
+            previous ones in concatenated context. Models and settings that do not allow it recompute them.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SamplingPolicy:
         self._cache = PrefixCache(model, self._calls) if own_cache else None
 
     def seeded(self, seed: int) -> SamplingPolicy:
-        """Returns the same policy with a random source and a cache of its own."""
+        """Returns a copy of the policy with its own random generator and cache."""
         other = copy.copy(self)
         other._random = torch.Generator().manual_seed(seed)
         other._cache = PrefixCache(self.model, self._calls) if self._cache is not None else None
@@ -69,7 +69,7 @@ class SamplingPolicy:
 
     @torch.inference_mode()
     def __call__(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], None]:
-        """Returns one response per prompt, end-of-turn token included."""
+        """Samples one response per prompt, including the end-of-turn token."""
         device = self.model.device
         width = max(map(len, prompt_ids))
         ids = torch.tensor([[self.pad_id] * (width - len(p)) + p for p in prompt_ids], device=device)
@@ -89,8 +89,8 @@ class SamplingPolicy:
 
 @contextmanager
 def _without_own_settings(model: Any) -> Iterator[None]:
-    """Hides what a checkpoint says of sampling, such as top_p: `generate` takes it where its settings say nothing."""
-    owner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's models ask their base
+    """Hides a checkpoint's sampling settings, such as top_p, which `generate` would use as defaults."""
+    owner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT models delegate to their base
     own, owner.generation_config = owner.generation_config, GenerationConfig()
     try:
         yield

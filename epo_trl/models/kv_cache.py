@@ -1,4 +1,4 @@
-"""Keys and values in memory that is allocated ahead: transformers' own cache copies all of them for each new token."""
+"""A KV cache with preallocated memory: transformers' own cache copies everything for each new token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 class GrowingLayer(DynamicLayer):
     """One layer's keys and values, (N, heads, tokens, head size), as the first tokens of a larger block of memory.
 
-    A block that is full is replaced by one with room for a quarter more tokens, so a token is copied a few times only.
+    A full block is replaced by one with room for a quarter more tokens, so each token is copied only a few times.
     """
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -20,7 +20,7 @@ class GrowingLayer(DynamicLayer):
         self._blocks: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Returns all keys and values after those of new tokens were added."""
+        """Appends the keys and values of new tokens and returns all of them."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         before = self.get_seq_length()
@@ -33,9 +33,9 @@ class GrowingLayer(DynamicLayer):
     def _blocks_for(self, before: int, after: int, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         blocks = self._blocks
         if blocks is not None:
-            # Selecting or repeating rows leaves keys and values that are no part of the blocks any more.
-            ours = before == 0 or self.keys.data_ptr() == blocks[0].data_ptr()
-            if ours and blocks[0].shape[0] == key_states.shape[0] and after <= blocks[0].shape[-2]:
+            # Selecting or repeating rows creates keys and values that are no longer part of the blocks.
+            is_view = before == 0 or self.keys.data_ptr() == blocks[0].data_ptr()
+            if is_view and blocks[0].shape[0] == key_states.shape[0] and after <= blocks[0].shape[-2]:
                 return blocks
         room = after + after // 4 + 64
         keys, values = (
@@ -48,5 +48,5 @@ class GrowingLayer(DynamicLayer):
 
 
 def growing_cache() -> Cache:
-    """Returns an empty cache for a model whose layers attend to everything."""
+    """Creates an empty cache for a model with full attention in every layer."""
     return Cache(layer_class_to_replicate=GrowingLayer)

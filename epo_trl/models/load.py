@@ -1,4 +1,4 @@
-"""From `model_name_or_path` to a policy and its tokenizer."""
+"""Loads a policy and its tokenizer from `model_name_or_path`."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
 from epo_trl.models.names import check_model_name
-from epo_trl.models.quantized import quantization_of
+from epo_trl.models.quantized import build_quantization
 from epo_trl.models.tiny import DEFAULT_SIZE, build_model, build_tokenizer, tiny_size
 
 
 def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, template: str) -> dict[str, Any]:
-    """Returns what a trainer of TRL takes: `model`, `processing_class`, `peft_config`, `quantization_config`.
+    """Prepares the arguments of a TRL trainer: `model`, `processing_class`, `peft_config`, `quantization_config`.
 
-    With `use_peft` an adapter is trained on as it is. Without, it is merged into its base, and all weights are trained.
-    A base that is no checkpoint by itself is kept in `output_dir/base`. The reference of a KL term is always the policy
-    as it is when the run begins.
+    With `use_peft`, training continues an existing adapter. Without it, the adapter is merged into its base and all
+    weights are trained. A base that is not a checkpoint elsewhere is saved in `output_dir/base`. The reference policy
+    of a KL term is always the policy at the start of the run.
 
     Args:
-        model_args: `model_name_or_path` is a Hub id or a local path, of a model or of an adapter, or `"tiny"`: some
-            400,000 weights from scratch, with a vocabulary made from the suite's text; `"tiny:192x3"` is 192 wide and
-            has 3 layers.
-        args: The trainer's configuration. Its `model_init_kwargs` are filled in if TRL is to load the model.
-        suite: The tasks.
+        model_args: Model settings. `model_name_or_path` is a Hub id or a local path of a model or an adapter, or
+            `"tiny"`: about 400,000 weights from scratch, with a vocabulary made from the suite's text. `"tiny:192x3"`
+            has width 192 and 3 layers.
+        args: Configuration of the trainer. Its `model_init_kwargs` are set if TRL is to load the model.
+        suite: Task suite.
         template: Name or folder of the prompt template.
     """
     name, adapter = _find(model_args)
-    quantization, trust = quantization_of(model_args), {"trust_remote_code": args.trust_remote_code}
+    quantization, trust = build_quantization(model_args), {"trust_remote_code": args.trust_remote_code}
     if quantization is not None and not model_args.use_peft:
         raise ValueError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
     kwargs = {**_init_kwargs(model_args), **(args.model_init_kwargs or {})}
@@ -49,9 +49,9 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         made = model
         model = keep_base(lambda: made, tokenizer, args.output_dir, name)
     else:
-        model, tokenizer = name, _tokenizer_of(name, adapter, model_args, **trust)
+        model, tokenizer = name, _load_own_tokenizer(name, adapter, model_args, **trust)
     if adapter is not None:
-        del kwargs["revision"]  # the adapter's, not its base's
+        del kwargs["revision"]  # this is the adapter's revision, not its base's
         if model_args.use_peft:
             _check_same_lora(model_args, adapter)
             return {
@@ -78,25 +78,25 @@ def load_policy(
     seed: int = 0,
     trust_remote_code: bool = False,
 ) -> tuple[Any, Any]:
-    """Returns a model that is not trained, on its device, and its tokenizer.
+    """Loads a model for inference on the device, and its tokenizer.
 
-    An adapter is merged into its base, or lies on it if that is quantized.
+    An adapter is merged into its base, or loaded onto it if the base is quantized.
 
     Args:
-        model_args: As for `policy_for_training`.
-        suite: The tasks.
+        model_args: Model settings, see `policy_for_training`.
+        suite: Task suite.
         template: Name or folder of the prompt template.
-        device: Where to play.
+        device: Device of the model.
         seed: Seed for the tiny model's weights.
-        trust_remote_code: Whether the Hub's own code may run.
+        trust_remote_code: Whether custom code from the Hub may run.
     """
     name, adapter = _find(model_args)
     if tiny_size(name):
         model, tokenizer = _tiny(model_args, suite, template, seed)
         return model.to(device), tokenizer
-    tokenizer = _tokenizer_of(name, adapter, model_args, trust_remote_code)
+    tokenizer = _load_own_tokenizer(name, adapter, model_args, trust_remote_code)
     kwargs = {**_init_kwargs(model_args), "trust_remote_code": trust_remote_code}
-    quantization = quantization_of(model_args)
+    quantization = build_quantization(model_args)
     if quantization is not None:
         kwargs |= {"quantization_config": quantization, "device_map": {"": device}}
     if adapter is None:
@@ -114,13 +114,13 @@ def load_policy(
 
 
 def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remote_code: bool = False) -> Path:
-    """Returns `out` after an adapter and its base were written there as one plain checkpoint with its tokenizer.
+    """Merges an adapter into its base and saves a plain checkpoint with its tokenizer; returns the folder.
 
     Args:
         name: Folder or Hub id of the adapter.
-        out: A folder that does not exist or is empty.
+        out: Output folder that does not exist or is empty.
         dtype: Data type of the weights, such as "bfloat16"; "auto" uses the base model's.
-        trust_remote_code: Whether the Hub's own code may run.
+        trust_remote_code: Whether custom code from the Hub may run.
     """
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -131,13 +131,13 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
         raise ValueError(
             f"adapter: got {name}, where there is no adapter_config.json; expected the folder of an adapter"
         )
-    tokenizer = _tokenizer_of(name, adapter, model_args, trust_remote_code)
+    tokenizer = _load_own_tokenizer(name, adapter, model_args, trust_remote_code)
     save_whole(adapter.merged(dtype=dtype, trust_remote_code=trust_remote_code), tokenizer, folder, name)
     return folder
 
 
 def _find(model_args: ModelConfig) -> tuple[str, Adapter | None]:
-    """Returns the name of the model, and the adapter if it is one."""
+    """Returns the name of the model, and the adapter if the name is an adapter's."""
     check_model_name(model_args.model_name_or_path, revision=model_args.model_revision)
     name: str = model_args.model_name_or_path
     with _named(name):
@@ -163,7 +163,7 @@ def _tiny(model_args: ModelConfig, suite: TaskSuite, template: str, seed: int) -
 
 
 def _to_train_on(adapter: Adapter, quantization_config: Any, args: Any, **kwargs: Any) -> Any:
-    """Returns the base with the adapter on it; only the adapter is trained."""
+    """Loads the base with the adapter on it; only the adapter is trained."""
     if quantization_config is not None:
         kwargs |= {"quantization_config": quantization_config}
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
@@ -171,7 +171,7 @@ def _to_train_on(adapter: Adapter, quantization_config: Any, args: Any, **kwargs
     with adapter.named():
         model = create_model_from_path(adapter.base, revision=adapter.base_revision, **kwargs)
     plugin = args.deepspeed_plugin
-    # As TRL does for a new adapter: ZeRO-3 gathers weights of one precision only.
+    # As in TRL for a new adapter: ZeRO-3 gathers weights of one precision only.
     one_dtype = plugin is not None and plugin.zero_stage == 3 and quantization_config is None
     return adapter.on(model, is_trainable=True, autocast_adapter_dtype=not one_dtype)
 
@@ -182,16 +182,16 @@ def _check_same_lora(model_args: ModelConfig, adapter: Adapter) -> None:
         given, saved = getattr(model_args, name), adapter.settings.get(own)
         if given != getattr(ModelConfig(), name) and given != saved:
             raise ValueError(
-                f"{name}: got {given}, but the adapter {adapter.name} has {saved} and is trained on as it is; leave it "
-                f"out, or merge the adapter and start a new one: epo-trl merge {adapter.name} --out DIR"
+                f"{name}: expected {saved}, as in the adapter {adapter.name}, got {given}; omit it, or merge the "
+                f"adapter and start a new one: epo-trl merge {adapter.name} --out DIR"
             )
 
 
 def _peft_config(model_args: ModelConfig, name: str, trust_remote_code: bool) -> Any:
-    """Returns the settings of a new adapter, or `None`; on every linear layer where PEFT does not know the model."""
+    """Returns the configuration of a new adapter, or `None`; targets all linear layers if PEFT has no default."""
     config = get_peft_config(model_args)
     if config is not None and model_args.model_revision not in (None, "main") and not Path(name).is_dir():
-        config.revision = model_args.model_revision  # TRL leaves it out, and the adapter is for these weights alone
+        config.revision = model_args.model_revision  # TRL omits it, but the adapter fits only these weights
     if config is not None and config.target_modules is None and config.target_parameters is None:
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
@@ -201,18 +201,18 @@ def _peft_config(model_args: ModelConfig, name: str, trust_remote_code: bool) ->
     return config
 
 
-def _tokenizer_of(name: str, adapter: Adapter | None, model_args: ModelConfig, trust_remote_code: bool) -> Any:
-    """Returns the tokenizer of a model; of an adapter its own, or its base's if it was saved without."""
+def _load_own_tokenizer(name: str, adapter: Adapter | None, model_args: ModelConfig, trust_remote_code: bool) -> Any:
+    """Loads the tokenizer of a model or adapter; an adapter without one uses its base's."""
     trust = {"trust_remote_code": trust_remote_code}
     if adapter is not None and Path(name).is_dir() and not (Path(name) / "tokenizer_config.json").is_file():
         return load_tokenizer(adapter.base, **trust)
-    with _named(name, (OSError, ValueError)):  # the second of a folder without a tokenizer
+    with _named(name, (OSError, ValueError)):  # ValueError for a folder without a tokenizer
         return load_tokenizer(name, revision=model_args.model_revision, **trust)
 
 
 @contextmanager
 def _named(name: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
-    """Says which model it is that cannot be read, for these errors."""
+    """Adds the model's name to these errors."""
     try:
         yield
     except errors as error:
@@ -221,27 +221,27 @@ def _named(name: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Itera
 
 
 def sequence_limit(config: Any) -> int | None:
-    """Returns the longest sequence that a model with this configuration takes, in tokens; `None` for no limit."""
+    """Returns the maximum sequence length of a model configuration in tokens; `None` for no limit."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
-def attention_of(model: PreTrainedModel) -> str:
-    """Returns the implementation of attention that a model was loaded with, such as "sdpa" or "flash_attention_2"."""
+def get_attention(model: PreTrainedModel) -> str:
+    """Returns a model's attention implementation, such as "sdpa" or "flash_attention_2"."""
     return model.config._attn_implementation
 
 
 def tokenizer_of(model_args: ModelConfig) -> Any:
-    """Returns the tokenizer of a model or of an adapter, without its weights. The Hub's own code does not run."""
-    return _tokenizer_of(*_find(model_args), model_args, trust_remote_code=False)
+    """Loads the tokenizer of a model or an adapter without its weights. Custom code from the Hub does not run."""
+    return _load_own_tokenizer(*_find(model_args), model_args, trust_remote_code=False)
 
 
 def load_tokenizer(path: str, **kwargs: Any) -> Any:
-    """Returns the tokenizer of a Hub id or a local path, padding on the left.
+    """Loads the tokenizer of a Hub id or a local path, with padding on the left.
 
-    Where there is no padding token, the end token is it, as for TRL.
+    Without a padding token, the end-of-sequence token is used for padding, as in TRL.
 
-    A local folder whose tokenizer says that it is a plain fast tokenizer is read as one. `AutoTokenizer` would not
-    beside every model: for some architectures, Qwen2 among them, it replaces the saved class by the architecture's own.
+    A local tokenizer saved as a plain fast tokenizer is loaded as one. `AutoTokenizer` does not always do so: for some
+    architectures, such as Qwen2, it replaces the saved class by the architecture's own.
     """
     config = Path(path) / "tokenizer_config.json"
     if config.is_file():

@@ -1,4 +1,4 @@
-"""Whether a model's name can be read, before anything is loaded."""
+"""Checks that a model's name can be resolved, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from pathlib import Path
 
 TINY = "tiny"
 CONFIGS = ("config.json", "adapter_config.json")  # of a model, of an adapter
-# By name: the class depends on the HTTP library of the installed huggingface_hub.
+# Compared by name: the class depends on the HTTP library of the installed huggingface_hub.
 UNREACHABLE = ("ConnectError", "ConnectionError", "OfflineModeIsEnabled")
 NO_NETWORK = ", the Hub cannot be reached, and its local cache does not have the model"
 
 
 def is_tiny(name: str) -> bool:
-    """Returns whether a name stands for a tiny model with random weights, whatever its size."""
+    """Returns whether a name denotes a tiny model with random weights, of any size."""
     return name.partition(":")[0] == TINY
 
 
 def check_model_name(name: str | None, field: str = "model_name_or_path", revision: str | None = None) -> None:
     """Raises `ValueError` if a name is neither an existing folder nor, as far as one request can tell, a Hub id.
 
-    A path that does not exist may look like a Hub id. transformers then asks the Hub for each file of a model, and five
-    times for each where there is no network. This asks once. A slow or failing Hub is left to transformers.
+    A path that does not exist may look like a Hub id. transformers then requests each file of a model from the Hub,
+    five times each without a network. This function sends one request. A slow or failing Hub is left to transformers.
 
     Args:
-        name: A folder, a Hub id, `"tiny"` or `"tiny:WIDTHxLAYERS"`.
-        field: The option, for the message.
+        name: Folder, Hub id, `"tiny"` or `"tiny:WIDTHxLAYERS"`.
+        field: Name of the option, for the message.
         revision: Revision on the Hub.
     """
     if name is None:
@@ -37,7 +37,7 @@ def check_model_name(name: str | None, field: str = "model_name_or_path", revisi
 
 
 def _why_unreadable(name: str, revision: str | None) -> str | None:
-    """Returns what follows "there is no such folder", or `None` if it may be a model of the Hub."""
+    """Returns the end of the message after "there is no such folder"; `None` if the Hub may have the model."""
     if name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1:
         return ""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
@@ -49,7 +49,7 @@ def _why_unreadable(name: str, revision: str | None) -> str | None:
         get_hf_file_metadata(hf_hub_url(name, CONFIGS[0], revision=revision))
     except HFValidationError:
         return ", and a Hub id is OWNER/NAME"
-    except GatedRepoError:  # a kind of the next one, and transformers says what to do about it
+    except GatedRepoError:  # subclass of the next; transformers' own message explains the fix
         return None
     except RepositoryNotFoundError:
         return ", and the Hub has no such model that you may read"

@@ -1,4 +1,4 @@
-"""Generation that goes on from where the last call ended, for prompts that grow by what was said since."""
+"""Reuses the KV cache of earlier `generate` calls for prompts that extend earlier ones."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from epo_trl.models.kv_cache import growing_cache
 
 
 class PrefixCache:
-    """Stands in for a model's `generate` and keeps the keys and values of what it has seen.
+    """Replaces a model's `generate` and keeps the keys and values of earlier calls.
 
-    In concatenated context the prompt of a turn is that of the turn before, the response to it and something new. Only
-    the latter is run. A row that ended since is forgotten. If some row does not go on from a row of the call before
-    (in the same order), or padding makes up more than half of what is kept, everything is run anew.
+    In concatenated context the prompt of a turn is the previous prompt, the response to it, and new tokens. Only the
+    new tokens are computed. Rows of ended episodes are dropped. If a row does not extend a row of an earlier call (in
+    the same order), or more than half of the kept positions are padding, everything is recomputed.
 
-    The keys and values are those of the weights that made them: start a new one when the weights change.
+    The keys and values belong to the weights that computed them: create a new cache when the weights change.
 
     Args:
-        model: A causal language model whose layers attend to everything, see `can_reuse`.
-        calls: How many calls are kept to go on from; more than one if several batches take turns, 0 for prompts that
-            never go on from one another.
+        model: Causal language model with full attention in every layer, see `can_reuse`.
+        calls: Number of earlier calls to keep; more than one if several batches alternate, 0 for prompts that never
+            extend one another.
     """
 
     def __init__(self, model: Any, calls: int = 1) -> None:
         self._generate = model.generate
         self._calls: deque[_Call] = deque(maxlen=calls)
-        self.reused = 0  # tokens that did not have to be run again, over all calls
+        self.reused = 0  # tokens that were not recomputed, over all calls
 
     def generate(self, *, input_ids: Tensor, attention_mask: Tensor, generation_config: Any, **kwargs: Any) -> Tensor:
-        """Returns (N, P + R) ids as the model's own `generate` would have.
+        """Returns (N, P + R) ids, the same as the model's own `generate`.
 
         Args:
-            input_ids: (N, P), padded on the left.
-            attention_mask: (N, P), 0 on padding.
-            generation_config: As for the model.
-            **kwargs: As for the model.
+            input_ids: Token ids, (N, P), padded on the left.
+            attention_mask: Attention mask, (N, P), 0 on padding.
+            generation_config: Generation settings, passed to the model.
+            **kwargs: Further arguments of the model's `generate`.
         """
         if not self._calls.maxlen:
             return self._generate(
@@ -54,7 +54,7 @@ class PrefixCache:
                 generation_config=generation_config,
                 **kwargs,
             )
-        # All that decides what is run is looked at on the CPU, where it takes one copy before and one after.
+        # Ids and masks are compared on the CPU, which costs one copy before and one after the call.
         device, (prompts, real) = input_ids.device, torch.stack([input_ids, attention_mask]).cpu()
         before, kept = self._take(prompts, real)
         if before is None:
@@ -66,7 +66,7 @@ class PrefixCache:
             new = real.sum(1) - mask.sum(1)
             width = int(new.max())
             fresh = torch.arange(width) >= width - new.unsqueeze(1)
-            # The prompts end at the same column, so their last `width` columns hold what is new, after what is not.
+            # The prompts end at the same column, so their last `width` columns hold the new tokens, right-aligned.
             ids = torch.cat([ids, prompts[:, -width:]], dim=1)
             mask = torch.cat([mask, fresh.to(mask.dtype)], dim=1)
         output = self._generate(
@@ -78,32 +78,32 @@ class PrefixCache:
         )[:, ids.shape[1] :]
         response = output.cpu()
         is_end = torch.isin(response, torch.tensor(generation_config.eos_token_id).flatten()).long()
-        before_end = is_end.cumsum(1) == is_end  # true up to the first end token, with it
+        before_end = is_end.cumsum(1) == is_end  # true up to and including the first end token
         ids, mask = torch.cat([ids, response], dim=1), torch.cat([mask, before_end.to(mask.dtype)], dim=1)
-        # The last column has been sampled, but not been run.
+        # The last column has been sampled but not computed.
         self._calls.append(_Call(cache, ids[:, :-1], mask[:, :-1]))
         return torch.cat([input_ids, output], dim=1)
 
     def _take(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Call | None, Tensor]:
-        """Returns a call that all prompts go on from, forgotten from now on, and the row of it for each of them."""
+        """Removes and returns an earlier call that all prompts extend, and its row for each prompt."""
         for call in self._calls:
             rows = call.rows_before(input_ids, attention_mask)
             if rows is not None:
                 self._calls.remove(call)
                 return call, rows
         if len(self._calls) == self._calls.maxlen:
-            self._calls.popleft()  # it would be forgotten after the call, and needs the memory until then
+            self._calls.popleft()  # it would be dropped after this call; dropping it now frees its memory
         return None, torch.empty(0, dtype=torch.long)
 
 
 @dataclass(eq=False)
 class _Call:
-    """What a call has left.
+    """The state that a `generate` call leaves behind.
 
     Args:
-        cache: Its keys and values.
-        ids: (N, L), as they lie in the cache, padding between turns included. On the CPU.
-        mask: (N, L), 1 where they are real. On the CPU.
+        cache: Keys and values of the call.
+        ids: Token ids in the cache, (N, L), including padding between turns; on the CPU.
+        mask: Mask of the ids, (N, L), 0 on padding; on the CPU.
     """
 
     cache: Cache
@@ -111,13 +111,13 @@ class _Call:
     mask: Tensor
 
     def rows_before(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor | None:
-        """Returns, for every prompt, the row that it goes on from, or `None` if they must be run anew."""
+        """Returns the row that each prompt extends, or `None` if everything must be recomputed."""
         lengths = self.mask.sum(1)
         rows: list[int] = []
         candidate = 0
         for prompt, real in zip(input_ids, attention_mask, strict=True):
             tokens = prompt[real.bool()]
-            while candidate < len(lengths) and not self._goes_on(candidate, int(lengths[candidate]), tokens):
+            while candidate < len(lengths) and not self._is_prefix(candidate, int(lengths[candidate]), tokens):
                 candidate += 1
             if candidate == len(lengths):
                 return None
@@ -127,31 +127,31 @@ class _Call:
         is_mostly_padding = self.mask.shape[1] > 2 * int(lengths[kept].max())
         return None if is_mostly_padding else kept
 
-    def _goes_on(self, row: int, length: int, tokens: Tensor) -> bool:
+    def _is_prefix(self, row: int, length: int, tokens: Tensor) -> bool:
         return length < len(tokens) and torch.equal(self.ids[row][self.mask[row].bool()], tokens[:length])
 
 
 def can_reuse(model: Any) -> bool:
-    """Whether every layer attends to everything; others keep only a part of the keys and values, or other states."""
+    """Whether every layer uses full attention; other layers keep only part of the keys and values, or other states."""
     layers = DynamicCache(config=model.config.get_text_config()).layers
     return not getattr(model, "_is_stateful", False) and all(type(layer) is DynamicLayer for layer in layers)
 
 
-# Settings of generation that look at the scores of the next token alone, or count what is new. Others look at the whole
-# sequence, in which there is padding between turns, or want a cache of their own.
+# Generation settings that depend only on the scores of the next token, or count new tokens. Others depend on the whole
+# sequence, which has padding between turns, or need their own cache.
 _HARMLESS = {
     "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
     "max_new_tokens", "min_new_tokens", "suppress_tokens", "renormalize_logits", "remove_invalid_values",
     "bos_token_id", "eos_token_id", "pad_token_id", "disable_compile", "transformers_version", "_from_model_config",
-    "max_length",  # of a model's own settings; `max_new_tokens` goes before it
+    "max_length",  # from a model's own settings; `max_new_tokens` takes precedence
 }  # fmt: skip
 _NEUTRAL = {"use_cache": True, "repetition_penalty": 1.0, "num_beams": 1, "num_return_sequences": 1}
 
 
 def settings_allow_reuse(model: Any, generation_config: Any) -> bool:
-    """Whether going on from the call before gives what generation from the start gives, with these settings.
+    """Whether reuse gives the same result as generation from the start, with these settings.
 
-    What they leave open is taken from the model's own.
+    Unset settings default to the model's own.
     """
     settings: dict[str, Any] = {}
     for config in (model.generation_config, generation_config):
@@ -161,7 +161,7 @@ def settings_allow_reuse(model: Any, generation_config: Any) -> bool:
 
 @contextmanager
 def reusing_prefixes(model: Any, calls: int = 1) -> Iterator[PrefixCache]:
-    """Lets a model's `generate` go on from one of the calls before, until the end of the block."""
+    """Makes a model's `generate` reuse earlier calls until the end of the block."""
     cache, before = PrefixCache(model, calls), vars(model).get("generate")
     model.generate = cache.generate
     try:

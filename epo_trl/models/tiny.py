@@ -1,11 +1,11 @@
 """A language model of some 400,000 parameters whose vocabulary is an environment's own text. No download.
 
-What makes so small a model learn a text game is its vocabulary: an entity such as "drawer 3" is **one** token, whose
-embedding starts as the sum of those of "drawer" and "3". The model can then copy an entity from the prompt with one
-attention step, and knows from the start which drawers are alike.
+The vocabulary lets so small a model learn a text game: an entity such as "drawer 3" is **one** token, whose embedding
+starts as the sum of those of "drawer" and "3". The model can then copy an entity from the prompt with one attention
+step, and similar entities have similar embeddings from the start.
 
-Texts are lower-cased, white space of any kind only separates, and decoding joins tokens with single spaces: so
-"go to drawer 3" comes back exactly, "in the drawer 3, a mug" as "in the drawer 3 , a mug".
+Texts are lower-cased, white space of any kind only separates tokens, and decoding joins tokens with single spaces:
+"go to drawer 3" is restored exactly, "in the drawer 3, a mug" becomes "in the drawer 3 , a mug".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_SIZE = (128, 2)  # width, layers
 HEADS = 4
 ROLES = ("system", "user", "assistant", "tool")
 
-# The generation markers let TRL's SFTTrainer tell the assistant's tokens (`assistant_only_loss=True`).
+# The generation markers let TRL's SFTTrainer identify the assistant's tokens (`assistant_only_loss=True`).
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{{- '<|im_start|>' + message['role'] + ' ' -}}"
@@ -41,7 +41,7 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant ' -}}{%- endif -%}"
 )
 
-# A word keeps the marks and digits inside it, so that "in/on", "don't", "half-full" and "wait1" come back exactly.
+# A word keeps the marks and digits inside it, so that "in/on", "don't", "half-full" and "wait1" are restored exactly.
 _WORD = r"\p{L}[\p{L}0-9]*(?:['/\-]\p{L}[\p{L}0-9]*)*"
 _TAG = "|".join(re.escape(text) for text in (*TAGS, UNK))
 _PLAIN = rf"{_TAG}|{_WORD}|[0-9]+|[^\p{{L}}0-9\s]"
@@ -49,12 +49,12 @@ _ENTITY = re.compile(r"(.*\S) ([0-9]+)", re.DOTALL)
 
 
 def _splitter(pattern: str) -> pre_tokenizers.PreTokenizer:
-    # `invert` swaps the roles: what matches is kept, what lies between (white space) is removed
+    # with `invert`, matches are kept and the white space between them is removed
     return pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
 
 
 def _largest_numbers(texts: Iterable[str], entities: Iterable[str] | None) -> dict[str, int]:
-    """Returns `{entity class: largest number}`: every word that a number follows, or those named in `entities`."""
+    """Returns `{entity class: largest number}` for every word before a number, or for those in `entities`."""
     largest: dict[str, int] = {}
     if entities is None:
         find = _splitter(rf"{_WORD} [0-9]{{1,2}}(?![0-9])|{_PLAIN}")
@@ -65,13 +65,13 @@ def _largest_numbers(texts: Iterable[str], entities: Iterable[str] | None) -> di
     for name in names:
         match = _ENTITY.fullmatch(name)
         if match is None:
-            raise ValueError(f"entities: got {name!r}, expected a name and its largest number, like 'drawer 12'")
+            raise ValueError(f"entities: expected a name and its largest number, like 'drawer 12', got {name!r}")
         largest[match[1]] = max(largest.get(match[1], 0), int(match[2]))
     return largest
 
 
 def _entity_pattern(largest: Mapping[str, int]) -> str:
-    """Returns the alternatives that match an entity whose number is in the vocabulary, longest name first."""
+    """Builds the regex alternatives for entities whose number is in the vocabulary, longest name first."""
     parts = []
     for name in sorted(largest, key=lambda name: (-len(name), name)):
         # The look-ahead makes "drawer 1" fail on "drawer 12", so the order of the numbers does not matter
@@ -81,19 +81,19 @@ def _entity_pattern(largest: Mapping[str, int]) -> str:
 
 
 def build_tokenizer(texts: Iterable[str], *, entities: Iterable[str] | None = None) -> PreTrainedTokenizerFast:
-    """Returns a word-level tokenizer whose vocabulary is the words, numbers, marks and entities of `texts`.
+    """Builds a word-level tokenizer from the words, numbers, marks and entities of `texts`.
 
     The vocabulary is closed over numbers: where "drawer 12" is known, so are "drawer 1" to "drawer 12" and the plain
-    numbers 0 to 12. The parts of an entity are tokens too, so that an entity with a larger number falls apart into
+    numbers 0 to 12. The parts of an entity are tokens too, so that an entity with a larger number splits into
     known words instead of becoming `<unk>`. Equal sets of words give equal ids, whatever the order of the texts.
 
     `<think>`, `</think>`, `<action>`, `</action>` and `<unk>` are ordinary tokens: decoding with
     `skip_special_tokens=True` drops only `<pad>`, `<|im_start|>` and `<|im_end|>` (the end-of-sequence token).
 
     Args:
-        texts: Everything that a prompt or a response may say: templates, observations, actions, thoughts.
+        texts: All texts of prompts and responses: templates, observations, actions, thoughts.
         entities: Entities with their largest numbers, as in `["drawer 12", "mug 3"]`; a name may have several words.
-            Default: each word of `texts` that a number below 100 follows directly, which also takes in "step 3".
+            By default each word of `texts` directly before a number below 100, which includes "step 3".
     """
     texts = [text.lower() for text in texts]
     largest = _largest_numbers(texts, entities)
@@ -132,12 +132,12 @@ def build_tokenizer(texts: Iterable[str], *, entities: Iterable[str] | None = No
 class _Family:
     config: str
     model: str
-    extra: tuple[str, ...] = ()  # fields of the configuration that are set to the size of one head
+    extra: tuple[str, ...] = ()  # configuration fields to set to the size of one head
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-# The layers of Qwen2, bit for bit, by another name: transformers 5.23 reads the tokenizer of every "qwen2" checkpoint
-# as Qwen2's own byte-level BPE, whatever class the checkpoint names.
+# The layers of Qwen2, bit for bit, under another name: transformers 5.23 loads the tokenizer of every "qwen2"
+# checkpoint as Qwen2's own byte-level BPE, whatever class the checkpoint names.
 _QWEN2_LAYERS = {
     "attention_dropout": 0.0,
     "residual_dropout": 0.0,
@@ -153,10 +153,10 @@ FAMILIES: dict[str, _Family] = {
 
 
 def tiny_size(name: str | None) -> tuple[int, int] | None:
-    """Returns width and layers of `"tiny"` and of, for example, `"tiny:192x3"`; `None` for any other model's name.
+    """Parses width and layers from `"tiny"` or, for example, `"tiny:192x3"`; `None` for any other model name.
 
     Raises:
-        ValueError: If the size is not one that a model can have.
+        ValueError: If the size is invalid.
     """
     kind, colon, size = str(name).partition(":")
     if kind != "tiny":
@@ -182,26 +182,26 @@ def build_model(
     max_position_embeddings: int = 8192,
     seed: int = 0,
 ) -> PreTrainedModel:
-    """Returns a small causal language model with random weights in float32 and tied embeddings, on the CPU.
+    """Builds a small causal language model with random float32 weights and tied embeddings, on the CPU.
 
     The embedding of an entity starts as `(sum of the embeddings of its parts) / sqrt(number of parts)`: the parts are
-    independent, so its size is that of any other token.
+    independent, so its norm matches that of other tokens.
 
     Args:
-        tokenizer: From [`build_tokenizer`]. Its length is the vocabulary size; its eos and pad tokens are the model's.
-        family: Architecture: "seed_oss", whose layers here are those of Qwen2, or, for tests across architectures,
-            "llama", "qwen3", "gemma" and "gemma2" (caps its logits). Saved beside its tokenizer, each is a checkpoint
-            that transformers' `AutoModelForCausalLM` and `AutoTokenizer` read.
-        hidden_size: Width; a multiple of `2 * heads`. The MLP is twice as wide.
+        tokenizer: Tokenizer from [`build_tokenizer`]. It sets the vocabulary size and the eos and pad tokens.
+        family: Architecture: "seed_oss", with the layers of Qwen2, or, for tests across architectures, "llama",
+            "qwen3", "gemma" and "gemma2" (with logit soft-capping). Saved with its tokenizer, each is a checkpoint for
+            transformers' `AutoModelForCausalLM` and `AutoTokenizer`.
+        hidden_size: Width, a multiple of `2 * heads`. The MLP is twice as wide.
         layers: Number of transformer layers.
         heads: Number of attention heads.
-        max_position_embeddings: Longest context, in tokens. Costs no parameters.
-        seed: Same seed and tokenizer, same weights. The global random state is left as it was.
+        max_position_embeddings: Maximum context in tokens. Adds no parameters.
+        seed: Seed for the weights. The global random state is unchanged.
     """
     if family not in FAMILIES:
-        raise ValueError(f"family: got {family!r}, expected one of {', '.join(FAMILIES)}")
+        raise ValueError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}")
     if hidden_size % (2 * heads):
-        raise ValueError(f"hidden_size: got {hidden_size}, expected a multiple of 2 * heads = {2 * heads}")
+        raise ValueError(f"hidden_size: expected a multiple of 2 * heads = {2 * heads}, got {hidden_size}")
     names = FAMILIES[family]
     extra: dict[str, Any] = {name: hidden_size // heads for name in names.extra}
     config = getattr(transformers, names.config)(
@@ -229,7 +229,7 @@ def build_model(
 
 @torch.no_grad()
 def _compose_entities(model: PreTrainedModel, vocabulary: Mapping[str, int]) -> None:
-    """Sets the embedding of each token that has several words to the scaled sum of its words' embeddings."""
+    """Sets the embedding of each multi-word token to the scaled sum of its words' embeddings."""
     weight = model.get_input_embeddings().weight
     for token, index in vocabulary.items():
         parts = [vocabulary[part] for part in token.split(" ") if part in vocabulary]

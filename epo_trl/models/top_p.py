@@ -1,7 +1,7 @@
 """The entropy of a policy over its own nucleus: the fewest tokens that together hold `top_p` of the probability.
 
-Which tokens those are takes the whole distribution of a position. Distributions are made for some positions at a time,
-once more in the backward pass where there is a gradient, and are never kept.
+Finding the nucleus needs the full distribution at a position. Distributions are computed for a few positions at a time,
+recomputed in the backward pass where there is a gradient, and never stored.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch.nn.functional import linear
 from epo_trl.models.fused_head import HeadInput
 
 CHUNK = 2**24  # logits at a time; the backward pass holds several tensors of that size
-FEW = 64  # most nuclei are not larger; to sort a whole vocabulary takes fifteen times as long as to find these
-_ROUNDING = 1e-6  # a sum of probabilities that is this close to `top_p` has reached it
+FEW = 64  # most nuclei are not larger; sorting a whole vocabulary takes fifteen times as long as finding these
+_ROUNDING = 1e-6  # tolerance within which a sum of probabilities has reached `top_p`
 
 
 def top_p_entropy(logits: Tensor, top_p: float) -> Tensor:
     """Returns (n,) entropies in nats of distributions restricted to, and renormalised over, their nuclei.
 
-    Of equal probabilities at the edge of a nucleus all are inside. Differentiable; which tokens are inside is constant.
+    All tokens tied at the edge of a nucleus are inside. Differentiable; the nucleus itself is treated as constant.
 
     Args:
-        logits: (n, V).
-        top_p: Above 0, at most 1, where the nucleus is the whole vocabulary.
+        logits: Logits, (n, V).
+        top_p: Probability mass of the nucleus in (0, 1]; 1 is the whole vocabulary.
     """
     with torch.no_grad():
         p = logits.softmax(-1)
@@ -38,7 +38,7 @@ def top_p_entropy(logits: Tensor, top_p: float) -> Tensor:
 
 
 def _least_inside(p: Tensor, top_p: float) -> Tensor:
-    """Returns (n, 1), the least probability inside each nucleus."""
+    """Returns (n, 1), the smallest probability inside each nucleus."""
     least, wider = _last_needed(p.topk(min(FEW, p.shape[-1])).values, top_p)
     if FEW < p.shape[-1]:
         rows = wider.nonzero().squeeze(1)
@@ -47,7 +47,7 @@ def _least_inside(p: Tensor, top_p: float) -> Tensor:
 
 
 def _last_needed(ordered: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """Returns (n, 1), the last of (n, k) falling probabilities that are needed for `top_p`, and (n,) if all are."""
+    """Returns (n, 1) the last of (n, k) descending probabilities needed for `top_p`, and (n,) whether all are."""
     needed = ordered.cumsum(-1) - ordered < top_p - _ROUNDING
     needed[:, 0] = True
     return ordered.gather(-1, needed.sum(-1, keepdim=True) - 1), needed.all(-1)
@@ -56,11 +56,11 @@ def _last_needed(ordered: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
 def own_nucleus_entropy(head: HeadInput, top_p: float) -> Tensor:
     """Returns (m,) entropies in nats of the model over its own nucleus at each position; see `top_p_entropy`.
 
-    Differentiable, through the hidden states and the head.
+    Differentiable through the hidden states and the head.
 
     Args:
         head: LM head of the measured model.
-        top_p: As for `top_p_entropy`.
+        top_p: Probability mass of the nucleus, see `top_p_entropy`.
     """
     result: Tensor = _OwnNucleus.apply(
         head.hidden, head.weight, head.bias, (head.temperature, head.softcap, head.scale), top_p
@@ -69,7 +69,7 @@ def own_nucleus_entropy(head: HeadInput, top_p: float) -> Tensor:
 
 
 class _OwnNucleus(torch.autograd.Function):
-    """Makes the logits anew in the backward pass, at the positions whose entropy has a gradient."""
+    """Recomputes the logits in the backward pass, at positions whose entropy has a gradient."""
 
     @staticmethod
     def forward(
@@ -90,7 +90,7 @@ class _OwnNucleus(torch.autograd.Function):
         needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         chosen = gradient.nonzero().squeeze(1)
         on_chosen, on_weight, on_bias = [], None, None
-        with trl_utils.maybe_gather_lm_head_ctx(weight, bias):  # ZeRO-3 has split them again since the forward pass
+        with trl_utils.maybe_gather_lm_head_ctx(weight, bias):  # ZeRO-3 has sharded them again since the forward pass
             head = _head(ctx, hidden[chosen], weight, bias)
             if needs_weight:
                 on_weight = gradient.new_zeros(weight.shape)
@@ -125,11 +125,11 @@ def _head(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Head
 
 
 def _parts(per_position: Tensor, head: HeadInput) -> tuple[Tensor, ...]:
-    """Returns parts of a tensor over positions whose logits have room; an empty one if there is no position."""
+    """Splits a tensor over positions into parts whose logits fit in `CHUNK`; one empty part without positions."""
     return per_position.split(max(1, CHUNK // len(head.weight)))
 
 
 def _projected(head: HeadInput, part: Tensor) -> Tensor:
-    """Returns (n, V), in single precision at least."""
+    """Returns (n, V) projections, at least in single precision."""
     projected = linear(part, head.weight, head.bias)
     return projected.to(torch.promote_types(projected.dtype, torch.float32))

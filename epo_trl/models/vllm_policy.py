@@ -1,4 +1,4 @@
-"""A policy outside of a trainer whose responses come from vLLM."""
+"""A policy outside a trainer that samples responses with vLLM."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from epo_trl.models.tiny import tiny_size
 
 
 class VllmPolicy:
-    """Samples responses with vLLM. Fits `epo_trl.rollout.loop.Generate`.
+    """Samples responses with vLLM. Implements `epo_trl.rollout.loop.Generate`.
 
     Args:
-        llm: A `vllm.LLM`.
-        make_params: `vllm.SamplingParams`.
-        eos_ids: Tokens that end a response, which they are part of.
-        max_new_tokens: Longest response.
-        temperature: 0 decodes greedily.
+        llm: `vllm.LLM` engine.
+        make_params: The class `vllm.SamplingParams`.
+        eos_ids: Ids of the tokens that end a response; the response includes them.
+        max_new_tokens: Maximum length of a response.
+        temperature: Sampling temperature; 0 is greedy decoding.
         seed: Seed for sampling. Each prompt of each call gets its own seed.
     """
 
@@ -43,16 +43,16 @@ class VllmPolicy:
         self._seed, self._prompts = seed, 0
 
     def seeded(self, seed: int) -> VllmPolicy:
-        """Returns the same policy with a random source of its own."""
+        """Returns a copy of the policy with its own seeds."""
         other = copy.copy(self)
         other._seed, other._prompts = seed, 0
         return other
 
     def __call__(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], None]:
-        """Returns one response per prompt, end-of-turn token included."""
+        """Samples one response per prompt, including the end-of-turn token."""
         params = []
         for _ in prompt_ids:
-            # vLLM takes seeds of 64 bits with a sign; every filter of its own is off by default
+            # vLLM's seeds are signed 64-bit integers; its sampling filters are off by default
             params.append(self._make_params(seed=(self._seed + self._prompts) % 2**63, **self._sampling))
             self._prompts += 1
         prompts = [{"prompt_token_ids": ids} for ids in prompt_ids]
@@ -69,18 +69,18 @@ def load_vllm_policy(
     gpu_share: float = 0.9,
     several_processes: bool = False,
 ) -> tuple[VllmPolicy, Any]:
-    """Returns the policy, in a vLLM engine of its own, and its tokenizer.
+    """Loads the policy into a new vLLM engine and returns it with its tokenizer.
 
     Args:
-        model_args: `model_name_or_path` is a Hub id or the folder of a plain checkpoint.
-        max_new_tokens: Longest response.
+        model_args: Model settings. `model_name_or_path` is a Hub id or the folder of a plain checkpoint.
+        max_new_tokens: Maximum length of a response.
         temperature: Sampling temperature.
-        max_model_len: Longest sequence in tokens; by default the model's.
-        gpu_share: Share of a GPU's memory that the engine takes.
+        max_model_len: Maximum sequence length in tokens; by default the model's.
+        gpu_share: Fraction of a GPU's memory for the engine.
         several_processes: Whether a launcher has started a process for each GPU.
 
     Raises:
-        ValueError: If vLLM is not installed, or does not take the model.
+        ValueError: If vLLM is not installed, or the model is not supported here.
     """
     name, revision = model_args.model_name_or_path, model_args.model_revision
     _check_model(model_args)
@@ -88,7 +88,7 @@ def load_vllm_policy(
         from vllm import LLM, SamplingParams
     except ImportError as error:
         raise ValueError(
-            f"backend: got 'vllm', which cannot be imported ({error}); pip install 'epo-trl[vllm]', or take "
+            f"backend: got 'vllm', which cannot be imported ({error}); pip install 'epo-trl[vllm]', or use "
             "'transformers'"
         ) from error
     llm = LLM(
@@ -98,7 +98,7 @@ def load_vllm_policy(
         dtype=model_args.dtype or "auto",
         max_model_len=max_model_len,
         gpu_memory_utilization=gpu_share,
-        # As TRL's colocated engines: the launcher has made the processes, and each is a whole engine.
+        # As in TRL's colocated mode: the launcher started the processes, and each one is a full engine.
         **({"distributed_executor_backend": "external_launcher"} if several_processes else {}),
     )
     tokenizer = load_tokenizer(str(name), revision=revision)

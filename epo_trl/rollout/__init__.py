@@ -1,4 +1,4 @@
-"""From a policy and environments to episodes, and from episodes to rows of a batch."""
+"""Rollouts: play episodes with a policy and environments, and turn them into rows of a batch."""
 
 from epo_trl.rollout.context import ChatTemplateError, ContextBuilder
 from epo_trl.rollout.loop import RolloutTimes, play_episodes

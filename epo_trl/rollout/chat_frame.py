@@ -9,14 +9,14 @@ from typing import Any
 
 from jinja2 import TemplateError as JinjaError
 
-_PROBE = ("userstart", "answerhere", "usernext", "answernext", "userlast")  # the messages that show the frame
+_PROBE = ("userstart", "answerhere", "usernext", "answernext", "userlast")  # messages that reveal the frame
 
 
 def template_settings(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """Returns `chat_template_kwargs` as a mapping; on a command line they are JSON.
+    """Parses `chat_template_kwargs` into a dictionary; on a command line they are JSON.
 
     Raises:
-        ValueError: If they are something else.
+        ValueError: If they are neither a mapping nor a JSON object.
     """
     try:
         found = json.loads(given) if isinstance(given, str) else given or {}
@@ -38,10 +38,10 @@ class ChatFrame:
     """The text that a chat template puts around messages.
 
     Args:
-        opening: Before the first user message.
-        closing: After the first user message, up to where the assistant's answer begins.
-        between: After an answer, up to where the next message begins. It starts with the end-of-turn token.
-        reply_closing: As `closing`, after every later message.
+        opening: Text before the first user message.
+        closing: Text after the first user message, up to the start of the assistant's answer.
+        between: Text after an answer, up to the start of the next message. It begins with the end-of-turn token.
+        reply_closing: Same as `closing`, for every later message.
     """
 
     opening: str
@@ -51,12 +51,12 @@ class ChatFrame:
 
     @classmethod
     def of(cls, tokenizer: Any, reply_role: str = "user", **chat_template_kwargs: Any) -> ChatFrame:
-        """Returns the frame of the tokenizer's chat template.
+        """Extracts the frame from the tokenizer's chat template.
 
         Args:
-            tokenizer: Has the chat template.
-            reply_role: Who says what the environment says to an answer: `"user"` or `"tool"`.
-            **chat_template_kwargs: For the chat template.
+            tokenizer: Tokenizer with a chat template.
+            reply_role: Role of the environment's replies: `"user"` or `"tool"`.
+            **chat_template_kwargs: Arguments passed to the chat template.
 
         Raises:
             ChatTemplateError: If there is no template, or it does not show each message exactly once and verbatim.
@@ -67,7 +67,7 @@ class ChatFrame:
                 "`tokenizer.chat_template`"
             )
 
-        advice = "; take context: windowed, or action_format: tags" if reply_role == "tool" else ""
+        advice = "; use context: windowed or action_format: tags" if reply_role == "tool" else ""
 
         def apply(texts: Sequence[str], **reply: str) -> str:
             messages: list[dict[str, str]] = [
@@ -103,7 +103,7 @@ class ChatFrame:
 
 
 def _around(text: str, marks: Sequence[str], advice: str = "") -> list[str]:
-    """Returns the pieces of the text before, between and after the marks."""
+    """Splits the text at the marks and returns the pieces before, between and after them."""
     counts = {mark: text.count(mark) for mark in marks}
     if set(counts.values()) != {1} or sorted(marks, key=text.index) != list(marks):
         raise ChatTemplateError(

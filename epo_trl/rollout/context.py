@@ -1,9 +1,9 @@
-"""What the policy is shown at each turn, as token ids.
+"""Builds the prompt of each turn as token ids.
 
 Windowed context (the paper's): every turn is a fresh prompt built from the last `history_length` turns.
 Concatenated context: the episode is one growing sequence; a turn appends the closing of the previous response and
-the new observation. Either way the sampled ids are kept as they are: nothing is decoded and tokenised again. Only the
-chat template and the prompt template write control tokens, see `epo_trl.rollout.encoding`.
+the new observation. Either way the sampled ids are kept unchanged: nothing is decoded and tokenised again. Only the
+chat template and the prompt template can write control tokens, see `epo_trl.rollout.encoding`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ CONTEXTS = ("windowed", "concatenated")
 
 @dataclass(slots=True)
 class TurnView:
-    """What is known when a prompt is to be built.
+    """Everything that a prompt is built from.
 
     Args:
         observation: The current observation.
         info: The environment's info.
-        history: The past turns as `PastTurn` has them, oldest first; the thought may be left out.
-        last_response_ids: The previous response, for the concatenated context.
+        history: Past turns with the fields of `PastTurn`, oldest first; the thought may be omitted.
+        last_response_ids: Token ids of the previous response, for the concatenated context.
         context_tokens: Length of the concatenated sequence so far.
     """
 
@@ -44,7 +44,7 @@ class TurnView:
 
 @dataclass(slots=True)
 class Prompt:
-    """Token ids to append before the response (`ids`), and how many history turns did not fit."""
+    """Token ids to append before the response (`ids`), and the number of history turns that did not fit."""
 
     ids: list[int]
     dropped_turns: int = 0
@@ -56,15 +56,15 @@ class ContextBuilder:
 
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template.
-        template: The wording.
+        template: Prompt template.
         mode: `"windowed"` or `"concatenated"`.
         history_length: Past turns shown in a windowed prompt.
-        max_prompt_tokens: Longest prompt of one turn, chat template included.
-        max_context_tokens: Concatenated: longest sequence, responses included. `None` for no limit.
-        max_response_tokens: Room kept for the next response in that sequence.
-        chat_template_kwargs: Passed to the chat template.
-        end_ids: Tokens that end a response; by default the tokenizer's end of sequence.
-        examples: Episodes in front of the first prompt, and so of every windowed one. A text is shown as it is.
+        max_prompt_tokens: Maximum length of one turn's prompt, including the chat template.
+        max_context_tokens: Maximum length of a concatenated sequence, including responses; `None` for no limit.
+        max_response_tokens: Number of tokens reserved for the next response in that sequence.
+        chat_template_kwargs: Arguments passed to the chat template.
+        end_ids: Ids of the tokens that end a response; by default the tokenizer's end-of-sequence token.
+        examples: Example episodes shown in the first prompt, and in every windowed one. A text is shown verbatim.
         actions: Parser that finds the action in a response.
     """
 
@@ -107,14 +107,14 @@ class ContextBuilder:
 
     @property
     def is_windowed(self) -> bool:
-        """Whether a prompt is all that the policy reads before a turn; else the episode is one growing sequence."""
+        """Whether every turn is a fresh prompt; otherwise the episode is one growing sequence."""
         return self.mode == "windowed"
 
     def carried(self, before: Sequence[int], prompt: Prompt, response_ids: Sequence[int]) -> list[int]:
-        """Returns the token ids that stand before the next turn's prompt.
+        """Returns the token ids that precede the next turn's prompt.
 
         Args:
-            before: Those that stood before this turn's.
+            before: Token ids that precede this turn's prompt.
             prompt: Prompt of this turn.
             response_ids: Response token ids of this turn.
         """
@@ -122,40 +122,40 @@ class ContextBuilder:
 
     @property
     def answer_start(self) -> str:
-        """What the chat template has already written of every answer: `"<think>"`, or `""` for most templates."""
+        """Start of every answer that the chat template writes itself: `"<think>"`, or `""` for most templates."""
         return "<think>" if self.frame.closing.rstrip().endswith("<think>") else ""
 
     @property
     def has_empty_thought(self) -> bool:
-        """Whether the chat template has already written a `<think>` block of every answer, and closed it."""
+        """Whether the chat template starts every answer with an empty `<think>` block."""
         return self.frame.closing.rstrip().endswith("</think>")
 
     def read(
         self, ids: Sequence[int], text: str, admissible: Sequence[str] | None, *, require_think: bool
     ) -> ParsedResponse:
-        """Returns the action of a response.
+        """Parses the action of a response.
 
         Args:
-            ids: As they were sampled.
-            text: The same, decoded.
-            admissible: The actions that the environment accepts now; `None` if it does not list them.
+            ids: Sampled token ids of the response.
+            text: Decoded text of the response.
+            admissible: Actions that the environment currently accepts; `None` if it does not list them.
             require_think: Whether a response without reasoning is invalid.
         """
         response = Response(ids, self.answer_start + text, self.frame.closing)
         return self.actions.read(response, admissible, require_think=require_think)
 
     def build(self, views: Sequence[TurnView]) -> list[Prompt | None]:
-        """Returns one prompt per view, or `None` where it does not fit even without history.
+        """Builds one prompt per view, or `None` where the prompt does not fit even without history.
 
-        A prompt that is too long loses its oldest history turns first; the task, the observation and the actions are
-        never shortened.
+        A prompt that is too long drops its oldest history turns; the task, the observation and the actions are never
+        shortened.
         """
         kept = [min(self.history_length, len(view.history)) for view in views]
         ids = self._encode([self._text(view, n) for view, n in zip(views, kept, strict=True)])
         return [self._fit(view, view_ids, n) for view, view_ids, n in zip(views, ids, kept, strict=True)]
 
     def encode(self, text: str, values: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        """Returns the ids of a text with `{field}` placeholders, once for each set of values, which are data."""
+        """Encodes a text with `{field}` placeholders once per set of values; values never become control tokens."""
         written = rewrite(text, self._encoder.write)
         return self._encode([render(written, fields) for fields in values])
 
@@ -175,15 +175,15 @@ class ContextBuilder:
         return Prompt(ids, dropped_turns=wanted - kept)
 
     def _marks(self, between: Sequence[int]) -> list[int]:
-        """Returns the control tokens, and white space among them, that come first after an answer."""
+        """Returns the leading control tokens, and white space between them, of the text after an answer."""
         control = set(control_tokens(self.tokenizer).values())
         return list(takewhile(lambda i: i in control or not self.tokenizer.decode([i]).strip(), between))
 
     def _ended(self, response: Sequence[int]) -> int:
-        """Returns how many tokens of what closes an answer need not be appended to this response.
+        """Returns the number of closing tokens that the response already contains.
 
-        The closing of an answer is one token or several, of which a response that was not cut has sampled all, or
-        another one that ends it as well.
+        One or more tokens close an answer. A response that was not truncated has sampled all of them, or another
+        end token instead.
         """
         ends = [i for i, token in enumerate(self._closing_marks) if token in self.end_ids]
         closing = self._closing_marks[: ends[-1] + 1 if ends else 1]
@@ -206,24 +206,24 @@ class ContextBuilder:
         return _framed(frame.opening, self._words.next, fields, frame.closing)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns ids of texts in which `_frame` and `_words` have the secret names of control tokens.
+        """Encodes texts in which `_frame` and `_words` refer to control tokens by their secret names.
 
-        Half of a surrogate pair, of which no tokenizer makes tokens, becomes a question mark.
+        An unpaired surrogate, which no tokenizer can encode, becomes a question mark.
         """
         return self._encoder.encode([text.encode(errors="replace").decode() for text in texts])
 
     def _check_encoder(self) -> None:
-        """Raises `ChatTemplateError` if the templates' own text does not come out as from the tokenizer itself."""
+        """Raises `ChatTemplateError` if the templates' own text is encoded differently than by the tokenizer itself."""
         frame = self.frame
         plain = [frame.opening + self.template.first + frame.closing, frame.between, frame.reply_closing]
         written = self._encode([self._encoder.write(text) for text in plain])
         if written != self.tokenizer(plain, add_special_tokens=False)["input_ids"]:
             raise ChatTemplateError(
                 f"processing_class: {type(self.tokenizer).__name__} gives other ids when its control tokens have other "
-                "names, so what an environment says cannot be kept apart from them; take another tokenizer"
+                "names, so observations that spell a control token cannot be escaped; use another tokenizer"
             )
 
 
 def _framed(before: str, message: str, fields: Mapping[str, Any], after: str) -> str:
-    # Many chat templates trim their messages, so white space around one would make the prompt another text.
+    # Many chat templates strip their messages, so white space around one would change the prompt.
     return before + render(message, fields).strip() + after

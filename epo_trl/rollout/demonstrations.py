@@ -1,4 +1,4 @@
-"""Expert episodes as training examples: exactly the tokens that the policy will see, with the expert's answers."""
+"""Expert episodes as training examples: the exact prompts of the policy, with the expert's answers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Demonstration:
     """One turn of an expert, as token ids.
 
     Args:
-        prompt_ids: What the policy reads before it answers: the whole prompt in windowed context, and what this turn
-            appends to the episode in concatenated context.
-        response_ids: The answer with its end-of-turn token.
-        is_learned: Whether the answer is a label. A mistake is context only.
+        prompt_ids: Prompt token ids: the whole prompt in windowed context, the part that this turn appends to the
+            episode in concatenated context.
+        response_ids: Token ids of the answer, including the end-of-turn token.
+        is_learned: Whether the answer is a label. An injected mistake is context only.
     """
 
     prompt_ids: list[int]
@@ -32,20 +32,20 @@ class Demonstration:
 
     @property
     def input_ids(self) -> list[int]:
-        """The prompt and the answer."""
+        """Token ids of the prompt followed by the answer."""
         return self.prompt_ids + self.response_ids
 
     def labels(self, prompt_label_rate: float, rng: random.Random) -> list[int]:
         """Returns the labels: every learned answer token, and each prompt token with the given probability.
 
-        A rate r weighs the prompt's loss by r. A model from scratch learns to read from it; a pretrained one needs 0.
+        A rate r scales the prompt's loss by r. It teaches a model from scratch to read; a pretrained model needs 0.
         """
         prompt = [i if rng.random() < prompt_label_rate else -100 for i in self.prompt_ids]
         return prompt + (self.response_ids if self.is_learned else [-100] * len(self.response_ids))
 
 
 class ExpertTurn(NamedTuple):
-    """One turn of an expert: what it saw, its thought and action, and the action that the environment got."""
+    """One expert turn: the input of its prompt, its thought and action, and the action that was executed."""
 
     view: TurnView
     thought: str
@@ -67,23 +67,23 @@ def expert_episodes(
 ) -> Iterator[list[Demonstration]]:
     """Yields the turns of each episode that the suite's expert wins within the turn budget.
 
-    In windowed context each turn is a training example of its own. In concatenated context the turns of an episode
-    are consecutive segments of one example.
+    In windowed context each turn is a separate training example. In concatenated context the turns of an episode are
+    consecutive segments of one example.
 
     Args:
-        suite: Has an expert.
-        tasks: `(task_id, seed)` pairs; the seed also makes the expert's choices.
-        context: Builds the prompts.
-        max_turns: Longer episodes are left out, and lost ones unless `keep_lost` is set.
-        task_types: Tasks of other types are left out; by default none is.
-        mistake_rate: Probability that the environment is given, in place of the expert's action, one that was
-            admissible earlier in the episode and is not now. A windowed example keeps the expert's answer as its
-            label. A concatenated one shows the mistake, as the episode has it, and does not learn it. Either way the
-            policy sees the state after a mistake, from which one trained on flawless play does not recover (noise
-            injection as in DART, Laskey et al. 2017, arXiv 1703.09327). Needs an environment that lists its actions.
-        keep_lost: Whether lost episodes that ended within the turn budget are kept too.
-        thoughts: Whether the answers have the expert's thoughts; without them a policy of `require_think=False` learns.
-        on_episode: Called after each task with whether the expert played and won it.
+        suite: Task suite with an expert.
+        tasks: `(task_id, seed)` pairs; the seed also controls the expert's choices.
+        context: Builder of the prompts.
+        max_turns: Turn budget. Longer episodes are skipped, and lost ones unless `keep_lost` is set.
+        task_types: Task types to play; by default all.
+        mistake_rate: Probability of replacing the expert's action by one that was admissible earlier in the episode and
+            no longer is. A windowed example keeps the expert's answer as its label. A concatenated example contains
+            the mistake but does not learn it. Either way the policy sees the state after a mistake; a policy trained
+            on flawless episodes does not recover from one (noise injection as in DART, Laskey et al. 2017, arXiv
+            1703.09327). Requires an environment that lists its actions.
+        keep_lost: Whether to keep lost episodes that ended within the turn budget.
+        thoughts: Whether the answers include the expert's thoughts; set to `False` for `require_think=False`.
+        on_episode: Callback after each task; its argument is whether the expert played and won it.
     """
     if not 0 <= mistake_rate < 1:
         raise ValueError(f"mistake_rate: expected a number in [0, 1), got {mistake_rate}")
@@ -108,11 +108,11 @@ def expert_episodes(
 def play_expert(
     suite: TaskSuite, env: TextEnv, start: tuple[str, Info], seed: int, max_turns: int, mistake_rate: float = 0.0
 ) -> tuple[list[ExpertTurn], bool, bool]:
-    """Returns the expert's turns, whether it won, and whether the game ended.
+    """Plays the expert and returns its turns, whether it won, and whether the game ended.
 
     Args:
-        suite: Has the expert.
-        env: Has been reset.
+        suite: Task suite with an expert.
+        env: Environment that has been reset.
         start: Return value of the reset.
         seed: Seed for the expert's choices and mistakes.
         max_turns: Turn limit.
@@ -138,20 +138,20 @@ def play_expert(
 
 
 def _with_mistake(action: str, known: set[str], info: Info, rate: float, chance: random.Random) -> str:
-    """Returns the action, or at the given rate one of `known` that is not admissible; adds to `known`."""
+    """Returns the action or, at the given rate, an inadmissible one of `known`; adds to `known`."""
     admissible = info["admissible_actions"]
     if admissible is None:
         raise ValueError(f"mistake_rate: expected 0 for an environment that lists no admissible actions, got {rate}")
     known.update(admissible)
-    mistakes = sorted(known.difference(admissible))
-    return chance.choice(mistakes) if mistakes and chance.random() < rate else action
+    wrong = sorted(known.difference(admissible))
+    return chance.choice(wrong) if wrong and chance.random() < rate else action
 
 
 def _encode(turns: Sequence[ExpertTurn], context: ContextBuilder, answer: str) -> list[Demonstration]:
     actions = [turn.action if context.is_windowed else turn.played for turn in turns]
-    said = [{"thought": turn.thought, "action": action} for turn, action in zip(turns, actions, strict=True)]
+    values = [{"thought": turn.thought, "action": action} for turn, action in zip(turns, actions, strict=True)]
     end = context.tokenizer.eos_token_id
-    answers = [[*ids, end] for ids in context.encode(answer.removeprefix(context.answer_start), said)]
+    answers = [[*ids, end] for ids in context.encode(answer.removeprefix(context.answer_start), values)]
     views = [turn.view for turn in turns]
     prompts = context.build(views) if context.is_windowed else _appended(views, answers, context)
     return [
@@ -162,7 +162,7 @@ def _encode(turns: Sequence[ExpertTurn], context: ContextBuilder, answer: str) -
 
 
 def _appended(views: Sequence[TurnView], answers: Sequence[list[int]], context: ContextBuilder) -> list[Prompt | None]:
-    """Returns what each turn appends to a concatenated episode, `None` from the first turn on that does not fit."""
+    """Returns the tokens that each turn appends to a concatenated episode; `None` after the first that does not fit."""
     prompts: list[Prompt | None] = []
     carried: list[int] = []
     for view, before, ids in zip(views, [[], *answers], answers, strict=False):

@@ -1,10 +1,10 @@
-"""Text to token ids, where only what a template writes itself can become a control token.
+"""Encodes prompts so that only a template's own text can become a control token.
 
-What an environment or a policy says is data. An observation that spells `<|im_end|>` is shown as the characters that it
-consists of; the same letters in a chat template are the one token that ends a turn.
+Text from an environment or a policy is data. An observation that spells `<|im_end|>` is encoded character by character;
+the same text in a chat template is the single token that ends a turn.
 
-Control tokens are all special tokens of the tokenizer, and its other added tokens (such as `<think>` or `<tool_call>`)
-unless they consist of letters, digits and white space only: a word that someone has added, or a run of blanks, is text.
+Control tokens are all special tokens of the tokenizer, and its other added tokens (such as `<think>` or `<tool_call>`).
+Added tokens of letters, digits and white space only are text: an added word, or a run of blanks.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tokenizers.models import Model
 
 
 class PromptEncoder(Protocol):
-    """Tokenises texts in which control tokens go by secret names, which `write` puts in and nobody else can."""
+    """Encodes texts whose control tokens have secret names; only `write` inserts those names."""
 
     def write(self, text: str) -> str:
-        """Returns a template's own text, its control tokens by their secret names."""
+        """Replaces the control tokens of a template's own text by their secret names."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of written texts, no special tokens added."""
+        """Encodes texts that went through `write`, without adding special tokens."""
 
 
 def prompt_encoder(tokenizer: Any) -> PromptEncoder:
-    """Returns the encoder of a Hugging Face tokenizer, fast or slow."""
+    """Creates the encoder for a fast or slow Hugging Face tokenizer."""
     return FastEncoder(tokenizer) if getattr(tokenizer, "is_fast", False) else SlowEncoder(tokenizer)
 
 
@@ -45,7 +45,7 @@ def control_tokens(tokenizer: Any) -> dict[str, int]:
 
 
 def _secret_names(tokens: Sequence[str]) -> dict[str, str]:
-    """Returns a name for each token: small letters, which every normalizer leaves alone, and which nobody can guess."""
+    """Returns an unguessable name for each token, in lowercase letters, which every normalizer keeps."""
     start = "".join(secrets.choice(string.ascii_lowercase) for _ in range(28))
     digits = str.maketrans(string.digits, string.ascii_lowercase[:10])
     return {token: start + f"{index:06}".translate(digits) for index, token in enumerate(tokens)}
@@ -54,8 +54,8 @@ def _secret_names(tokens: Sequence[str]) -> dict[str, str]:
 class FastEncoder:
     """Encodes with a copy of the tokenizer's backend whose control tokens have other names.
 
-    Under its own name such a token is neither cut out of a text nor reached by the model's vocabulary. Everything else
-    is the backend's: normalizer, pieces, what a control token does to the white space beside it.
+    A control token's own name is then neither split off as an added token nor part of the model's vocabulary. The rest
+    is unchanged: the normalizer, the pre-tokenizer, and how a control token treats the white space around it.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -80,7 +80,7 @@ class FastEncoder:
         tokens = {index: token for token, index in self._control.items()}
         written, end = [], 0
         for index, (start, stop) in zip(parsed["input_ids"], parsed["offset_mapping"], strict=True):
-            shown = text[start:stop].strip()  # a token may take the white space beside it
+            shown = text[start:stop].strip()  # a token may include the white space around it
             if index in tokens and self._normalized(shown) == self._normalized(tokens[index].strip()):
                 start = text.index(shown, start)
                 written += [text[end:start], self._names[tokens[index]]]
@@ -105,7 +105,7 @@ def _with_name(token: AddedToken, name: str) -> AddedToken:
 
 
 def _renamed_model(backend: Tokenizer, names: Mapping[str, str]) -> Model:
-    """Returns the backend's model with other names for some tokens of its vocabulary, which no merges lead to."""
+    """Returns the backend's model with some tokens of its vocabulary renamed, and without the merges that form them."""
     model = json.loads(backend.to_str())["model"]
     if isinstance(model["vocab"], dict):
         model["vocab"] = {names.get(token, token): index for token, index in model["vocab"].items()}
@@ -120,30 +120,30 @@ def _renamed_model(backend: Tokenizer, names: Mapping[str, str]) -> Model:
 
 
 class SlowEncoder:
-    """Encodes with a tokenizer written in Python: as it does itself, in parts if a value spells a control token."""
+    """Encodes with a Python tokenizer: in one call, or in parts if a value spells a control token."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._control = control_tokens(tokenizer)
         self._names = _secret_names(list(self._control))
         self._tokens = {name: token for token, name in self._names.items()}
-        self._find_control, self._find_names = _any_of(self._control), _any_of(self._tokens)
+        self._find_control, self._find_names = _compile_alternatives(self._control), _compile_alternatives(self._tokens)
 
     def write(self, text: str) -> str:
         """Returns a template's own text, its control tokens by their secret names."""
         return self._find_control.sub(lambda match: self._names[match[0]], text)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of written texts, no special tokens added.
+        """Encodes texts that went through `write`, without adding special tokens.
 
         Raises:
-            ValueError: If the tokenizer makes a control token of plain text.
+            ValueError: If the tokenizer turns plain text into a control token.
         """
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> list[int]:
         plain = self._find_names.sub(lambda match: self._tokens[match[0]], text)
-        if self.write(plain) == text:  # no value spells a control token, alone or with what stands beside it
+        if self.write(plain) == text:  # no value spells a control token, alone or with adjacent text
             return list(self._tokenizer(plain, add_special_tokens=False)["input_ids"])
         ids: list[int] = []
         for index, part in enumerate(self._find_names.split(text)):
@@ -154,10 +154,12 @@ class SlowEncoder:
         ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] if text else []
         found = [token for token, index in self._control.items() if index in ids and token in text]
         if found:
-            raise ValueError(f"the tokenizer makes the control token {found[0]!r} of what an environment says")
+            raise ValueError(
+                f"the tokenizer turns text of an environment into the control token {found[0]!r}; use another tokenizer"
+            )
         return list(ids)
 
 
-def _any_of(texts: Mapping[str, Any]) -> re.Pattern[str]:
+def _compile_alternatives(texts: Mapping[str, Any]) -> re.Pattern[str]:
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("(" + ("|".join(map(re.escape, longest_first)) or "(?!)") + ")")

@@ -1,4 +1,4 @@
-"""What a prompt can show of turns that have been played: those of the episode itself, and those of example episodes."""
+"""Past turns in prompts: those of the episode itself and of example episodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class PastTurn(NamedTuple):
-    """A turn as later prompts show it: what was seen, what was done, and the thought in between."""
+    """A turn as later prompts show it: the observation, the action, and the thought that led to it."""
 
     observation: str
     action: str
@@ -16,7 +16,7 @@ class PastTurn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A solved episode that stands in front of the first prompt. A template words it."""
+    """A solved episode shown in the first prompt, formatted by the prompt template."""
 
     task: str
     turns: tuple[PastTurn, ...]

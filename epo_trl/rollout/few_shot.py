@@ -1,6 +1,6 @@
-"""Few-shot prompts: which example episodes stand in front of the first prompt, and where they come from.
+"""Few-shot prompts: selects and loads the example episodes in front of the first prompt.
 
-Examples come from training tasks that the environment's expert plays, or from a text file; never from test tasks.
+Examples come from training tasks that the environment's expert solves, or from a text file; never from test tasks.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from epo_trl.rollout.demonstrations import play_expert
 from epo_trl.rollout.examples import Example, PastTurn
 
 SPLIT = "train"
-TRIES = 20  # training tasks that the expert may play for one example
+TRIES = 20  # maximum number of training tasks to try per example
 
 
 @dataclass(frozen=True, slots=True)
 class FewShot:
-    """Examples, and a name that tells them from all others.
+    """Examples and a name that identifies them.
 
     Args:
         examples: Example episodes.
-        source: Their number, or the name of their file.
+        source: Number of expert examples, or name of the text file.
     """
 
     examples: tuple[Example | str, ...] = ()
@@ -45,27 +45,27 @@ class FewShot:
 
 @dataclass
 class FewShotArguments:
-    """What is shown in front of the first prompt."""
+    """Options for the examples in front of the first prompt."""
 
     few_shot: int = field(
         default=0,
         metadata={"help": "Example episodes in the prompt, played by the environment's expert on training tasks."},
     )
     few_shot_turns: int = field(
-        default=12, metadata={"help": "Longest example in turns; training tasks that take longer are passed over."}
+        default=12, metadata={"help": "Maximum length of an example in turns; longer training tasks are skipped."}
     )
     few_shot_seed: int = field(
-        default=0, metadata={"help": "Chooses the training tasks of the examples, and makes the expert's choices."}
+        default=0, metadata={"help": "Seed for the examples' training tasks and for the expert's choices."}
     )
     few_shot_file: str | None = field(
-        default=None, metadata={"help": "Text file that is shown, as it is, in place of the expert's episodes."}
+        default=None, metadata={"help": "Text file to show verbatim instead of the expert's episodes."}
     )
 
     def __post_init__(self) -> None:
         self.check_few_shot()
 
     def check_few_shot(self) -> None:
-        """Raises `ValueError` for settings that make no sense."""
+        """Raises `ValueError` for invalid settings."""
         if self.few_shot < 0:
             raise ValueError(f"few_shot: expected an integer >= 0, got {self.few_shot}")
         if self.few_shot_turns < 1:
@@ -77,14 +77,14 @@ class FewShotArguments:
             )
 
     def few_shot_of(self, suite: TaskSuite, env_options: Mapping[str, Any] | None = None) -> FewShot:
-        """Returns the examples that are asked for; the same ones in every process.
+        """Loads the requested examples; they are the same in every process.
 
         Args:
             suite: Suite that provides the training tasks.
-            env_options: Handed to every `reset`, beside the task.
+            env_options: Further options for every `reset`.
 
         Raises:
-            ValueError: If the file cannot be shown, or there are not enough training tasks that fit.
+            ValueError: If the file cannot be read, or too few training tasks qualify.
         """
         if self.few_shot_file:
             return FewShot((read_example(self.few_shot_file),), Path(self.few_shot_file).name)
@@ -99,26 +99,28 @@ class FewShotArguments:
 def expert_examples(
     suite: TaskSuite, count: int, *, max_turns: int, seed: int = 0, env_options: Mapping[str, Any] | None = None
 ) -> tuple[Example, ...]:
-    """Returns episodes that the suite's expert wins, on some of the training tasks in an order that the seed draws.
+    """Plays training tasks in random order and returns the first episodes that the suite's expert wins.
 
     Args:
-        suite: Has an expert.
+        suite: Task suite with an expert.
         count: Number of examples.
-        max_turns: Tasks that take longer are passed over.
-        seed: Seed for the tasks and the expert's choices.
-        env_options: Handed to every `reset`, beside the task.
+        max_turns: Maximum length of an example in turns; longer tasks are skipped.
+        seed: Seed for the order of the tasks and the expert's choices.
+        env_options: Further options for every `reset`.
 
     Raises:
         EnvError: If the suite has no expert or no training tasks.
-        ValueError: If too few of the tasks that were tried are won in so many turns.
+        ValueError: If the expert wins too few of the tried tasks within `max_turns`.
     """
-    takes = "takes 0, or few_shot_file in its place"
     if SPLIT not in suite.splits:
-        raise EnvError(f"few_shot: got {count}, but the task suite {suite.name!r} has no training tasks; {takes}")
+        raise EnvError(
+            f"few_shot: expected 0, got {count}, but the task suite {suite.name!r} has no training tasks; "
+            "use few_shot_file"
+        )
     try:
         suite.make_expert()
     except EnvError as error:
-        raise EnvError(f"few_shot: got {count}, but {error}; {takes}") from error
+        raise EnvError(f"few_shot: expected 0, got {count}, but {error}; use few_shot_file") from error
     ids = list(suite.demonstration_tasks(SPLIT, max_turns, TRIES * count))
     chance = random.Random(seed)
     chance.shuffle(ids)
@@ -140,12 +142,12 @@ def expert_examples(
 
 
 def read_example(path: str) -> str:
-    """Returns the text of a file, without white space around it."""
-    takes = "takes a text file in UTF-8 that is not empty"
+    """Reads a text file and strips surrounding white space."""
+    expected = "expected a UTF-8 text file that is not empty"
     try:
         text = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"few_shot_file: got {path!r}, which cannot be read ({error}); {takes}") from error
+        raise ValueError(f"few_shot_file: {expected}, got {path!r}, which cannot be read ({error})") from error
     if not text:
-        raise ValueError(f"few_shot_file: got {path!r}, which is empty; {takes}")
+        raise ValueError(f"few_shot_file: {expected}, got {path!r}, which is empty")
     return text

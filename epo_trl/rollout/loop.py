@@ -1,4 +1,4 @@
-"""The rollout: many episodes in step with each other, one generation call per turn."""
+"""The rollout loop: many episodes in lockstep, one generation call per turn."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from epo_trl.rollout.rules import RolloutSettings
 from epo_trl.rollout.running_episode import RunningEpisode, Sampled
 from epo_trl.types import Episode, StopReason
 
-# Token ids of prompts -> token ids of responses, and their log-probabilities if the generator knows them.
+# Maps token ids of prompts to token ids of responses, and their log-probabilities if the generator returns them.
 Generate = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
 
 
 @dataclass(slots=True)
 class RolloutTimes:
-    """Seconds that a rollout spent in generation, in environments, and in building prompts and parsing."""
+    """Seconds that a rollout spends in generation, in environments, and in building prompts and parsing."""
 
     generate: float = 0.0
     env: float = 0.0
@@ -29,7 +29,7 @@ class RolloutTimes:
 
 @dataclass(slots=True)
 class _Wave:
-    """Episodes that take their turns together; those of `waiting` have an action to which the answer is awaited."""
+    """Episodes that advance together; those in `waiting` have sent an action and await its outcome."""
 
     episodes: list[RunningEpisode]
     waiting: list[RunningEpisode] = field(default_factory=list)
@@ -47,26 +47,26 @@ def play_episodes(
     times: RolloutTimes | None = None,
     waves: int = 1,
 ) -> list[Episode]:
-    """Returns one episode per task, in order.
+    """Plays one episode per task and returns the episodes in order.
 
-    All episodes advance together: each turn is one generation call with the prompts of the episodes that still run.
-    Of each turn, all actions are sent before the first answer is awaited. With several waves, the environments of one
-    work while the policy answers for another. An exception in an environment or in the parser, or an answer that
-    cannot be shown, aborts that episode alone.
+    All episodes advance in lockstep: each turn is one generation call with the prompts of the episodes still running.
+    All actions of a turn are sent before the first outcome is awaited. With several waves, the environments of one wave
+    step while the policy responds for another. An exception in an environment or in the parser, or an observation that
+    cannot be encoded, aborts only that episode.
 
     Args:
-        envs: At least as many environments as tasks.
+        envs: Environments, at least one per task.
         tasks: `(task_id, seed)` pairs. Equal pairs start from the identical state.
-        generate: The policy.
-        context: Builds the prompts.
-        settings: The rules.
+        generate: Policy that maps prompts to responses.
+        context: Builder of the prompts.
+        settings: Rules of the rollout.
         prompts_needed: Called once a turn with the number of running episodes; returns how many prompts this process
-            must generate for, 0 to stop. A distributed caller makes all ranks stop together; the difference is filled
-            up with dummy prompts whose responses are thrown away.
+            must generate for, 0 to stop. A distributed caller uses it to make all ranks stop together; dummy prompts,
+            whose responses are discarded, make up the difference.
         on_finished: Called with the number of episodes that ended in a turn, for a progress bar.
-        times: Filled with what was spent where.
-        waves: Into how many parts the episodes are split. While a prompt of one part is answered by the policy, the
-            environments of the others work; each part takes generation calls of its own.
+        times: Accumulator of the time spent in each phase.
+        waves: Number of groups that the episodes are split into. While the policy responds for one group, the
+            environments of the others step; each group makes its own generation calls.
     """
     times = times if times is not None else RolloutTimes()
     if len(envs) < len(tasks):
@@ -131,15 +131,15 @@ def _await_outcomes(wave: _Wave) -> None:
 
 
 def _with_prompts(episodes: list[RunningEpisode], context: ContextBuilder) -> list[RunningEpisode]:
-    """Gives every episode its next prompt, and returns those that go on."""
+    """Sets the next prompt of every episode and returns the episodes that continue."""
     try:
         prompts = context.build([episode.view() for episode in episodes]) if episodes else []
-    except BaseException as error:  # what one environment said cannot be shown; find out which
+    except BaseException as error:  # one environment's observation cannot be encoded; find out which
         if not ends_episode_alone(error):
             raise
         prompts = [_prompt_alone(episode, context) for episode in episodes]
         if all(episode.error and not episode.turns for episode in episodes):
-            raise  # no first prompt can be built: the template is wrong, not an environment
+            raise  # no first prompt can be built: the template is at fault, not an environment
     for episode, prompt in zip(episodes, prompts, strict=True):
         episode.prompt = prompt
         if prompt is None and episode.stop is None:

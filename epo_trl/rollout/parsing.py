@@ -1,4 +1,4 @@
-"""From a response to an action."""
+"""Parses the action out of a response."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 _SPACES = re.compile(r"\s+")
-MAX_PASSED_CHARS = 200  # of an unparsable response that is handed to the environment
+MAX_PASSED_CHARS = 200  # maximum length of the part of an unparsable response that the environment gets
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponse:
-    """The action in a response.
+    """The parsed action of a response.
 
     Args:
-        action: Text to hand to the environment. Of an unparsable response, its end.
-        thought: The reasoning, `""` if there is none.
-        error: Why the action is not valid, `""` if it is.
+        action: Text for the environment; the end of the response if it cannot be parsed.
+        thought: Reasoning, `""` if there is none.
+        error: Reason why the action is invalid, `""` if it is valid.
     """
 
     action: str
@@ -27,18 +27,18 @@ class ParsedResponse:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the response was well-formed and the action admissible."""
+        """Whether the response is well-formed and the action admissible."""
         return not self.error
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What the policy said.
+    """A response of the policy.
 
     Args:
-        ids: Token ids as they were sampled.
-        text: Decoded without special tokens, after `<think>` if the chat template has already written that.
-        start: The text that the chat template put between the prompt and the response.
+        ids: Sampled token ids.
+        text: Decoded text without special tokens, with a leading `<think>` if the chat template writes it.
+        start: Text that the chat template puts between the prompt and the response.
     """
 
     ids: Sequence[int]
@@ -47,30 +47,30 @@ class Response:
 
 
 class ActionFormat(Protocol):
-    """How a response names its action."""
+    """Interface of the formats in which a response states its action."""
 
     @property
     def chat_template_kwargs(self) -> Mapping[str, Any]:
-        """What the chat template is given to tell the policy of it."""
+        """Arguments for the chat template that describe the format to the policy."""
 
     @property
     def reply_role(self) -> str:
-        """Who says, in a concatenated context, what the environment answers: `"user"` or `"tool"`."""
+        """Role of the environment's replies in a concatenated context: `"user"` or `"tool"`."""
 
     @property
     def tags(self) -> Sequence[str]:
-        """Texts that decoding must not lose."""
+        """Texts that decoding must preserve."""
 
     def read(self, response: Response, admissible: Iterable[str] | None, *, require_think: bool) -> ParsedResponse:
-        """Returns the action of a response, as `parse_response` does."""
+        """Parses the action of a response, see `parse_response`."""
 
 
 @dataclass(frozen=True)
 class TaggedActions:
-    """Actions stand between `<action>` and `</action>`, see `parse_response`.
+    """Actions between `<action>` and `</action>`, see `parse_response`.
 
     Args:
-        verbatim: See there.
+        verbatim: Whether to pass on unlisted actions unchanged, see `parse_response`.
     """
 
     verbatim: bool = False
@@ -79,25 +79,25 @@ class TaggedActions:
     tags: ClassVar[Sequence[str]] = ("<think>", "</think>", "<action>", "</action>")
 
     def read(self, response: Response, admissible: Iterable[str] | None, *, require_think: bool) -> ParsedResponse:
-        """Returns the action of a response."""
+        """Parses the action of a response."""
         return parse_response(response.text, admissible, require_think=require_think, verbatim=self.verbatim)
 
 
 def parse_response(
     text: str, admissible: Iterable[str] | None, *, require_think: bool = True, verbatim: bool = False
 ) -> ParsedResponse:
-    """Returns the action between `<action>` and `</action>`, checked against the admissible ones.
+    """Parses the action between `<action>` and `</action>` and checks it against the admissible ones.
 
-    Case (of the tags too) and white space do not matter; the environment gets its own spelling. A response is
-    well-formed if it has exactly one action and, with `require_think`, a `<think>` block that ends before it begins.
+    Case, also of the tags, and white space are ignored; the environment gets its own spelling. A response is
+    well-formed if it has exactly one action and, with `require_think`, a `<think>` block that ends before the action.
 
     Args:
-        text: The decoded response.
-        admissible: The actions that the environment accepts now; `None` if it does not list them. Then any action is
-            valid that is not empty, until the environment says otherwise.
+        text: Decoded response.
+        admissible: Actions that the environment currently accepts; `None` if it does not list them. Then any action
+            that is not empty is valid unless the environment rejects it.
         require_think: Whether a response without reasoning is invalid.
-        verbatim: Whether an action that is not in a list is passed on whole, white space inside it too: it may be code
-            or JSON. Otherwise white space is squeezed, and of a long text the end is passed on.
+        verbatim: Whether to pass on unlisted actions in full, including their white space: they may be code or JSON.
+            Otherwise white space is collapsed, and only the end of a long text is passed on.
     """
     actions = list(_blocks(text, "action"))
     thoughts = list(_blocks(text, "think"))
@@ -118,11 +118,11 @@ def parse_response(
 
 
 def admissible_spelling(action: str, admissible: Iterable[str]) -> str | None:
-    """Returns the admissible action that is meant: the one that is spelled so, else one that differs in case.
+    """Finds the admissible action with this spelling, or else one that differs only in case.
 
     Args:
-        action: With its white space squeezed.
-        admissible: The actions that the environment accepts now.
+        action: Action with collapsed white space.
+        admissible: Actions that the environment currently accepts.
     """
     squeezed = {_squeeze(known): known for known in admissible}
     return squeezed.get(action) or {known.lower(): squeezed[known] for known in squeezed}.get(action.lower())
@@ -135,7 +135,7 @@ class _Block(NamedTuple):
 
 
 def _blocks(text: str, tag: str) -> Iterator[_Block]:
-    """Yields what lies between an opening tag and the next closing one. One pattern for both would be quadratic."""
+    """Yields the text between each opening tag and the next closing tag. A single pattern would be quadratic."""
     opening, closing = (re.compile(f"<{slash}{tag}>", re.IGNORECASE | re.ASCII) for slash in ("", "/"))
     position = 0
     while (start := opening.search(text, position)) and (end := closing.search(text, start.end())):

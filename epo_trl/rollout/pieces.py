@@ -1,18 +1,18 @@
-"""A response cut into what each of its tokens spells."""
+"""Splits a response into the text of each token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-UNFINISHED = "\ufffd"  # what a decoder gives for bytes that are no letter yet
+UNFINISHED = "\ufffd"  # a decoder's output for an incomplete character
 
 
 def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each token; together they are the text of all, control tokens included.
+    """Returns the text of each token; joined, they are the decoded text including control tokens.
 
-    A letter that several tokens spell stands at the last of them. What an unfinished one at the end looks like is up to
-    the tokenizer.
+    A character that spans several tokens belongs to the last of them. The tokenizer decides how an incomplete character
+    at the end is shown.
 
     Args:
         tokenizer: Tokenizer of the ids.
@@ -28,7 +28,7 @@ def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     pieces = decode([[token] for token in ids])
     if "".join(pieces) == whole:
         return pieces
-    # Some decoders look at what stands before a token. A few tokens are enough for them to see.
+    # Some decoders depend on the preceding tokens. A few tokens of context suffice.
     pieces, start, done = [], 0, 0
     for end in range(1, len(ids) + 1):
         before, now = decode([ids[start:done], ids[start:end]])

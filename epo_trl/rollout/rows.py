@@ -1,4 +1,4 @@
-"""An episode as one row of a TRL batch: the turns are segments of the row."""
+"""Converts an episode to one row of a TRL batch, with its turns as segments."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from epo_trl.types import Episode
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What TRL calls one prompt and its completion.
+    """One prompt and its completion in TRL's sense.
 
     Args:
-        prompt_ids: The prompt of the first turn.
-        completion_ids: response 1, prompt 2, response 2, ... as they were given and sampled.
+        prompt_ids: Token ids of the first turn's prompt.
+        completion_ids: Token ids of response 1, prompt 2, response 2, ..., unchanged.
         env_mask: 1 on response tokens, 0 on prompts.
-        turn_ids: The turn that each completion token belongs to, from 0.
+        turn_ids: Index of each completion token's turn, from 0.
         logprobs: Log-probabilities at sampling time, 0.0 on prompts; `None` if the generator does not return them.
     """
 
@@ -27,13 +27,13 @@ class Row:
 
 
 def episode_to_row(episode: Episode, placeholder_id: int) -> Row:
-    """Returns the episode as a row.
+    """Converts an episode to a row.
 
-    An episode that carries no learning signal becomes a row of two placeholder tokens with an empty mask: TRL needs
-    a completion in every row, and every rank the same number of rows.
+    An episode without a learning signal becomes a row of two placeholder tokens with an empty mask: TRL needs a
+    completion in every row, and every rank needs the same number of rows.
 
     Args:
-        episode: The episode.
+        episode: Episode to convert.
         placeholder_id: Any valid token id.
     """
     if not episode.is_usable:

@@ -1,4 +1,4 @@
-"""The rules of a rollout: how long an episode may be, what is paid, and what counts as solved."""
+"""The rules of a rollout: turn limit, rewards, invalid actions and the success rule."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SUCCESS_RULES = {
     "ended-with-score": "the engine ended the episode, for whatever reason, with a score above 0 (exploitable)",
 }
 
-# Largest size of a turn's reward. Returns are squared and summed in float32, which ends at 3.4e38: two returns of 1,000
-# such turns differ by 2e15 at most, the square is 4e30, and the sum over a million tokens of a batch 4e36.
+# Largest magnitude of a turn's reward. Returns are squared and summed in float32, whose maximum is 3.4e38: two returns
+# of 1,000 such turns differ by at most 2e15, the square is 4e30, and the sum over a batch of a million tokens 4e36.
 LARGEST_REWARD = 1e12
 
 
@@ -23,15 +23,15 @@ class RolloutSettings:
 
     Args:
         max_turns: Turn budget of an episode.
-        success_reward: Paid on the turn that solves the task.
-        invalid_action_penalty: Subtracted on every turn whose action is not valid.
-        env_reward_weight: Factor on the environment's own reward, added on every turn.
-        invalid_action: Handling of an invalid action: `"pass"` hands it to the environment, which
-            answers in its own words; `"skip"` leaves the environment alone and repeats the observation. Of an
-            environment that lists no actions, only ill-formed ones can be skipped; the others it judges itself.
+        success_reward: Reward of the turn that solves the task.
+        invalid_action_penalty: Penalty on every turn whose action is invalid.
+        env_reward_weight: Weight of the environment's own reward, which is added on every turn.
+        invalid_action: Handling of an invalid action: `"pass"` sends it to the environment, whose reply is the next
+            observation; `"skip"` does not step the environment and repeats the observation. If the environment lists no
+            actions, only ill-formed ones can be skipped; the environment itself judges the others.
         require_think: Whether a response without reasoning is invalid.
-        success_rule: A key of `SUCCESS_RULES`: what counts as solved.
-        env_options: Handed to every `reset`, beside the task.
+        success_rule: Key of `SUCCESS_RULES` that defines success.
+        env_options: Further options for every `reset`.
     """
 
     max_turns: int = 50
@@ -57,8 +57,8 @@ class RolloutSettings:
         """Returns whether an episode is solved.
 
         Args:
-            terminated: Whether the environment has ended it.
-            truncated: Whether it has cut it off.
+            terminated: Whether the environment ended the episode.
+            truncated: Whether the environment cut the episode off.
             info: Last info dictionary.
         """
         if self.success_rule == "ended-with-score":
@@ -66,12 +66,12 @@ class RolloutSettings:
         return bool(info["won"]) and terminated
 
     def reward(self, env_reward: float, *, won: bool, is_valid: bool) -> float:
-        """Returns the reward of a turn.
+        """Computes the reward of a turn.
 
         Args:
-            env_reward: The environment's own.
+            env_reward: Reward from the environment.
             won: Whether the turn solved the task.
-            is_valid: Whether its action was valid.
+            is_valid: Whether the turn's action was valid.
         """
         paid = self.env_reward_weight * env_reward + self.success_reward * won
         return paid if is_valid else paid - self.invalid_action_penalty

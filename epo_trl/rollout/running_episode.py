@@ -1,4 +1,4 @@
-"""One episode while it is played: what its environment last said, its turns, and the turn that is being taken."""
+"""A running episode: its last observation, its past turns, and the turn in progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOT_ACCEPTED = "the environment does not know this action"
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What the policy said: its token ids, the decoded text, and log-probabilities if the generator knows them."""
+    """A sampled response: token ids, decoded text, and log-probabilities if the generator returns them."""
 
     ids: tuple[int, ...]
     text: str
@@ -31,10 +31,10 @@ class RunningEpisode:
     """One running episode. It has ended when `stop` is set.
 
     Args:
-        task_id: The task.
-        seed: Handed to `reset`.
-        env: Plays this episode alone.
-        settings: The rules.
+        task_id: Id of the task.
+        seed: Seed for `reset`.
+        env: Environment that plays only this episode.
+        settings: Rules of the rollout.
     """
 
     task_id: str
@@ -45,8 +45,8 @@ class RunningEpisode:
     info: Info = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
     history: list[PastTurn] = field(default_factory=list)
-    carried_ids: list[int] = field(default_factory=list)  # what the policy reads before the next prompt
-    prompt: Prompt | None = None  # of the turn that is being taken, like the next three
+    carried_ids: list[int] = field(default_factory=list)  # tokens that precede the next prompt
+    prompt: Prompt | None = None  # of the turn in progress, like the next three fields
     sampled: Sampled | None = None
     parsed: ParsedResponse | None = None
     is_sent: bool = False  # whether the environment got its action
@@ -55,7 +55,7 @@ class RunningEpisode:
 
     @contextlib.contextmanager
     def aborted_by_errors(self) -> Iterator[None]:
-        """Ends this episode, and nothing else, at an exception; Ctrl-C ends the run."""
+        """Aborts only this episode at an exception; Ctrl-C still ends the run."""
         try:
             yield
         except BaseException as error:
@@ -64,7 +64,7 @@ class RunningEpisode:
             self.stop, self.error = StopReason.ABORTED, error_text(error)
 
     def view(self) -> TurnView:
-        """Returns what the next prompt is built from."""
+        """Returns the input for the next prompt."""
         return TurnView(
             observation=self.observation,
             info=self.info,
@@ -74,7 +74,7 @@ class RunningEpisode:
         )
 
     def send_reset(self) -> None:
-        """Asks the environment for the first observation."""
+        """Requests the first observation from the environment."""
         self.env.reset_async(seed=self.seed, options={**self.settings.env_options, "task_id": self.task_id})
 
     def await_reset(self) -> None:
@@ -82,12 +82,12 @@ class RunningEpisode:
         self.observation, self.info = checked_answer(*self.env.reset_wait())
 
     def ids_to_continue(self) -> list[int]:
-        """Returns all that the policy reads before it responds."""
+        """Returns the token ids that the policy continues."""
         assert self.prompt is not None
         return self.carried_ids + self.prompt.ids
 
     def send_action(self, sampled: Sampled, context: ContextBuilder) -> None:
-        """Begins a turn with a response to `prompt`: finds the action in it and sends that to the environment."""
+        """Parses the action in a response to `prompt` and sends it to the environment."""
         assert self.prompt is not None
         self.sampled = sampled
         self.carried_ids = context.carried(self.carried_ids, self.prompt, sampled.ids)
@@ -98,7 +98,7 @@ class RunningEpisode:
             self.env.step_async(self.parsed.action)
 
     def await_outcome(self) -> None:
-        """Awaits what the environment says to the action, and pays for it."""
+        """Awaits the outcome of the action, computes the reward and records the turn."""
         prompt, parsed, sampled = self.prompt, self.parsed, self.sampled
         assert prompt is not None and parsed is not None and sampled is not None
         if self.is_sent:
@@ -111,11 +111,11 @@ class RunningEpisode:
             observation, env_reward, terminated, truncated, info = self.observation, 0.0, False, False, self.info
         won = self.settings.is_won(terminated, truncated, info)
         reward = self.settings.reward(env_reward, won=won, is_valid=parsed.is_valid)
-        if not abs(reward) <= LARGEST_REWARD:  # NaN neither
+        if not abs(reward) <= LARGEST_REWARD:  # also catches NaN
             raise EnvError(
                 f"reward: expected a number from {-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}, beyond which a loss "
                 f"may overflow, got {reward!r} (the environment gave {env_reward!r} for {parsed.action!r}); lower "
-                "env_reward_weight, or have the environment give less"
+                "env_reward_weight, or scale the environment's reward down"
             )
         self.turns.append(
             Turn(
@@ -145,7 +145,7 @@ class RunningEpisode:
             self.stop = StopReason.TURN_LIMIT
 
     def to_episode(self) -> Episode:
-        """Returns the episode, which has ended."""
+        """Returns the finished episode."""
         assert self.stop is not None
         return Episode(
             task_id=self.task_id,

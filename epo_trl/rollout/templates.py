@@ -1,4 +1,4 @@
-"""Prompt templates: plain text files with `{field}` placeholders, which a user can replace."""
+"""Prompt templates: plain text files with `{field}` placeholders that users can replace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from epo_trl.rollout.examples import Example, PastTurn
 TEMPLATES = Path(__file__).parent.parent / "templates"
 PARTS = ("first", "next", "history", "followup")
 OPTIONAL_PARTS = ("example",)
-# Fields that the rollout fills; every key of the environment's `info` is a field as well, except in `history`.
+# Fields that the rollout fills. Every key of the environment's `info` is also a field, except in `history`.
 FIELDS = frozenset({"task", "observation", "turn", "turns_taken", "admissible_actions"})
 FIRST_FIELDS = FIELDS | {"examples"}
 NEXT_FIELDS = FIRST_FIELDS | {"history", "history_length"}
@@ -23,7 +23,7 @@ EXAMPLE_FIELDS = frozenset({"number", "task", "history"})
 
 
 class TemplateError(ValueError):
-    """A template file is missing, names a field that does not exist, or leaves out one that it needs."""
+    """A template file is missing, uses an unknown field, or lacks a required one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class PromptTemplate:
     """The wording of the prompts of one environment.
 
     Args:
-        name: Where it came from, for messages.
-        first: The prompt of the first turn.
-        next: Windowed context: the prompt of every later turn.
+        name: Name or folder of the template, for messages.
+        first: Prompt of the first turn.
+        next: Prompt of every later turn in windowed context.
         history: Template of one past turn inside `{history}`.
-        followup: Concatenated context: the message of every later turn; the history is in the context already.
+        followup: Message of every later turn in concatenated context, which already holds the history.
         example: Template of one example episode inside `{examples}`, if the prompt has that placeholder.
     """
 
@@ -48,11 +48,11 @@ class PromptTemplate:
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> PromptTemplate:
-        """Returns the template of that name (a folder of `epo_trl/templates`) or, for any other text, in that folder.
+        """Loads the template of that name (a folder in `epo_trl/templates`) or, for any other text, from that folder.
 
         Raises:
             TemplateError: If the folder or one of its files is missing or not UTF-8, a text has unbalanced braces, or
-                `first` or `next` does not show the task.
+                `first` or `next` does not contain `{task}`.
         """
         shipped = {path.name: path for path in TEMPLATES.iterdir() if path.is_dir()}
         folder = shipped.get(str(name_or_path), Path(name_or_path))
@@ -79,20 +79,20 @@ class PromptTemplate:
         return cls(str(name_or_path), **texts)
 
     def checksums(self) -> dict[str, str]:
-        """Returns a checksum of the words of each part. They are the same wherever the folder is."""
+        """Returns a checksum of the text of each part. It does not depend on the folder."""
         texts = {part: getattr(self, part) for part in (*PARTS, *OPTIONAL_PARTS)}
         return {part: f"sha256 {sha256(text.encode()).hexdigest()[:12]}" for part, text in texts.items()}
 
     def written(self, write: Callable[[str], str]) -> PromptTemplate:
-        """Returns the template with its own text, all but its placeholders, gone through `write`."""
+        """Returns the template with `write` applied to its own text, without the placeholders."""
         return replace(self, **{part: rewrite(getattr(self, part), write) for part in (*PARTS, *OPTIONAL_PARTS)})
 
     def past(self, turns: Sequence[tuple[str, ...]], first: int = 1) -> str:
-        """Returns turns that have been played, as `history` words them.
+        """Formats past turns with the `history` part.
 
         Args:
-            turns: Each as `PastTurn` has it.
-            first: Number of the first of them in its episode.
+            turns: Past turns with the fields of `PastTurn`.
+            first: Number of the first of these turns in its episode.
         """
         numbered = enumerate((PastTurn(*turn) for turn in turns), start=first)
         shown = [
@@ -101,7 +101,7 @@ class PromptTemplate:
         return "\n".join(render(self.history, fields) for fields in shown)
 
     def shown(self, examples: Sequence[Example | str]) -> str:
-        """Returns what stands for `{examples}`: each one, and an empty line after it; a text is shown as it is."""
+        """Formats the examples for `{examples}`, each followed by an empty line; a text is used verbatim."""
         texts = [
             example
             if isinstance(example, str)
@@ -111,17 +111,17 @@ class PromptTemplate:
         return "".join(f"{text}\n\n" for text in texts)
 
     def check_examples(self, examples: Sequence[Example | str], parts: Sequence[str]) -> None:
-        """Raises `TemplateError` if one of the parts has no place for the examples, or nothing says how to word them.
+        """Raises `TemplateError` if a part lacks `{examples}`, or `example.txt` is needed and missing.
 
         Args:
             examples: Examples to show.
-            parts: The prompts that would show it.
+            parts: Names of the parts that must contain the examples.
         """
         lacks = [part for part in parts if "examples" not in _fields(getattr(self, part), f"{part}.txt")]
         if examples and lacks:
             lack = f"{lacks[0]}.txt shows no {{examples}}"
         elif not self.example and not all(isinstance(example, str) for example in examples):
-            lack = "it has no example.txt, which words them"
+            lack = "it has no example.txt to format them"
         else:
             return
         raise TemplateError(
@@ -130,48 +130,48 @@ class PromptTemplate:
         )
 
     def check(self, info: Mapping[str, Any]) -> None:
-        """Raises `TemplateError` if a file names a field that neither the rollout nor the environment provides."""
+        """Raises `TemplateError` if a file uses a field that neither the rollout nor the environment provides."""
         provided = set(info)
-        takes = {
+        fields = {
             "first": FIRST_FIELDS | provided,
             "next": NEXT_FIELDS | provided,
             "history": HISTORY_FIELDS,
             "followup": FIELDS | provided,
             "example": EXAMPLE_FIELDS,
         }
-        for part, allowed in takes.items():
+        for part, allowed in fields.items():
             shown = _fields(getattr(self, part), f"{part}.txt")
             empty = sorted(name for name in shown if info.get(name, "") is None)
             if empty:
                 raise TemplateError(
-                    f"prompt_template {self.name!r}, {part}.txt: shows {{{empty[0]}}}, which the environment as it is "
-                    "set does not give; take another template or change the environment's settings"
+                    f"prompt_template {self.name!r}, {part}.txt: shows {{{empty[0]}}}, which the environment does not "
+                    "give with its current settings; use another template or change them"
                 )
             unknown = shown - allowed
             if unknown:
                 raise TemplateError(
                     f"prompt_template {self.name!r}, {part}.txt: unknown field {sorted(unknown)}; "
-                    f"takes {', '.join(sorted(allowed))}"
+                    f"expected one of {', '.join(sorted(allowed))}"
                 )
 
 
 class _Listing(tuple):
-    """A list in a prompt. What follows the colon in its placeholder stands between the items, by default a comma."""
+    """A list in a prompt. The format spec of its placeholder is the separator of the items, by default `, `."""
 
     def __format__(self, separator: str) -> str:
         return (separator or ", ").join(self)
 
 
 def render(text: str, fields: Mapping[str, Any]) -> str:
-    """Returns the text with its fields filled.
+    """Fills the fields of the text.
 
-    A list or tuple is joined by commas, or by what the placeholder says: `{actions: | }` puts ` | ` in between.
+    A list or tuple is joined by commas, or by the format spec of the placeholder: `{actions: | }` joins by ` | `.
     """
     return text.format_map({k: _Listing(v) if isinstance(v, tuple | list) else v for k, v in fields.items()})
 
 
 def rewrite(text: str, write: Callable[[str], str]) -> str:
-    """Returns a template whose own text, all but its placeholders, went through `write`."""
+    """Applies `write` to a template's own text and keeps its placeholders."""
     parts = []
     for literal, name, separator, conversion in string.Formatter().parse(text):
         parts.append(write(literal).replace("{", "{{").replace("}", "}}") if literal else "")

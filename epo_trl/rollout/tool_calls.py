@@ -1,7 +1,7 @@
 """Actions as tool calls, in the chat format of the model's family.
 
-The chat template shows the tools, and tells the model how to call one; the tokenizer's response template says how a
-call is read. For the families that TRL knows (Qwen, Llama 3, Gemma 4, ...) TRL sets it where it is missing.
+The chat template shows the tools and tells the model how to call one; the tokenizer's response template defines how a
+call is parsed. TRL sets a missing one for the families that it supports (Qwen, Llama 3, Gemma 4, ...).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from epo_trl.rollout.parsing import MAX_PASSED_CHARS, ActionFormat, ParsedRespon
 
 ACTION_FORMATS = ("tags", "tool_calls")
 TOO_DEEP = "the tool call is nested too deeply"
-_REASONING = ("reasoning_content", "thinking")  # what response templates call it
+_REASONING = ("reasoning_content", "thinking")  # names of the reasoning in response templates
 
 
 def action_format(
     name: str, tokenizer: Any, tools: Sequence[Callable[..., Any]], *, verbatim: bool = False
 ) -> ActionFormat:
-    """Returns how a response names its action.
+    """Creates the action format with the given name.
 
     Args:
         name: `"tags"`, between `<action>` and `</action>`; or `"tool_calls"`, in the model family's own format.
         tokenizer: Tokenizer of the policy. TRL may set its `response_template`.
         tools: Tools of the suite.
-        verbatim: Of the suite; tool calls are.
+        verbatim: Whether the suite needs unlisted actions unchanged; tool calls always are.
 
     Raises:
         ValueError: If the name is unknown, or there are no tools to call.
-        ChatTemplateError: If the chat template cannot show tools, or nobody knows how its calls are read.
+        ChatTemplateError: If the chat template cannot show tools, or no response template is known for its calls.
     """
     if name not in ACTION_FORMATS:
         raise ValueError(f"action_format: expected one of {ACTION_FORMATS}, got {name!r}")
@@ -50,12 +50,12 @@ class ToolCalls:
     """One tool call is the action of a response; the environment gets it as JSON, `{"name": ..., "arguments": ...}`.
 
     Args:
-        tokenizer: Its chat template shows tools.
-        tools: Functions with types and docstrings, as transformers' chat templates take them.
+        tokenizer: Tokenizer whose chat template supports tools.
+        tools: Functions with type hints and docstrings, the format of transformers' chat templates.
     """
 
     reply_role: ClassVar[str] = "tool"
-    tags: ClassVar[Sequence[str]] = ()  # ids are read, not the text
+    tags: ClassVar[Sequence[str]] = ()  # the ids are parsed, not the text
 
     def __init__(self, tokenizer: Any, tools: Sequence[Callable[..., Any]]) -> None:
         from transformers.utils import get_json_schema
@@ -72,7 +72,7 @@ class ToolCalls:
             except ValueError as error:
                 raise ChatTemplateError(
                     "action_format: got 'tool_calls', but TRL does not know how this chat template's calls are read; "
-                    "set `tokenizer.response_template`, or take 'tags'"
+                    "set `tokenizer.response_template`, or use 'tags'"
                 ) from error
         self.tokenizer = tokenizer
         self.schemas = [get_json_schema(tool) for tool in tools]
@@ -81,16 +81,16 @@ class ToolCalls:
 
     @property
     def chat_template_kwargs(self) -> Mapping[str, Any]:
-        """The tools, for the chat template to show."""
+        """The schemas of the tools, for the chat template."""
         return {"tools": self.schemas}
 
     def read(self, response: Response, admissible: Iterable[str] | None, *, require_think: bool) -> ParsedResponse:
-        """Returns the one tool call of a response; a response without any is the final answer, if there is that tool.
+        """Parses the one tool call of a response; without a call, the response is the final answer if that tool exists.
 
         Args:
-            response: Its ids are read.
-            admissible: Not used: whether a call is right is checked against the tool.
-            require_think: Whether a call without reasoning in front of it is invalid.
+            response: Response whose ids are parsed.
+            admissible: Not used: a call is checked against its tool.
+            require_think: Whether a call without reasoning before it is invalid.
         """
         from trl.chat_template_utils import parse_response
 
@@ -103,7 +103,7 @@ class ToolCalls:
         if not calls and content and self._can_answer:
             calls = [{"name": FINAL_ANSWER, "arguments": {"answer": content}}]
         if len(calls) != 1:
-            error = f"{len(calls)} tool calls, takes one" if calls else "no tool call"
+            error = f"{len(calls)} tool calls, expected one" if calls else "no tool call"
             return ParsedResponse(content[-MAX_PASSED_CHARS:], thought, error)
         call = calls[0].get("function", calls[0])
         try:
@@ -122,5 +122,5 @@ class ToolCalls:
             if spelled:
                 raise ChatTemplateError(
                     f"action_format: the description of the tool {schema['function']['name']!r} spells "
-                    f"{spelled[0]!r}, a control token of the model; word it otherwise, or take 'tags'"
+                    f"{spelled[0]!r}, a control token of the model; rephrase it, or use 'tags'"
                 )

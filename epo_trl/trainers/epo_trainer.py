@@ -31,7 +31,7 @@ from epo_trl.long_runs.aborts import check_aborts
 from epo_trl.long_runs.progress import use_short_progress
 from epo_trl.long_runs.update_guard import spread_nonfinite
 from epo_trl.methods import Batch, MicroBatch, Need, build_methods
-from epo_trl.models.load import attention_of
+from epo_trl.models.load import get_attention
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
 from epo_trl.trainers.checks import check_context_fits, check_packing
@@ -251,7 +251,7 @@ class EPOTrainer(LongRunTrainer):
         """Runs one forward-backward pass. After the last pass on a collected batch, it closes the RL step."""
         if self._packing_unchecked:  # before the first rollout, on the wrapped model: under ZeRO-3 only it has weights
             with self.accelerator.autocast():
-                check_packing(model, attention_of(self.model))
+                check_packing(model, get_attention(self.model))
             self._packing_unchecked = False
         output = super().training_step(model, inputs, num_items_in_batch)
         if not self.micro_steps_done:
