@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from epo_trl.cli.base import fail, parser_of, say
+from epo_trl.cli.base import fail, make_parser, say
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of(
+    parser = make_parser(
         "doctor",
         "Reports what works on this machine, what is missing, and the command that fixes it. Exits with 1 only if "
         "something that every run needs is missing or broken. Nothing leaves the machine without --online.",
