@@ -64,11 +64,11 @@ def test_plot_answers_bad_input_with_one_line(tmp_path, capsys, monkeypatch, arg
 def test_plot_writes_into_no_folder(tmp_path, capsys):
     write_run(tmp_path / "run", seed=0, steps=10)
     assert main(["plot", str(tmp_path / "run"), "--out", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"epo-trl: error: --out: got {tmp_path}, which is a folder; expected a file\n"
+    assert capsys.readouterr().err == f"epo-trl: error: --out: expected a file, got the folder {tmp_path}\n"
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "below" / "x.png"
     assert main(["plot", str(tmp_path / "run"), "--out", str(out)]) == 1
-    error = f"epo-trl: error: --out: got {out}, but {tmp_path / 'file'} is a file; expected a file in a folder\n"
+    error = f"epo-trl: error: --out: expected a file in a folder, got {out}, but {tmp_path / 'file'} is a file\n"
     assert capsys.readouterr().err == error
 
 

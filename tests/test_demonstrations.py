@@ -96,7 +96,7 @@ def test_an_answer_ends_with_the_end_of_turn(tokenizers):
         ({"episodes": 0}, "episodes: expected an integer >= 1.*got 0"),
         (
             {"max_prompt_length": 3},
-            "episodes: got 4, none of which shows anything: .* no prompt fits into max_prompt_len",
+            "episodes: expected at least one demonstration, got none from 4 .* no prompt fits into max_prompt_len",
         ),
         ({"demonstrated_types": ["cook"]}, r"none is of demonstrated_types \(\['cook'\]\)"),
     ],

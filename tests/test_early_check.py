@@ -26,11 +26,11 @@ from epo_trl.models import load_policy
 from epo_trl.models.names import check_model_name
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
-# What is typed, and what is said of it.
+# A command line, and its error.
 WRONG = [
     (["train", "--config", "alfworld/tiny"], "--config: expected a YAML file.*got 'alfworld/tiny'"),
-    (["train", "--config", "broken.yaml"], "--config: got broken.yaml, which cannot be read"),
-    (["train", "--config", "trap/tiny_cpu", "--max_step", "3"], "--max_step: unknown; .*mean --max_steps"),
+    (["train", "--config", "broken.yaml"], "--config: expected a readable YAML file, got broken.yaml"),
+    (["train", "--config", "trap/tiny_cpu", "--max_step", "3"], "--max_step: unknown option.*mean --max_steps"),
     (["train", "--config", "typo.yaml"], "epo_lamda: unknown in typo.yaml; did you mean epo_lambda"),
     (["train", "--config", "trap/tiny_cpu", "--environment", "trip"], "environment: expected 'alfworld'.*got 'trip'"),
     (["train", "--config", "trap/tiny_cpu", "--algorithm", "reinforce"], "algorithm: expected one of.*got 'reinforce'"),
@@ -78,7 +78,7 @@ def test_wrong_input_is_one_line_before_torch_is_loaded(at, answers):
     code, said, loaded = answers[at]
     lines = said.splitlines()
     assert code == 1 and loaded == []
-    assert len(lines) == 1 or WRONG[at][0][0] == "train" and "takes a config:" in said
+    assert len(lines) == 1 or WRONG[at][0][0] == "train" and "needs a config:" in said
     assert re.search(WRONG[at][1], lines[0]), lines[0]
 
 

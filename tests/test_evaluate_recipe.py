@@ -120,7 +120,7 @@ def test_each_environment_has_its_own_protocol(environment, name, tmp_path, monk
 @pytest.mark.parametrize(
     ("argv", "error", "says"),
     [
-        (["--rules", ""], ValueError, "protocol: got nothing, and the environment 'treasure-hunt' has none of its own"),
+        (["--rules", ""], ValueError, "protocol: expected one of .*got nothing; the environment 'treasure-hunt'"),
         (["--protocol", "epo-released"], ValueError, "protocol: expected .*got 'epo-released"),
         (["--prompt_template", "scienceworld"], TemplateError, "prompt_template 'scienceworld'.*objects"),
         (["--backend", "sglang"], ValueError, "backend: expected one of 'transformers', 'vllm'.*got 'sglang'"),

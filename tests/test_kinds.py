@@ -1,4 +1,4 @@
-"""A value of a YAML file that is of another kind than its option is refused by name; a text is left to the parser."""
+"""A value of a YAML file that is of another kind than its option is refused by name; a string is left to the parser."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -36,14 +36,14 @@ class Options:
         ("rate", False, "a number"),
         ("rate", [1.0], "a number"),
         ("flag", 1, "true or false"),
-        ("word", 5, "a text"),
-        ("word", ["a"], "a text"),
+        ("word", 5, "a string"),
+        ("word", ["a"], "a string"),
         ("maybe", True, "a number or null"),
         ("late", 1.5, "an integer or null"),
         ("words", {"a": 1}, "a list or null"),
         ("words", [1], "a list or null"),
         ("numbers", [True], "a list"),
-        ("pairs", ["a"], "a text or 'name: value' pairs or null"),
+        ("pairs", ["a"], "a string or 'name: value' pairs or null"),
     ],
 )
 def test_another_kind_is_refused(name, value, takes):
@@ -55,7 +55,7 @@ def test_another_kind_is_refused(name, value, takes):
 def test_what_yaml_makes_of_no_is_explained_where_a_word_is_taken():
     for name in ("word", "choice"):
         with pytest.raises(
-            RecipeError, match=f"{name}: expected a text, got False in x.yaml; YAML reads no, .* quotes"
+            RecipeError, match=f"{name}: expected a string, got False in x.yaml; YAML reads no, .* quotes"
         ):
             check_kinds({name: False}, [Options], "x.yaml")
 
@@ -73,7 +73,7 @@ def test_what_is_right_and_what_the_parser_reads_pass():
     ("text", "says"),
     [
         ("learning_rate: no\n", "learning_rate: expected a number.*got False in .*"),
-        ("save_strategy: no\n", "save_strategy: expected .*got False .* put the word into quotes"),
+        ("save_strategy: no\n", "save_strategy: expected .*got False .* put the word in quotes"),
         ("max_turns: 2.5\n", "max_turns: expected an integer.*got 2.5 in .*"),
         ("n_train: [3]\n", "n_train: expected .*got .3. in"),  # the environment's
     ],

@@ -276,7 +276,7 @@ def test_the_settings_of_a_config_are_those_that_are_said_and_the_defaults():
     assert (settings["algorithm"], settings["num_generations"], settings["max_turns"]) == ("ppo", 1, 30)
     assert (settings["max_prompt_length"], settings["critic"], settings["seed"]) == (2048, "separate", 7)
     assert {"max_turns", "seed", "beta"} <= said and "max_prompt_length" not in said
-    with pytest.raises(RecipeError, match="--max_turn: no field of a training config; did you mean max_turns"):
+    with pytest.raises(RecipeError, match="--max_turn: expected a field of a training config; did you mean max_turns"):
         plain_settings("alfworld/tiny_cpu", ["--max_turn", "30"])
     with pytest.raises(RecipeError, match="options: expected pairs.*got '30'"):
         plain_settings("alfworld/tiny_cpu", ["30"])
@@ -300,12 +300,18 @@ def test_the_command_plans_a_shipped_config(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--json"], "--json: got True, but it needs --config"),
-        (["--config", "trap/tiny_cpu", "--critic"], "--critic: got True, but it is in the config"),
+        (["--json"], "--json: expected only with --config, got True"),
+        (["--config", "trap/tiny_cpu", "--critic"], "--critic: expected only without --config"),
         (["--config", "trap/tiny_cpu"], "--gpus: expected one number of training GPUs with --config, got nothing"),
         (["--config", "trap/tiny_cpu", "--gpus", "1"], "gpu: expected one of A100"),
-        (["--config", "trap/tiny_cpu", "--gpus", "1", "--gpu", "L4"], "model_name_or_path: expected a folder"),
-        (["--config", "trap/sft_tiny_cpu", "--gpus", "1", "--gpu", "L4"], "model_name_or_path: got 'tiny'"),
+        (
+            ["--config", "trap/tiny_cpu", "--gpus", "1", "--gpu", "L4"],
+            "model_name_or_path: expected an existing folder",
+        ),
+        (
+            ["--config", "trap/sft_tiny_cpu", "--gpus", "1", "--gpu", "L4"],
+            "model_name_or_path: expected a folder or a Hub id, got 'tiny'",
+        ),
         (["--config", "no/such", "--gpus", "1", "--gpu", "L4"], "--config: expected a YAML file"),
         (
             ["--config", "trap/tiny_cpu", "--gpus", "1", "--gpu", "L4", "--mfu", "2"],

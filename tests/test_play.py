@@ -69,15 +69,15 @@ def test_a_person_types_actions_or_asks_for_them(show, types):
     for number, action in enumerate(first, start=1):
         assert f"\n{number:4}  {action}\n" in written or f"> {number:4}  {action}\n" in written
     asked = "at the start, for nothing typed, and for a number that is not there"
-    assert written.count("An action in words, or: /actions") == 3, asked
-    assert written.count("not valid: not an admissible action") == 1, "small and large letters do not matter"
+    assert written.count("Type an action, or: /actions") == 3, asked
+    assert written.count("invalid: not an admissible action") == 1, "small and large letters do not matter"
     assert f"You open the {first[0].removeprefix('open ')}." in written
 
 
 def test_help_comes_before_the_first_turn_and_words_that_ask_for_it_cost_none(show, types):
     types("help", "?", "HELP", "/help", "quit", "exit", "look", "/quit")
     _, written = show(task_id="train/0")
-    assert written.endswith("stopped after 1 turn; reward 0\n") and "not valid" not in written
+    assert written.endswith("stopped after 1 turn; reward 0\n") and "invalid" not in written
     assert written.count("/actions") == written.count("/3") == 7, "once at the start, once for each word"
     assert written.index("/actions") < written.index("1> ")
 
@@ -120,7 +120,7 @@ def test_a_model_plays_as_in_an_evaluation(show, monkeypatch, context):
     )
     assert episode == expected and 0 < episode.invalid_actions < 9
     assert "player: some/model" in written and "at most 9 turns" in written
-    assert written.count("not valid: ") == episode.invalid_actions
+    assert written.count("invalid: ") == episode.invalid_actions
     assert written.endswith(f"(turn_limit) after 9 turns; reward 0; invalid actions: {episode.invalid_actions}\n")
 
 
@@ -272,8 +272,8 @@ def test_a_wrong_option_is_one_line(command):
 def test_a_config_of_training_is_named_as_one(command, config):
     code, out, err = command("--config", config)
     assert (code, out) == (1, "") and err.count("\n") == 1
-    assert f"--config: got {config}, which says how to train (output_dir: runs/alfworld-tiny/" in err
-    assert err.endswith("; takes one that says how to play, such as alfworld/eval_tiny_cpu\n")
+    assert "--config: expected the config of an evaluation, such as alfworld/eval_tiny_cpu, got " in err
+    assert f"{config}, the config of a training run (output_dir: runs/alfworld-tiny/" in err
 
 
 @pytest.mark.games

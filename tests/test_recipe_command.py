@@ -154,8 +154,8 @@ def test_ranks_with_the_same_error_leave_it_to_the_first(rank, waits, typed, mon
         (["--num_generations", "3"], "generation_batch_size"),
         (["--method_kwargs", "{ea: }"], "method_kwargs: expected 'name: value' pairs as JSON, got '{ea: }'"),
         (["--config"], "--config: expected a YAML file.*got nothing"),
-        (["--config", "no/such.yaml"], "--config: got no/such.yaml, which cannot be read"),
-        (["--config", "a", "--config=b"], "--config: .*got more than one"),
+        (["--config", "no/such.yaml"], "--config: expected a readable YAML file, got no/such.yaml"),
+        (["--config", "a", "--config=b"], "--config: expected one YAML file, got more than one"),
     ],
 )
 def test_a_wrong_command_line_is_an_error_that_names_it(argv, says):
@@ -181,8 +181,8 @@ def test_an_option_that_is_read_early_lacks_its_value_like_any_other(argv, says,
     ("text", "says"),
     [
         ("epo_lamda: 0.1\n", r"epo_lamda: unknown in .*config.yaml; did you mean epo_lambda\?"),
-        ("- a\n- b\n", "holds no list of 'name: value'"),
-        ("a: [\n", "cannot be read"),
+        ("- a\n- b\n", "expected a YAML file with 'name: value' pairs"),
+        ("a: [\n", "expected a readable YAML file"),
     ],
 )
 def test_a_wrong_config_is_an_error_that_names_it(text, says, tmp_path):
@@ -205,7 +205,7 @@ def test_the_config_may_follow_an_equals_sign():
 )
 def test_a_config_for_gpus_on_a_machine_without_one_names_that_for_the_cpu(path, kind, names, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    with pytest.raises(RecipeError, match=f"bf16: got true, but torch sees no GPU here; take --config .*{names}"):
+    with pytest.raises(RecipeError, match=f"bf16: expected false on .*, got true; use --config .*{names}"):
         parse("--config", str(ROOT / "recipes" / path), types=(kind, ModelConfig))
 
 
@@ -229,7 +229,7 @@ def test_the_help_begins_with_our_options_and_groups_the_others(capsys):
     assert exit.value.code == 0 and "--config FILE" in text.splitlines()[0]
     headings = [line.split(":")[0] for line in text.splitlines() if re.match(r"\w.*:$", line)]
     ours = ["AlfworldArguments", "EPOPPOConfig", "EPOConfig"]
-    assert headings[:4] == ["first of all", *ours]
+    assert headings[:4] == ["general", *ours]
     theirs = headings.index("trl")  # before it there may be more of ours
     assert set(headings[theirs:-1]) == {"trl"} and headings[-1] == "transformers"
     assert text.index("--gae_lambda") < text.index("--epo_lambda") < text.index("--beta ") < text.index("--output_dir")

@@ -1,7 +1,7 @@
-"""The command `epo-trl`. A command is a module of its own name in this folder and a line in `COMMANDS`.
+"""The command `epo-trl`. Each command is a module of the same name in this folder and a line in `COMMANDS`.
 
-The module has `main(argv) -> exit code`, and is imported when its command is called. Heavy imports (torch, a game) wait
-inside its functions, so that `--help` answers at once.
+The module defines `main(argv) -> exit code` and is imported when its command is called. Heavy imports (torch, a game)
+are inside its functions, so `--help` responds at once.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from epo_trl import __version__
 from epo_trl.cli.base import fail
 from epo_trl.envs.base import EnvError
 
-# What the help lists: groups of commands, and what each is for.
+# Groups of commands with their descriptions, for the help.
 COMMANDS = {
-    "Train and evaluate (without arguments: the configs that are there)": {
-        "sft": "warm start: imitate a scripted expert",
-        "train": "RL by GRPO or PPO, with EPO's terms",
-        "evaluate": "play whole test lists with a checkpoint, and report",
+    "Train and evaluate (without arguments: list the configs)": {
+        "sft": "warm start: supervised fine-tuning on a scripted expert",
+        "train": "RL with GRPO or PPO, with the terms of EPO",
+        "evaluate": "evaluate a checkpoint on whole test lists",
     },
     "Games": {
-        "play": "play an episode in the terminal, yourself or with an expert or a model",
-        "games": "make games",
-        "verify": "check an engine on games",
+        "play": "play an episode in the terminal, as a person, the expert or a model",
+        "games": "generate games",
+        "verify": "compare game engines",
     },
     "Experiments": {
-        "study": "run methods x seeds from one YAML file, and report",
+        "study": "run methods x seeds from one YAML file and write a report",
         "plot": "draw reward, success and entropy curves of runs",
-        "watch": "see the episodes of a run, token by token, in a page or the terminal",
+        "watch": "show the episodes of a run, token by token, in a page or the terminal",
     },
     "Models and machines": {
-        "doctor": "what works here, what is missing, and how to mend it",
-        "memory": "estimate the memory of each GPU, and with a config the time and GPU-hours of a run",
-        "merge": "make a plain checkpoint of an adapter and its base",
+        "doctor": "check this machine: what works, what is missing, and how to fix it",
+        "memory": "estimate the memory per GPU and, with a config, the time and GPU-hours of a run",
+        "merge": "merge an adapter into its base model",
     },
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, or 1 if a check failed or the input is unusable (argparse exits with 2 on its own)."""
+    """Runs a command; returns 0, or 1 if a check failed or the input is invalid (argparse itself exits with 2)."""
     words = list(sys.argv[1:] if argv is None else argv)
     name = _parser().parse_args(words[:1]).command
     try:
@@ -59,9 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="epo-trl",
         usage="epo-trl COMMAND [--help] ...",
-        description="Train LLM agents with reinforcement learning over many turns, and see what they do.\n\n"
+        description="Train multi-turn LLM agents with reinforcement learning, and inspect their episodes.\n\n"
         + "\n".join(lines).rstrip(),
-        epilog="epo-trl COMMAND --help says what a command takes.",
+        epilog="epo-trl COMMAND --help lists the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"epo-trl {__version__}")

@@ -1,4 +1,4 @@
-"""`python -m epo_trl.cli` is `epo-trl`, also under a launcher of several processes."""
+"""`python -m epo_trl.cli` is the same as `epo-trl`; launchers of several processes use it."""
 
 import sys
 

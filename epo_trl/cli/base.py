@@ -1,4 +1,4 @@
-"""What every command uses: how it reads numbers, says what it did, and says what is wrong."""
+"""Parsers, number types, output and errors that all commands share."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 
-def parser_of(command: str, description: str) -> argparse.ArgumentParser:
-    """Returns an empty parser for the words after `epo-trl COMMAND`."""
+def make_parser(command: str, description: str) -> argparse.ArgumentParser:
+    """Creates an empty parser for the arguments after `epo-trl COMMAND`."""
     return argparse.ArgumentParser(prog=f"epo-trl {command}", description=description)
 
 
 def at_least(minimum: int) -> Any:
-    """Returns an argparse type: an integer from `minimum`."""
+    """Returns an argparse type: an integer >= `minimum`."""
 
     def integer(text: str) -> int:
         value = int(text)
@@ -26,14 +26,14 @@ def at_least(minimum: int) -> Any:
 
 
 def need_file(out: str | None) -> None:
-    """Raises `OSError` if what is to be written, `--out`, is a folder, or lies in a file."""
+    """Raises `OSError` if the output file `--out` is a folder, or if one of its parents is a file."""
     if out is None:
         return
     if Path(out).is_dir():
-        raise IsADirectoryError(f"--out: got {out}, which is a folder; expected a file")
+        raise IsADirectoryError(f"--out: expected a file, got the folder {out}")
     for parent in Path(out).parents:
         if parent.is_file():
-            raise NotADirectoryError(f"--out: got {out}, but {parent} is a file; expected a file in a folder")
+            raise NotADirectoryError(f"--out: expected a file in a folder, got {out}, but {parent} is a file")
 
 
 def say(text: str) -> None:
@@ -42,7 +42,7 @@ def say(text: str) -> None:
 
 
 def fail(error: Exception) -> int:
-    """Writes an error as one line to standard error; returns exit code 1."""
+    """Writes an error to standard error as one line; returns exit code 1."""
     message = " ".join(str(error).split())
     sys.stderr.write(f"epo-trl: error: {message}\n")
     return 1

@@ -1,4 +1,4 @@
-"""`epo-trl doctor`: what works on this machine, what is missing, and how to mend it."""
+"""`epo-trl doctor`: report what works on this machine, what is missing, and how to fix it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from epo_trl.cli.base import fail, parser_of, say
+from epo_trl.cli.base import fail, make_parser, say
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns 1 if something that every run needs is missing or broken, else 0."""
+    """Prints the findings; returns 1 if something that every run needs is missing or broken, else 0."""
     args = _parser().parse_args(argv)
     try:
         from epo_trl.doctor import State, examine
         from epo_trl.doctor.report import as_json, as_text, print_table
-    except ImportError as error:  # packaging, which reads the versions
+    except ImportError as error:  # packaging, which parses the versions
         return fail(RuntimeError(f"{error}; pip install --force-reinstall epo-trl"))
     if sys.stderr.isatty():
-        sys.stderr.write("importing all libraries, which takes some seconds ...\n")
+        sys.stderr.write("importing all libraries, this takes a few seconds ...\n")
     findings = examine(online=args.online)
     if args.json:
         say(as_json(findings))
@@ -30,10 +30,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of(
+    parser = make_parser(
         "doctor",
-        "Says what works on this machine, what is missing, and the command that mends it. Exit code 1 only if "
-        "something is wrong without which nothing runs. Nothing leaves the machine, unless --online is given.",
+        "Reports what works on this machine, what is missing, and the command that fixes it. Exits with 1 only if "
+        "something that every run needs is missing or broken. Nothing leaves the machine without --online.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--online", action="store_true", help="check that the Hub can be reached")

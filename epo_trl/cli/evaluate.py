@@ -1,4 +1,4 @@
-"""`epo-trl evaluate`: whole test lists, as `recipes/evaluate.py` plays them."""
+"""`epo-trl evaluate`: evaluate a checkpoint on whole test lists, like `recipes/evaluate.py`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from epo_trl.cli.recipe import run
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the recipe and returns the exit code."""
     return run("evaluate", argv)

@@ -1,4 +1,4 @@
-"""`epo-trl games WORLD`: make games."""
+"""`epo-trl games WORLD`: generate games."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from epo_trl.cli.base import at_least, parser_of, say
+from epo_trl.cli.base import at_least, make_parser, say
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code after the games are written."""
+    """Writes the games and returns the exit code."""
     args = _parser().parse_args(argv)
     return int(args.run(args))
 
@@ -29,16 +29,18 @@ def _alfworld(args: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("games", "Makes games.")
+    parser = make_parser("games", "Generates games.")
     alfworld = parser.add_subparsers(required=True, metavar="WORLD").add_parser(
-        "alfworld", help="generate ALFWorld-style games in the layout of the real ones"
+        "alfworld", help="generate ALFWorld-style games in the file layout of the real ones"
     )
     alfworld.add_argument("--out", required=True, metavar="DIR", help="folder to write to")
-    for split, what in (("train", ""), ("valid-seen", ", training rooms"), ("valid-unseen", ", held-out rooms")):
+    for split, what in (("train", ""), ("valid-seen", " in training rooms"), ("valid-unseen", " in held-out rooms")):
         alfworld.add_argument(
             f"--{split}", type=at_least(0), required=True, metavar="N", help=f"number of {split} games{what}"
         )
-    alfworld.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same games (default: 0)")
+    alfworld.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="seed; the same seed gives the same games (default: 0)"
+    )
     alfworld.add_argument("--task-types", nargs="+", metavar="TYPE", help="only these task types (default: all six)")
     alfworld.add_argument("--room-types", nargs="+", metavar="ROOM", help="only these kinds of room (default: all)")
     alfworld.add_argument(

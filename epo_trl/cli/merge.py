@@ -1,15 +1,15 @@
-"""`epo-trl merge`: a plain checkpoint of an adapter."""
+"""`epo-trl merge`: merge an adapter into its base model."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from epo_trl.cli.base import fail, parser_of, say
+from epo_trl.cli.base import fail, make_parser, say
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code after the checkpoint is written."""
+    """Writes the checkpoint and returns the exit code."""
     args = _parser().parse_args(argv)
     from epo_trl.models import merge_adapter
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("merge", "Writes the base model with the adapter's changes in its weights, and the tokenizer.")
+    parser = make_parser("merge", "Merges an adapter into its base model and saves the result with the tokenizer.")
     parser.add_argument("adapter", metavar="ADAPTER", help="folder or Hub id of a LoRA adapter")
     parser.add_argument("--out", required=True, metavar="DIR", help="new folder for the checkpoint")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""`epo-trl play ENV`: one episode in the terminal."""
+"""`epo-trl play ENV`: play one episode in the terminal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from epo_trl.envs.registry import ENVIRONMENTS
 
 USAGE = f"""usage: epo-trl play ENV [--player human|expert|CHECKPOINT] [--option value ...]
 
-ENV is {", ".join(ENVIRONMENTS)}, or 'module:Class' for one of your own. For example:
+ENV is {", ".join(ENVIRONMENTS)}, or 'module:Class' for a custom environment. Examples:
   epo-trl play trap
   epo-trl play alfworld --games generated --player expert --split iid --index 3
   epo-trl play --config alfworld/eval_tiny_cpu --player runs/alfworld-tiny/grpo_epo-seed0 --show_prompt
-Every option: epo-trl play ENV --help"""
+All options: epo-trl play ENV --help"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Plays the episode and returns the exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         say(USAGE)
         return 0

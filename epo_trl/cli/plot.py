@@ -1,15 +1,15 @@
-"""`epo-trl plot`: curves of runs."""
+"""`epo-trl plot`: plot the curves of runs."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from epo_trl.cli.base import at_least, fail, need_file, parser_of, say
+from epo_trl.cli.base import at_least, fail, make_parser, need_file, say
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code after the image is written."""
+    """Writes the image and returns the exit code."""
     args = _parser().parse_args(argv)
     from epo_trl.plots import RunError, plot_runs
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of(
+    parser = make_parser(
         "plot", "Draws training reward, training, IID and OOD success, and the entropy of early and late turns."
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="output directory of a training run")
@@ -32,7 +32,9 @@ def _parser() -> argparse.ArgumentParser:
         "--labels",
         nargs="+",
         metavar="LABEL",
-        help="one per run; equal labels are averaged (default: the directory's name without -seedN)",
+        help="one label per run; runs with equal labels are averaged (default: the directory's name without -seedN)",
     )
-    parser.add_argument("--window", type=at_least(1), default=10, help="points of the running mean (default: 10)")
+    parser.add_argument(
+        "--window", type=at_least(1), default=10, help="number of points in the running mean (default: 10)"
+    )
     return parser

@@ -1,4 +1,4 @@
-"""What `epo-trl train`, `sft` and `evaluate` share: they are the recipes, on the configs that come with the package."""
+"""Shared code of `epo-trl train`, `sft` and `evaluate`, which run the recipes with the configs of the package."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 from epo_trl.cli.base import fail, say
 
 MAINS = {"train": "training", "sft": "imitation", "evaluate": "evaluation"}  # modules of epo_trl.launch
-# In the repository a link to the folder of that name.
+# A link to the folder of that name in the repository.
 ACCELERATE_CONFIGS = Path(__file__).parents[1] / "accelerate_configs"
-# Options of `accelerate launch` that we hand on: how many processes on how many machines, and which of them this is.
+# Options that are passed to `accelerate launch`: numbers of processes and machines, and the rank of this machine.
 LAUNCH_OPTIONS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
 
-TORCHRUN_SIGNALS = "PET_SIGNALS_TO_HANDLE"  # what torchrun hands on, and then kills after 30 seconds
+TORCHRUN_SIGNALS = "PET_SIGNALS_TO_HANDLE"  # signals that torchrun forwards; it kills the processes after 30 seconds
 
 
 def run(command: str, argv: Sequence[str]) -> int:
-    """Returns the exit code of a recipe; does not return if accelerate is asked to start several processes."""
+    """Runs a recipe and returns its exit code. Does not return if accelerate starts several processes."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--accelerate_config", "--accelerate-config")
     for name in LAUNCH_OPTIONS:
@@ -36,10 +36,10 @@ def run(command: str, argv: Sequence[str]) -> int:
         try:
             launch = launch_command(asked.accelerate_config, options)
             if words and words[0] != CHECK:
-                shipped_command(command).read(words)  # what is wrong is said before several processes say it
+                shipped_command(command).read(words)  # one error message, not one per process
         except ValueError as error:
             return fail(error)
-        # Ctrl-C is for the processes that train: the launchers wait until these have saved a checkpoint.
+        # Only the training processes handle Ctrl-C: the launchers wait until they have saved a checkpoint.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.environ.setdefault(TORCHRUN_SIGNALS, "SIGTERM,SIGHUP,SIGQUIT")
         os.execv(sys.executable, [*launch, command, *words])
@@ -55,19 +55,19 @@ def run(command: str, argv: Sequence[str]) -> int:
 
 
 def launch_help() -> str:
-    """Returns what `--help` says of the options that are accelerate's, or no option of a config."""
+    """Returns the help for the options of accelerate and for those that a config cannot set."""
     shipped = ", ".join(sorted(_shipped()))
     return (
-        "\nseveral processes, as accelerate launch starts them:\n"
+        "\nseveral processes, started by accelerate launch:\n"
         f"  --accelerate_config FILE  a YAML file, or one of {shipped}\n"
         f"  {', '.join(f'--{name}' for name in LAUNCH_OPTIONS)}\n"
-        "\nonly read configs, and say what is wrong with them:\n"
+        "\ncheck configs without running them:\n"
         "  --check FILE [FILE ...]"
     )
 
 
 def launch_command(config: str | None, options: Mapping[str, str]) -> list[str]:
-    """Returns the words that start `epo-trl` in several processes, all but its own arguments.
+    """Returns the command that starts `epo-trl` in several processes, without its own arguments.
 
     Args:
         config: A file for `accelerate launch --config_file`, or the name of a shipped one.

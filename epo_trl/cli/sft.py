@@ -1,4 +1,4 @@
-"""`epo-trl sft`: a warm start, as `recipes/sft.py` does it."""
+"""`epo-trl sft`: warm start by supervised fine-tuning, like `recipes/sft.py`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from epo_trl.cli.recipe import run
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the recipe and returns the exit code."""
     return run("sft", argv)

@@ -1,15 +1,15 @@
-"""`epo-trl study`: methods x seeds from one file."""
+"""`epo-trl study`: run methods x seeds from one file."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from epo_trl.cli.base import at_least, fail, parser_of
+from epo_trl.cli.base import at_least, fail, make_parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code after the runs and the report."""
+    """Runs the study, writes the report, and returns the exit code."""
     args = _parser().parse_args(argv)
     from epo_trl.long_runs.folder_lock import RunningError
     from epo_trl.study.command import study
@@ -24,18 +24,20 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("study", "Runs what is missing of a study and writes its report. Repeat the command to resume.")
+    parser = make_parser(
+        "study", "Runs the missing parts of a study and writes its report. Repeat the command to resume."
+    )
     parser.add_argument(
         "config", metavar="CONFIG", help="YAML file, see docs/study.md, or the name of a shipped study: smoke"
     )
-    parser.add_argument("--arms", nargs="+", metavar="NAME", help="only these methods")
+    parser.add_argument("--arms", nargs="+", metavar="NAME", help="only these arms (default: all)")
     parser.add_argument(
         "--seeds", nargs="+", type=at_least(0), metavar="S", help="seeds that replace those of the file"
     )
     parser.add_argument("--jobs", type=at_least(1), metavar="N", help="parallel runs (default: cores / threads)")
-    parser.add_argument("--threads", type=at_least(1), default=1, metavar="N", help="threads of a run (default: 1)")
-    parser.add_argument("--runs-dir", metavar="DIR", help="where runs are kept (default: runs/NAME)")
-    parser.add_argument("--results-dir", metavar="DIR", help="where results are kept (default: results/NAME)")
+    parser.add_argument("--threads", type=at_least(1), default=1, metavar="N", help="threads per run (default: 1)")
+    parser.add_argument("--runs-dir", metavar="DIR", help="folder of the runs (default: runs/NAME)")
+    parser.add_argument("--results-dir", metavar="DIR", help="folder of the results (default: results/NAME)")
     parser.add_argument(
         "--report-only", action="store_true", help="write a report of existing results without running anything"
     )

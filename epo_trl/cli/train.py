@@ -1,4 +1,4 @@
-"""`epo-trl train`: RL on any environment, as `recipes/train.py` does it."""
+"""`epo-trl train`: RL on any environment, like `recipes/train.py`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from epo_trl.cli.recipe import run
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Runs the recipe and returns the exit code."""
     return run("train", argv)

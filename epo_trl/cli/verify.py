@@ -1,15 +1,15 @@
-"""`epo-trl verify WORLD`: check an engine on games."""
+"""`epo-trl verify WORLD`: compare game engines."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from epo_trl.cli.base import at_least, parser_of, say
+from epo_trl.cli.base import at_least, make_parser, say
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns 0 if the engines agree, else 1."""
+    """Compares the engines; returns 0 if they agree, else 1."""
     args = _parser().parse_args(argv)
     return int(args.run(args))
 
@@ -23,7 +23,7 @@ def _alfworld(args: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("verify", "Checks an engine on games.")
+    parser = make_parser("verify", "Compares game engines on games.")
     alfworld = parser.add_subparsers(required=True, metavar="WORLD").add_parser(
         "alfworld", help="compare the fast engine with the stock engine"
     )
@@ -35,7 +35,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="number of games in the random sample (default: 100)",
     )
-    alfworld.add_argument("--steps", type=at_least(1), default=40, metavar="N", help="inputs per episode (default: 40)")
+    alfworld.add_argument(
+        "--steps", type=at_least(1), default=40, metavar="N", help="number of inputs per episode (default: 40)"
+    )
     alfworld.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random player (default: 0)")
     alfworld.set_defaults(run=_alfworld)
     return parser

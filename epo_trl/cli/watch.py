@@ -1,4 +1,4 @@
-"""`epo-trl watch`: the episodes that a run has kept, as a page or in the terminal."""
+"""`epo-trl watch`: show the stored episodes of a run, as a page or in the terminal."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from epo_trl.cli.base import at_least, fail, need_file, parser_of, say
+from epo_trl.cli.base import at_least, fail, make_parser, need_file, say
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code after the page is written, or the episodes are shown."""
+    """Writes the page or prints the episodes, and returns the exit code."""
     args = _parser().parse_args(argv)
     from epo_trl.watch.page import write_page
     from epo_trl.watch.sample import WatchError
@@ -35,10 +35,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("watch", "Shows the episodes that a run has kept: one HTML page, or text with --text.")
+    parser = make_parser("watch", "Shows the stored episodes of a run: one HTML page, or text with --text.")
     parser.add_argument("run", metavar="RUN", help="output directory of a training run, or --output of an evaluation")
     parser.add_argument("--out", metavar="HTML", help="page to write (default: RUN/episodes.html)")
-    parser.add_argument("--max-mb", type=at_least(1), default=20, metavar="MB", help="size of the page (default: 20)")
-    parser.add_argument("--text", action="store_true", help="a list in the terminal instead, the worst episodes first")
-    parser.add_argument("--episode", type=at_least(1), metavar="K", help="episode K of that list, in the terminal")
+    parser.add_argument(
+        "--max-mb", type=at_least(1), default=20, metavar="MB", help="maximum size of the page (default: 20)"
+    )
+    parser.add_argument(
+        "--text", action="store_true", help="print a list in the terminal instead, the worst episodes first"
+    )
+    parser.add_argument("--episode", type=at_least(1), metavar="K", help="print episode K of that list in the terminal")
     return parser

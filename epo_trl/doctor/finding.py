@@ -1,4 +1,4 @@
-"""What the doctor says of one thing."""
+"""The result of one check of the doctor."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shlex import join
 
 
 class State(StrEnum):
-    """How a thing is."""
+    """Result of a check."""
 
     OK = "ok"
-    MISSING = "missing"  # not there, which not every run minds
-    BROKEN = "broken"  # there, and does not work
+    MISSING = "missing"  # absent, and only some runs need it
+    BROKEN = "broken"  # present, but does not work
     NOT_ASKED = "not asked"
 
 
@@ -28,26 +28,26 @@ class Finding:
         part: Heading under which the finding is listed.
         name: Name of the checked item.
         state: Result of the check.
-        says: Description of the result.
-        mend: The command that mends it, or `""`.
+        message: Description of the result.
+        fix: Command that fixes the problem, or `""`.
         needed: Whether no run works without it.
     """
 
     part: str
     name: str
     state: State
-    says: str
-    mend: str = ""
+    message: str
+    fix: str = ""
     needed: bool = False
 
     @property
     def is_fatal(self) -> bool:
-        """Whether nothing can run as it is."""
+        """Whether the result prevents every run."""
         return self.needed and self.state is not State.OK
 
 
 def pip_install(requirement: str, *options: str) -> str:
-    """Returns the command that installs a requirement for this Python, whichever `pip` comes first on PATH."""
+    """Returns the command that installs a requirement for this Python, also if PATH has the `pip` of another."""
     pip = shutil.which("pip")
     here = pip is not None and Path(pip).parent == Path(sys.executable).parent
     words: Sequence[str] = ["pip"] if here else [sys.executable, "-m", "pip"]

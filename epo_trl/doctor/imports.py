@@ -1,4 +1,4 @@
-"""Imports modules in another process, so that one that does not work harms nobody."""
+"""Imports modules in another process, so that a damaged one cannot end this process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What came of an import.
+    """Result of an import.
 
     Args:
-        error: The exception, or how the process ended; `""` if the import works.
+        error: The exception, or the way in which the process ended; `""` if the import works.
         version: The module's version; `""` if it has none.
         facts: Further facts about the module, see `child.FACTS`.
     """
@@ -32,7 +32,7 @@ class Imported:
 
 
 def import_all(names: Sequence[str], *, seconds: float = SECONDS) -> dict[str, Imported]:
-    """Returns what comes of importing each module. One that ends the process is left out, and the others go on.
+    """Imports each module and returns the results. After one that ends the process, a new process imports the rest.
 
     Args:
         names: Module names.
@@ -50,9 +50,9 @@ def import_all(names: Sequence[str], *, seconds: float = SECONDS) -> dict[str, I
 
 
 def _run(names: Sequence[str], seconds: float) -> tuple[list[dict[str, Any]], str]:
-    """Returns the lines of one process, and how it ended."""
+    """Runs one process; returns its lines and a description of its end."""
     command = [sys.executable, str(CHILD), json.dumps(sys.path), json.dumps(list(names))]
-    with TemporaryDirectory() as folder:  # alfworld makes the folder of its games when it is imported
+    with TemporaryDirectory() as folder:  # importing alfworld creates the folder of its games
         environ = {**os.environ, "ALFWORLD_DATA": folder}
         try:
             done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The findings as a table, as plain text, and as JSON."""
+"""Formats the findings as a table, as plain text, and as JSON."""
 
 from __future__ import annotations
 
@@ -10,42 +10,44 @@ from itertools import groupby
 from epo_trl.doctor.finding import Finding, State
 
 STYLES = {State.OK: "green", State.MISSING: "yellow", State.BROKEN: "bold red", State.NOT_ASKED: "dim"}
+KEYS = {"message": "says", "fix": "mend"}  # names in the JSON, which programs read
 
 
 def one_line(text: str) -> str:
-    """Returns a text without line breaks and control characters: what an error or a folder's name says is data."""
+    """Removes line breaks and control characters, which error messages and folder names may contain."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def conclusion(findings: Iterable[Finding]) -> str:
-    """Returns the last line."""
+    """Returns the last line of the report."""
     fatal = [finding.name for finding in findings if finding.is_fatal]
     if fatal:
-        return f"Nothing can run before this is mended: {', '.join(fatal)}."
-    return "What every run needs is here."
+        return f"No run can start until these are fixed: {', '.join(fatal)}."
+    return "All requirements of every run are met."
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """Returns `{"ok": ..., "findings": [...]}`, each finding with the fields of `Finding`."""
+    """Returns `{"ok": ..., "findings": [...]}`. Each finding has the fields of `Finding`, under the names of `KEYS`."""
     ok = not any(finding.is_fatal for finding in findings)
-    return json.dumps({"ok": ok, "findings": [asdict(finding) for finding in findings]}, indent=2)
+    listed = [{KEYS.get(name, name): value for name, value in asdict(finding).items()} for finding in findings]
+    return json.dumps({"ok": ok, "findings": listed}, indent=2)
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """Returns one line for each finding, and one below it for the command that mends it."""
+    """Returns one line for each finding, followed by a line with the command that fixes it, if any."""
     width = max(len(finding.name) for finding in findings)
     lines = []
     for part, group in groupby(findings, lambda finding: finding.part):
         lines.append(part)
         for finding in group:
-            lines.append(f"  {finding.state:9}  {finding.name:{width}}  {one_line(finding.says)}")
-            if finding.mend:
-                lines.append(f"{'':{width + 15}}mend: {one_line(finding.mend)}")
+            lines.append(f"  {finding.state:9}  {finding.name:{width}}  {one_line(finding.message)}")
+            if finding.fix:
+                lines.append(f"{'':{width + 15}}fix: {one_line(finding.fix)}")
     return "\n".join([*lines, "", conclusion(findings)])
 
 
 def print_table(findings: Sequence[Finding]) -> None:
-    """Shows the findings on a terminal; the commands stand below, each on a line of its own that can be copied."""
+    """Prints the findings as a table, then the commands that fix them, one per line so that they can be copied."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -60,15 +62,15 @@ def print_table(findings: Sequence[Finding]) -> None:
             table.add_row(
                 Text(f"  {finding.name}"),
                 Text(finding.state, style=STYLES[finding.state]),
-                Text(one_line(finding.says)),
+                Text(one_line(finding.message)),
             )
     console = Console()
     console.print(table)
     width = max(len(finding.name) for finding in findings)
-    mends = [(finding.name, one_line(finding.mend)) for finding in findings if finding.mend]
-    if mends:
-        console.print(Text("what mends it", style="bold"))
-    for name, mend in mends:
-        console.print(Text(f"  {name:{width}}  ").append(mend, style="cyan"), soft_wrap=True)
+    fixes = [(finding.name, one_line(finding.fix)) for finding in findings if finding.fix]
+    if fixes:
+        console.print(Text("fixes", style="bold"))
+    for name, fix in fixes:
+        console.print(Text(f"  {name:{width}}  ").append(fix, style="cyan"), soft_wrap=True)
     console.print()
     console.print(Text(conclusion(findings), style="bold"))

@@ -1,6 +1,6 @@
-"""What a program in `recipes/` does when it is launched: its configs, its options, its errors, and RL itself.
+"""The body of the programs in `recipes/`: configs, options, errors, and training.
 
-Loads torch when one of its names is first used.
+Torch is loaded when one of these names is first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""Refuses a wrong command line before torch and TRL are loaded, which takes five seconds or more.
+"""Rejects an invalid command line before torch and TRL are loaded, which takes five seconds or more.
 
-What the options are is known from the classes that define them, and those need torch. So their names are read from the
-source files. Whatever cannot be settled that way is left to the parser, which checks everything again.
+The options are fields of classes that need torch, so their names are read from the source files. The parser checks
+everything again, and all that this module cannot decide.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from epo_trl.launch.shipped import shown
 from epo_trl.launch.warm_start import StartArguments, check_start
 from epo_trl.models.names import check_model_name
 
-# The classes whose fields are the options of a command. PPO's has GRPO's too.
+# The classes whose fields are the options of a command. The class of PPO includes the fields of GRPO.
 CLASSES = {
     "train": ("EnvironmentArguments", "AlgorithmArguments", "StartArguments", "EPOPPOConfig", "ModelConfig"),
     "sft": ("EnvironmentArguments", "DemonstrationArguments", "ImitationConfig", "ModelConfig"),
@@ -38,20 +38,20 @@ FILES = (
     "trl/trainer/grpo_config.py", "trl/trainer/sft_config.py", "trl/trainer/base_config.py",
     "trl/trainer/model_config.py", "transformers/training_args.py",
 )  # fmt: skip
-NO_MODEL = (None, "human", "expert")  # as the player
+NO_MODEL = (None, "human", "expert")  # values of `player` that are not models
 
 
 def check_early(command: str, words: Sequence[str]) -> None:
-    """Raises what is wrong with a command line and its config, as far as their words show it.
+    """Checks a command line and its config, as far as possible without torch.
 
     Args:
         command: `train`, `sft`, `evaluate` or `play`.
-        words: The command line, with a file after `--config`.
+        words: Command line, with a file after `--config`.
 
     Raises:
-        EnvError: If there is no such environment.
-        RecipeError: If an option is unknown or no number where it has to be one, or there is no such algorithm.
-        ValueError: If there is no such model.
+        EnvError: If the environment does not exist.
+        RecipeError: If an option or the algorithm is unknown, or a value is not a number where one is expected.
+        ValueError: If the model does not exist.
     """
     if not HELP.isdisjoint(words):
         return
@@ -77,7 +77,7 @@ def check_early(command: str, words: Sequence[str]) -> None:
 
 
 def _options(words: Sequence[str]) -> dict[str, str | None]:
-    """Returns the options of a command line by field, with the text that follows each, `None` where none does."""
+    """Returns the options of a command line by field, with the text after each, or `None` if there is none."""
     found: dict[str, str | None] = {}
     for word, after in zip(words, [*words[1:], None], strict=True):
         if word.startswith("--") and word not in ("--config", CHECK):
@@ -97,7 +97,7 @@ def _check_options(known: Mapping[str, str], given: Mapping[str, str | None]) ->
 def _check_config(command: str, known: Mapping[str, str], config: Mapping[str, Any], path: Path) -> None:
     unknown = [name for name in config if name not in known]
     if command in PLAYED and not option_types("train").keys().isdisjoint(unknown):
-        return  # a training config: the parser names one to play with
+        return  # a training config: the parser suggests one for evaluation
     refuse_unknown(unknown, known, f"unknown in {shown(path)}")
     _check_numbers(known, config, f" in {shown(path)}")
 
@@ -113,7 +113,7 @@ def _check_numbers(known: Mapping[str, str], given: Mapping[str, Any], where: st
 
 
 def _start(given: Mapping[str, Any]) -> tuple[str | None, StartArguments]:
-    """Returns the model and where RL begins; an option that nothing follows is switched on."""
+    """Returns the model and the start of RL. An option without a value is switched on."""
     scratch = given.get("from_scratch", False)
     return given.get("model_name_or_path"), StartArguments(str(scratch).lower() not in ("false", "0", "no", "n", "f"))
 
@@ -127,9 +127,9 @@ def _check_models(command: str, given: Mapping[str, Any]) -> None:
 
 @cache
 def option_types(command: str) -> dict[str, str]:
-    """Returns the options of a command that no environment defines, each with its annotation.
+    """Returns the options of a command, without those of the environment, each with its annotation.
 
-    Nothing if a class or one of its bases is in none of `FILES`, as it may be in another version of a library.
+    Empty if a class or one of its bases is in none of `FILES`, which can happen with another version of a library.
     """
     classes = _classes(FILES)
     found: dict[str, str] = {}

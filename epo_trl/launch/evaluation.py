@@ -1,4 +1,4 @@
-"""What `recipes/evaluate.py` and `epo-trl evaluate` do: play whole test lists and report under a named protocol."""
+"""The body of `recipes/evaluate.py` and `epo-trl evaluate`: evaluates whole test lists under a named protocol."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from epo_trl.watch.choice import choose_samples
 from epo_trl.watch.sample import Sample, write_samples
 from epo_trl.watch.source import evaluation_file
 
-# What changes nothing that is reported, or is part of the protocol.
+# Options that do not affect the results, or are part of the protocol.
 NOT_SETTINGS = {"output", "show_episodes", "keep_episodes", "protocol", "max_turns", "temperature", "context"}
 NOT_SETTINGS |= {
     "chat_template_kwargs",
@@ -56,10 +56,10 @@ def settings_of(
     protocol: Protocol,
     lists: dict[str, list[str]],
 ) -> dict[str, Any]:
-    """Returns all that the result depends on. Of another result nothing is gone on with."""
+    """Returns all settings that affect the result. Partial results are reused only if these are equal."""
     loading = {key: str(value) for key, value in asdict(model_args).items() if key != "model_name_or_path"}
     chosen = {key: value for key, value in asdict(args).items() if key not in NOT_SETTINGS}
-    if args.chat_template_kwargs:  # without, as earlier versions wrote it
+    if args.chat_template_kwargs:  # absent when empty, as in the files of earlier versions
         chosen["chat_template_kwargs"] = args.chat_template_kwargs
     return {
         **chosen,
@@ -79,7 +79,7 @@ def _digest(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as JSON that says the same in every process: rows may hold arrays, images, or any object."""
+    """Converts a value to JSON that is equal in every process; rows may contain arrays, images, or any object."""
     if isinstance(value, Mapping):
         return {"mapping": sorted(([repr(key), _plain(each)] for key, each in value.items()), key=itemgetter(0))}
     if isinstance(value, list | tuple):
@@ -97,7 +97,7 @@ def _plain(value: Any) -> Any:
 def load(
     suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig, protocol: Protocol
 ) -> tuple[Any, Any, int | None]:
-    """Returns the policy, its tokenizer, and the longest sequence that it takes."""
+    """Loads the policy; returns it with its tokenizer and its maximum sequence length."""
     state = PartialState()
     policy: Any
     sampling: dict[str, Any] = {"max_new_tokens": args.max_completion_length, "temperature": protocol.temperature}
@@ -118,13 +118,13 @@ def load(
 
 
 class Evaluation:
-    """Plays lists in parts, each with a random source of its own, and keeps what is played.
+    """Plays lists in parts, each with its own random state, and stores the episodes.
 
     Args:
         suite: The tasks.
-        args: How.
+        args: Settings of the evaluation.
         protocol: The rules.
-        kept: Where the parts are kept, if anywhere.
+        kept: Storage of the finished parts; `None` to store nothing.
         loaded: Return value of `load`.
         shots: Example episodes before the first prompt.
     """
@@ -139,13 +139,13 @@ class Evaluation:
         shots: FewShot,
     ):
         self.suite, self.args, self.protocol, self.kept, self.state = suite, args, protocol, kept, PartialState()
-        self.samples: list[Sample] = []  # of the lists so far
+        self.samples: list[Sample] = []  # from the lists so far
         self.policy, tokenizer, longest = loaded
         self.context = context_of(args, suite, protocol, tokenizer, longest, shots)
         self.context.end_ids = self.policy.eos_ids
 
     def report(self, split: str, task_ids: list[str]) -> EvalReport:
-        """Returns the report of a list. Collective: every process calls it.
+        """Evaluates a list and returns its report. Collective: every process has to call it.
 
         Raises:
             TooManyAborted: If more episodes were aborted than `max_aborted_share` allows.
@@ -164,8 +164,8 @@ class Evaluation:
             errors = "; ".join(f"task {each.task_id!r}: {each.error}" for each in aborted[:SHOWN])
             raise TooManyAborted(
                 f"max_aborted_share: {share:.0%} of the episodes of {split} were aborted, "
-                f"{self.args.max_aborted_share:.0%} are allowed. Parts without one are kept beside output, if given, "
-                f"and the same command plays the others. The first errors: {errors}"
+                f"{self.args.max_aborted_share:.0%} are allowed. Parts without aborted episodes are stored next "
+                f"to output, if set, and the same command replays the others. First errors: {errors}"
             )
         if state.is_main_process and self.args.show_episodes:
             print_episodes(episodes[: self.args.show_episodes])
@@ -177,8 +177,8 @@ class Evaluation:
         )
 
     def _play(self, split: str, task_ids: list[str], bar: Any) -> list[tuple[int, list[Episode], float]]:
-        """Returns this process's parts: number, episodes, seconds."""
-        # Equal parts for all processes, and no more episodes side by side than wanted.
+        """Plays the parts of this process; returns number, episodes and seconds of each."""
+        # All processes get parts of equal size, with at most `parallel` episodes each.
         chunks = split_chunks(task_ids, min(self.args.parallel, -(-len(task_ids) // self.state.num_processes)))
         mine = range(self.state.process_index, len(chunks), self.state.num_processes)
         done = {number: played for number in mine if (played := self._kept(split, number)) is not None}
@@ -195,7 +195,7 @@ class Evaluation:
         )
         for number, (episodes, seconds) in zip(to_play, playing, strict=True):
             done[number] = episodes, seconds
-            if self.kept is not None and not _aborted(episodes):  # what an environment has spoiled is played again
+            if self.kept is not None and not _aborted(episodes):  # parts with environment errors are replayed
                 self.kept.keep(f"{split}-{number}", episodes, seconds)
         return [(number, *done[number]) for number in mine]
 
@@ -203,7 +203,7 @@ class Evaluation:
         return None if self.kept is None else self.kept.read(f"{split}-{number}")
 
     def _seed(self, split: str, number: int) -> int:
-        # Of the part alone: whatever was played before it, and by whom, it is played the same way.
+        # Depends on the part only, so a part is reproducible whatever ran before it, in whichever process.
         return random.Random(f"{self.args.seed} {split} {number}").randrange(2**62)
 
 
@@ -212,7 +212,7 @@ def _aborted(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def kept_for(output: str, settings: dict[str, Any]) -> KeptEpisodes:
-    """Returns where the episodes are kept; no process writes there before all have found it fit. Collective."""
+    """Opens the storage of the episodes. No process writes to it before all have checked it. Collective."""
     kept, state = KeptEpisodes(output, settings), PartialState()
     state.wait_for_everyone()
     if kept.finished() is None and state.is_main_process:
@@ -222,7 +222,7 @@ def kept_for(output: str, settings: dict[str, Any]) -> KeptEpisodes:
 
 
 def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig) -> list[EvalReport]:
-    """Returns the reports, after what was not played yet was played, printed and written. Collective."""
+    """Plays the missing parts, writes and prints the reports, and returns them. Collective."""
     protocol, lists, is_main = protocol_of(args, suite), lists_of(args, suite), PartialState().is_main_process
     shots = args.few_shot_of(suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)

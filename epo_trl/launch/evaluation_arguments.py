@@ -1,4 +1,4 @@
-"""How to evaluate: the options, and the rules, lists and prompts that follow from them."""
+"""The options of an evaluation, and the rules, lists and prompts that they define."""
 
 from __future__ import annotations
 
@@ -18,51 +18,57 @@ BACKENDS = ("transformers", "vllm")
 
 @dataclass
 class EvaluationArguments(FewShotArguments):
-    """How to evaluate."""
+    """Settings of an evaluation."""
 
     protocol: str = field(
-        default="", metadata={"help": "Name of the protocol; by default the environment's own, if it has one."}
+        default="", metadata={"help": "Name of the protocol; by default that of the environment, if it has one."}
     )
     max_turns: int | None = field(
-        default=None, metadata={"help": "Another turn limit than the protocol's; the report's protocol says so."}
+        default=None, metadata={"help": "Overrides the turn limit of the protocol; the report's protocol records it."}
     )
     temperature: float | None = field(
-        default=None, metadata={"help": "Another temperature than the protocol's; the report's protocol says so."}
+        default=None, metadata={"help": "Overrides the temperature of the protocol; the report's protocol records it."}
     )
     context: str | None = field(
         default=None,
-        metadata={"help": "Another context than the protocol's, 'windowed' or 'concatenated'; the report's says so."},
+        metadata={
+            "help": "Overrides the context of the protocol, 'windowed' or 'concatenated'; the report records it."
+        },
     )
-    splits: list[str] = field(default_factory=lambda: ["iid", "ood"], metadata={"help": "Lists to play."})
-    prompt_template: str = field(default="alfworld", metadata={"help": "As in training."})
-    max_prompt_length: int = field(default=2048, metadata={"help": "Longest prompt of a turn, in tokens."})
-    max_completion_length: int = field(default=512, metadata={"help": "Longest response of a turn, in tokens."})
+    splits: list[str] = field(default_factory=lambda: ["iid", "ood"], metadata={"help": "Task lists to evaluate."})
+    prompt_template: str = field(default="alfworld", metadata={"help": "Same as in training."})
+    max_prompt_length: int = field(default=2048, metadata={"help": "Maximum number of tokens per prompt."})
+    max_completion_length: int = field(default=512, metadata={"help": "Maximum number of tokens per response."})
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None,
-        metadata={"help": "As in training: settings of the chat template, such as '{\"enable_thinking\": false}'."},
+        metadata={
+            "help": "Same as in training: settings of the chat template, such as '{\"enable_thinking\": false}'."
+        },
     )
-    action_format: str = field(default="tags", metadata={"help": "As in training."})
-    require_think: bool = field(default=True, metadata={"help": "As in training."})
-    parallel: int = field(default=64, metadata={"help": "Episodes played side by side."})
-    max_episodes: int | None = field(default=None, metadata={"help": "Play only the first N tasks of each list."})
+    action_format: str = field(default="tags", metadata={"help": "Same as in training."})
+    require_think: bool = field(default=True, metadata={"help": "Same as in training."})
+    parallel: int = field(default=64, metadata={"help": "Number of episodes played in parallel."})
+    max_episodes: int | None = field(default=None, metadata={"help": "Evaluate only the first N tasks of each list."})
     seed: int = field(default=0, metadata={"help": "Seed of the sampling and of the environments."})
-    backend: str = field(default="transformers", metadata={"help": "What generates: 'transformers' or 'vllm'."})
+    backend: str = field(default="transformers", metadata={"help": "Generation backend: 'transformers' or 'vllm'."})
     vllm_gpu_memory_utilization: float = field(
-        default=0.9, metadata={"help": "Share of each GPU's memory that vLLM takes."}
+        default=0.9, metadata={"help": "Fraction of each GPU's memory that vLLM reserves."}
     )
     output: str | None = field(
-        default=None, metadata={"help": "JSON file for the reports; what is played is kept beside it until the end."}
+        default=None,
+        metadata={"help": "JSON file for the reports; partial results are stored next to it until the end."},
     )
     max_aborted_share: float = field(
         default=0.5,
         metadata={
-            "help": "If errors of environments abort a larger share of a list, there is no report, and the same "
-            "command plays again what they have spoiled. 1 never stops."
+            "help": "Largest fraction of a list's episodes that environment errors may abort. Above it there is no "
+            "report, and the same command replays the affected parts. 1 never stops."
         },
     )
-    show_episodes: int = field(default=0, metadata={"help": "Episodes of each list to print."})
+    show_episodes: int = field(default=0, metadata={"help": "Number of episodes of each list to print."})
     keep_episodes: int = field(
-        default=20, metadata={"help": "Episodes of each list that are kept beside the output for `epo-trl watch`."}
+        default=20,
+        metadata={"help": "Number of episodes of each list to store next to the output for `epo-trl watch`."},
     )
 
     def __post_init__(self) -> None:
@@ -82,18 +88,18 @@ class EvaluationArguments(FewShotArguments):
 
 
 def protocol_of(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
-    """Returns the rules, under a name that says where they are not those of a named protocol."""
+    """Returns the protocol with the overrides of the options, which its name then records."""
     name = args.protocol or suite.protocol
     if not name:
         raise ValueError(
-            f"protocol: got nothing, and the environment {suite.name!r} has none of its own; expected one of "
-            f"{', '.join(map(repr, protocol_names()))}, or one that its module registers (docs/environments.md)"
+            f"protocol: expected one of {', '.join(map(repr, protocol_names()))}, or one that the environment's module "
+            f"registers (docs/environments.md), got nothing; the environment {suite.name!r} has no default"
         )
     return get_protocol(name).varied(max_turns=args.max_turns, temperature=args.temperature, context=args.context)
 
 
 def lists_of(args: EvaluationArguments, suite: TaskSuite) -> dict[str, list[str]]:
-    """Returns the tasks of each list."""
+    """Returns the tasks to play from each list."""
     lists = {split: list(suite.task_ids(split))[: args.max_episodes] for split in args.splits}
     if not lists or not all(lists.values()):
         lengths = {split: len(suite.task_ids(split)) for split in suite.splits}
@@ -112,14 +118,14 @@ def context_of(
     longest: int | None,
     shots: FewShot,
 ) -> ContextBuilder:
-    """Returns what builds the prompts.
+    """Creates the builder of the prompts.
 
     Args:
-        args: Their template, lengths and form of actions.
+        args: Template, lengths and action format of the prompts.
         suite: The tasks.
         protocol: The rules.
-        tokenizer: The policy's.
-        longest: The longest sequence that it takes, in tokens; `None` for no limit.
+        tokenizer: Tokenizer of the policy.
+        longest: Maximum sequence length of the policy, in tokens; `None` for no limit.
         shots: Example episodes before the first prompt.
     """
     return protocol_context(

@@ -1,4 +1,4 @@
-"""The options that decide which others there are: environment and algorithm."""
+"""The options that decide which others exist: environment and algorithm."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ ALGORITHM_NAMES = ("grpo", "ppo")
 
 @dataclass
 class EnvironmentArguments:
-    """Which environment is played."""
+    """Environment of the tasks."""
 
     environment: str = field(metadata={"help": f"One of {', '.join(ENVIRONMENTS)}, or 'module:Class'."})
 
 
 @dataclass
 class AlgorithmArguments:
-    """Which algorithm trains."""
+    """Training algorithm."""
 
     algorithm: str = field(
-        default="grpo", metadata={"help": "'grpo', or 'ppo' with a critic. epo_lambda=0 leaves out EPO's terms."}
+        default="grpo", metadata={"help": "'grpo', or 'ppo' with a critic. epo_lambda=0 disables the EPO terms."}
     )
 
 
 def environment_name(argv: Sequence[str]) -> str | None:
-    """Returns the name of the environment, or `None` if help is asked for without one.
+    """Returns the name of the environment, or `None` for `--help` without one.
 
     Raises:
         EnvError: If neither the command line nor the config names one.
@@ -47,7 +47,7 @@ def algorithm_name(argv: Sequence[str] | None = None) -> str:
     """Returns the name of the algorithm, one of `ALGORITHM_NAMES`.
 
     Raises:
-        RecipeError: If it is another.
+        RecipeError: If the name is unknown.
     """
     name = early_option("algorithm", argv) or AlgorithmArguments.algorithm
     if name not in ALGORITHM_NAMES:

@@ -1,4 +1,4 @@
-"""What `recipes/sft.py` and `epo-trl sft` do: a warm start, supervised fine-tuning on episodes of a scripted expert."""
+"""The body of `recipes/sft.py` and `epo-trl sft`: supervised fine-tuning on episodes of a scripted expert."""
 
 from __future__ import annotations
 
@@ -32,41 +32,48 @@ from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules, few_
 
 @dataclass
 class DemonstrationArguments(FewShotArguments):
-    """What the expert plays and how it is shown."""
+    """Episodes of the expert and their format."""
 
     episodes: int = field(
-        default=1000, metadata={"help": "Expert episodes to play; lost ones are left out unless keep_lost is set."}
+        default=1000,
+        metadata={"help": "Number of expert episodes to play; failed ones are dropped unless keep_lost is set."},
     )
-    max_turns: int = field(default=50, metadata={"help": "Longer episodes are left out."})
+    max_turns: int = field(default=50, metadata={"help": "Maximum number of turns; longer episodes are dropped."})
     demonstrated_types: list[str] | None = field(
         default=None,
-        metadata={"help": "Task types that the expert plays; all if not given. The vocabulary covers the others too."},
+        metadata={"help": "Task types that the expert plays; all by default. The vocabulary always covers all types."},
     )
-    prompt_template: str = field(default="alfworld", metadata={"help": "As in the RL recipe."})
+    prompt_template: str = field(default="alfworld", metadata={"help": "Same as in the RL recipe."})
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None,
-        metadata={"help": "As in the RL recipe: of the chat template, such as '{\"enable_thinking\": false}'."},
+        metadata={
+            "help": "Same as in the RL recipe: settings of the chat template, such as '{\"enable_thinking\": false}'."
+        },
     )
     context: str = field(
         default="windowed",
         metadata={
-            "help": "As in the RL recipe: each turn is a training example ('windowed'), or each episode "
+            "help": "Same as in the RL recipe: one training example per turn ('windowed') or per episode "
             "('concatenated')."
         },
     )
-    history_length: int = field(default=2, metadata={"help": "As in the RL recipe."})
-    max_prompt_length: int = field(default=2048, metadata={"help": "As in the RL recipe, in tokens."})
+    history_length: int = field(default=2, metadata={"help": "Same as in the RL recipe."})
+    max_prompt_length: int = field(default=2048, metadata={"help": "Same as in the RL recipe, in tokens."})
     mistake_rate: float = field(
-        default=0.0, metadata={"help": "Share of turns at which a mistake is played; no mistake is a label."}
+        default=0.0, metadata={"help": "Fraction of turns with a deliberate mistake; mistakes are not used as labels."}
     )
     keep_lost: bool = field(
-        default=False, metadata={"help": "Whether episodes that end in a failure are kept; for an expert that guesses."}
+        default=False, metadata={"help": "Whether to keep episodes that end in failure, for an expert that guesses."}
     )
     thoughts: bool = field(
-        default=True, metadata={"help": "Whether answers have the expert's thoughts; if not, set require_think: false."}
+        default=True,
+        metadata={
+            "help": "Whether responses include the expert's thoughts. Without them, set require_think: false in RL."
+        },
     )
     prompt_label_rate: float = field(
-        default=0.0, metadata={"help": "Weight of the prompt's own loss; helps a model from scratch, 0 otherwise."}
+        default=0.0,
+        metadata={"help": "Weight of the loss on prompt tokens; useful for a model trained from scratch, else 0."},
     )
 
     def __post_init__(self) -> None:
@@ -75,10 +82,10 @@ class DemonstrationArguments(FewShotArguments):
 
 
 def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArguments, seed: int) -> Dataset:
-    """Returns the episodes that the expert won, or ended if `keep_lost` is set, as training examples.
+    """Plays the expert and returns its successes, or with `keep_lost` all finished episodes, as training examples.
 
-    One row is a turn (windowed context) or an episode (concatenated context): `input_ids`, and `labels` that are -100
-    on all but the answers.
+    A row is a turn (windowed context) or an episode (concatenated context). It has `input_ids`, and `labels` that are
+    -100 except on the responses.
     """
     context = ContextBuilder(
         tokenizer,
@@ -94,7 +101,7 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
     ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
     if not ids:
         raise ValueError(
-            f"max_turns: expected a larger number, got {args.max_turns}: the expert solves no task in so few turns"
+            f"max_turns: expected a larger number, got {args.max_turns}, in which the expert solves no task"
         )
     tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes)]
     with tqdm(total=len(tasks), desc="expert episodes", unit="episode") as bar:
@@ -112,9 +119,9 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
         shown = [turns for turns in episodes if turns]
     if not shown:
         raise ValueError(
-            f"episodes: got {args.episodes}, none of which shows anything: the expert has won none within max_turns "
-            f"({args.max_turns}), none is of demonstrated_types ({args.demonstrated_types}), or no prompt fits into "
-            f"max_prompt_length ({args.max_prompt_length})"
+            f"episodes: expected at least one demonstration, got none from {args.episodes} episodes: the expert solved "
+            f"none within max_turns ({args.max_turns}), none is of demonstrated_types ({args.demonstrated_types}), "
+            f"or no prompt fits into max_prompt_length ({args.max_prompt_length})"
         )
     return training_examples(shown, args.context, args.prompt_label_rate, seed)
 
@@ -122,10 +129,10 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
 def training_examples(
     episodes: Iterable[Sequence[Demonstration]], context: str, prompt_label_rate: float = 0.0, seed: int = 0
 ) -> Dataset:
-    """Returns rows of `input_ids` and `labels`: one for each turn (windowed context) or each episode (concatenated).
+    """Converts episodes to rows of `input_ids` and `labels`: one per turn (windowed) or per episode (concatenated).
 
     Args:
-        episodes: The turns of each.
+        episodes: Turns of each episode.
         context: `"windowed"` or `"concatenated"`.
         prompt_label_rate: See `Demonstration.labels`.
         seed: Seed for choosing the prompt tokens that become labels.
@@ -140,12 +147,12 @@ def training_examples(
 
 
 def check_length(rows: Dataset, limit: int | None, name: str = "max_length") -> None:
-    """Refuses to cut demonstrations off: a model that is shown answers without their end learns not to end.
+    """Rejects a limit that would truncate demonstrations: a model trained on cut responses learns not to stop.
 
     Args:
         rows: Rows of token ids.
-        limit: Tokens of each that training uses, from its start; `None` for all.
-        name: Name of the limit.
+        limit: Maximum number of tokens per row in training; `None` for no limit.
+        name: Name of the limit, for the message.
 
     Raises:
         ValueError: If a row is longer.
@@ -155,13 +162,13 @@ def check_length(rows: Dataset, limit: int | None, name: str = "max_length") -> 
     if longer:
         raise ValueError(
             f"{name}: expected {max(lengths)} or more, got {limit}: {longer} of {len(lengths)} demonstrations are "
-            "longer, and their answers would be cut off; a lower max_prompt_length or max_turns makes them shorter"
+            "longer, and their responses would be truncated; reduce max_prompt_length or max_turns to shorten them"
         )
 
 
 @dataclass
 class ImitationConfig(LongRunArguments, SFTConfig):
-    """TRL's configuration, and how an interrupted run is gone on with."""
+    """TRL's configuration with settings for resuming an interrupted run."""
 
     def __post_init__(self) -> None:
         settle_defaults(self)
@@ -170,10 +177,10 @@ class ImitationConfig(LongRunArguments, SFTConfig):
 
 
 class EpochSeeded(Sampler[int]):
-    """Rows grouped by length, in an order that the seed and the epoch decide.
+    """Samples rows grouped by length, in an order that depends on the seed and the epoch only.
 
-    The sampler alone draws from torch's global generator, whose state at the epoch's start is in no checkpoint: a run
-    that went on in its second epoch saw some rows twice and others not at all.
+    The wrapped sampler draws from torch's global generator, whose state at the start of an epoch is not in a
+    checkpoint: a run resumed in its second epoch saw some rows twice and others not at all.
     """
 
     def __init__(self, sampler: LengthGroupedSampler, seed: int, epoch: Callable[[], int]) -> None:
@@ -188,7 +195,7 @@ class EpochSeeded(Sampler[int]):
 
 
 class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
-    """TRL's trainer, interrupted and gone on with like an RL run; its model card says what was imitated."""
+    """TRL's `SFTTrainer`, resumable like an RL run, with a model card that describes the demonstrations."""
 
     def __init__(self, suite: TaskSuite, shown: DemonstrationArguments, **kwargs: Any) -> None:
         self.suite, self.shown = suite, shown
@@ -202,7 +209,7 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
         return EpochSeeded(sampler, seed, lambda: int(self.state.epoch or 0))
 
     def card_facts(self) -> CardFacts:
-        """Returns what the model card has to say."""
+        """Returns the facts of the model card."""
         shown = self.shown
         types = ", ".join(shown.demonstrated_types) if shown.demonstrated_types else "all"
         return CardFacts(
@@ -225,27 +232,27 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
 
 
 def main() -> None:
-    """Parses the command line, plays the expert and trains; a run that has ended in `output_dir` is left as it is."""
+    """Parses the command line, plays the expert and trains. A finished run in `output_dir` is left unchanged."""
     imitate(*parse_recipe(DemonstrationArguments, ImitationConfig, ModelConfig))
 
 
 def imitate(
     suite: TaskSuite, shown: DemonstrationArguments, args: ImitationConfig, model_args: ModelConfig
 ) -> ImitationTrainer:
-    """Returns the trainer after a warm start that begins, or goes on from the last checkpoint in `args.output_dir`.
+    """Trains a warm start, resuming from the last checkpoint in `args.output_dir` if any, and returns the trainer.
 
-    The model and its tokenizer are saved to `output_dir` as a Hub-style checkpoint. After a SIGTERM the run has saved a
-    checkpoint instead, and the program exits with code 143.
+    Saves the model and its tokenizer to `output_dir` as a Hub-style checkpoint. After a SIGTERM the run saves a
+    checkpoint to resume from, and the program exits with code 143.
 
     Args:
         suite: The tasks.
         shown: Demonstration settings.
-        args: The configuration of the training.
+        args: Training configuration.
         model_args: Model and adapter settings.
 
     Raises:
         RunningError: If another process trains in `output_dir`.
-        ValueError: If `output_dir` holds a run with other settings, or nothing was demonstrated.
+        ValueError: If `output_dir` holds a run with other settings, or there is no demonstration.
     """
     with run_lock(args):
         policy = policy_for_training(model_args, args, suite, shown.prompt_template)

@@ -1,6 +1,6 @@
-"""Ctrl-C in a command: training takes the first one as SIGTERM, and saves a checkpoint; a second one ends it at once.
+"""Ctrl-C in a command: training treats the first as SIGTERM and saves a checkpoint; the second ends it at once.
 
-Only a program does this, see `run_program`. In a notebook or another program Ctrl-C stays Python's KeyboardInterrupt.
+Only programs do this, see `run_program`. In a notebook or another program Ctrl-C raises KeyboardInterrupt as usual.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-EXIT_CODE = 128 + signal.SIGINT  # what a shell reports of a program that Ctrl-C ended
-STOPPING = "stopping: the run saves a checkpoint after this step; Ctrl-C again ends it at once"
-INTERRUPTED = "interrupted; the same command resumes from what is saved"
-# torchrun hands on what the terminal has sent to all processes already.
+EXIT_CODE = 128 + signal.SIGINT  # exit code that a shell reports after Ctrl-C
+STOPPING = "stopping: the run saves a checkpoint after this step; press Ctrl-C again to end it at once"
+INTERRUPTED = "interrupted; repeat the command to resume from the last checkpoint"
+# torchrun forwards a signal that the terminal has already sent to all processes.
 SECONDS_OF_ONE = 1.0
 
 
 class CtrlC:
-    """Answers Ctrl-C while a program runs.
+    """Handles Ctrl-C while a program runs.
 
     Args:
-        name: The program's, for its messages.
+        name: Name of the program, for messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,10 +33,10 @@ class CtrlC:
 
     @contextmanager
     def answered(self) -> Iterator[None]:
-        """Takes Ctrl-C over for the time of the block; in another thread than the main one nothing is taken over.
+        """Handles Ctrl-C inside the block. Does nothing outside the main thread.
 
         Raises:
-            SystemExit: With code 130, if Ctrl-C has ended the block.
+            SystemExit: With code 130, if Ctrl-C ended the block.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -55,7 +55,7 @@ class CtrlC:
             signal.signal(signal.SIGINT, before or signal.SIG_DFL)
 
     def _first(self, *_: Any) -> None:
-        if not callable(signal.getsignal(signal.SIGTERM)):  # nothing that could save a checkpoint is running
+        if not callable(signal.getsignal(signal.SIGTERM)):  # nothing is running that could save a checkpoint
             raise KeyboardInterrupt
         self._stopping_since = time.monotonic()
         signal.signal(signal.SIGINT, self._second)
@@ -70,6 +70,6 @@ class CtrlC:
         signal.raise_signal(signal.SIGINT)
 
     def _say(self, text: str) -> None:
-        """Writes to stderr, from the first rank, past Python's buffers: a signal may come while they are in use."""
+        """Writes to stderr from the first rank, without Python's buffers, which may be in use when the signal comes."""
         if os.environ.get("RANK", "0") == "0":
             os.write(2, f"\n{self.name}: {text}\n".encode())

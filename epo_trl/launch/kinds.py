@@ -1,4 +1,4 @@
-"""Whether a value of a YAML file is of the kind that its option takes."""
+"""Checks the types of the values in a YAML file."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from epo_trl.launch.command_line import RecipeError
 
-_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", list: "a list",
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string", list: "a list",
           dict: "'name: value' pairs", type(None): "null"}  # fmt: skip
 
 
 def check_kinds(config: Mapping[str, Any], classes: Iterable[type], where: str) -> None:
-    """Refuses a value that is of another kind than its field. A text is left to the parser, which reads it.
+    """Rejects values of another type than their field. Strings are left to the parser.
 
     Args:
         config: Values of the YAML file, by option.
         classes: Dataclasses whose fields are the options.
-        where: The file, for the message.
+        where: Name of the file, for the message.
 
     Raises:
         RecipeError: If a value has the wrong type. The message names the field, the expected type and the value.
@@ -41,12 +41,12 @@ def _check(field: Field[Any], value: Any, members: list[Any], where: str) -> Non
     if not right:
         listed = [text for kind, text in _KINDS.items() if kind in kinds]
         quotes = isinstance(value, bool) and str in kinds
-        hint = "; YAML reads no, yes, on and off as true or false: put the word into quotes" if quotes else ""
+        hint = "; YAML reads no, yes, on and off as true or false: put the word in quotes" if quotes else ""
         raise RecipeError(f"{field.name}: expected {' or '.join(listed)}, got {value!r} in {where}{hint}")
 
 
 def _is_of(value: Any, kinds: set[type | None]) -> bool:
-    """Returns whether a value is of one of the kinds; a text may become any of them."""
+    """Whether a value has one of the types. A string may be parsed as any of them."""
     is_number = type(value) is int and float in kinds
     return isinstance(value, str) or None in kinds or type(value) in kinds or is_number
 
@@ -56,7 +56,7 @@ def _members(hint: Any) -> list[Any]:
 
 
 def _kind_of(hint: Any) -> type | None:
-    """Returns the kind of a part of a hint, `None` if any value may be right."""
+    """Returns the type of a part of a hint, or `None` if any value may be valid."""
     origin = get_origin(hint) or hint
     if origin is Literal or (isinstance(origin, type) and issubclass(origin, Enum)):
         return str

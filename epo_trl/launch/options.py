@@ -1,4 +1,4 @@
-"""From the command line and a YAML file to a task suite and config objects, with help that can be read."""
+"""Parses the command line and a YAML file into a task suite and config objects, with readable help."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from epo_trl.trainers.config import settle_defaults
 
 
 def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
-    """Returns the task suite and one object per type, from the command line and the YAML file after `--config`.
+    """Parses the command line and the YAML file after `--config` into the task suite and one object per type.
 
-    The environment's settings are fields beside those of the types; a key that nobody knows is an error.
+    The settings of the environment are further fields. An unknown key is an error.
 
     Args:
         types: Dataclasses, as for TRL's `TrlParser`.
-        environment: For a recipe of one environment. Otherwise the config has to say it, as `environment: NAME`.
-        argv: The command line, without the program.
+        environment: Environment of the recipe. By default the config sets it, as `environment: NAME`.
+        argv: Command line without the program.
 
     Raises:
-        EnvError: If the environment, or a setting of it, is wrong.
-        RecipeError: If the command line or the config is.
-        ConfigIsRight: If nothing is wrong, and `--check` asks for no more.
+        EnvError: If the environment or one of its settings is invalid.
+        RecipeError: If the command line or the config is invalid.
+        ConfigIsRight: If all is valid and `--check` is set.
     """
     argv = with_config_apart(sys.argv[1:] if argv is None else argv)
     check_only, argv = CHECK in argv, [word for word in argv if word != CHECK]
@@ -57,7 +57,7 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
     if settings is not None:
         check_fields(settings, (*first, *types))
     parser = RecipeParser((*first, *([settings] if settings else []), *types), config=path)
-    parsed = parser.parse_args_and_config(argv)  # ends the program if help is asked for
+    parsed = parser.parse_args_and_config(argv)  # ends the program for --help
     suite = build_suite(parsed[len(first)])
     if check_only:
         raise ConfigIsRight
@@ -65,11 +65,11 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
 
 
 class RecipeParser(TrlParser):
-    """TRL's parser; names the faulty option, allows no abbreviations, and groups the help by the origin of options.
+    """TRL's parser, with errors that name the option, no abbreviations, and help grouped by class.
 
     Args:
         types: Dataclasses.
-        config: The YAML file, for messages.
+        config: Path of the YAML file, for messages.
     """
 
     def __init__(self, types: Iterable[type], config: Path | None = None):
@@ -78,17 +78,17 @@ class RecipeParser(TrlParser):
             types,
             allow_abbrev=False,
             usage="%(prog)s --config FILE [--option value ...]",
-            description="An option may stand in the YAML file too, as `option: value`. The command line comes first.",
+            description="The YAML file sets options as `option: value`; the command line overrides it.",
             formatter_class=_ShortOptions,
         )
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options")
 
     def error(self, message: str) -> NoReturn:
-        """Raises what argparse found wrong."""
+        """Raises an error of argparse as `RecipeError`."""
         raise RecipeError(message)
 
     def parse_args_and_config(self, args: Iterable[str] | None = None, *rest: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Returns one object per type; what their own checks find wrong is a `RecipeError`."""
+        """Returns one object per type. Raises errors of their own checks as `RecipeError`."""
         if self._config is not None:
             read_config(self._config)
         try:
@@ -99,22 +99,22 @@ class RecipeParser(TrlParser):
             raise RecipeError(str(error)) from error
 
     def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
-        """Makes the config's values the defaults; all names have to be known."""
+        """Makes the values of the config the defaults. Raises `RecipeError` for an unknown name."""
         assert self._config is not None
         known = {action.dest for action in self._actions} - {"help", "config"}
         unknown = [key for key in kwargs if key not in known]
         trained = [key for key in unknown if key in {entry.name for entry in fields(TrainingArguments)}]
         if trained and not any(issubclass(kind, TrainingArguments) for kind in self.dataclass_types):
             raise RecipeError(
-                f"--config: got {shown(self._config)}, which says how to train ({trained[0]}: {kwargs[trained[0]]}); "
-                f"takes one that says how to play, such as {_to_play(self._config)}"
+                f"--config: expected the config of an evaluation, such as {_to_play(self._config)}, got "
+                f"{shown(self._config)}, the config of a training run ({trained[0]}: {kwargs[trained[0]]})"
             )
         refuse_unknown(unknown, known, f"unknown in {shown(self._config)}")
         check_kinds(kwargs, self.dataclass_types, str(shown(self._config)))
         return super().set_defaults_with_config(**kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Returns the values, and no rest: an unknown option is an error."""
+        """Returns the values and an empty rest: an unknown option is an error."""
         given, rest = super().parse_known_args(args, namespace)
         known = {option for action in self._actions for option in action.option_strings}
         options = [word.split("=", 1)[0] for word in rest if word.startswith("--")]
@@ -133,12 +133,12 @@ class RecipeParser(TrlParser):
             self.error(f"{name}: expected 'name: value' pairs as JSON, got {value!r} ({error})")
 
     def print_help(self, file: Any = None) -> None:
-        """Prints the help, on the first of several ranks only."""
+        """Prints the help on the first rank only."""
         if os.environ.get("RANK", "0") == "0":
             super().print_help(file)
 
     def format_help(self) -> str:
-        """Returns the help: how to call, then the options by the class that defines them, ours first."""
+        """Returns the help: usage, then the options by the class that defines them, those of this package first."""
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, [], [])
         formatter.add_text(self.description)
@@ -160,14 +160,14 @@ class RecipeParser(TrlParser):
         lineage = [base for config in self.dataclass_types for base in config.__mro__]
         ordered = sorted(groups, key=lambda home: (_THEIRS.get(_package(home), 0), lineage.index(home)))
         rest = [action for actions in by_name.values() for action in actions]
-        return [("first of all", rest), *((_heading(home), groups[home]) for home in ordered)]
+        return [("general", rest), *((_heading(home), groups[home]) for home in ordered)]
 
 
 _THEIRS = {"trl": 1, "transformers": 2}
 
 
 def _home(config: type, name: str) -> type:
-    """Returns the class that has defined a field last."""
+    """Returns the most derived class that defines a field."""
     return next(base for base in config.__mro__ if name in vars(base).get("__annotations__", {}))
 
 
@@ -183,7 +183,7 @@ def _heading(home: type) -> str:
 
 
 class _ShortOptions(argparse.ArgumentDefaultsHelpFormatter):
-    """Leaves out that every --some_option can be spelled --some-option."""
+    """Shows --some_option without its alias --some-option."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or isinstance(action, argparse._HelpAction):
@@ -193,19 +193,19 @@ class _ShortOptions(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def _check_device(given: argparse.Namespace, config: Path | None) -> None:
-    """Raises `RecipeError` if the config is one for a GPU and the machine has none."""
+    """Raises `RecipeError` if the config needs a GPU and the machine has none."""
     wanted = [name for name in ("bf16", "fp16") if getattr(given, name, None)]
     if not wanted or given.use_cpu or torch.accelerator.is_available():
         return
     name, advice = wanted[0], "set use_cpu: true and bf16: false"
     if config is not None:
         beside = [path for path in sorted(config.parent.glob("*tiny_cpu*.yaml")) if _kind(path) == _kind(config)]
-        advice = f"take --config {shown(beside[0])}, or {advice}" if beside else advice
-    raise RecipeError(f"{name}: got true, but torch sees no GPU here; {advice}")
+        advice = f"use --config {shown(beside[0])}, or {advice}" if beside else advice
+    raise RecipeError(f"{name}: expected false on a machine without a GPU, got true; {advice}")
 
 
 def _to_play(config: Path) -> str:
-    """Returns the config of the evaluation that belongs to a config, else another one beside it, or a shipped one."""
+    """Returns the evaluation config for a training config, else another in its folder, or a shipped one."""
     own = f"eval_{config.name.removeprefix('sft_').removeprefix('ppo_')}"
     beside = sorted(
         config.parent.glob("eval_*.yaml"), key=lambda path: (path.name != own, "cpu" not in path.name, path)
@@ -214,5 +214,5 @@ def _to_play(config: Path) -> str:
 
 
 def _kind(config: Path) -> str:
-    """Returns what the name of a shipped config says that it is for; nothing for GRPO."""
+    """Returns the prefix of a config's name, which marks its command or algorithm; empty for GRPO."""
     return "".join(re.findall(r"^(?:sft|eval|ppo)_", config.name))

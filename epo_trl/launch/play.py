@@ -1,4 +1,4 @@
-"""What `epo-trl play` does: one episode in the terminal, by a person, the environment's expert, or a model."""
+"""The body of `epo-trl play`: one episode in the terminal by a person, the environment's expert, or a model."""
 
 from __future__ import annotations
 
@@ -26,36 +26,39 @@ from epo_trl.rollout.tool_calls import action_format
 from epo_trl.types import Episode, StopReason
 
 HUMAN, EXPERT = "human", "expert"
-# For an environment that has no protocol of its own.
+# For an environment without a default protocol.
 PLAIN = Protocol(name="play", max_turns=50, history_length=2, temperature=1.0)
-NOTHING = PromptTemplate("", first="", next="", history="", followup="")  # nobody reads these prompts
+NOTHING = PromptTemplate("", first="", next="", history="", followup="")  # these prompts are not used
 
 
 @dataclass
 class PlayArguments(EvaluationArguments):
-    """What is played and by whom; how many lists, episodes and outputs an evaluation has changes nothing here."""
+    """Task and player. The options for lists, numbers of episodes and outputs of an evaluation have no effect."""
 
     player: str = field(
         default=HUMAN,
         metadata={"help": "'human', 'expert' (the environment's own), or a model: a folder, a Hub id, or 'tiny'."},
     )
-    task_id: str | None = field(default=None, metadata={"help": "The task; by default that of split and index."})
-    split: str = field(default="train", metadata={"help": "The list of the task."})
-    index: int = field(default=0, metadata={"help": "Its place in the list, from 0."})
+    task_id: str | None = field(
+        default=None, metadata={"help": "Id of the task; by default the one at `index` in `split`."}
+    )
+    split: str = field(default="train", metadata={"help": "List of the task."})
+    index: int = field(default=0, metadata={"help": "Index of the task in the list, from 0."})
     show_prompt: bool = field(
         default=False,
         metadata={
-            "help": "Show what a model reads before each turn: with model_name_or_path as that one reads it, else the "
-            "message without the marks of a chat template."
+            "help": "Show the prompt of a model before each turn: with model_name_or_path in the format of that model, "
+            "else the message without a chat template."
         },
     )
     prompt_template: str = field(
-        default="", metadata={"help": "By default the one named as the environment, or 'general'."}
+        default="",
+        metadata={"help": "Prompt template; by default the one with the name of the environment, or 'general'."},
     )
 
     @property
     def is_model(self) -> bool:
-        """Whether a model plays."""
+        """Whether the player is a model."""
         return self.player not in (HUMAN, EXPERT)
 
 
@@ -70,8 +73,8 @@ def task_of(args: PlayArguments, suite: TaskSuite) -> str:
     """Returns the id of the task.
 
     Raises:
-        EnvError: If there is no such list.
-        ValueError: If the list is shorter.
+        EnvError: If the list does not exist.
+        ValueError: If the index is outside the list.
     """
     if args.task_id is not None:
         return args.task_id
@@ -83,7 +86,7 @@ def task_of(args: PlayArguments, suite: TaskSuite) -> str:
 
 
 def template_of(args: PlayArguments, suite: TaskSuite) -> str:
-    """Returns the name of the prompt template: what was said, or what goes with the environment."""
+    """Returns the name of the prompt template: that of the options, or the default of the environment."""
     own = suite.name.partition("-")[0]
     if suite.tools:
         own = "tools" if args.action_format == "tags" else args.action_format
@@ -93,7 +96,7 @@ def template_of(args: PlayArguments, suite: TaskSuite) -> str:
 def load_player(
     suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, protocol: Protocol
 ) -> tuple[ContextBuilder, Generate | None]:
-    """Returns what builds the prompts, and the model; `None` if none plays."""
+    """Returns the builder of the prompts, and the model; `None` if the player is not a model."""
     if args.is_model:
         model_args.model_name_or_path = args.player
         policy, tokenizer, longest = load(suite, args, model_args, protocol)
@@ -101,9 +104,9 @@ def load_player(
         context = context_of(args, suite, protocol, tokenizer, longest, shots)
         context.end_ids = policy.eos_ids
         return context, policy.seeded(args.seed)
-    name, args = model_args.model_name_or_path, replace(args, action_format="tags")  # what a player's answer is made of
+    name, args = model_args.model_name_or_path, replace(args, action_format="tags")  # the format of a player's response
     if not args.show_prompt:
-        # 0 turns of history and no limits: these prompts are empty
+        # the prompts are empty: no history, and no length limit
         actions = action_format("tags", None, suite.tools, verbatim=suite.verbatim)
         return ContextBuilder(
             bare_tokenizer(), NOTHING, history_length=0, max_prompt_tokens=sys.maxsize, actions=actions
@@ -116,16 +119,16 @@ def load_player(
 
 
 def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen: Screen) -> Episode | None:
-    """Returns the episode, `None` if the person has left.
+    """Plays an episode and returns it, or `None` if the person quits.
 
     Args:
         suite: The tasks.
         args: Settings of the episode and its player.
-        model_args: The model, if one plays or its prompts are shown.
-        screen: Where everything is shown.
+        model_args: Model that plays, or whose prompts are shown.
+        screen: Output of the episode.
 
     Raises:
-        EnvError: If the environment fails, or has no such task.
+        EnvError: If the environment fails, or the task does not exist.
     """
     protocol, task_id = rules_of(args, suite), task_of(args, suite)
     args = replace(args, prompt_template=template_of(args, suite))
@@ -152,7 +155,7 @@ def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen:
 
 
 def _act(suite: TaskSuite, args: PlayArguments, stage: Stage) -> Any:
-    """Returns how a person or the expert acts."""
+    """Returns the act function of a person or the expert."""
     if args.player == HUMAN:
         return Person(stage.screen).act
     expert = suite.make_expert(args.seed)

@@ -1,4 +1,4 @@
-"""Who takes a turn when one episode is played in a terminal: a person, the environment's expert, or a model."""
+"""Players of an episode in a terminal: a person, the environment's expert, or a model."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from epo_trl.rollout.demonstrations import ANSWER
 from epo_trl.rollout.loop import Generate
 
 END = "<|end|>"
-# Typed as they are, they cost no turn. Where an environment lists one of them as an action, /N takes it.
+# These words show the help and cost no turn. If an environment has one of them as an action, /N chooses it.
 ASKING = {"help", "?", "h", "quit", "exit", "actions"}
 Act = Callable[[str, Info], tuple[str, str]]  # observation, info -> thought, action
 
 
-class Quit(Exception):  # noqa: N818 - no error: a person has had enough
-    """The person has left."""
+class Quit(Exception):  # noqa: N818 - not an error: the person ends the game
+    """The person quits."""
 
 
 def bare_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer with a token for each byte, whose chat template adds nothing to a message.
+    """Creates a tokenizer with one token per byte, whose chat template adds nothing to a message.
 
-    Through it prompts and actions are the texts that they are, for a player that has no tokens.
+    It leaves prompts and actions unchanged, for a player without a tokenizer.
     """
     vocabulary = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -42,18 +42,18 @@ def bare_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class Stage(TextEnv):
-    """An environment whose every word is shown.
+    """Wraps an environment and shows its observations, rewards and scores.
 
     Args:
-        env: The environment.
-        screen: Where.
+        env: Wrapped environment.
+        screen: Output.
         max_turns: Turn limit, for the first line.
-        player: Who plays, for that line too.
+        player: Name of the player, for the first line.
 
     Attributes:
         observation: Last observation.
-        info: Beside that.
-        turns: Actions that it got.
+        info: Info dictionary of the last observation.
+        turns: Number of actions so far.
         reward: Return so far.
     """
 
@@ -79,15 +79,15 @@ class Stage(TextEnv):
 
 
 class Shown:
-    """A policy whose prompts and responses are shown. Fits `epo_trl.rollout.loop.Generate`.
+    """Wraps a policy and shows its prompts and responses. Fits `epo_trl.rollout.loop.Generate`.
 
     Args:
         generate: The policy.
         stage: Stage that the episode runs on.
-        context: Builds its prompts.
+        context: Builder of its prompts.
         require_think: Whether a response without reasoning is invalid.
-        prompts: Whether prompts are shown.
-        responses: Whether responses are: not those of a person, who has just typed them.
+        prompts: Whether to show prompts.
+        responses: Whether to show responses; false for a person, who has just typed them.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Shown:
         self.turn = 0
 
     def __call__(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], list[list[float]] | None]:
-        """Returns one response per prompt; there is one prompt."""
+        """Shows and returns the response to the only prompt."""
         self.turn += 1
         tokenizer, screen = self.context.tokenizer, self.stage.screen
         if self.prompts:
@@ -117,12 +117,12 @@ class Shown:
 
 
 def in_tokens(act: Act, stage: Stage, context: ContextBuilder) -> Generate:
-    """Returns a player of observations as a policy: it answers every prompt in the form that a model has to keep.
+    """Wraps a player as a policy, which responds to every prompt in the format required of a model.
 
     Args:
-        act: The player.
+        act: Act function of the player.
         stage: Stage that the episode runs on.
-        context: Has the tokenizer.
+        context: Builder of the prompts, with the tokenizer.
     """
 
     def generate(prompt_ids: list[list[int]]) -> tuple[list[list[int]], None]:
@@ -135,40 +135,40 @@ def in_tokens(act: Act, stage: Stage, context: ContextBuilder) -> Generate:
 
 
 class Person:
-    """Somebody in front of the screen."""
+    """A person at the terminal."""
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
         self.turn = 0
 
     def act(self, observation: str, info: Info) -> tuple[str, str]:
-        """Returns no thought and the action that was typed.
+        """Returns an empty thought and the typed action.
 
         Raises:
-            Quit: If there will be none.
+            Quit: If the person quits or the input ends.
         """
         if self.turn == 0:
             self.screen.say(HELP, "dim")
         self.turn += 1
         while True:
             try:
-                said = self.screen.ask(self.turn)
+                typed = self.screen.ask(self.turn)
             except EOFError:
                 raise Quit from None
-            if said == "/quit":
+            if typed == "/quit":
                 raise Quit
-            if said == "/actions":
+            if typed == "/actions":
                 self.screen.actions(info["admissible_actions"])
-            elif said and (action := self._action(said, info["admissible_actions"])):
+            elif typed and (action := self._action(typed, info["admissible_actions"])):
                 return "", action
             else:
                 self.screen.say(HELP, "dim")
 
-    def _action(self, said: str, actions: Any) -> str:
-        """Returns the action, `""` if none was typed."""
-        if said.lower() in ASKING:
+    def _action(self, typed: str, actions: Any) -> str:
+        """Returns the action, `""` if the input is not an action."""
+        if typed.lower() in ASKING:
             return ""
-        if not said.startswith("/"):
-            return said
-        number = int(said[1:]) if said[1:].isdecimal() else 0
+        if not typed.startswith("/"):
+            return typed
+        number = int(typed[1:]) if typed[1:].isdecimal() else 0
         return actions[number - 1] if 0 < number <= len(actions or ()) else ""

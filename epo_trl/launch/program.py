@@ -1,4 +1,4 @@
-"""A recipe as a program: what it says when it is called with nothing, and when something is wrong."""
+"""Runs a recipe as a program: lists its configs when called without arguments, and prints errors as one line."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ SECONDS_BEFORE_OTHER_RANKS = 60.0
 
 @dataclass(frozen=True)
 class Program:
-    """A recipe as one calls it: a file of the repository, or a command of the package.
+    """A recipe as a program: a file of the repository, or a command of the package.
 
     Args:
-        name: In messages.
-        configs: Those that it lists, by what one types for them.
-        one: Command for a single process, up to `--config`.
-        several: For several; `{settings}` is the name of a file in `accelerate_configs`, `{processes}` their number.
+        name: Name in messages.
+        configs: Configs to list, by the name that the user types.
+        one: Command for one process, up to `--config`.
+        several: Command for several processes, with placeholders: `{settings}`, the name of a file in
+            `accelerate_configs`, and `{processes}`, the option for their number.
         folder: Folder of the recipes; an exception raised there is a message for the user.
-        read: Returns the words that the recipe takes, from those that were typed.
+        read: Converts the typed command line to that of the recipe.
     """
 
     name: str
@@ -48,10 +49,10 @@ class Program:
 
 
 def recipe_file(recipe: Path, patterns: Sequence[str]) -> Program:
-    """Returns a file of the repository as a program.
+    """Creates the program of a recipe file in the repository.
 
     Args:
-        recipe: The file.
+        recipe: Path of the file.
         patterns: Glob patterns of its configs, relative to its own folder.
     """
     found = sorted({path for pattern in patterns for path in recipe.parent.glob(f"{pattern}.yaml")})
@@ -61,7 +62,7 @@ def recipe_file(recipe: Path, patterns: Sequence[str]) -> Program:
 
 
 def shipped_command(name: str) -> Program:
-    """Returns `epo-trl train`, `sft`, `evaluate` or `play`, which know the shipped configs by name."""
+    """Creates the program of `epo-trl train`, `sft`, `evaluate` or `play`, which find shipped configs by name."""
     command = f"epo-trl {name}"
     several = f"{command} --accelerate_config {{settings}}{{processes}}"
 
@@ -74,24 +75,23 @@ def shipped_command(name: str) -> Program:
 
 
 def run_recipe(main: Callable[[], None], configs: Sequence[str]) -> None:
-    """Runs the `main` of the file that was called, see `run_program`.
+    """Runs the `main` of a recipe file, see `run_program`.
 
     Args:
-        main: Reads the command line.
-        configs: Patterns of the recipe's YAML files, from its own folder.
+        main: Function that reads the command line and runs the recipe.
+        configs: Glob patterns of the recipe's YAML files, relative to its own folder.
     """
     run_program(main, recipe_file(Path(sys.argv[0]), configs))
 
 
 def run_program(main: Callable[[], None], program: Program) -> None:
-    """Runs a recipe's `main`. Errors of ours are one line and exit code 1, without a traceback; Ctrl-C is one and 130.
+    """Runs the `main` of a recipe. Errors meant for the user print one line and exit with 1; Ctrl-C exits with 130.
 
-    Called with no argument at all it runs nothing: it lists the recipe's configs and the command for this machine. That
-    is help that was asked for, and no failure: after one, `accelerate launch` would add a traceback of its own.
-    `--check FILE ...` reads these configs and runs nothing either.
+    Without arguments it only lists the configs of the recipe and the command for this machine, and exits with 0: after
+    a failure, `accelerate launch` would add its own traceback. `--check FILE ...` only checks these configs.
 
     Args:
-        main: Reads the command line, `sys.argv`.
+        main: Function that reads the command line from `sys.argv` and runs the recipe.
         program: Program that was called.
     """
     quiet()
@@ -118,10 +118,10 @@ def _run(main: Callable[[], None], program: Program) -> None:
 
 
 def check_configs(main: Callable[[], None], configs: Sequence[str], program: Program) -> int:
-    """Returns 1 if one of the configs is not what the recipe takes, else 0; says what is wrong with each.
+    """Checks configs and prints the error of each; returns 1 if one is invalid, else 0.
 
     Args:
-        main: The recipe's; it gets no further than reading the config.
+        main: `main` of the recipe, which stops after reading the config.
         configs: YAML files.
         program: Program that was called.
     """
@@ -135,22 +135,22 @@ def check_configs(main: Callable[[], None], configs: Sequence[str], program: Pro
 
 
 def _what_is_wrong(main: Callable[[], None], words: Sequence[str], program: Program) -> str:
-    """Returns the message of an error of ours, in one line, after `main` has run; `""` if there was none."""
+    """Runs `main`; returns the message of its error as one line, or `""`. Bugs are raised."""
     try:
         sys.argv[1:] = program.read(words)
         main()
     except ConfigIsRight:
         pass
     except Exception as error:
-        said = str(error) if is_ours(error, program.folder) else worded(error)
-        if not said:
+        message = str(error) if is_ours(error, program.folder) else worded(error)
+        if not message:
             raise
-        return " ".join(said.split())
+        return " ".join(message.split())
     return ""
 
 
 def worded(error: Exception) -> str:
-    """Returns what a user can do about an error of a library; `""` for errors that are not known here.
+    """Explains a known error of a library and its fix; returns `""` for other errors.
 
     Args:
         error: The exception.
@@ -158,13 +158,13 @@ def worded(error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError):
         return (
             "model_name_or_path, resume_from_checkpoint: expected tensors, got a pickle of other objects, which could "
-            "run code when it is loaded; take safetensors. If you trust who made the model, convert it: load its "
+            "run code when it is loaded; use safetensors. If you trust the source of the model, convert it: load its "
             f"weights with torch.load(FILE, weights_only=False), save them with save_pretrained ({_first(error)})"
         )
     if isinstance(error, ValueError) and "trust_remote_code" in str(error):
         return (
             f"trust_remote_code: expected true for a model with code of its own, got false: {_first(error)} Read the "
-            "code, and set trust_remote_code to true if you trust it, or take a model that transformers knows"
+            "code, and set trust_remote_code to true if you trust it, or use a model that transformers supports"
         )
     return ""
 
@@ -191,27 +191,30 @@ def is_ours(error: Exception, recipes: Path) -> bool:
 
 
 def overview(program: Program, gpus: int) -> str:
-    """Returns the recipe's configs, each with the first sentence of its file, and the commands for a machine.
+    """Formats the list of configs, each with the first sentence of its file, and the commands for a machine.
 
-    Two commands for a config with a warm start of its own.
+    A config with its own warm start has two commands.
 
     Args:
         program: Program that runs the recipe.
         gpus: Number of GPUs in the machine.
     """
     width = max(map(len, program.configs), default=0)
-    lines = [f"{program.name} takes a config:"]
+    lines = [f"{program.name} needs a config:"]
     lines += [f"  {typed:{width}}  {_about(path)}" for typed, path in program.configs.items()]
     fitting = program.configs.get(_config_for(program, gpus))
     warm_start = warm_start_of(fitting) if fitting else None
     typed = [warm_start_command(warm_start)] if warm_start else []
-    lines += [f"Here torch sees {_count(gpus)}:", *(f"  {one}" for one in (*typed, command(program, gpus)))]
-    lines.append("Every option: --help")
+    lines += [
+        f"For this machine, where torch finds {_count(gpus)}:",
+        *(f"  {one}" for one in (*typed, command(program, gpus))),
+    ]
+    lines.append("All options: --help")
     return "\n".join(lines) + "\n"
 
 
 def command(program: Program, gpus: int) -> str:
-    """Returns what to type on a machine with so many GPUs."""
+    """Returns the command for a machine with `gpus` GPUs."""
     config = _config_for(program, gpus)
     if config not in program.configs or "cpu" in program.configs[config].stem:
         return f"{program.one} --config {config}"
@@ -241,12 +244,12 @@ def _rank() -> int:
 
 
 def _say_once(text: str) -> None:
-    """Writes to stderr, from the first rank.
+    """Writes to stderr from the first rank.
 
-    As a rule all ranks have the same error, and the launcher ends the others when the first has ended. A rank that is
-    still there a minute later is alone with its error, and says it.
+    Usually all ranks have the same error, and the launcher ends the others after the first. A rank that still runs
+    a minute later has an error that the first does not have, and prints it.
     """
     if _rank():
         time.sleep(SECONDS_BEFORE_OTHER_RANKS)
-    sys.stderr.write(spelled(text))  # it may quote what an environment or a file has said
+    sys.stderr.write(spelled(text))  # the text may quote an environment or a file
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Silences what other libraries say in every run of ours and nobody who runs it can act on."""
+"""Silences warnings of other libraries that appear in every run and that users cannot act on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 
 def quiet() -> None:
-    """Adds one filter for each such message; everything else they say stays.
+    """Adds one filter per message; all other messages stay.
 
     TRL 1.16 calls methods that newer versions of transformers have renamed. DeepSpeed, where it is installed, warns of
     a machine without a GPU as soon as accelerate imports it, also in a run without DeepSpeed.

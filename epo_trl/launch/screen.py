@@ -1,4 +1,4 @@
-"""One episode as a terminal shows it. What an environment or a policy says is shown, never obeyed."""
+"""Shows an episode in a terminal. Texts of environments and policies are escaped: they are data."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from epo_trl.evaluation.samples import plain
 from epo_trl.rollout.parsing import ParsedResponse
 from epo_trl.types import Episode
 
-HELP = "An action in words, or: /actions lists those that the engine takes now, /3 takes the third, /quit, /help"
+HELP = "Type an action, or: /actions lists the admissible actions, /3 chooses the third, /quit, /help"
 
 
 class Screen:
-    """Writes what happens, and reads what a person does.
+    """Writes the course of an episode, and reads the input of a person.
 
     Args:
-        console: Where to write; by default standard output.
+        console: Output; by default standard output.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
 
     def say(self, text: str, style: str = "") -> None:
-        """Writes a text of anybody's."""
+        """Writes a text, which may come from an environment or a model."""
         self.console.print(plain(text, style), soft_wrap=True)
 
     def start(self, task_id: str, info: Mapping[str, Any], max_turns: int, player: str) -> None:
-        """Writes what is to be done."""
+        """Writes the task and the turn limit."""
         self.say(f"task: {info['task']}", "bold")
         self.say(f"{info['task_type']}, {task_id}; at most {max_turns} turns; player: {player}", "dim")
 
     def outcome(self, observation: str, reward: float, info: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-        """Writes what the environment says to an action.
+        """Writes the response of the environment to an action.
 
         Args:
-            observation: In words.
+            observation: Text of the observation.
             reward: Reward of the step.
             info: Info dictionary of the step.
-            before: Observation of the previous turn.
+            before: Info dictionary of the previous turn.
         """
         self.say(observation)
         changes = [f"reward {reward:g}"] if reward else []
@@ -52,18 +52,18 @@ class Screen:
             self.say(", ".join(changes), "yellow")
 
     def prompt(self, text: str) -> None:
-        """Writes what a model reads before its turn."""
+        """Writes the prompt of a model."""
         self.console.rule("prompt", style="dim")
         self.say(text, "dim")
         self.console.rule(style="dim")
 
     def response(self, turn: int, parsed: ParsedResponse, text: str) -> None:
-        """Writes what a player who is not in front of the screen has said.
+        """Writes the response of the expert or a model.
 
         Args:
-            turn: Its number, from 1.
+            turn: Number of the turn, from 1.
             parsed: The parsed response.
-            text: All of it.
+            text: Whole response.
         """
         if parsed.thought:
             self.say(f"thought: {parsed.thought}", "italic")
@@ -74,33 +74,33 @@ class Screen:
             self.invalid(parsed)
 
     def invalid(self, parsed: ParsedResponse) -> None:
-        """Writes why an action is none."""
-        self.say(f"not valid: {parsed.error}", "red")
+        """Writes why an action is invalid."""
+        self.say(f"invalid: {parsed.error}", "red")
 
     def ask(self, turn: int) -> str:
-        """Returns what a person types.
+        """Reads a line from a person.
 
         Raises:
             EOFError: At the end of the input.
         """
         try:
-            said = self.console.input(Text(f"{turn}> ", style="bold cyan")).strip()
+            typed = self.console.input(Text(f"{turn}> ", style="bold cyan")).strip()
         except (EOFError, KeyboardInterrupt):
-            self.console.print()  # what comes next is not on the line of the prompt
+            self.console.print()  # the next output starts on a new line
             raise
-        if not sys.stdin.isatty():  # of a file or a pipe the terminal shows nothing
-            self.say(said)
-        return said
+        if not sys.stdin.isatty():  # the terminal does not echo a file or a pipe
+            self.say(typed)
+        return typed
 
     def actions(self, actions: Sequence[str] | None) -> None:
-        """Writes the actions that the engine takes now."""
+        """Writes the admissible actions."""
         if actions is None:
             self.say("This environment does not list its actions.")
         for number, action in enumerate(actions or (), start=1):
             self.say(f"{number:4}  {action}")
 
     def end(self, episode: Episode, reward: float) -> None:
-        """Writes how it ended.
+        """Writes the outcome of the episode.
 
         Args:
             episode: The finished episode.
@@ -114,5 +114,5 @@ class Screen:
 
 
 def turns(count: int) -> str:
-    """Returns a number of turns in words."""
+    """Formats a number of turns."""
     return "1 turn" if count == 1 else f"{count} turns"

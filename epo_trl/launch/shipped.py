@@ -1,4 +1,4 @@
-"""The configs that come with the package: their names, and what their place settles."""
+"""The configs that come with the package: their names, and the options that their location implies."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import yaml
 from epo_trl.envs.registry import ENVIRONMENTS
 from epo_trl.launch.command_line import RecipeError, did_you_mean, with_config_apart
 
-# In the repository a link to the folder `recipes`, in an installed package a copy of its configs.
+# A link to the folder `recipes` in the repository, a copy of its configs in an installed package.
 FOLDER = Path(__file__).parents[1] / "recipes"
-_OTHERS = ("sft_", "eval_")  # how the names of configs begin that are not for RL
+_OTHERS = ("sft_", "eval_")  # prefixes of configs that are not for RL
 
 
 def shipped() -> dict[str, Path]:
@@ -21,12 +21,12 @@ def shipped() -> dict[str, Path]:
 
 
 def shown(path: Path) -> str:
-    """Returns what one types for a file: the name of one that was found by name, else its path."""
+    """Returns the name of a shipped config, or the path of another file."""
     return path.relative_to(FOLDER).with_suffix("").as_posix() if path.is_relative_to(FOLDER) else str(path)
 
 
 def configs_of(command: str) -> dict[str, Path]:
-    """Returns those that `epo-trl train`, `sft` or `evaluate` lists; none for a command that needs no config."""
+    """Returns the configs that `epo-trl train`, `sft` or `evaluate` lists; none for other commands."""
     begin = {"train": "", "sft": "sft_", "evaluate": "eval_"}.get(command)
     if begin is None:
         return {}
@@ -38,10 +38,10 @@ def configs_of(command: str) -> dict[str, Path]:
 
 
 def find_config(name: str) -> Path:
-    """Returns the file that is meant: one of that path, or else the shipped one of that name.
+    """Finds a config: the file of that path, or else the shipped config of that name.
 
     Raises:
-        RecipeError: If there is neither.
+        RecipeError: If neither exists.
     """
     if Path(name).is_file():
         return Path(name)
@@ -56,9 +56,9 @@ def find_config(name: str) -> Path:
 
 
 def settled(path: Path) -> dict[str, str]:
-    """Returns the options that a shipped config leaves to its place: its folder is an environment, `ppo_` is PPO.
+    """Returns the options that the location of a shipped config implies: its folder is the environment, `ppo_` is PPO.
 
-    In the repository `recipes/alfworld_ppo_epo.py` says them. A file of anybody else's says all itself.
+    In the repository, `recipes/alfworld_ppo_epo.py` sets them. A user's own config has to contain all options.
     """
     path = path.resolve()
     if not path.is_relative_to(FOLDER.resolve()) or path.name.startswith(_OTHERS):
@@ -67,15 +67,15 @@ def settled(path: Path) -> dict[str, str]:
         "environment": path.parent.name if path.parent.name in ENVIRONMENTS else "",
         "algorithm": "ppo" if path.name.startswith("ppo_") else "",
     }
-    said = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return {name: value for name, value in place.items() if value and name not in said}
+    given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return {name: value for name, value in place.items() if value and name not in given}
 
 
 def with_shipped_config(words: Sequence[str]) -> list[str]:
-    """Returns a command line whose config is a file, followed by what its place settles and then the other options.
+    """Replaces the name of a config by its path and the options that its location implies, before the other options.
 
     Raises:
-        RecipeError: If there is no such config.
+        RecipeError: If the config does not exist.
     """
     words = with_config_apart(words)
     if "--config" not in words:

@@ -1,4 +1,4 @@
-"""What every RL recipe does, whatever its environment: parse, load, train, resume, keep the results."""
+"""The body of every RL recipe: parse, load, train, resume, and save the results."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def rl_recipe(configs: Sequence[str], environment: str | None = None, algorithm:
     """Runs an RL recipe from its command line.
 
     Args:
-        configs: Patterns of the recipe's YAML files, from its own folder.
-        environment: For a recipe of one environment; otherwise an option, `environment`.
-        algorithm: A key of `ALGORITHMS`, for a recipe of one algorithm; otherwise an option, `algorithm`.
+        configs: Glob patterns of the recipe's YAML files, relative to its own folder.
+        environment: Environment of the recipe; by default the option `environment` sets it.
+        algorithm: Key of `ALGORITHMS`; by default the option `algorithm` sets it.
     """
     run_recipe(lambda: main(environment, algorithm), configs)
 
@@ -48,14 +48,14 @@ def main(environment: str | None = None, algorithm: str | None = None) -> None:
 def train(
     suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, trainer_class: type[EPOTrainer] = EPOTrainer
 ) -> EPOTrainer:
-    """Returns the trainer after a run that starts, or goes on from the last checkpoint in `args.output_dir`.
+    """Trains with RL, resuming from the last checkpoint in `args.output_dir` if any, and returns the trainer.
 
-    The final model and tokenizer are saved to `output_dir` as a Hub-style checkpoint; a run that has ended there is
-    left as it is. After a SIGTERM the run has saved a checkpoint instead, and the program exits with code 143.
+    Saves the final model and tokenizer to `output_dir` as a Hub-style checkpoint. A finished run is left unchanged.
+    After a SIGTERM the run saves a checkpoint to resume from, and the program exits with code 143.
 
     Args:
         suite: The tasks.
-        args: The configuration, of the kind that the trainer takes.
+        args: Training configuration of the type that the trainer expects.
         model_args: Model and adapter settings.
         trainer_class: `EPOTrainer` or a subclass.
 

@@ -1,4 +1,4 @@
-"""Where RL begins: refuses random weights, and names the warm start that belongs to a config."""
+"""Checks the initial policy of RL: rejects random weights, and names the warm start of a config."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from epo_trl.models.names import is_tiny
 
 @dataclass
 class StartArguments:
-    """Where RL begins."""
+    """Initial policy of RL."""
 
     from_scratch: bool = field(
         default=False,
         metadata={
-            "help": "Allow RL to begin with the random weights of `model_name_or_path: tiny`, for debugging. Such a "
-            "policy wins nothing, so it learns nothing."
+            "help": "Allow RL to start from the random weights of `model_name_or_path: tiny`, for debugging. Such a "
+            "policy never succeeds, so it learns nothing."
         },
     )
 
 
 def warm_start_of(config: Path) -> Path | None:
-    """Returns the config of the warm start beside an RL config: `sft_NAME.yaml`, for `ppo_NAME.yaml` too, if any."""
+    """Returns the warm-start config next to an RL config, if any: `sft_NAME.yaml`, also for `ppo_NAME.yaml`."""
     beside = config.with_name(f"sft_{config.name.removeprefix('ppo_')}")
     return beside if beside.is_file() else None
 
 
 def warm_start_command(warm_start: Path) -> str:
-    """Returns what to type for the config of a warm start."""
+    """Returns the command that makes a warm start."""
     return f"epo-trl sft --config {shown(warm_start)}"
 
 
 def check_start(model: str | None, start: StartArguments, config: Path | None) -> None:
-    """Refuses an RL run that would begin with random weights, or with a warm start that was not made.
+    """Rejects an RL run that would start from random weights, or from a warm start that does not exist.
 
     Args:
-        model: `model_name_or_path`.
-        start: Whether random weights are meant.
-        config: The YAML file of the run, if there is one.
+        model: Value of `model_name_or_path`.
+        start: Whether random weights are intended.
+        config: YAML file of the run, if any.
 
     Raises:
-        RecipeError: If so. The message has the command of the config's own warm start.
+        RecipeError: If the start is invalid. The message contains the command that makes the warm start.
     """
     warm_start = warm_start_of(config) if config else None
     folder = str(read_config(warm_start).get("output_dir")) if warm_start else ""
     make_it = f"make it with: {warm_start_command(warm_start)}" if warm_start else "make it with epo-trl sft"
     if model is not None and is_tiny(model) and not start.from_scratch:
         raise RecipeError(
-            f"model_name_or_path: expected the folder of a warm start, got {model!r}, random weights that never win, "
-            f"so RL teaches them nothing; {make_it}, then add --model_name_or_path {folder or 'FOLDER'}; to debug with "
-            "random weights, add --from_scratch"
+            f"model_name_or_path: expected the folder of a warm start, got {model!r}, random weights that never "
+            f"succeed, so RL teaches them nothing; {make_it}, then add --model_name_or_path {folder or 'FOLDER'}; to "
+            "debug with random weights, add --from_scratch"
         )
     if model is not None and model == folder and not Path(model).is_dir():
         raise RecipeError(
