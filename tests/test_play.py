@@ -263,7 +263,11 @@ def test_every_environment_can_be_played_from_the_command_line(command):
 
 def test_a_wrong_option_is_one_line(command):
     code, out, err = command("trap", "--playr", "expert")
-    assert (code, out) == (1, "") and err.startswith("epo-trl play: error: --playr: unknown;") and err.count("\n") == 1
+    assert (
+        (code, out) == (1, "")
+        and err.startswith("epo-trl play: error: --playr: unknown option;")
+        and err.count("\n") == 1
+    )
     code, out, err = command("minecraft")
     assert code == 1 and "environment: expected 'alfworld'" in err and "got 'minecraft'" in err and err.count("\n") == 1
 
