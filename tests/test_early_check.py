@@ -19,7 +19,7 @@ from epo_trl.launch.evaluation_arguments import EvaluationArguments
 from epo_trl.launch.first_options import ALGORITHM_NAMES, AlgorithmArguments, EnvironmentArguments
 from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.launch.play import PlayArguments
-from epo_trl.launch.shipped import configs_of, with_shipped_config
+from epo_trl.launch.shipped import list_configs, with_shipped_config
 from epo_trl.launch.training import ALGORITHMS
 from epo_trl.launch.warm_start import StartArguments
 from epo_trl.models import load_policy
@@ -110,7 +110,7 @@ def test_every_shipped_config_passes(monkeypatch, tmp_path):
     monkeypatch.setenv("ALFWORLD_DATA", str(Path(__file__).parent))
     count = 0
     for command in ("train", "sft", "evaluate"):
-        for name in configs_of(command):
+        for name in list_configs(command):
             if "real" not in name:
                 check_early(
                     command,

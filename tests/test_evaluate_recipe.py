@@ -114,7 +114,7 @@ def test_each_environment_has_its_own_protocol(environment, name, tmp_path, monk
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     types = (evaluation.EvaluationArguments, ModelConfig)
     suite, args, _ = evaluation.parse_recipe(*types, argv=["--environment", environment])
-    assert evaluation.protocol_of(args, suite).name == name
+    assert evaluation.load_protocol(args, suite).name == name
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_a_list_with_the_same_names_and_other_contents_is_another_evaluation(tmp
         (tmp_path / "rows.jsonl").write_text(json.dumps({"hidden": word}) + "\n")
         args = evaluation.EvaluationArguments(splits=["iid"], protocol="strict30", prompt_template="tools")
         suite = build_suite(list_tools(tmp_path / "rows.jsonl"))
-        rules, lists = evaluation.protocol_of(args, suite), evaluation.lists_of(args, suite)
+        rules, lists = evaluation.load_protocol(args, suite), evaluation.load_task_lists(args, suite)
         settings.append(evaluation.settings_of(suite, args, ModelConfig("tiny"), rules, lists))
     assert {key for key in settings[0] if settings[0][key] != settings[1][key]} == {"contents"}
     assert settings[0] == settings[2]
@@ -373,7 +373,13 @@ def test_a_template_that_has_changed_in_its_folder_is_another_one(tmp_path):
     folder, suite = tmp_path / "mine", ToySuite()
     shutil.copytree(TEMPLATES / "compact", folder)
     args = evaluation.EvaluationArguments(splits=["iid"], protocol="strict30", prompt_template=str(folder))
-    given = suite, args, ModelConfig("tiny"), evaluation.protocol_of(args, suite), evaluation.lists_of(args, suite)
+    given = (
+        suite,
+        args,
+        ModelConfig("tiny"),
+        evaluation.load_protocol(args, suite),
+        evaluation.load_task_lists(args, suite),
+    )
     before = evaluation.settings_of(*given)
     first = next(folder.glob("first*"))
     first.write_text(first.read_text() + " Think.")
@@ -391,7 +397,7 @@ def test_settings_of_the_chat_template_are_those_of_training(given):
         args = evaluation.EvaluationArguments(
             protocol="alfworld50", prompt_template="general", chat_template_kwargs=kwargs
         )
-        rules = evaluation.protocol_of(args, suite)
+        rules = evaluation.load_protocol(args, suite)
         context = evaluation.context_of(args, suite, rules, tokenizer, None, args.few_shot_of(suite))
         (prompt,) = context.build([view])
         shown[name] = tokenizer.decode(prompt.ids)

@@ -11,7 +11,7 @@ from trainer_kit import make_trainer
 from epo_trl.cli import main
 from epo_trl.launch.command_line import RecipeError
 from epo_trl.launch.plain_settings import plain_settings
-from epo_trl.memory import GPUS, Assumed, Hardware, Machines, Run, hardware_of, make_plan, memory_per_gpu, read_rates
+from epo_trl.memory import GPUS, Assumed, Hardware, Machines, Run, find_hardware, make_plan, memory_per_gpu, read_rates
 from epo_trl.memory.batch import WITH_SCORES, batch_of, count_evaluations, count_passes
 from epo_trl.memory.rates import compute_rates
 from epo_trl.memory.report import as_json, as_text, print_table, shown
@@ -193,15 +193,15 @@ def test_the_sizes_of_a_batch_follow_from_what_is_set():
 
 
 def test_a_gpu_is_found_by_name_or_by_its_numbers():
-    assert hardware_of("h100") is not None and hardware_of("h100").tflops == GPUS["H100"].tflops
-    assert hardware_of("A100", gpu_gb=40) == dataclasses.replace(GPUS["A100"], gpu_gb=40)
-    assert hardware_of(None, 24, 100, 500) == Hardware("GPU", 24, 100, 500)
+    assert find_hardware("h100") is not None and find_hardware("h100").tflops == GPUS["H100"].tflops
+    assert find_hardware("A100", gpu_gb=40) == dataclasses.replace(GPUS["A100"], gpu_gb=40)
+    assert find_hardware(None, 24, 100, 500) == Hardware("GPU", 24, 100, 500)
     with pytest.raises(ValueError, match="gpu: expected one of A100-40GB, A100, H100.*got 'K80'"):
-        hardware_of("K80")
+        find_hardware("K80")
     with pytest.raises(ValueError, match="gpu: expected one of .*; got no gpu and no tflops, bandwidth_gb_s"):
-        hardware_of(None, gpu_gb=24)
+        find_hardware(None, gpu_gb=24)
     with pytest.raises(ValueError, match="tflops: expected a number > 0.*got -1"):
-        hardware_of("H100", tflops=-1)
+        find_hardware("H100", tflops=-1)
 
 
 # ---------------------------------------------------------------------------------------------------------- the rates

@@ -16,7 +16,7 @@ from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import get_protocol
 from epo_trl.launch import AlgorithmArguments, evaluation, parse_recipe
-from epo_trl.launch.evaluation_arguments import EvaluationArguments, lists_of
+from epo_trl.launch.evaluation_arguments import EvaluationArguments, load_task_lists
 from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.study.config import load_study
 from epo_trl.study.run_plan import plan
@@ -245,7 +245,7 @@ def test_an_evaluation_without_tasks_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="max_episodes: expected an integer >= 1 or null.*got 0"):
         evaluate(monkeypatch, "--max_episodes", "0")
     with pytest.raises(ValueError, match="splits: expected names of non-empty lists.*has {'train': "):
-        lists_of(EvaluationArguments(splits=[]), ToySuite())
+        load_task_lists(EvaluationArguments(splits=[]), ToySuite())
 
 
 def test_the_evaluation_of_the_pretrained_recipe_plays_its_lists_as_its_run_does():

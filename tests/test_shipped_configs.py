@@ -11,7 +11,7 @@ import pytest
 
 from epo_trl.cli import main, recipe
 from epo_trl.launch import RecipeError
-from epo_trl.launch.shipped import configs_of, find_config, settled, shipped, shown, with_shipped_config
+from epo_trl.launch.shipped import find_config, list_configs, settled, shipped, shown, with_shipped_config
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes"
@@ -21,7 +21,7 @@ TRAP = RECIPES / "trap" / "tiny_cpu.yaml"
 
 def test_every_config_of_the_repository_has_a_name_and_one_command():
     files = {path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.glob("*/*.yaml")}
-    by_command = [set(configs_of(command)) for command in ("train", "sft", "evaluate")]
+    by_command = [set(list_configs(command)) for command in ("train", "sft", "evaluate")]
     assert set(shipped()) == files == set.union(*by_command)
     assert sum(map(len, by_command)) == len(files) > 20
 
@@ -80,7 +80,7 @@ def test_without_arguments_the_configs_are_listed(command, argv, capsys):
     assert main([command]) == 0
     out = capsys.readouterr().out
     listed = re.findall(r"^  (\S+) +[A-Z]", out, re.M)
-    assert listed == list(configs_of(command)) and f"\n  epo-trl {command} " in out
+    assert listed == list(list_configs(command)) and f"\n  epo-trl {command} " in out
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import epo_trl
 from epo_trl.cli import main
 from epo_trl.launch import RecipeError
 from epo_trl.launch.program import overview, shipped_command
-from epo_trl.launch.shipped import configs_of
-from epo_trl.launch.warm_start import StartArguments, check_start, warm_start_of
+from epo_trl.launch.shipped import list_configs
+from epo_trl.launch.warm_start import StartArguments, check_start, find_warm_start
 
-TRAINED = configs_of("train")
-AFTER_WARM_START = {name: warm_start_of(path) for name, path in TRAINED.items() if warm_start_of(path)}
+TRAINED = list_configs("train")
+AFTER_WARM_START = {name: find_warm_start(path) for name, path in TRAINED.items() if find_warm_start(path)}
 REFUSED = "model_name_or_path: expected the folder of a warm start, got "
 
 

@@ -62,12 +62,12 @@ def _estimate(args: argparse.Namespace) -> None:
 
 
 def _plan(args: argparse.Namespace, options: Sequence[str]) -> None:
-    from epo_trl.memory import Assumed, Machines, hardware_of, make_plan, read_rates
+    from epo_trl.memory import Assumed, Machines, find_hardware, make_plan, read_rates
     from epo_trl.memory.report import as_json, as_text, print_table
 
     if len(args.gpus or ()) != 1:
         raise ValueError(f"--gpus: expected one number of training GPUs with --config, got {args.gpus or 'nothing'}")
-    gpu = hardware_of(args.gpu, args.gpu_gb, args.tflops, args.bandwidth_gb_s)
+    gpu = find_hardware(args.gpu, args.gpu_gb, args.tflops, args.bandwidth_gb_s)
     machines = Machines(gpu, args.gpus[0], args.server_gpus or 0, args.zero_stage, args.offload)
     assumed = Assumed(**{name: value for name in ASSUMED if (value := getattr(args, name)) is not None})
     rates = None if args.rates is None else read_rates(args.rates)
@@ -85,9 +85,9 @@ def _plan(args: argparse.Namespace, options: Sequence[str]) -> None:
 
 def _shape(model: str) -> Any:
     """Returns the sizes of a preset, a checkpoint, or the base model of an adapter."""
-    from epo_trl.memory import PRESETS, preset_of, shape_of
+    from epo_trl.memory import PRESETS, find_preset, shape_of
 
-    shape = PRESETS.get(model) or preset_of(model)
+    shape = PRESETS.get(model) or find_preset(model)
     if shape is not None:
         return shape
     from transformers import AutoConfig

@@ -24,7 +24,7 @@ from epo_trl.evaluation import EvalReport, Protocol, format_table
 from epo_trl.evaluation.kept import KeptEpisodes
 from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_settings, split_chunks
 from epo_trl.evaluation.samples import print_episodes
-from epo_trl.launch.evaluation_arguments import EvaluationArguments, context_of, lists_of, protocol_of
+from epo_trl.launch.evaluation_arguments import EvaluationArguments, context_of, load_protocol, load_task_lists
 from epo_trl.launch.options import parse_recipe
 from epo_trl.long_runs.aborts import SHOWN, TooManyAborted
 from epo_trl.long_runs.checkpoint_files import what_model
@@ -223,7 +223,7 @@ def kept_for(output: str, settings: dict[str, Any]) -> KeptEpisodes:
 
 def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig) -> list[EvalReport]:
     """Plays the missing parts, writes and prints the reports, and returns them. Collective."""
-    protocol, lists, is_main = protocol_of(args, suite), lists_of(args, suite), PartialState().is_main_process
+    protocol, lists, is_main = load_protocol(args, suite), load_task_lists(args, suite), PartialState().is_main_process
     shots = args.few_shot_of(suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)
     kept = kept_for(args.output, settings_of(suite, args, model_args, protocol, lists)) if args.output else None

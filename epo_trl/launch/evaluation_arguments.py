@@ -87,7 +87,7 @@ class EvaluationArguments(FewShotArguments):
             raise ValueError(f"max_aborted_share: expected a number from 0 to 1, got {self.max_aborted_share}")
 
 
-def protocol_of(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
+def load_protocol(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
     """Returns the protocol with the overrides of the options, which its name then records."""
     name = args.protocol or suite.protocol
     if not name:
@@ -98,7 +98,7 @@ def protocol_of(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
     return get_protocol(name).varied(max_turns=args.max_turns, temperature=args.temperature, context=args.context)
 
 
-def lists_of(args: EvaluationArguments, suite: TaskSuite) -> dict[str, list[str]]:
+def load_task_lists(args: EvaluationArguments, suite: TaskSuite) -> dict[str, list[str]]:
     """Returns the tasks to play from each list."""
     lists = {split: list(suite.task_ids(split))[: args.max_episodes] for split in args.splits}
     if not lists or not all(lists.values()):

@@ -13,7 +13,7 @@ from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task, protocol_settings
 from epo_trl.launch.evaluation import load
-from epo_trl.launch.evaluation_arguments import EvaluationArguments, context_of, protocol_of
+from epo_trl.launch.evaluation_arguments import EvaluationArguments, context_of, load_protocol
 from epo_trl.launch.options import parse_recipe
 from epo_trl.launch.players import Person, Quit, Shown, Stage, bare_tokenizer, in_tokens
 from epo_trl.launch.screen import Screen, turns
@@ -65,7 +65,7 @@ class PlayArguments(EvaluationArguments):
 def rules_of(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
     """Returns the rules of an evaluation, or plain ones where the environment has none of its own."""
     if args.protocol or suite.protocol:
-        return protocol_of(args, suite)
+        return load_protocol(args, suite)
     return PLAIN.varied(max_turns=args.max_turns, temperature=args.temperature, context=args.context)
 
 

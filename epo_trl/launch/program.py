@@ -19,8 +19,8 @@ from epo_trl.launch.command_line import CHECK, ConfigIsRight
 from epo_trl.launch.early_check import check_early
 from epo_trl.launch.interrupt import CtrlC
 from epo_trl.launch.quiet import quiet
-from epo_trl.launch.shipped import FOLDER, configs_of, with_shipped_config
-from epo_trl.launch.warm_start import warm_start_command, warm_start_of
+from epo_trl.launch.shipped import FOLDER, list_configs, with_shipped_config
+from epo_trl.launch.warm_start import find_warm_start, warm_start_command
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SECONDS_BEFORE_OTHER_RANKS = 60.0
@@ -71,7 +71,7 @@ def shipped_command(name: str) -> Program:
         check_early(name, words)
         return words
 
-    return Program(command, configs_of(name), command, several, FOLDER.resolve(), read)
+    return Program(command, list_configs(name), command, several, FOLDER.resolve(), read)
 
 
 def run_recipe(main: Callable[[], None], configs: Sequence[str]) -> None:
@@ -203,7 +203,7 @@ def overview(program: Program, gpus: int) -> str:
     lines = [f"{program.name} needs a config:"]
     lines += [f"  {typed:{width}}  {_about(path)}" for typed, path in program.configs.items()]
     fitting = program.configs.get(_config_for(program, gpus))
-    warm_start = warm_start_of(fitting) if fitting else None
+    warm_start = find_warm_start(fitting) if fitting else None
     typed = [warm_start_command(warm_start)] if warm_start else []
     lines += [
         f"For this machine, where torch finds {_count(gpus)}:",

@@ -25,7 +25,7 @@ def shown(path: Path) -> str:
     return path.relative_to(FOLDER).with_suffix("").as_posix() if path.is_relative_to(FOLDER) else str(path)
 
 
-def configs_of(command: str) -> dict[str, Path]:
+def list_configs(command: str) -> dict[str, Path]:
     """Returns the configs that `epo-trl train`, `sft` or `evaluate` lists; none for other commands."""
     begin = {"train": "", "sft": "sft_", "evaluate": "eval_"}.get(command)
     if begin is None:

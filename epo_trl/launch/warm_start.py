@@ -23,7 +23,7 @@ class StartArguments:
     )
 
 
-def warm_start_of(config: Path) -> Path | None:
+def find_warm_start(config: Path) -> Path | None:
     """Returns the warm-start config next to an RL config, if any: `sft_NAME.yaml`, also for `ppo_NAME.yaml`."""
     beside = config.with_name(f"sft_{config.name.removeprefix('ppo_')}")
     return beside if beside.is_file() else None
@@ -45,7 +45,7 @@ def check_start(model: str | None, start: StartArguments, config: Path | None) -
     Raises:
         RecipeError: If the start is invalid. The message contains the command that makes the warm start.
     """
-    warm_start = warm_start_of(config) if config else None
+    warm_start = find_warm_start(config) if config else None
     folder = str(read_config(warm_start).get("output_dir")) if warm_start else ""
     make_it = f"make it with: {warm_start_command(warm_start)}" if warm_start else "make it with epo-trl sft"
     if model is not None and is_tiny(model) and not start.from_scratch:

@@ -18,7 +18,7 @@ from epo_trl.long_runs.argument_check import check_deepspeed_runs
 from epo_trl.long_runs.checkpoint_files import damage, last_checkpoint, step_of
 from epo_trl.long_runs.main_process import on_main_process
 from epo_trl.long_runs.preemption import StopOnSigterm
-from epo_trl.long_runs.resume_check import differences, digest_of, not_kept, refusal, settings_of
+from epo_trl.long_runs.resume_check import differences, model_digest, not_kept, refusal, settings_of
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.long_runs.whole_checkpoints import STATE_FILE, WholeCheckpoints
@@ -83,7 +83,7 @@ class LongRun(WholeCheckpoints):
     @cached_property
     def _data_digest(self) -> str:
         rows = (hashlib.sha256(json.dumps(row).encode()).hexdigest() for row in self.train_dataset)
-        return digest_of(rows, "rows")
+        return model_digest(rows, "rows")
 
     def _send_telemetry(self) -> None:
         """Lets TRL send telemetry to huggingface.co only if the model is from the Hub.

@@ -70,7 +70,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     return {name: _plain(value) for name, value in settings.items()}
 
 
-def digest_of(items: Iterable[Any], what: str) -> str:
+def model_digest(items: Iterable[Any], what: str) -> str:
     """Returns the count and checksum of JSON-serializable items, for example `8 tasks, sha256 0123456789ab`."""
     listed = list(items)
     return f"{len(listed)} {what}, sha256 {hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:12]}"

@@ -1,6 +1,6 @@
 """Estimates the cost of a run from its config: memory per GPU, tokens, seconds, GPU-hours. No model is loaded."""
 
-from epo_trl.memory.hardware import GPUS, Hardware, hardware_of
+from epo_trl.memory.hardware import GPUS, Hardware, find_hardware
 from epo_trl.memory.inputs import Assumed, Machines
 from epo_trl.memory.plan import Plan, make_plan
 from epo_trl.memory.rates import Rates, read_rates
@@ -8,11 +8,11 @@ from epo_trl.memory.sizes import (
     PRESETS,
     ModelShape,
     Run,
+    find_preset,
     format_memory,
     format_memory_table,
     host_bytes,
     memory_per_gpu,
-    preset_of,
     shape_of,
 )
 
@@ -28,11 +28,11 @@ __all__ = [
     "Run",
     "format_memory",
     "format_memory_table",
-    "hardware_of",
+    "find_hardware",
     "host_bytes",
     "make_plan",
     "memory_per_gpu",
-    "preset_of",
+    "find_preset",
     "read_rates",
     "shape_of",
 ]

@@ -44,7 +44,7 @@ GPUS = {
 }
 
 
-def hardware_of(
+def find_hardware(
     name: str | None, gpu_gb: float | None = None, tflops: float | None = None, bandwidth_gb_s: float | None = None
 ) -> Hardware:
     """Returns the named GPU; arguments that are given override its data sheet.

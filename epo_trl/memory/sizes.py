@@ -65,7 +65,7 @@ PRESETS = {
 }
 
 
-def preset_of(model: str) -> ModelShape | None:
+def find_preset(model: str) -> ModelShape | None:
     """Returns the preset that a Hub id or a path refers to, such as `"Qwen/Qwen2.5-3B-Instruct"`, or `None`."""
     name = f"{model.rstrip('/').rpartition('/')[2]}-"
     return next((shape for shape in PRESETS.values() if name.startswith(f"{shape.name}-")), None)

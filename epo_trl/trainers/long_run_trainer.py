@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 from epo_trl.envs.base import TaskSuite
 from epo_trl.long_runs.collected_batch import load_batch, load_learned, save_batch, save_learned
 from epo_trl.long_runs.long_run import LongRun
-from epo_trl.long_runs.resume_check import digest_of
+from epo_trl.long_runs.resume_check import model_digest
 from epo_trl.long_runs.update_guard import UpdateGuard, check_skipped
 from epo_trl.methods import Methods
 from epo_trl.trainers.batches import has_layout
@@ -77,7 +77,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
             "reward_funcs": self.reward_func_names,
             "suite": self.suite.name,
             "environment": dict(self.suite.settings),
-            "train_tasks": digest_of(self.train_dataset["prompt"], "tasks"),
+            "train_tasks": model_digest(self.train_dataset["prompt"], "tasks"),
         }
 
     def _run_state(self) -> dict[str, Any]:
