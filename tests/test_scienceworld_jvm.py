@@ -182,7 +182,7 @@ def test_nothing_is_written_where_python_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "message"), [(signal.SIGKILL, "died with exit status -9"), (signal.SIGSTOP, "hangs")])
+@pytest.mark.parametrize(("how", "message"), [(signal.SIGKILL, "died with exit status -9"), (signal.SIGSTOP, "hung")])
 def test_worlds_of_a_lost_jvm_raise_until_they_are_reset(how, message):
     suite = ScienceWorldSuite(jvm=JvmSettings(timeout_seconds=20.0))
     envs = [suite.make_env() for _ in range(2)]
