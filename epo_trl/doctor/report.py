@@ -10,7 +10,6 @@ from itertools import groupby
 from epo_trl.doctor.finding import Finding, State
 
 STYLES = {State.OK: "green", State.MISSING: "yellow", State.BROKEN: "bold red", State.NOT_ASKED: "dim"}
-KEYS = {"message": "says", "fix": "mend"}  # names in the JSON, which programs read
 
 
 def one_line(text: str) -> str:
@@ -27,10 +26,9 @@ def conclusion(findings: Iterable[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """Returns `{"ok": ..., "findings": [...]}`. Each finding has the fields of `Finding`, under the names of `KEYS`."""
+    """Returns `{"ok": ..., "findings": [...]}`. Each finding has the fields of `Finding`."""
     ok = not any(finding.is_fatal for finding in findings)
-    listed = [{KEYS.get(name, name): value for name, value in asdict(finding).items()} for finding in findings]
-    return json.dumps({"ok": ok, "findings": listed}, indent=2)
+    return json.dumps({"ok": ok, "findings": [asdict(finding) for finding in findings]}, indent=2)
 
 
 def as_text(findings: Sequence[Finding]) -> str:
