@@ -22,6 +22,7 @@ from epo_trl.long_runs.preemption import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.models import policy_for_training
 from epo_trl.models.load import sequence_limit
+from epo_trl.models.muon import make_muon
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.chat_frame import template_settings
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
@@ -168,7 +169,15 @@ def check_length(rows: Dataset, limit: int | None, name: str = "max_length") -> 
 
 @dataclass
 class ImitationConfig(LongRunArguments, SFTConfig):
-    """TRL's configuration with settings for resuming an interrupted run."""
+    """TRL's configuration with settings for resuming an interrupted run, and Muon."""
+
+    muon_learning_rate: float | None = field(
+        default=None,
+        metadata={
+            "help": "Learning rate of Muon for the hidden matrices, while AdamW trains the rest with learning_rate; by "
+            "default AdamW trains everything. For a model trained from scratch, on one device or with DDP."
+        },
+    )
 
     def __post_init__(self) -> None:
         settle_defaults(self)
@@ -207,6 +216,25 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
             return sampler
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         return EpochSeeded(sampler, seed, lambda: int(self.state.epoch or 0))
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Makes Muon if `muon_learning_rate` is set, else TRL's choice."""
+        args = self.args
+        if args.muon_learning_rate is not None and self.optimizer is None:
+            if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+                raise ValueError(
+                    f"muon_learning_rate: expected None where weights are sharded, got {args.muon_learning_rate}; use "
+                    "DDP or leave it out"
+                )
+            self.optimizer = make_muon(
+                self.model,
+                lr=args.learning_rate,
+                matrix_lr=args.muon_learning_rate,
+                weight_decay=args.weight_decay,
+                betas=(args.adam_beta1, args.adam_beta2),
+                eps=args.adam_epsilon,
+            )
+        return super().create_optimizer(model)
 
     def card_facts(self) -> CardFacts:
         """Returns the facts of the model card."""
