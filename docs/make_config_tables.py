@@ -24,7 +24,7 @@ from epo_trl.envs.adapters.tools import ToolsArguments  # noqa: E402
 from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E402
 from epo_trl.launch.evaluation_arguments import EvaluationArguments  # noqa: E402
-from epo_trl.launch.imitation import DemonstrationArguments  # noqa: E402
+from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig  # noqa: E402
 from epo_trl.launch.warm_start import StartArguments  # noqa: E402
 from epo_trl.long_runs.long_run import LongRunArguments  # noqa: E402
 from epo_trl.rollout.few_shot import FewShotArguments  # noqa: E402
@@ -44,6 +44,7 @@ TABLES = {
     "`OpenEnvArguments`: environments behind an OpenEnv server": OpenEnvArguments,
     "`NumberedArguments`: both of these": NumberedArguments,
     "`DemonstrationArguments`: what `recipes/sft.py` shows": DemonstrationArguments,
+    "`ImitationConfig`: its optimizer, besides TRL's": ImitationConfig,
     "`EvolutionArguments`: `recipes/agent_evol.py`": EvolutionArguments,
     "`EvaluationArguments`: `recipes/evaluate.py`": EvaluationArguments,
     "`FewShotArguments`: examples in the prompt, in training, warm start and evaluation": FewShotArguments,

@@ -1,7 +1,10 @@
 """Muon next to AdamW: against `torch.optim.Muon`, and in a warm start that resumes."""
 
+import shutil
+
 import pytest
 import torch
+from trainer_kit import make_warm_start
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from epo_trl.models.muon import make_muon, orthogonalize
@@ -73,3 +76,28 @@ def test_state_survives_a_checkpoint():
     second.step()
     for a, b in zip(once.parameters(), twice.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_a_warm_start_with_muon_resumes_with_equal_weights(tmp_path):
+    rows = [[3 + (i * k) % 7 for k in range(1, 9)] for i in range(16)]
+    settings = {"muon_learning_rate": 1e-2, "learning_rate": 1e-3, "weight_decay": 0.1}
+    whole = make_warm_start(tmp_path / "whole", rows, **settings)
+    whole.train_to_end()
+    assert [group["muon"] for group in whole.optimizer.param_groups] == [False, True]
+    shutil.copytree(tmp_path / "whole" / "checkpoint-1", tmp_path / "cut" / "checkpoint-1")
+    resumed = make_warm_start(tmp_path / "cut", rows, **settings)
+    resumed.train_to_end()
+    plain = make_warm_start(tmp_path / "plain", rows, learning_rate=1e-3, weight_decay=0.1)
+    plain.train_to_end()
+    weights, again, other = (list(trainer.model.parameters()) for trainer in (whole, resumed, plain))
+    assert all(torch.equal(a, b) for a, b in zip(weights, again, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(weights, other, strict=True))
+
+
+def test_sharded_weights_and_a_rate_of_zero_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="muon_learning_rate: expected a number > 0 or null, got 0"):
+        make_warm_start(tmp_path, [[3, 4]], muon_learning_rate=0.0)
+    trainer = make_warm_start(tmp_path, [[3, 4]], muon_learning_rate=1e-2)
+    trainer.is_deepspeed_enabled = True
+    with pytest.raises(ValueError, match="muon_learning_rate: expected None where weights are sharded, got 0.01"):
+        trainer.create_optimizer()

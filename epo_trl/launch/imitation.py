@@ -180,6 +180,8 @@ class ImitationConfig(LongRunArguments, SFTConfig):
     )
 
     def __post_init__(self) -> None:
+        if self.muon_learning_rate is not None and self.muon_learning_rate <= 0:
+            raise ValueError(f"muon_learning_rate: expected a number > 0 or null, got {self.muon_learning_rate}")
         settle_defaults(self)
         super().__post_init__()
         check_training_arguments(self)
