@@ -9,8 +9,7 @@ and on the expert's episodes. The config is that of the warm start; every round 
         --rounds 4 --samples 1000 --max_steps 1000 --max_completion_length 20
 
 The authors' rounds start from the chat model before any imitation. Here they start from the given model, which has to
-be
-a warm start: an untrained model wins no episode, and this recipe plays before it trains.
+be a warm start: an untrained model wins no episode, and this recipe plays before it trains.
 
 The policies are in `output_dir/round-1`, `round-2`, ... With a `protocol`, the test lists are evaluated before the
 first round and after each; without one, evaluate the last policy with recipes/evaluate.py. Repeating the command

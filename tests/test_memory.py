@@ -1,13 +1,32 @@
 """The memory formula on numbers computed by hand, and the table of the docs."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 from epo_trl.cli import main
-from epo_trl.memory import PRESETS, ModelShape, Run, format_memory_table, host_bytes, memory_per_gpu, shape_of
+from epo_trl.launch.command_line import RecipeError
+from epo_trl.launch.plain_settings import plain_settings
+from epo_trl.memory import (
+    PRESETS,
+    MeanTurn,
+    ModelShape,
+    Run,
+    format_memory,
+    format_memory_table,
+    host_bytes,
+    memory_per_gpu,
+    read_run,
+    shape_of,
+)
 
+SETTINGS = {
+    "per_device_train_batch_size": 2, "context": "windowed", "max_turns": 6, "max_prompt_length": 10,
+    "max_completion_length": 5, "beta": 0.0,
+}  # fmt: skip
+VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.2}
 DOCS = Path(__file__).parents[1] / "docs"
 # One layer: attention 2 * 4 * 4 + 2 * 4 * 2 = 48, biases 4 + 2 * 2 = 8, feed-forward 3 * 4 * 10 = 120, norms 8: 184.
 # Two of them, the embedding of 100 * 4 and the last norm of 4: 368 + 400 + 4 = 772; with a head of its own 1172.
@@ -111,3 +130,115 @@ def test_the_command_tells_what_fits_and_what_is_wrong(capsys, tmp_path):
     assert "offload: expected False unless zero_stage is 3, got True with zero_stage=2" in capsys.readouterr().err
     assert main(["memory", "--model", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("epo-trl: error: ")
+
+
+def test_adapters_take_their_own_memory():
+    """Rank 2 on each linear layer: 2 layers x 2 x (4 x 4 + 2 x 6 + 3 x 14) = 280 weights in fp32, of 4 bytes."""
+    assert SHAPE.adapter_parameters(2) == 280
+    parts = memory_per_gpu(SHAPE, Run(gpus=1, zero_stage=0, batch_tokens=10, lora_rank=2))
+    assert [parts[name] for name in ("weights", "gradients", "optimizer", "reference")] == [
+        2 * 1172 + 4 * 280, 4 * 280, 8 * 280, 0,
+    ]  # fmt: skip
+    both = memory_per_gpu(SHAPE, Run(gpus=1, zero_stage=0, batch_tokens=10, lora_rank=2, critic=True))
+    assert both["gradients"] == 4 * 280 + 2 * 776  # a critic that is trained whole
+    both = memory_per_gpu(SHAPE, Run(gpus=1, zero_stage=0, batch_tokens=10, lora_rank=2, critic=True, critic_lora=True))
+    assert both["gradients"] == 2 * 4 * 280
+
+
+# ---------------------------------------------------------------------------------------------------------- a config
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"batch_tokens": 2 * 6 * 15, "reference": False, "critic": False, "lora_rank": 0, "vllm_bytes": 0.0}),
+        ({"beta": 0.01, "gradient_checkpointing": True}, {"reference": True, "gradient_checkpointing": True}),
+        ({"entropy_method": ["epo", "ref-nucleus"]}, {"reference": True}),
+        ({"credit": "archer"}, {"reference": True}),
+        ({"entropy_method": "epo", "credit": "gigpo"}, {"reference": False, "gradient_checkpointing": False}),
+        ({"use_peft": True, "lora_r": 64, "critic_use_peft": True}, {"lora_rank": 64, "critic_lora": True}),
+        ({"algorithm": "ppo", "critic": "separate"}, {"critic": True}),
+        ({"algorithm": "ppo", "critic": "value_head"}, {"critic": False}),
+        (VLLM, {"vllm_bytes": 0.2 * 5e9}),
+        ({**VLLM, "vllm_enable_sleep_mode": True}, {"vllm_bytes": 0.0}),
+        ({**VLLM, "vllm_mode": "server"}, {"vllm_bytes": 0.0}),
+    ],
+    ids=lambda value: ",".join(value) or "-",
+)
+def test_a_config_says_what_its_run_needs(changes, expected):
+    run, tokens = read_run(SETTINGS | changes, gpus=2, gpu_gb=5)
+    assert {name: getattr(run, name) for name in expected} == expected
+    assert (run.gpus, run.zero_stage, run.offload) == (2, 3, False)
+    assert tokens == (
+        "tokens of a micro-batch: 180 = per_device_train_batch_size 2 x max_turns 6 x (10 + 5) tokens of a turn"
+    )
+
+
+def test_means_replace_the_limits_of_a_turn():
+    run, _ = read_run(SETTINGS, gpus=1, gpu_gb=5, turn=MeanTurn(prompt_tokens=7.3, response_tokens=2))
+    assert run.batch_tokens == 112  # 2 x 6 x 9.3 = 111.6
+    run, _ = read_run(SETTINGS | {"context": "concatenated"}, gpus=1, gpu_gb=5, turn=MeanTurn(prompt_tokens=3))
+    assert run.batch_tokens == 2 * 6 * 8
+
+
+def test_a_vllm_beside_the_training_counts():
+    """4 GB of overhead, and 1 GB of vLLM, do not fit on 5 GB with anything else."""
+    run, _ = read_run(SETTINGS | VLLM, gpus=2, gpu_gb=5)
+    alone = dataclasses.replace(run, vllm_bytes=0.0)
+    assert memory_per_gpu(SHAPE, run)["total"] == memory_per_gpu(SHAPE, alone)["total"] + 1e9
+    assert "does not fit on 5 GB" in format_memory(SHAPE, run, 5)
+    assert "\nfits on 5 GB" in format_memory(SHAPE, alone, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "turn", "message"),
+    [
+        ({"max_turns": "many"}, {}, "max_turns: expected an integer >= 1.*got 'many'"),
+        ({"per_device_train_batch_size": 0}, {}, "per_device_train_batch_size: expected an integer >= 1, got 0"),
+        ({"context": "concatenated"}, {}, "prompt_tokens: expected .*got nothing"),
+        ({}, {"response_tokens": 0}, "response_tokens: expected a number > 0, got 0"),
+        ({}, {"prompt_tokens": float("nan")}, "prompt_tokens: expected a number > 0, got nan"),
+    ],
+)
+def test_a_missing_or_impossible_setting_is_named(changes, turn, message):
+    with pytest.raises(ValueError, match=message):
+        read_run(SETTINGS | changes, gpus=1, gpu_gb=5, turn=MeanTurn(**turn))
+
+
+def test_the_settings_of_a_config_are_those_that_are_said_and_the_defaults():
+    settings, said = plain_settings("alfworld/ppo_qwen2.5-3b_8gpu", ["--max_turns", "30", "--seed=7"])
+    assert (settings["algorithm"], settings["num_generations"], settings["max_turns"]) == ("ppo", 1, 30)
+    assert (settings["max_prompt_length"], settings["critic"], settings["seed"]) == (2048, "separate", 7)
+    assert {"max_turns", "seed", "beta"} <= said and "max_prompt_length" not in said
+    with pytest.raises(RecipeError, match="--max_turn: expected a field of a training config; did you mean max_turns"):
+        plain_settings("alfworld/tiny_cpu", ["--max_turn", "30"])
+    with pytest.raises(RecipeError, match="options: expected pairs.*got '30'"):
+        plain_settings("alfworld/tiny_cpu", ["30"])
+
+
+def test_the_command_reads_a_shipped_config(capsys):
+    """1 x 50 turns x (2048 + 512) tokens, and 35 % of 80 GB for vLLM."""
+    words = ["memory", "--config", "alfworld/qwen2.5-3b_8gpu", "--gpus", "8"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["model"], found["gpus"], found["fits"]) == ("Qwen2.5-3B", 8, True)
+    assert found["bytes"]["vLLM beside it"] == 0.35 * 80e9
+    assert found["bytes"]["activations"] == 2 * 128_000 * (36 * 2048 + 8 * 2048 + 3 * 11008)
+    assert main([*words, "--max_turns", "10", "--prompt-tokens", "600", "--response-tokens", "100"]) == 0
+    assert "tokens of a micro-batch: 7,000 = " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--json"], "--json: expected only with --config, got True"),
+        (["--config", "trap/tiny_cpu", "--critic"], "--critic: expected only without --config"),
+        (["--config", "trap/tiny_cpu"], "model_name_or_path: expected an existing folder"),
+        (["--config", "trap/sft_tiny_cpu"], "model_name_or_path: expected a folder or a Hub id, got 'tiny'"),
+        (["--config", "no/such"], "--config: expected a YAML file"),
+    ],
+)
+def test_a_wrong_word_is_one_line(words, message, capsys):
+    assert main(["memory", *words]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"epo-trl: error: {message}") and err.count("\n") == 1

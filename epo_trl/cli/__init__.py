@@ -34,7 +34,7 @@ COMMANDS = {
     },
     "Models and machines": {
         "doctor": "check this machine: what works, what is missing, and how to fix it",
-        "memory": "estimate the memory per GPU and, with a config, the time and GPU-hours of a run",
+        "memory": "estimate the memory per GPU of a model or a config",
         "merge": "merge an adapter into its base model",
     },
 }

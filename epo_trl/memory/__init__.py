@@ -1,9 +1,6 @@
-"""Estimates the cost of a run from its config: memory per GPU, tokens, seconds, GPU-hours. No model is loaded."""
+"""Estimates the memory of a run per GPU, from its sizes or from its config. No model is loaded."""
 
-from epo_trl.memory.hardware import GPUS, Hardware, find_hardware
-from epo_trl.memory.inputs import Assumed, Machines
-from epo_trl.memory.plan import Plan, make_plan
-from epo_trl.memory.rates import Rates, read_rates
+from epo_trl.memory.config import MeanTurn, read_run
 from epo_trl.memory.sizes import (
     PRESETS,
     ModelShape,
@@ -17,22 +14,15 @@ from epo_trl.memory.sizes import (
 )
 
 __all__ = [
-    "GPUS",
     "PRESETS",
-    "Assumed",
-    "Hardware",
-    "Machines",
+    "MeanTurn",
     "ModelShape",
-    "Plan",
-    "Rates",
     "Run",
+    "find_preset",
     "format_memory",
     "format_memory_table",
-    "find_hardware",
     "host_bytes",
-    "make_plan",
     "memory_per_gpu",
-    "find_preset",
-    "read_rates",
+    "read_run",
     "shape_of",
 ]

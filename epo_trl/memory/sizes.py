@@ -47,11 +47,6 @@ class ModelShape:
         """All parameters of the policy."""
         return self.backbone_parameters + (0 if self.tied_embeddings else self.vocabulary * self.hidden_size)
 
-    @property
-    def matrix_parameters(self) -> int:
-        """Parameters that every token is multiplied by: the backbone without its embedding."""
-        return self.backbone_parameters - self.vocabulary * self.hidden_size
-
     def adapter_parameters(self, rank: int) -> int:
         """Parameters of LoRA on every linear layer: rank x (inputs + outputs) of each."""
         h, f, kv = self.hidden_size, self.inner_size, self.key_value_size
@@ -105,7 +100,8 @@ class Run:
     `batch_tokens` is the number of tokens of one micro-batch on one GPU, including padding:
     `per_device_train_batch_size` x turns x tokens per turn. `reference`: whether there is a reference model (`beta`
     above 0, `ref-nucleus` or `archer`). `lora_rank` above 0 trains adapters of that rank on every linear layer of the
-    policy, with `critic_lora` of the critic too; the reference is then the model without its adapter.
+    policy, with `critic_lora` of the critic too; the reference is then the model without its adapter. `vllm_bytes` is
+    what a vLLM that shares the GPU keeps during the update.
     """
 
     gpus: int = 8
@@ -117,6 +113,7 @@ class Run:
     gradient_checkpointing: bool = True
     lora_rank: int = 0
     critic_lora: bool = False
+    vllm_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in {"gpus": 1, "batch_tokens": 1, "lora_rank": 0}.items():
@@ -149,6 +146,8 @@ def memory_per_gpu(shape: ModelShape, run: Run) -> dict[str, float]:
         "logits": 2 * FP32 * min(HEAD_CHUNK, run.batch_tokens) * shape.vocabulary,
         "overhead": OVERHEAD_BYTES,
     }
+    if run.vllm_bytes:
+        parts["vLLM beside it"] = run.vllm_bytes
     return {**parts, "total": sum(parts.values())}
 
 
