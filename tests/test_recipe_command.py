@@ -15,7 +15,7 @@ from epo_trl.cli import main
 from epo_trl.cli.base import at_least
 from epo_trl.envs.base import EnvError
 from epo_trl.evaluation import get_protocol
-from epo_trl.launch import RecipeError, parse_recipe, program, rl_recipe
+from epo_trl.launch import AlgorithmArguments, RecipeError, parse_recipe, program, rl_recipe
 from epo_trl.launch.program import command, overview, recipe_file, run_recipe
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
@@ -41,7 +41,7 @@ def typed(monkeypatch, capsys):
     return run
 
 
-def parse(*argv, types=(EPOConfig, ModelConfig), environment="alfworld"):
+def parse(*argv, types=(EPOConfig, ModelConfig, AlgorithmArguments), environment="alfworld"):
     return parse_recipe(*types, environment=environment, argv=argv)
 
 
@@ -206,7 +206,7 @@ def test_the_config_may_follow_an_equals_sign():
 def test_a_config_for_gpus_on_a_machine_without_one_names_that_for_the_cpu(path, kind, names, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(RecipeError, match=f"bf16: expected false on .*, got true; use --config .*{names}"):
-        parse("--config", str(ROOT / "recipes" / path), types=(kind, ModelConfig))
+        parse("--config", str(ROOT / "recipes" / path), types=(kind, ModelConfig, AlgorithmArguments))
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="bf16 stays on there")
@@ -214,7 +214,7 @@ def test_a_config_for_gpus_on_a_machine_without_one_names_that_for_the_cpu(path,
 def test_a_config_that_says_nothing_about_precision_runs_on_this_machine_and_warns_of_nothing(kind, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _, args, _ = parse("--games", "generated", "--output_dir", str(tmp_path), types=(kind, ModelConfig))
+        _, args, *_ = parse("--games", "generated", "--output_dir", str(tmp_path), types=(kind, ModelConfig))
     assert args.bf16 is False
     assert args.activation_checkpointing is args.gradient_checkpointing is True  # TRL's default, by both its names
 
@@ -228,8 +228,8 @@ def test_the_help_begins_with_our_options_and_groups_the_others(capsys):
     text = capsys.readouterr().out
     assert exit.value.code == 0 and "--config FILE" in text.splitlines()[0]
     headings = [line.split(":")[0] for line in text.splitlines() if re.match(r"\w.*:$", line)]
-    ours = ["AlfworldArguments", "EPOPPOConfig", "EPOConfig"]
-    assert headings[:4] == ["general", *ours]
+    ours = ["EnvironmentArguments", "AlfworldArguments", "EPOPPOConfig", "EPOConfig"]
+    assert headings[:5] == ["general", *ours]
     theirs = headings.index("trl")  # before it there may be more of ours
     assert set(headings[theirs:-1]) == {"trl"} and headings[-1] == "transformers"
     assert text.index("--gae_lambda") < text.index("--epo_lambda") < text.index("--beta ") < text.index("--output_dir")
@@ -247,7 +247,21 @@ def test_a_named_recipe_has_the_options_of_its_environment_and_algorithm(
         runpy.run_path(str(recipe), run_name="__main__")
     text = capsys.readouterr().out
     assert f"\n{settings}Arguments:" in text and ("--critic " in text) is critic
-    assert "--environment" not in text and "--algorithm" not in text
+    assert f"(default: {world})" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("scienceworld/tiny_cpu", "environment: expected 'alfworld', which this recipe trains, got 'scienceworld'"),
+        ("alfworld/ppo_tiny_cpu", "algorithm: expected 'grpo', which this recipe trains, got 'ppo'"),
+    ],
+)
+def test_a_recipe_refuses_a_config_for_another_environment_or_algorithm(config, says, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [str(GRPO), "--config", str(ROOT / "recipes" / f"{config}.yaml")])
+    with pytest.raises(SystemExit, match="^1$"):
+        runpy.run_path(str(GRPO), run_name="__main__")
+    assert f"error: {says}; recipes/train.py trains any config\n" in capsys.readouterr().err
 
 
 def test_the_help_of_a_general_recipe_shows_the_environment_that_is_named(capsys):
@@ -272,7 +286,7 @@ def test_the_help_of_a_command_says_how_to_start_several_processes(capsys, monke
 
 def test_configs_are_read_without_running_anything(typed, tmp_path):
     def main():
-        parse_recipe(EPOConfig, ModelConfig, environment="alfworld")
+        parse_recipe(EPOConfig, ModelConfig, AlgorithmArguments, environment="alfworld")
         pytest.fail("it was asked to read the config only")
 
     wrong, worse = tmp_path / "wrong.yaml", tmp_path / "worse.yaml"

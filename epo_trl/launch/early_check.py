@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.envs.registry import environment_arguments
+from epo_trl.launch.builtin_configs import shown
 from epo_trl.launch.command_line import CHECK, HELP, RecipeError, config_path, read_config, refuse_unknown
 from epo_trl.launch.first_options import algorithm_name, environment_name
-from epo_trl.launch.shipped import shown
 from epo_trl.launch.warm_start import StartArguments, check_start
 from epo_trl.models.names import check_model_name
 

@@ -17,6 +17,7 @@ from transformers import TrainingArguments
 from trl import TrlParser
 
 from epo_trl.envs.registry import build_suite, check_fields, environment_arguments
+from epo_trl.launch.builtin_configs import shown
 from epo_trl.launch.command_line import (
     CHECK,
     ConfigIsRight,
@@ -27,8 +28,7 @@ from epo_trl.launch.command_line import (
     with_config_apart,
 )
 from epo_trl.launch.first_options import EnvironmentArguments, environment_name
-from epo_trl.launch.kinds import check_kinds
-from epo_trl.launch.shipped import shown
+from epo_trl.launch.yaml_types import check_kinds
 from epo_trl.trainers.config import settle_defaults
 
 
@@ -39,7 +39,8 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
 
     Args:
         types: Dataclasses, as for TRL's `TrlParser`.
-        environment: Environment of the recipe. By default the config sets it, as `environment: NAME`.
+        environment: Environment of a recipe for one environment, which the config may omit. Other recipes need
+            `environment: NAME` in the config or on the command line.
         argv: Command line without the program.
 
     Raises:
@@ -49,19 +50,19 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
     """
     argv = with_config_apart(sys.argv[1:] if argv is None else argv)
     check_only, argv = CHECK in argv, [word for word in argv if word != CHECK]
-    first: tuple[type, ...] = ()
-    if environment is None:
-        environment, first = environment_name(argv), (EnvironmentArguments,)
+    environment = environment_name(argv, environment)
     path = config_path(argv)
     settings = environment_arguments(environment, path.parent if path else None) if environment else None
     if settings is not None:
-        check_fields(settings, (*first, *types))
-    parser = RecipeParser((*first, *([settings] if settings else []), *types), config=path)
-    parsed = parser.parse_args_and_config(argv)  # ends the program for --help
-    suite = build_suite(parsed[len(first)])
+        check_fields(settings, (EnvironmentArguments, *types))
+    parser = RecipeParser((EnvironmentArguments, *([settings] if settings else []), *types), config=path)
+    if environment:
+        parser.set_defaults(environment=environment)  # for a config that omits it
+    _, chosen, *rest = parser.parse_args_and_config(argv)  # ends the program for --help
+    suite = build_suite(chosen)
     if check_only:
         raise ConfigIsRight
-    return suite, *parsed[len(first) + 1 :]
+    return suite, *rest
 
 
 class RecipeParser(TrlParser):

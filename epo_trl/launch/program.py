@@ -15,11 +15,11 @@ from traceback import walk_tb
 
 from epo_trl.envs.base import EnvError
 from epo_trl.evaluation.samples import spelled
+from epo_trl.launch.builtin_configs import FOLDER, list_configs, with_config_path
 from epo_trl.launch.command_line import CHECK, ConfigIsRight
 from epo_trl.launch.early_check import check_early
 from epo_trl.launch.interrupt import CtrlC
 from epo_trl.launch.quiet import quiet
-from epo_trl.launch.shipped import FOLDER, list_configs, with_shipped_config
 from epo_trl.launch.warm_start import find_warm_start, warm_start_command
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -67,7 +67,7 @@ def shipped_command(name: str) -> Program:
     several = f"{command} --accelerate_config {{settings}}{{processes}}"
 
     def read(typed: Sequence[str]) -> list[str]:
-        words = with_shipped_config(typed)
+        words = with_config_path(typed)
         check_early(name, words)
         return words
 
