@@ -122,7 +122,7 @@ def test_every_shipped_config_passes(monkeypatch, tmp_path):
 
 def test_switches_dashes_and_negative_numbers_pass():
     words = ["--config", "trap/tiny_cpu", *SCRATCH]
-    words += ["--no_bf16", "--max-turns", "7", "--beta", "-1e-3", "--save_steps=0.5"]
+    words += ["--traceback", "--no_bf16", "--max-turns", "7", "--beta", "-1e-3", "--save_steps=0.5"]
     check_early("train", with_config_path(words))
     check_early("train", with_config_path([*words, "--no-require-think", "--help", "--nothing"]))
 

@@ -14,6 +14,7 @@ from trl import ModelConfig, SFTConfig
 from epo_trl.cli import main
 from epo_trl.cli.base import at_least
 from epo_trl.envs.base import EnvError
+from epo_trl.errors import InputError
 from epo_trl.evaluation import get_protocol
 from epo_trl.launch import AlgorithmArguments, RecipeError, parse_recipe, program, rl_recipe
 from epo_trl.launch.program import command, overview, recipe_file, run_recipe
@@ -129,6 +130,31 @@ def test_a_bug_keeps_its_traceback(bug, typed):
     """The second is an error of Python itself inside of our files: nobody wrote it for a user."""
     with pytest.raises((KeyError, ValueError, RuntimeError)):
         typed(bug, "--config", str(TINY))
+
+
+@pytest.mark.parametrize("error", ["KeyError('train')", "ValueError('no game')"])
+@pytest.mark.parametrize("folder", [ROOT / "recipes" / "my_env", None], ids=["recipes", "elsewhere"])
+def test_an_exception_of_a_user_s_environment_keeps_its_traceback(error, folder, typed, tmp_path):
+    code = compile(f"def play():\n    raise {error}", str((folder or tmp_path) / "their_env.py"), "exec")
+    names = {}
+    exec(code, names)
+    with pytest.raises((KeyError, ValueError)):
+        typed(names["play"], "--config", str(TINY))
+
+
+def test_traceback_shows_that_of_our_errors(typed):
+    with pytest.raises(EnvError):
+        typed(wrong_environment, "--config", str(TINY), "--traceback")
+
+
+def test_an_error_in_a_recipe_of_ours_is_one_line(typed):
+    def wrong():
+        raise InputError("rounds: expected an integer >= 1, got 0")
+
+    assert (
+        typed(wrong, "--config", str(TINY))[2]
+        == "alfworld_grpo_epo.py: error: " + "rounds: expected an integer >= 1, got 0\n"
+    )
 
 
 @pytest.mark.parametrize(("rank", "waits"), [("0", []), ("1", [60.0])])
@@ -278,7 +304,12 @@ def test_the_help_of_a_command_says_how_to_start_several_processes(capsys, monke
         main(["train", "--help"])
     text = capsys.readouterr().out
     assert exit.value.code == 0 and text.index("--epo_lambda") < text.index("--accelerate_config FILE")
-    assert "zero3" in text and "--num_processes" in text and text.endswith("  --check FILE [FILE ...]\n")
+    assert (
+        "zero3" in text
+        and "--num_processes" in text
+        and "\n  --check FILE [FILE ...]\n" in text
+        and text.endswith("  --traceback\n")
+    )
 
 
 # ------------------------------------------------------------------------------------------------ configs alone

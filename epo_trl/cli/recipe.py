@@ -62,7 +62,9 @@ def launch_help() -> str:
         f"  --accelerate_config FILE  a YAML file, or one of {shipped}\n"
         f"  {', '.join(f'--{name}' for name in LAUNCH_OPTIONS)}\n"
         "\ncheck configs without running them:\n"
-        "  --check FILE [FILE ...]"
+        "  --check FILE [FILE ...]\n"
+        "\nshow the traceback of every error:\n"
+        "  --traceback"
     )
 
 

@@ -11,15 +11,18 @@ from typing import Any
 
 import yaml
 
+from epo_trl.errors import InputError
+
 HELP = {"-h", "--help"}
 CHECK = "--check"
+TRACEBACK = "--traceback"  # shows the traceback of errors that are otherwise one line
 
 
 class ConfigIsRight(Exception):  # noqa: N818 - not an error: it ends a recipe that only checks its config
     """Raised by `--check` when the config is valid."""
 
 
-class RecipeError(ValueError):
+class RecipeError(InputError):
     """The command line or the config of a recipe is invalid. The message is for the user."""
 
 
