@@ -13,7 +13,8 @@ import yaml
 
 from epo_trl.errors import InputError
 
-HELP = {"-h", "--help"}
+HELP_ALL = "--help-all"
+HELP = {"-h", "--help", HELP_ALL}
 CHECK = "--check"
 TRACEBACK = "--traceback"  # shows the traceback of errors that are otherwise one line
 
@@ -81,7 +82,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def refuse_unknown(
     unknown: Sequence[str],
     known: Iterable[str],
-    why: str = "unknown option; --help lists all, abbreviations are not supported",
+    why: str = "unknown option; --help-all lists all, abbreviations are not supported",
 ) -> None:
     """Raises `RecipeError` for the first unknown option, if there is one."""
     if unknown:

@@ -213,7 +213,7 @@ def overview(program: Program, gpus: int) -> str:
         f"For this machine, where torch finds {_count(gpus)}:",
         *(f"  {one}" for one in (*typed, command(program, gpus))),
     ]
-    lines.append("All options: --help")
+    lines.append("Options: --help, --help-all")
     return "\n".join(lines) + "\n"
 
 
