@@ -13,10 +13,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from epo_trl.errors import EpoTrlError
+
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values
 
 
-class RunError(RuntimeError):
+class RunError(EpoTrlError, RuntimeError):
     """A run directory cannot be plotted. The message names the directory."""
 
 

@@ -31,6 +31,7 @@ from tqdm.auto import tqdm
 from trl import ModelConfig
 
 from epo_trl.envs.base import TaskSuite
+from epo_trl.errors import InputError
 from epo_trl.evaluation.play import play_chunks, split_chunks
 from epo_trl.launch import parse_recipe, run_recipe
 from epo_trl.launch.evaluation import evaluate
@@ -82,9 +83,9 @@ class EvolutionArguments:
     def __post_init__(self) -> None:
         for name in ("rounds", "samples", "max_completion_length", "parallel"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected an integer >= 1, got {getattr(self, name)}")
+                raise InputError(f"{name}: expected an integer >= 1, got {getattr(self, name)}")
         if not self.sampling_temperature > 0:
-            raise ValueError(f"sampling_temperature: expected a number > 0, got {self.sampling_temperature}")
+            raise InputError(f"sampling_temperature: expected a number > 0, got {self.sampling_temperature}")
 
 
 class EvolutionTrainer(ImitationTrainer):
@@ -167,7 +168,7 @@ def collect_successes(
         found = read_state(own, "settings")["settings"]
         other = sorted(name for name, value in settings.items() if found.get(name, value) != value)
         if other:
-            raise ValueError(f"{', '.join(other)}: {own} was played with other settings; use another output_dir")
+            raise InputError(f"{', '.join(other)}: {own} was played with other settings; use another output_dir")
     else:
         os.makedirs(folder, exist_ok=True)
         episodes = play_round(suite, player, shown, evolution, seed, max_length)
@@ -212,7 +213,7 @@ def evaluate_round(
         found = read_state(file, "step")
         for name, value in now.items():
             if found.get(name, value) != value:
-                raise ValueError(f"{name}: expected {found[name]} as in {file}, got {value}; use another output_dir")
+                raise InputError(f"{name}: expected {found[name]} as in {file}, got {value}; use another output_dir")
         return
     asked = EvaluationArguments(
         protocol=evolution.protocol,
@@ -239,12 +240,12 @@ def main() -> None:
         DemonstrationArguments, EvolutionArguments, ImitationConfig, ModelConfig
     )
     if model_args.model_name_or_path is None or tiny_size(model_args.model_name_or_path):
-        raise ValueError("model_name_or_path: expected a warm start, see recipes/sft.py, got an untrained model")
+        raise InputError("model_name_or_path: expected a warm start, see recipes/sft.py, got an untrained model")
     # The revision is that of the start model; a folder has none.
     player = replace(model_args, dtype="auto")
     longest = shown.max_prompt_length + evolution.max_completion_length
     if args.max_length is not None and longest > args.max_length:
-        raise ValueError(
+        raise InputError(
             f"max_length: expected {longest} or more, the sum of max_prompt_length and max_completion_length, got "
             f"{args.max_length}: responses would be truncated"
         )

@@ -14,12 +14,12 @@ from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, Rep
 from trl import ModelConfig
 
 from epo_trl.launch import early_check
+from epo_trl.launch.builtin_configs import list_configs, with_config_path
 from epo_trl.launch.early_check import check_early, option_types
 from epo_trl.launch.evaluation_arguments import EvaluationArguments
 from epo_trl.launch.first_options import ALGORITHM_NAMES, AlgorithmArguments, EnvironmentArguments
 from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.launch.play import PlayArguments
-from epo_trl.launch.shipped import list_configs, with_shipped_config
 from epo_trl.launch.training import ALGORITHMS
 from epo_trl.launch.warm_start import StartArguments
 from epo_trl.models import load_policy
@@ -114,7 +114,7 @@ def test_every_shipped_config_passes(monkeypatch, tmp_path):
             if "real" not in name:
                 check_early(
                     command,
-                    with_shipped_config(["--config", name, "--games", "generated"][: 4 if "alf" in name else 2]),
+                    with_config_path(["--config", name, "--games", "generated"][: 4 if "alf" in name else 2]),
                 )
                 count += 1
     assert count > 20
@@ -122,9 +122,9 @@ def test_every_shipped_config_passes(monkeypatch, tmp_path):
 
 def test_switches_dashes_and_negative_numbers_pass():
     words = ["--config", "trap/tiny_cpu", *SCRATCH]
-    words += ["--no_bf16", "--max-turns", "7", "--beta", "-1e-3", "--save_steps=0.5"]
-    check_early("train", with_shipped_config(words))
-    check_early("train", with_shipped_config([*words, "--no-require-think", "--help", "--nothing"]))
+    words += ["--traceback", "--no_bf16", "--max-turns", "7", "--beta", "-1e-3", "--save_steps=0.5"]
+    check_early("train", with_config_path(words))
+    check_early("train", with_config_path([*words, "--no-require-think", "--help", "--nothing"]))
 
 
 def test_where_a_base_class_has_moved_nothing_is_refused(monkeypatch):
@@ -133,7 +133,7 @@ def test_where_a_base_class_has_moved_nothing_is_refused(monkeypatch):
     option_types.cache_clear()
     try:
         assert option_types("train") == {} != option_types("play")
-        check_early("train", with_shipped_config(["--config", "trap/tiny_cpu", *SCRATCH, "--max_step", "3"]))
+        check_early("train", with_config_path(["--config", "trap/tiny_cpu", *SCRATCH, "--max_step", "3"]))
     finally:
         option_types.cache_clear()
 

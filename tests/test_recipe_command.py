@@ -4,7 +4,7 @@ import ast
 import re
 import runpy
 import warnings
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,9 @@ from trl import ModelConfig, SFTConfig
 from epo_trl.cli import main
 from epo_trl.cli.base import at_least
 from epo_trl.envs.base import EnvError
+from epo_trl.errors import InputError
 from epo_trl.evaluation import get_protocol
-from epo_trl.launch import RecipeError, parse_recipe, program, rl_recipe
+from epo_trl.launch import AlgorithmArguments, RecipeError, parse_recipe, program, rl_recipe
 from epo_trl.launch.program import command, overview, recipe_file, run_recipe
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
@@ -41,7 +42,7 @@ def typed(monkeypatch, capsys):
     return run
 
 
-def parse(*argv, types=(EPOConfig, ModelConfig), environment="alfworld"):
+def parse(*argv, types=(EPOConfig, ModelConfig, AlgorithmArguments), environment="alfworld"):
     return parse_recipe(*types, environment=environment, argv=argv)
 
 
@@ -131,6 +132,31 @@ def test_a_bug_keeps_its_traceback(bug, typed):
         typed(bug, "--config", str(TINY))
 
 
+@pytest.mark.parametrize("error", ["KeyError('train')", "ValueError('no game')"])
+@pytest.mark.parametrize("folder", [ROOT / "recipes" / "my_env", None], ids=["recipes", "elsewhere"])
+def test_an_exception_of_a_user_s_environment_keeps_its_traceback(error, folder, typed, tmp_path):
+    code = compile(f"def play():\n    raise {error}", str((folder or tmp_path) / "their_env.py"), "exec")
+    names = {}
+    exec(code, names)
+    with pytest.raises((KeyError, ValueError)):
+        typed(names["play"], "--config", str(TINY))
+
+
+def test_traceback_shows_that_of_our_errors(typed):
+    with pytest.raises(EnvError):
+        typed(wrong_environment, "--config", str(TINY), "--traceback")
+
+
+def test_an_error_in_a_recipe_of_ours_is_one_line(typed):
+    def wrong():
+        raise InputError("rounds: expected an integer >= 1, got 0")
+
+    assert (
+        typed(wrong, "--config", str(TINY))[2]
+        == "alfworld_grpo_epo.py: error: " + "rounds: expected an integer >= 1, got 0\n"
+    )
+
+
 @pytest.mark.parametrize(("rank", "waits"), [("0", []), ("1", [60.0])])
 def test_ranks_with_the_same_error_leave_it_to_the_first(rank, waits, typed, monkeypatch):
     """The launcher ends the others while they wait; one that is alone with its error still says it."""
@@ -206,7 +232,7 @@ def test_the_config_may_follow_an_equals_sign():
 def test_a_config_for_gpus_on_a_machine_without_one_names_that_for_the_cpu(path, kind, names, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(RecipeError, match=f"bf16: expected false on .*, got true; use --config .*{names}"):
-        parse("--config", str(ROOT / "recipes" / path), types=(kind, ModelConfig))
+        parse("--config", str(ROOT / "recipes" / path), types=(kind, ModelConfig, AlgorithmArguments))
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="bf16 stays on there")
@@ -214,7 +240,7 @@ def test_a_config_for_gpus_on_a_machine_without_one_names_that_for_the_cpu(path,
 def test_a_config_that_says_nothing_about_precision_runs_on_this_machine_and_warns_of_nothing(kind, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _, args, _ = parse("--games", "generated", "--output_dir", str(tmp_path), types=(kind, ModelConfig))
+        _, args, *_ = parse("--games", "generated", "--output_dir", str(tmp_path), types=(kind, ModelConfig))
     assert args.bf16 is False
     assert args.activation_checkpointing is args.gradient_checkpointing is True  # TRL's default, by both its names
 
@@ -222,18 +248,30 @@ def test_a_config_that_says_nothing_about_precision_runs_on_this_machine_and_war
 # ------------------------------------------------------------------------------------------------------------- help
 
 
-def test_the_help_begins_with_our_options_and_groups_the_others(capsys):
+def test_the_whole_help_begins_with_our_options_and_groups_the_others(capsys):
     with pytest.raises(SystemExit) as exit:
-        parse("--help", types=(EPOPPOConfig, ModelConfig))
+        parse("--help-all", types=(EPOPPOConfig, ModelConfig))
     text = capsys.readouterr().out
     assert exit.value.code == 0 and "--config FILE" in text.splitlines()[0]
     headings = [line.split(":")[0] for line in text.splitlines() if re.match(r"\w.*:$", line)]
-    ours = ["AlfworldArguments", "EPOPPOConfig", "EPOConfig"]
-    assert headings[:4] == ["general", *ours]
+    ours = ["EnvironmentArguments", "AlfworldArguments", "EPOPPOConfig", "EPOConfig"]
+    assert headings[:5] == ["general", *ours]
     theirs = headings.index("trl")  # before it there may be more of ours
     assert set(headings[theirs:-1]) == {"trl"} and headings[-1] == "transformers"
     assert text.index("--gae_lambda") < text.index("--epo_lambda") < text.index("--beta ") < text.index("--output_dir")
     assert "--epo-lambda" not in text and text.count("--bf16 ") == 1
+
+
+def test_the_help_fits_on_two_screens_and_has_each_option_of_ours_once(capsys):
+    with pytest.raises(SystemExit) as exit:
+        parse("--help", "--games", "generated", types=(AlgorithmArguments, EPOPPOConfig, ModelConfig))
+    lines = capsys.readouterr().out.splitlines()
+    assert exit.value.code == 0 and len(lines) <= 100 and max(map(len, lines)) <= 120
+    listed = [line.split()[0] for line in lines if line.startswith("  --")]
+    ours = {field.name for kind in EPOPPOConfig.__mro__ if kind.__module__.startswith("epo_trl") and is_dataclass(kind)
+            for field in fields(kind) if field.name in vars(kind).get("__annotations__", {})}  # fmt: skip
+    assert len(listed) == len(set(listed)) and {f"--{name}" for name in ours} <= set(listed)
+    assert "--games" in listed and "--max_steps" not in listed and "--help-all" in lines[-1]
 
 
 @pytest.mark.parametrize(("world", "settings"), [("alfworld", "Alfworld"), ("scienceworld", "ScienceWorld")])
@@ -247,7 +285,21 @@ def test_a_named_recipe_has_the_options_of_its_environment_and_algorithm(
         runpy.run_path(str(recipe), run_name="__main__")
     text = capsys.readouterr().out
     assert f"\n{settings}Arguments:" in text and ("--critic " in text) is critic
-    assert "--environment" not in text and "--algorithm" not in text
+    assert re.search(rf"--environment +\[{world}\]", text)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("scienceworld/tiny_cpu", "environment: expected 'alfworld', which this recipe trains, got 'scienceworld'"),
+        ("alfworld/ppo_tiny_cpu", "algorithm: expected 'grpo', which this recipe trains, got 'ppo'"),
+    ],
+)
+def test_a_recipe_refuses_a_config_for_another_environment_or_algorithm(config, says, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [str(GRPO), "--config", str(ROOT / "recipes" / f"{config}.yaml")])
+    with pytest.raises(SystemExit, match="^1$"):
+        runpy.run_path(str(GRPO), run_name="__main__")
+    assert f"error: {says}; recipes/train.py trains any config\n" in capsys.readouterr().err
 
 
 def test_the_help_of_a_general_recipe_shows_the_environment_that_is_named(capsys):
@@ -264,7 +316,12 @@ def test_the_help_of_a_command_says_how_to_start_several_processes(capsys, monke
         main(["train", "--help"])
     text = capsys.readouterr().out
     assert exit.value.code == 0 and text.index("--epo_lambda") < text.index("--accelerate_config FILE")
-    assert "zero3" in text and "--num_processes" in text and text.endswith("  --check FILE [FILE ...]\n")
+    assert (
+        "zero3" in text
+        and "--num_processes" in text
+        and "\n  --check FILE [FILE ...]\n" in text
+        and text.endswith("  --traceback\n")
+    )
 
 
 # ------------------------------------------------------------------------------------------------ configs alone
@@ -272,7 +329,7 @@ def test_the_help_of_a_command_says_how_to_start_several_processes(capsys, monke
 
 def test_configs_are_read_without_running_anything(typed, tmp_path):
     def main():
-        parse_recipe(EPOConfig, ModelConfig, environment="alfworld")
+        parse_recipe(EPOConfig, ModelConfig, AlgorithmArguments, environment="alfworld")
         pytest.fail("it was asked to read the config only")
 
     wrong, worse = tmp_path / "wrong.yaml", tmp_path / "worse.yaml"

@@ -34,7 +34,7 @@ CPU = ("--bf16", "false", "--use_cpu", "true")
 # whether EPO is on, and beside a success_reward of its own what an invalid action costs.
 READERS_NEED = {
     "games", "max_turns", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "use_cpu",
-    "bf16", "epo_lambda", "invalid_action_penalty",
+    "bf16", "epo_lambda", "invalid_action_penalty", "algorithm",
 }  # fmt: skip
 
 
@@ -44,16 +44,14 @@ def types_of(path):
         return DemonstrationArguments, ImitationConfig, ModelConfig
     if path.stem.startswith("eval_"):
         return EvaluationArguments, ModelConfig
-    return EPOPPOConfig if path.stem.startswith("ppo_") else EPOConfig, ModelConfig
+    return EPOPPOConfig if path.stem.startswith("ppo_") else EPOConfig, ModelConfig, AlgorithmArguments
 
 
 def parse(path, *arguments):
-    """Returns the suite and the config objects; a recipe of one environment has the name of the config's folder."""
-    of_one = (RECIPES / f"{path.parent.name}_grpo_epo.py").is_file()
-    environment = path.parent.name if (path in RL and of_one) or path not in CONFIGS else None
+    """Returns the suite and the config objects."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return parse_recipe(*types_of(path), environment=environment, argv=["--config", str(path), *arguments])
+        return parse_recipe(*types_of(path), argv=["--config", str(path), *arguments])
 
 
 def machine(path):
@@ -100,7 +98,7 @@ def test_the_recipes_are_all_here(environment, largest):
 @pytest.mark.parametrize("path", RL, ids=NAME)
 def test_an_rl_config_builds(path, monkeypatch):
     monkeypatch.setattr(EPOConfig, "world_size", 8 if "8gpu" in path.stem else 1, raising=False)
-    suite, args, model_args = parse(path, *CPU)
+    suite, args, model_args, _ = parse(path, *CPU)
     assert args.generation_batch_size % args.num_generations == 0
     if args.eval_strategy != "no":
         assert args.eval_steps % 1 == 0 and args.save_steps % args.eval_steps in (0, args.save_steps)
@@ -122,7 +120,7 @@ def test_an_rl_config_builds(path, monkeypatch):
 )
 def test_the_paper_s_table_is_the_8_gpu_config(path, model, rl_steps, own, monkeypatch):
     monkeypatch.setattr(EPOConfig, "world_size", 8, raising=False)
-    _, args, model_args = parse(RECIPES / path, *CPU)
+    _, args, model_args, _ = parse(RECIPES / path, *CPU)
     assert model_args.model_name_or_path == model
     assert args.generation_batch_size == 128 and args.num_generations == 8
     assert args.total_rl_steps(args.max_steps) == rl_steps
@@ -142,7 +140,7 @@ def test_the_paper_s_table_is_the_8_gpu_config(path, model, rl_steps, own, monke
 )
 def test_the_paper_s_ppo_is_the_8_gpu_config(path, rate, monkeypatch):
     monkeypatch.setattr(EPOConfig, "world_size", 8, raising=False)
-    _, args, _ = parse(RECIPES / path, *CPU)
+    _, args, *_ = parse(RECIPES / path, *CPU)
     table = {
         "generation_batch_size": 128, "num_generations": 1, "learning_rate": rate, "critic_learning_rate": rate,
         "gamma": 1.0, "gae_lambda": 1.0, "critic": "separate", "epsilon": 0.2, "beta": 0.01,
@@ -161,7 +159,7 @@ def test_ppo_differs_from_grpo_in_groups_and_critic_alone(path):
     own = {field.name for field in fields(EPOPPOConfig)} - {field.name for field in fields(EPOConfig)}
     differ = {key for key in ppo.keys() | grpo.keys() if ppo.get(key) != grpo.get(key)}
     assert "gae_lambda" in differ
-    allowed = {"credit", "num_generations", "output_dir", "scale_rewards"}
+    allowed = {"algorithm", "credit", "num_generations", "output_dir", "scale_rewards"}
     if path.stem == "ppo_qwen2.5-7b_8gpu":
         allowed.add("learning_rate")  # the paper's table
     assert differ - own <= allowed
@@ -251,7 +249,6 @@ def test_an_evaluation_without_tasks_is_refused(monkeypatch):
 def test_the_evaluation_of_the_pretrained_recipe_plays_its_lists_as_its_run_does():
     files = (RECIPES / "alfworld" / f"{name}.yaml" for name in ("pretrained", "eval_pretrained"))
     rl, own = (yaml.safe_load(file.read_text()) for file in files)
-    assert own.pop("environment") == "alfworld"
     assert own == {name: rl[name] for name in own} and {"n_iid", "max_prompt_length", "protocol"} <= own.keys()
 
 
@@ -264,7 +261,7 @@ def test_an_unknown_key_is_refused_by_name(tmp_path):
 
 
 def test_the_command_line_overrides_the_config():
-    _, args, _ = parse(RECIPES / "alfworld" / "tiny_cpu.yaml", "--epo_lambda", "0", "--max_turns", "7")
+    _, args, *_ = parse(RECIPES / "alfworld" / "tiny_cpu.yaml", "--epo_lambda", "0", "--max_turns", "7")
     assert (args.epo_lambda, args.max_turns) == (0.0, 7)
 
 
@@ -326,7 +323,7 @@ def test_the_recipes_take_the_configs_of_a_shipped_study(path, tmp_path, monkeyp
     runs = {run.arm: run for run in plan(load_study(path), tmp_path)}.values()  # seeds differ in nothing to check
     for run in [*runs, *{run.needs.recipe: run.needs for run in runs if run.needs}.values()]:
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(dict(run.settings)))
-        own = {"sft": (), "train": (AlgorithmArguments,), "agent_evol": (evolution,)}.get(run.recipe.stem)
+        own = {"sft": (), "train": (), "agent_evol": (evolution,)}.get(run.recipe.stem)
         environment = run.recipe.stem.partition("_")[0] if own is None else None  # a recipe of one environment
         argv = ["--config", str(tmp_path / "config.yaml"), *CPU]
         monkeypatch.syspath_prepend(str(run.config.parent))  # as the study does

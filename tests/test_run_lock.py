@@ -146,7 +146,7 @@ def test_a_file_system_without_locks_and_a_damaged_record_is_free(tmp_path, monk
 
 def one_line(tmp_path, capsys):
     """Returns what a recipe prints that takes the lock."""
-    program = Program("train.py", {}, "", "", tmp_path)
+    program = Program("train.py", {}, "", "")
 
     def main():
         with run_lock(args_of(tmp_path)):

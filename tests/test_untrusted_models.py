@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -34,7 +33,7 @@ def printed(folder, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         run_program(
             lambda: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False),
-            Program("train.py", {}, "", "", Path(__file__).parent / "no recipes"),
+            Program("train.py", {}, "", ""),
         )
     assert stopped.value.code == 1
     (line,) = capsys.readouterr().err.strip().splitlines()[-1:]

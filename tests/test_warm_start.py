@@ -9,8 +9,8 @@ import yaml
 import epo_trl
 from epo_trl.cli import main
 from epo_trl.launch import RecipeError
+from epo_trl.launch.builtin_configs import list_configs
 from epo_trl.launch.program import overview, shipped_command
-from epo_trl.launch.shipped import list_configs
 from epo_trl.launch.warm_start import StartArguments, check_start, find_warm_start
 
 TRAINED = list_configs("train")

@@ -58,11 +58,13 @@ def launch_help() -> str:
     """Returns the help for the options of accelerate and for those that a config cannot set."""
     shipped = ", ".join(sorted(_shipped()))
     return (
-        "\nseveral processes, started by accelerate launch:\n"
+        "several processes, started by accelerate launch:\n"
         f"  --accelerate_config FILE  a YAML file, or one of {shipped}\n"
         f"  {', '.join(f'--{name}' for name in LAUNCH_OPTIONS)}\n"
-        "\ncheck configs without running them:\n"
-        "  --check FILE [FILE ...]"
+        "check configs without running them:\n"
+        "  --check FILE [FILE ...]\n"
+        "show the traceback of every error:\n"
+        "  --traceback"
     )
 
 

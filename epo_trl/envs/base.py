@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
+from epo_trl.errors import EpoTrlError
+
 Info = dict[str, Any]
 
 
-class EnvError(RuntimeError):
+class EnvError(EpoTrlError, RuntimeError):
     """An environment, its game file or one of its settings is unusable. The message names it and the fix."""
 
 

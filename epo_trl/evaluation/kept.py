@@ -10,13 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from epo_trl.errors import InputError
 from epo_trl.types import Episode
 
 SETTINGS = "settings.json"
 LATER = ("contents", "template")  # settings that earlier versions did not write
 
 
-class OtherEvaluationError(ValueError):
+class OtherEvaluationError(InputError):
     """The output file belongs to an evaluation with another model or other settings."""
 
 

@@ -11,15 +11,19 @@ from typing import Any
 
 import yaml
 
-HELP = {"-h", "--help"}
+from epo_trl.errors import InputError
+
+HELP_ALL = "--help-all"
+HELP = {"-h", "--help", HELP_ALL}
 CHECK = "--check"
+TRACEBACK = "--traceback"  # shows the traceback of errors that are otherwise one line
 
 
 class ConfigIsRight(Exception):  # noqa: N818 - not an error: it ends a recipe that only checks its config
     """Raised by `--check` when the config is valid."""
 
 
-class RecipeError(ValueError):
+class RecipeError(InputError):
     """The command line or the config of a recipe is invalid. The message is for the user."""
 
 
@@ -78,7 +82,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def refuse_unknown(
     unknown: Sequence[str],
     known: Iterable[str],
-    why: str = "unknown option; --help lists all, abbreviations are not supported",
+    why: str = "unknown option; --help-all lists all, abbreviations are not supported",
 ) -> None:
     """Raises `RecipeError` for the first unknown option, if there is one."""
     if unknown:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.envs.registry import environment_arguments
-from epo_trl.launch.command_line import CHECK, HELP, RecipeError, config_path, read_config, refuse_unknown
+from epo_trl.launch.builtin_configs import shown
+from epo_trl.launch.command_line import CHECK, HELP, TRACEBACK, RecipeError, config_path, read_config, refuse_unknown
 from epo_trl.launch.first_options import algorithm_name, environment_name
-from epo_trl.launch.shipped import shown
 from epo_trl.launch.warm_start import StartArguments, check_start
 from epo_trl.models.names import check_model_name
 
@@ -80,7 +80,7 @@ def _options(words: Sequence[str]) -> dict[str, str | None]:
     """Returns the options of a command line by field, with the text after each, or `None` if there is none."""
     found: dict[str, str | None] = {}
     for word, after in zip(words, [*words[1:], None], strict=True):
-        if word.startswith("--") and word not in ("--config", CHECK):
+        if word.startswith("--") and word not in ("--config", CHECK, TRACEBACK):
             name, equals, value = word[2:].partition("=")
             follows = after if after is not None and not after.startswith("--") else None
             found[name.replace("-", "_")] = value if equals else follows

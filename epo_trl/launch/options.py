@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,8 +18,10 @@ from transformers import TrainingArguments
 from trl import TrlParser
 
 from epo_trl.envs.registry import build_suite, check_fields, environment_arguments
+from epo_trl.launch.builtin_configs import shown
 from epo_trl.launch.command_line import (
     CHECK,
+    HELP_ALL,
     ConfigIsRight,
     RecipeError,
     config_path,
@@ -27,8 +30,7 @@ from epo_trl.launch.command_line import (
     with_config_apart,
 )
 from epo_trl.launch.first_options import EnvironmentArguments, environment_name
-from epo_trl.launch.kinds import check_kinds
-from epo_trl.launch.shipped import shown
+from epo_trl.launch.yaml_types import check_kinds
 from epo_trl.trainers.config import settle_defaults
 
 
@@ -39,7 +41,8 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
 
     Args:
         types: Dataclasses, as for TRL's `TrlParser`.
-        environment: Environment of the recipe. By default the config sets it, as `environment: NAME`.
+        environment: Environment of a recipe for one environment, which the config may omit. Other recipes need
+            `environment: NAME` in the config or on the command line.
         argv: Command line without the program.
 
     Raises:
@@ -49,23 +52,25 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
     """
     argv = with_config_apart(sys.argv[1:] if argv is None else argv)
     check_only, argv = CHECK in argv, [word for word in argv if word != CHECK]
-    first: tuple[type, ...] = ()
-    if environment is None:
-        environment, first = environment_name(argv), (EnvironmentArguments,)
+    environment = environment_name(argv, environment)
     path = config_path(argv)
     settings = environment_arguments(environment, path.parent if path else None) if environment else None
     if settings is not None:
-        check_fields(settings, (*first, *types))
-    parser = RecipeParser((*first, *([settings] if settings else []), *types), config=path)
-    parsed = parser.parse_args_and_config(argv)  # ends the program for --help
-    suite = build_suite(parsed[len(first)])
+        check_fields(settings, (EnvironmentArguments, *types))
+    parser = RecipeParser((EnvironmentArguments, *([settings] if settings else []), *types), config=path)
+    if environment:
+        parser.set_defaults(environment=environment)  # for a config that omits it
+    _, chosen, *rest = parser.parse_args_and_config(argv)  # ends the program for --help
+    suite = build_suite(chosen)
     if check_only:
         raise ConfigIsRight
-    return suite, *parsed[len(first) + 1 :]
+    return suite, *rest
 
 
 class RecipeParser(TrlParser):
     """TRL's parser, with errors that name the option, no abbreviations, and help grouped by class.
+
+    `--help` shows the options of this package, one line each, and `--help-all` the whole help of all options.
 
     Args:
         types: Dataclasses.
@@ -82,6 +87,7 @@ class RecipeParser(TrlParser):
             formatter_class=_ShortOptions,
         )
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options")
+        self.add_argument(HELP_ALL, action=_HelpAll, help="show all options, with those of TRL and transformers")
 
     def error(self, message: str) -> NoReturn:
         """Raises an error of argparse as `RecipeError`."""
@@ -101,7 +107,7 @@ class RecipeParser(TrlParser):
     def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
         """Makes the values of the config the defaults. Raises `RecipeError` for an unknown name."""
         assert self._config is not None
-        known = {action.dest for action in self._actions} - {"help", "config"}
+        known = {action.dest for action in self._actions} - {"help", "help_all", "config"}
         unknown = [key for key in kwargs if key not in known]
         trained = [key for key in unknown if key in {entry.name for entry in fields(TrainingArguments)}]
         if trained and not any(issubclass(kind, TrainingArguments) for kind in self.dataclass_types):
@@ -138,7 +144,18 @@ class RecipeParser(TrlParser):
             super().print_help(file)
 
     def format_help(self) -> str:
-        """Returns the help: usage, then the options by the class that defines them, those of this package first."""
+        """Returns the short help: usage, then our options by the class that defines them, one line each."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, [], [])
+        lines = [formatter.format_help().rstrip(), self.description or ""]
+        for heading, actions in self._groups():
+            if heading.partition(":")[0] not in _THEIRS:
+                lines += [f"{heading.rstrip(':')}:", *(_in_one_line(action) for action in actions)]
+        lines.append(f"{HELP_ALL} adds the options of TRL and transformers: --learning_rate, --max_steps, ...")
+        return "\n".join(lines) + "\n"
+
+    def format_help_all(self) -> str:
+        """Returns the help of all options by the class that defines them, those of this package first."""
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, [], [])
         formatter.add_text(self.description)
@@ -163,6 +180,7 @@ class RecipeParser(TrlParser):
         return [("general", rest), *((_heading(home), groups[home]) for home in ordered)]
 
 
+WIDTH = 120  # columns of a line in the short help
 _THEIRS = {"trl": 1, "transformers": 2}
 
 
@@ -180,6 +198,27 @@ def _heading(home: type) -> str:
     if package in _THEIRS:
         return f"{package}: {home.__name__}"
     return f"{home.__name__}: {(home.__doc__ or '').strip().splitlines()[0].rstrip('.')}"
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help of all options and ends the program."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        assert isinstance(parser, RecipeParser)
+        if os.environ.get("RANK", "0") == "0":
+            sys.stdout.write(parser.format_help_all())
+        parser.exit()
+
+
+def _in_one_line(action: argparse.Action) -> str:
+    """Formats an option with the beginning of its help."""
+    default = "" if action.default in (None, "", argparse.SUPPRESS) or action.nargs == 0 else f"[{action.default}] "
+    text = " ".join((action.help or "").replace("%%", "%").split())
+    name = next(option for option in action.option_strings if option.startswith("--"))
+    return f"  {name:32} {textwrap.shorten(default + text, WIDTH - 35, placeholder=' ...')}"
 
 
 class _ShortOptions(argparse.ArgumentDefaultsHelpFormatter):

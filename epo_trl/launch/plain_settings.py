@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 from trl import ModelConfig
 
+from epo_trl.launch.builtin_configs import find_config
 from epo_trl.launch.command_line import RecipeError, did_you_mean, read_config
-from epo_trl.launch.shipped import find_config, settled
 from epo_trl.launch.training import ALGORITHMS, AlgorithmArguments
 
 
@@ -25,7 +25,7 @@ def plain_settings(config: str, options: Sequence[str] = ()) -> tuple[dict[str, 
         RecipeError: If the file does not exist, or an option is not a field of a training config.
     """
     path = find_config(config)
-    values = {**settled(path), **read_config(path)}
+    values = read_config(path)
     given = _options(options)
     algorithm = str({**values, **given}.get("algorithm", AlgorithmArguments.algorithm))
     if algorithm not in ALGORITHMS:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
 
-from epo_trl.envs.base import EnvError
+from epo_trl.errors import EpoTrlError
 from epo_trl.evaluation.samples import spelled
-from epo_trl.launch.command_line import CHECK, ConfigIsRight
+from epo_trl.launch.builtin_configs import FOLDER, list_configs, with_config_path
+from epo_trl.launch.command_line import CHECK, TRACEBACK, ConfigIsRight
 from epo_trl.launch.early_check import check_early
 from epo_trl.launch.interrupt import CtrlC
 from epo_trl.launch.quiet import quiet
-from epo_trl.launch.shipped import FOLDER, list_configs, with_shipped_config
 from epo_trl.launch.warm_start import find_warm_start, warm_start_command
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -36,7 +36,6 @@ class Program:
         one: Command for one process, up to `--config`.
         several: Command for several processes, with placeholders: `{settings}`, the name of a file in
             `accelerate_configs`, and `{processes}`, the option for their number.
-        folder: Folder of the recipes; an exception raised there is a message for the user.
         read: Converts the typed command line to that of the recipe.
     """
 
@@ -44,7 +43,6 @@ class Program:
     configs: Mapping[str, Path]
     one: str
     several: str
-    folder: Path
     read: Callable[[Sequence[str]], Sequence[str]] = list
 
 
@@ -58,7 +56,7 @@ def recipe_file(recipe: Path, patterns: Sequence[str]) -> Program:
     found = sorted({path for pattern in patterns for path in recipe.parent.glob(f"{pattern}.yaml")})
     launch = f"accelerate launch --config_file accelerate_configs/{{settings}}.yaml{{processes}} {recipe}"
     configs = {str(path): path for path in found}
-    return Program(recipe.name, configs, f"python {recipe}", launch, recipe.resolve().parent)
+    return Program(recipe.name, configs, f"python {recipe}", launch)
 
 
 def shipped_command(name: str) -> Program:
@@ -67,11 +65,11 @@ def shipped_command(name: str) -> Program:
     several = f"{command} --accelerate_config {{settings}}{{processes}}"
 
     def read(typed: Sequence[str]) -> list[str]:
-        words = with_shipped_config(typed)
+        words = with_config_path(typed)
         check_early(name, words)
         return words
 
-    return Program(command, list_configs(name), command, several, FOLDER.resolve(), read)
+    return Program(command, list_configs(name), command, several, read)
 
 
 def run_recipe(main: Callable[[], None], configs: Sequence[str]) -> None:
@@ -86,6 +84,7 @@ def run_recipe(main: Callable[[], None], configs: Sequence[str]) -> None:
 
 def run_program(main: Callable[[], None], program: Program) -> None:
     """Runs the `main` of a recipe. Errors meant for the user print one line and exit with 1; Ctrl-C exits with 130.
+    Other errors keep their traceback; `--traceback` shows it for all.
 
     Without arguments it only lists the configs of the recipe and the command for this machine, and exits with 0: after
     a failure, `accelerate launch` would add its own traceback. `--check FILE ...` only checks these configs.
@@ -100,7 +99,8 @@ def run_program(main: Callable[[], None], program: Program) -> None:
 
 
 def _run(main: Callable[[], None], program: Program) -> None:
-    words = sys.argv[1:]
+    words = [word for word in sys.argv[1:] if word != TRACEBACK]
+    with_traceback, sys.argv[1:] = len(words) < len(sys.argv[1:]), words
     if not words:
         if _rank() == 0:
             import torch
@@ -109,7 +109,7 @@ def _run(main: Callable[[], None], program: Program) -> None:
         return
     if words[0] == CHECK:
         raise SystemExit(check_configs(main, words[1:], program))
-    wrong = _what_is_wrong(main, words, program)
+    wrong = _what_is_wrong(main, words, program, with_traceback)
     if wrong:
         given = any(word.startswith("--config") for word in words)
         advice = overview(program, 0) if program.configs and not given else ""
@@ -134,16 +134,18 @@ def check_configs(main: Callable[[], None], configs: Sequence[str], program: Pro
     return code
 
 
-def _what_is_wrong(main: Callable[[], None], words: Sequence[str], program: Program) -> str:
-    """Runs `main`; returns the message of its error as one line, or `""`. Bugs are raised."""
+def _what_is_wrong(
+    main: Callable[[], None], words: Sequence[str], program: Program, with_traceback: bool = False
+) -> str:
+    """Runs `main`; returns the message of its error as one line, or `""`. Other errors are raised."""
     try:
         sys.argv[1:] = program.read(words)
         main()
     except ConfigIsRight:
         pass
     except Exception as error:
-        message = str(error) if is_ours(error, program.folder) else worded(error)
-        if not message:
+        message = str(error) if is_ours(error) else worded(error)
+        if with_traceback or not message:
             raise
         return " ".join(message.split())
     return ""
@@ -173,19 +175,21 @@ def _first(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def is_ours(error: Exception, recipes: Path) -> bool:
-    """Whether the error is a message for the user: a `raise` of this package or of a recipe, not a bug.
+def is_ours(error: Exception) -> bool:
+    """Whether the error is a message for the user: an `EpoTrlError`, or a `raise` of an error in this package.
 
     Args:
         error: The exception.
-        recipes: Folder of the recipes.
     """
-    if isinstance(error, EnvError):
+    if isinstance(error, EpoTrlError):
         return True
     if isinstance(error, AssertionError) or error.__traceback__ is None:
         return False
     frame, _ = list(walk_tb(error.__traceback__))[-1]
-    if not any(Path(frame.f_code.co_filename).resolve().is_relative_to(folder) for folder in (PACKAGE, recipes)):
+    file = Path(frame.f_code.co_filename).resolve()
+    if not file.is_relative_to(PACKAGE) or file.is_relative_to(
+        FOLDER.resolve()
+    ):  # environments may lie among the recipes
         return False
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "RAISE_VARARGS"
 
@@ -209,7 +213,7 @@ def overview(program: Program, gpus: int) -> str:
         f"For this machine, where torch finds {_count(gpus)}:",
         *(f"  {one}" for one in (*typed, command(program, gpus))),
     ]
-    lines.append("All options: --help")
+    lines.append("Options: --help, --help-all")
     return "\n".join(lines) + "\n"
 
 

@@ -29,18 +29,17 @@ def rl_recipe(configs: Sequence[str], environment: str | None = None, algorithm:
 
     Args:
         configs: Glob patterns of the recipe's YAML files, relative to its own folder.
-        environment: Environment of the recipe; by default the option `environment` sets it.
-        algorithm: Key of `ALGORITHMS`; by default the option `algorithm` sets it.
+        environment: Environment of a recipe for one environment; by default the option `environment` sets it.
+        algorithm: Key of `ALGORITHMS`, of a recipe for one algorithm; by default the option `algorithm` sets it.
     """
     run_recipe(lambda: main(environment, algorithm), configs)
 
 
 def main(environment: str | None = None, algorithm: str | None = None) -> None:
     """Parses the command line and trains. The arguments are those of `rl_recipe`."""
-    config, trainer_class = ALGORITHMS[algorithm or algorithm_name()]
-    asked = () if algorithm else (AlgorithmArguments,)
-    types = (*asked, StartArguments, config, ModelConfig)
-    suite, *_, start, args, model_args = parse_recipe(*types, environment=environment)
+    config, trainer_class = ALGORITHMS[algorithm_name(only=algorithm)]
+    types = (AlgorithmArguments, StartArguments, config, ModelConfig)
+    suite, _, start, args, model_args = parse_recipe(*types, environment=environment)
     check_start(model_args.model_name_or_path, start, config_path(with_config_apart(sys.argv[1:])))
     train(suite, args, model_args, trainer_class)
 

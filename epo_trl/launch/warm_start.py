@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from epo_trl.launch.builtin_configs import shown
 from epo_trl.launch.command_line import RecipeError, read_config
-from epo_trl.launch.shipped import shown
 from epo_trl.models.names import is_tiny
 
 

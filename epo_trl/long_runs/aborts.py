@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from epo_trl.errors import EpoTrlError
 from epo_trl.types import Episode
 
 SHOWN = 3  # errors shown per rank
 NO_TURN = "max_prompt_length leaves no room for its first prompt"
 
 
-class TooManyAborted(RuntimeError):
+class TooManyAborted(EpoTrlError, RuntimeError):
     """More episodes of a batch were aborted than `max_aborted_share` allows."""
 
 

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from epo_trl.errors import EpoTrlError
 from epo_trl.long_runs.checkpoint_files import checkpoint_size, checkpoints, damage
 
 
-class DiskFullError(OSError):
+class DiskFullError(EpoTrlError, OSError):
     """The disk is too full for a checkpoint or the final model."""
 
 

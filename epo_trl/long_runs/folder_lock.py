@@ -14,11 +14,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from epo_trl.errors import EpoTrlError
+
 LOCK = "_running.json"  # in the folder; the Hub client uploads nothing that begins with "_"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)  # errors of file systems without locks
 
 
-class RunningError(RuntimeError):
+class RunningError(EpoTrlError, RuntimeError):
     """Another process uses the folder."""
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epo_trl.errors import EpoTrlError
+
 FOLDER = "nonfinite"  # in `output_dir`
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(EpoTrlError, RuntimeError):
     """The loss or gradient was non-finite in too many updates in a row."""
 
 

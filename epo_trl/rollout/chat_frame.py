@@ -9,6 +9,8 @@ from typing import Any
 
 from jinja2 import TemplateError as JinjaError
 
+from epo_trl.errors import InputError
+
 _PROBE = ("userstart", "answerhere", "usernext", "answernext", "userlast")  # messages that reveal the frame
 
 
@@ -29,7 +31,7 @@ def template_settings(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
     return dict(found)
 
 
-class ChatTemplateError(ValueError):
+class ChatTemplateError(InputError):
     """The tokenizer's chat template cannot carry a multi-turn episode."""
 
 

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from epo_trl.errors import InputError
 from epo_trl.rollout.examples import Example, PastTurn
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -22,7 +23,7 @@ HISTORY_FIELDS = frozenset({"turn", "observation", "action", "thought"})
 EXAMPLE_FIELDS = frozenset({"number", "task", "history"})
 
 
-class TemplateError(ValueError):
+class TemplateError(InputError):
     """A template file is missing, uses an unknown field, or lacks a required one."""
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from epo_trl.errors import InputError
 from epo_trl.long_runs.state_file import write_whole
 from epo_trl.types import Episode
 
@@ -20,7 +21,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-class WatchError(ValueError):
+class WatchError(InputError):
     """There are no episodes to show, or a file of episodes is damaged. The message names it."""
 
 

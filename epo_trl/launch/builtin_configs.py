@@ -1,13 +1,10 @@
-"""The configs that come with the package: their names, and the options that their location implies."""
+"""The configs that come with the package, by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
-from epo_trl.envs.registry import ENVIRONMENTS
 from epo_trl.launch.command_line import RecipeError, did_you_mean, with_config_apart
 
 # A link to the folder `recipes` in the repository, a copy of its configs in an installed package.
@@ -55,24 +52,8 @@ def find_config(name: str) -> Path:
     return found
 
 
-def settled(path: Path) -> dict[str, str]:
-    """Returns the options that the location of a shipped config implies: its folder is the environment, `ppo_` is PPO.
-
-    In the repository, `recipes/alfworld_ppo_epo.py` sets them. A user's own config has to contain all options.
-    """
-    path = path.resolve()
-    if not path.is_relative_to(FOLDER.resolve()) or path.name.startswith(_OTHERS):
-        return {}
-    place = {
-        "environment": path.parent.name if path.parent.name in ENVIRONMENTS else "",
-        "algorithm": "ppo" if path.name.startswith("ppo_") else "",
-    }
-    given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return {name: value for name, value in place.items() if value and name not in given}
-
-
-def with_shipped_config(words: Sequence[str]) -> list[str]:
-    """Replaces the name of a config by its path and the options that its location implies, before the other options.
+def with_config_path(words: Sequence[str]) -> list[str]:
+    """Replaces the name of a config by its path.
 
     Raises:
         RecipeError: If the config does not exist.
@@ -81,10 +62,4 @@ def with_shipped_config(words: Sequence[str]) -> list[str]:
     if "--config" not in words:
         return words
     at = words.index("--config")
-    path = find_config(words[at + 1])
-    rest = words[:at] + words[at + 2 :]
-    return ["--config", str(path), *_as_words(settled(path)), *rest]
-
-
-def _as_words(options: Mapping[str, str]) -> list[str]:
-    return [word for name, value in options.items() for word in (f"--{name}", value)]
+    return [*words[: at + 1], str(find_config(words[at + 1])), *words[at + 2 :]]

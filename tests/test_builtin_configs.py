@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from epo_trl.cli import main, recipe
 from epo_trl.launch import RecipeError
-from epo_trl.launch.shipped import find_config, list_configs, settled, shipped, shown, with_shipped_config
+from epo_trl.launch.builtin_configs import find_config, list_configs, shipped, shown, with_config_path
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes"
 TYPICAL = ["alfworld/tiny_cpu", "alfworld/ppo_tiny_cpu", "trap/tiny_cpu", "my_env/tiny_cpu"]
+OWN = {"my_env": "my_env:GuessArguments", "textworld_express": "twx_env:TwxArguments"}
 TRAP = RECIPES / "trap" / "tiny_cpu.yaml"
 
 
@@ -26,42 +28,53 @@ def test_every_config_of_the_repository_has_a_name_and_one_command():
     assert sum(map(len, by_command)) == len(files) > 20
 
 
-def test_a_config_settles_what_its_recipe_settles():
-    """`recipes/alfworld_ppo_epo.py` says in Python what the command takes from the place of the config."""
-    checked = set()
-    for file in RECIPES.glob("*.py"):
-        said = re.search(
-            r'rl_recipe\(\s*configs=\[(.*)\],\s*environment="(\w+)",\s*algorithm="(\w+)",?\s*\)', file.read_text()
-        )
-        if said is None:
-            continue
-        for pattern in re.findall(r'"(.*?)"', said[1]):
-            for path in RECIPES.glob(f"{pattern}.yaml"):
-                assert {"algorithm": "grpo", **settled(path)} == {"environment": said[2], "algorithm": said[3]}, path
-                checked.add(path)
-    assert len(checked) > 12
-    assert {name: settled(path) for name, path in shipped().items() if path.resolve() not in checked} == {
-        name: {} for name, path in shipped().items() if path.resolve() not in checked
-    }, "the others say all themselves"
+def test_every_rl_config_names_its_environment_and_algorithm():
+    """So a copy of it means the same in any folder and under any name."""
+    for name, path in list_configs("train").items():
+        folder, _, stem = name.partition("/")
+        config = yaml.safe_load(path.read_text())
+        assert config["algorithm"] == ("ppo" if stem.startswith("ppo_") else "grpo"), name
+        assert config["environment"] == OWN.get(folder, folder), name
+    for command in ("sft", "evaluate"):
+        assert all("environment" in yaml.safe_load(path.read_text()) for path in list_configs(command).values())
 
 
 @pytest.mark.parametrize("name", ["alfworld/ppo_tiny_cpu", "alfworld/ppo_tiny_cpu.yaml"])
-def test_a_name_becomes_a_file_and_what_it_settles_and_what_is_typed_comes_last(name):
-    words = with_shipped_config(["--seed", "1", "--config", name, "--algorithm", "grpo"])
+def test_a_name_becomes_a_file(name):
+    words = with_config_path(["--seed", "1", "--config", name, "--algorithm", "grpo"])
     file = str(shipped()["alfworld/ppo_tiny_cpu"])
-    settled_here = ["--environment", "alfworld", "--algorithm", "ppo"]
-    assert words == ["--config", file, *settled_here, "--seed", "1", "--algorithm", "grpo"]
+    assert words == ["--seed", "1", "--config", file, "--algorithm", "grpo"]
     assert shown(Path(file)) == "alfworld/ppo_tiny_cpu" and shown(TRAP) == str(TRAP)
 
 
-def test_a_path_is_a_path_and_a_file_of_one_s_own_settles_nothing(tmp_path, monkeypatch):
-    own = tmp_path / "alfworld" / "ppo_tiny_cpu.yaml"
-    own.parent.mkdir()
-    shutil.copy(RECIPES / "alfworld" / "ppo_tiny_cpu.yaml", own)
+def test_a_file_comes_before_a_name(tmp_path, monkeypatch):
+    (tmp_path / "alfworld").mkdir()
+    shutil.copy(RECIPES / "alfworld" / "ppo_tiny_cpu.yaml", tmp_path / "alfworld")
     monkeypatch.chdir(tmp_path)
-    assert with_shipped_config(["--config=alfworld/ppo_tiny_cpu.yaml"]) == ["--config", "alfworld/ppo_tiny_cpu.yaml"]
-    monkeypatch.chdir(RECIPES / "alfworld")
-    assert settled(Path("ppo_tiny_cpu.yaml")) == {"environment": "alfworld", "algorithm": "ppo"}
+    assert with_config_path(["--config=alfworld/ppo_tiny_cpu.yaml"]) == ["--config", "alfworld/ppo_tiny_cpu.yaml"]
+
+
+@pytest.mark.parametrize("name", ["alfworld/ppo_tiny_cpu", "trap/tiny_cpu", "scienceworld/tiny_cpu"])
+def test_a_copy_of_a_config_means_the_same_in_an_empty_folder(name, argv, tmp_path, monkeypatch, capsys):
+    shutil.copy(shipped()[name], tmp_path / "mine.yaml")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="^0$"):
+        main(["train", "--check", "mine.yaml"])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_config_trains_in_an_empty_folder(tmp_path):
+    shutil.copy(RECIPES / "alfworld" / "ppo_tiny_cpu.yaml", tmp_path / "mine.yaml")
+    words = ["--config", "mine.yaml", "--model_name_or_path", "tiny", "--from_scratch", "--max_steps", "1"]
+    small = ["--gradient_accumulation_steps", "1", "--max_turns", "2", "--eval_strategy", "no"]
+    small += ["--eval_on_start", "false"]
+    done = subprocess.run(
+        [sys.executable, "-m", "epo_trl.cli", "train", *words, *small, "--output_dir", "run"],
+        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "_finished.json").is_file()
 
 
 def test_a_config_that_is_not_there_is_an_error_with_a_suggestion():

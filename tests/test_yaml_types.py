@@ -7,7 +7,7 @@ import pytest
 from test_recipe_command import parse
 
 from epo_trl.launch import RecipeError
-from epo_trl.launch.kinds import check_kinds
+from epo_trl.launch.yaml_types import check_kinds
 
 
 @dataclass
