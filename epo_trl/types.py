@@ -38,6 +38,7 @@ class Turn:
         error: Reason why the action is invalid (`""` if it is valid).
         env_reward: Unweighted reward of the environment for the turn; 0.0 if the environment was not stepped.
         thought: Reasoning in the response, `""` if there is none.
+        state_key: The environment's `info["state_key"]` before the action, `""` if it gives none.
     """
 
     prompt_ids: tuple[int, ...] = field(repr=False)
@@ -52,6 +53,7 @@ class Turn:
     error: str = ""
     env_reward: float = 0.0
     thought: str = ""
+    state_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,11 @@ CASES = {
     # credit
     "grpo": Case(),
     "gigpo": Case(neutral={"step_weight": 0.0}),
+    "hgpo": Case(),
+    "gagpo": Case(),
+    "graph-gpo": Case(neutral={"step_weight": 0.0}),
+    "rloo": Case(),
+    "reinforce++": Case(),
     "gated": Case({"threshold": 5.0, "weight": 1.0}, neutral={"threshold": 5.0, "weight": 0.0}),
     "rlvmr": Case({}, {"alpha": 1.0, "format_penalty": 0.0}, {"require_think": False}, {"require_think": False}),
     "archer": Case({"critic_epochs": 5, "learning_rate": 0.01, "hidden_size": 32}),

@@ -77,7 +77,7 @@ def test_an_aborted_episode_is_in_no_anchor_group():
 
 def test_a_group_that_lies_on_two_ranks_is_one():
     whole = GiGPO(gamma=0.5).credit(batch_of([ONE, TWO, THREE], [0, 0, 1], [0.7, -0.7, 0.1])).advantages
-    there = [(0, "door", 1.0), (0, "door", 0.0), (1, "hall", 2.0)]
+    there = [((0, ("door",)), 1.0), ((0, ("door",)), 0.0), ((1, ("hall",)), 2.0)]
     here = batch_of([ONE], [0], [0.7], Comm(gather=lambda seen: seen + there, count=2))
     torch.testing.assert_close(GiGPO(gamma=0.5).credit(here).advantages, whole[:1])
 

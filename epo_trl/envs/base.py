@@ -52,6 +52,7 @@ class TextEnv(ABC):
     It may hold
 
     - `score` (number): the environment's own score, if it keeps one,
+    - `state_key` (`str`): identifies the state of the environment for credits with `anchor: state`; never shown,
     - `refusal` (`str`): reason why the last action was not accepted, for the episode's record,
 
     and any other field that a prompt template shows, under the name of the template's field.

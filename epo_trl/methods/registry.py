@@ -20,6 +20,11 @@ METHODS: dict[str, dict[str, str]] = {
     "credit": {
         "grpo": "epo_trl.methods.grpo:GRPO",
         "gigpo": "epo_trl.methods.gigpo:GiGPO",
+        "hgpo": "epo_trl.methods.hgpo:HGPO",
+        "gagpo": "epo_trl.methods.gagpo:GAGPO",
+        "graph-gpo": "epo_trl.methods.graph_gpo:GraphGPO",
+        "rloo": "epo_trl.methods.reinforce:RLOO",
+        "reinforce++": "epo_trl.methods.reinforce:ReinforcePlusPlus",
         "gated": "epo_trl.methods.gated:Gated",
         "rlvmr": "epo_trl.methods.rlvmr:RLVMR",
         "archer": "epo_trl.methods.archer:ArCHer",

@@ -131,6 +131,7 @@ class RunningEpisode:
                 error=parsed.error,
                 env_reward=env_reward,
                 thought=parsed.thought,
+                state_key=self.info.get("state_key", ""),
             )
         )
         self.history.append(PastTurn(self.observation, parsed.action, parsed.thought))

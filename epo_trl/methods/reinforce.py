@@ -1,0 +1,71 @@
+"""Critic-free credits from the reward of the whole episode: RLOO (arXiv 2402.14740), REINFORCE++ (2501.03262)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods.anchors import gather_by_key, usable_rows
+from epo_trl.methods.base import Batch, Credit, Method, Need
+from epo_trl.methods.token_statistics import token_moments
+
+
+@dataclass
+class RLOO(Method):
+    """`A = R - mean of R over the other episodes of the task`, equal for all tokens of an episode.
+
+    R is the sum of the turns' rewards. Episodes without a signal are left out; an episode without another has A 0.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS, Need.TURN_REWARDS})
+
+    def model_card_text(self) -> str:
+        """Returns the method's name and its paper."""
+        return "[RLOO](https://arxiv.org/abs/2402.14740)"
+
+    def credit(self, batch: Batch) -> Credit:
+        """Returns one advantage per episode."""
+        means, counts = _group_means(batch)
+        leave_one_out = counts / (counts - 1).clamp(min=1)  # R - mean of the others = (R - mean of all) n / (n - 1)
+        return Credit(((batch.turn_rewards.sum(1) - means) * leave_one_out).unsqueeze(1) * batch.mask)
+
+
+@dataclass
+class ReinforcePlusPlus(Method):
+    """The episode's reward R, normalized over all counted tokens of the batch and of all ranks.
+
+    Args:
+        baseline: Whether to subtract the mean R of the task's episodes first ("REINFORCE++-baseline").
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TURN_REWARDS})
+
+    baseline: bool = True
+
+    def model_card_text(self) -> str:
+        """Returns the method's name and its paper."""
+        return f"[REINFORCE++{'-baseline' * self.baseline}](https://arxiv.org/abs/2501.03262)"
+
+    def credit(self, batch: Batch) -> Credit:
+        """Returns one advantage per episode."""
+        rewards = batch.turn_rewards.sum(1)
+        if self.baseline:
+            rewards = rewards - _group_means(batch)[0]
+        advantages = rewards.unsqueeze(1).expand(batch.mask.shape)
+        mean, deviation = token_moments(advantages, batch)
+        return Credit((advantages - mean) / (deviation + 1e-8) * batch.mask)
+
+
+def _group_means(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Returns (B,) the mean reward of each episode's group and the number of its episodes; 0, 1 without a signal."""
+    rewards = batch.turn_rewards.sum(1)
+    rows = {i: group for i, group, _ in usable_rows(batch)}
+    groups = gather_by_key([(group, float(rewards[i])) for i, group in rows.items()], batch)
+    means, counts = torch.zeros_like(rewards), torch.ones_like(rewards)
+    for i, group in rows.items():
+        means[i], counts[i] = fmean(groups[group]), len(groups[group])
+    return means, counts
