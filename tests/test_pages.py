@@ -1,9 +1,11 @@
 """What the pages for newcomers say of the repository is true: files, fields, numbers, and quoted messages."""
 
 import ast
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
+from statistics import fmean, stdev
 from xml.etree import ElementTree
 
 import pytest
@@ -163,3 +165,19 @@ def test_the_picture_of_an_rl_step_can_be_read_on_light_and_on_dark():
     assert boxes and outside
     assert min(contrast("#fff", box) for box in boxes) > 4.5  # white words in them
     assert min(contrast(colour, ground) for colour in outside for ground in ("#fff", "#0d1117")) > 3.5
+
+
+def test_the_table_of_the_plain_games_is_that_of_the_reports():
+    """Mean, deviation and values of three seeds, from the numbers of wins."""
+    written = page("results.md")
+    for kind in ("sft", "rl"):
+        for split in ("iid", "ood"):
+            rates = []
+            for seed in (0, 1, 2):
+                kept = json.loads((ROOT / f"results/alfworld_plain/{kind}-seed{seed}-greedy.json").read_text())
+                [report] = [r for r in kept["reports"] if r["split"] == split]
+                assert report["protocol"]["name"] == "alfworld-plain50"
+                rates.append(100 * report["wins"] / report["episodes"])
+            summary = f"{fmean(rates):.1f} ± {stdev(rates):.1f}"
+            assert f"({', '.join(f'{rate:.1f}' for rate in rates)})" in written
+            assert summary in written and summary in (ROOT / "README.md").read_text()
