@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -41,33 +43,37 @@ def random_batch(rows: int = 8, width: int = 12, *, rl_step: int = 0) -> tuple[T
     )  # fmt: skip
 
 
-def on_two_ranks(method: Method, advantages: Tensor, batch: Batch, cut: int) -> list[ModifiedAdvantages]:
-    """Returns what `modify_advantages` makes of the first `cut` rows and of the others, each on a rank of its own."""
-    barrier, shared, shaped = threading.Barrier(2, timeout=20), [None, None], [None, None]
+def run_on_ranks(call: Callable[[int, Comm], Any], count: int = 2) -> list[Any]:
+    """Calls `call(rank, comm)` for each rank, each in a thread of its own, and returns the results by rank."""
+    barrier, shared = threading.Barrier(count, timeout=20), [None] * count
 
     def exchange(rank: int, mine: Any) -> list[Any]:
         shared[rank] = mine
         barrier.wait()
-        both = list(shared)
+        every = list(shared)
         barrier.wait()
-        return both
+        return every
 
-    def run(rank: int) -> None:
-        rows = slice(0, cut) if rank == 0 else slice(cut, None)
+    def run(rank: int) -> Any:
         ranks = Comm(
-            sum=lambda x: sum(exchange(rank, x)), gather=lambda x: sum(exchange(rank, x), []), index=rank, count=2
+            sum=lambda x: sum(exchange(rank, x)), gather=lambda x: sum(exchange(rank, x), []), index=rank, count=count
         )
+        return call(rank, ranks)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count), timeout=60))
+
+
+def on_two_ranks(method: Method, advantages: Tensor, batch: Batch, cut: int) -> list[ModifiedAdvantages]:
+    """Returns what `modify_advantages` makes of the first `cut` rows and of the others, each on a rank of its own."""
+
+    def modify(rank: int, ranks: Comm) -> ModifiedAdvantages:
+        rows = slice(0, cut) if rank == 0 else slice(cut, None)
         names = ("group_ids", "turn_rewards", "group_advantages", "turn_ids", "mask", "logps", "entropy")
         parts = {name: getattr(batch, name)[rows] for name in (*names, "top_p_entropy")}
-        shaped[rank] = method.modify_advantages(advantages[rows], replace(batch, ranks=ranks, **parts))
+        return method.modify_advantages(advantages[rows], replace(batch, ranks=ranks, **parts))
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert all(shaped), "a rank has failed"
-    return shaped
+    return run_on_ranks(modify)
 
 
 def check_two_ranks(method: Method, *, cut: int = 4) -> Tensor:
@@ -83,3 +89,17 @@ def check_two_ranks(method: Method, *, cut: int = 4) -> Tensor:
         for name, value in whole.metrics.items():
             assert abs(part.metrics[name] - value) < 1e-9, name
     return whole.advantages
+
+
+def batch_of_turns(episodes, group_ids, advantages=None, ranks=None):
+    """Returns a batch of episodes whose turns have two tokens each."""
+    width = max(len(e.turns) for e in episodes)
+    turn_ids = torch.full((len(episodes), 2 * width), -1)
+    rewards = torch.zeros(len(episodes), width)
+    for i, e in enumerate(episodes):
+        for k, turn in enumerate(e.turns):
+            turn_ids[i, 2 * k : 2 * k + 2] = k
+            rewards[i, k] = turn.reward * e.is_usable
+    mask = ((turn_ids >= 0) * torch.tensor([[e.is_usable] for e in episodes])).long()
+    given = torch.tensor(advantages or [0.0] * len(episodes))
+    return Batch(episodes, torch.tensor(group_ids), rewards, given, turn_ids, mask, ranks or Comm())

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from method_batches import batch_of_turns
 from trainer_kit import catch_step, difference, largest, make_config, make_trainer
 
-from epo_trl.methods import Batch, Comm
+from epo_trl.methods import Comm
 from epo_trl.methods.gigpo import GiGPO
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -18,20 +19,6 @@ def episode(turns, stop=StopReason.TURN_LIMIT):
     return Episode("train/0", "", "", made, stop)
 
 
-def batch_of(episodes, group_ids, advantages, ranks=None):
-    width = max(len(e.turns) for e in episodes)
-    turn_ids = torch.full((len(episodes), 2 * width), -1)
-    rewards = torch.zeros(len(episodes), width)
-    for i, e in enumerate(episodes):
-        for k, turn in enumerate(e.turns):
-            turn_ids[i, 2 * k : 2 * k + 2] = k
-            rewards[i, k] = turn.reward * e.is_usable
-    mask = (turn_ids >= 0) * torch.tensor([[e.is_usable] for e in episodes])
-    return Batch(
-        episodes, torch.tensor(group_ids), rewards, torch.tensor(advantages), turn_ids, mask.long(), ranks or Comm()
-    )
-
-
 ONE = episode([("door", 0.0), ("hall", 10.0)])  # returns with gamma 0.5: 5, 10
 TWO = episode([("door", 1.0), ("door", 0.0)])  # returns 1, 0
 THREE = episode([("hall", 2.0)])  # of another group
@@ -39,7 +26,7 @@ THREE = episode([("hall", 2.0)])  # of another group
 
 def test_by_hand():
     """Anchor group `door` of group 0: returns 5, 1, 0; mean 2, deviation sqrt(7). `hall` is alone in each group."""
-    batch = batch_of([ONE, TWO, THREE], [0, 0, 1], [0.7, -0.7, 0.1])
+    batch = batch_of_turns([ONE, TWO, THREE], [0, 0, 1], [0.7, -0.7, 0.1])
     got = GiGPO(gamma=0.5, step_weight=2.0).credit(batch).advantages
     s = 7**0.5
     want = [
@@ -58,7 +45,7 @@ def test_step_advantages_are_those_of_the_authors_code(scale):
     golden = json.loads((Path(__file__).parent / "gigpo_golden.json").read_text(encoding="utf-8"))
     episodes = [episode([turn[:2] for turn in made["turns"]]) for made in golden["episodes"]]
     groups = [made["group"] for made in golden["episodes"]]
-    batch = batch_of(episodes, groups, [0.0] * len(episodes))
+    batch = batch_of_turns(episodes, groups, [0.0] * len(episodes))
     got = GiGPO(gamma=golden["gamma"], scale=scale).credit(batch).advantages[:, ::2]  # two tokens a turn
     want = torch.zeros_like(got)
     for i, made in enumerate(golden["episodes"]):
@@ -69,16 +56,16 @@ def test_step_advantages_are_those_of_the_authors_code(scale):
 
 
 def test_an_aborted_episode_is_in_no_anchor_group():
-    batch = batch_of([ONE, TWO, episode([("door", 99.0)], StopReason.ABORTED)], [0, 0, 0], [0.7, -0.7, 0.0])
-    alone = batch_of([ONE, TWO], [0, 0], [0.7, -0.7])
+    batch = batch_of_turns([ONE, TWO, episode([("door", 99.0)], StopReason.ABORTED)], [0, 0, 0], [0.7, -0.7, 0.0])
+    alone = batch_of_turns([ONE, TWO], [0, 0], [0.7, -0.7])
     got, want = (GiGPO(gamma=0.5).credit(b).advantages for b in (batch, alone))
     assert torch.equal(got[:2], want) and not got[2].any()
 
 
 def test_a_group_that_lies_on_two_ranks_is_one():
-    whole = GiGPO(gamma=0.5).credit(batch_of([ONE, TWO, THREE], [0, 0, 1], [0.7, -0.7, 0.1])).advantages
+    whole = GiGPO(gamma=0.5).credit(batch_of_turns([ONE, TWO, THREE], [0, 0, 1], [0.7, -0.7, 0.1])).advantages
     there = [((0, ("door",)), 1.0), ((0, ("door",)), 0.0), ((1, ("hall",)), 2.0)]
-    here = batch_of([ONE], [0], [0.7], Comm(gather=lambda seen: seen + there, count=2))
+    here = batch_of_turns([ONE], [0], [0.7], Comm(gather=lambda seen: seen + there, count=2))
     torch.testing.assert_close(GiGPO(gamma=0.5).credit(here).advantages, whole[:1])
 
 

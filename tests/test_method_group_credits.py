@@ -1,16 +1,14 @@
 """HGPO, GAGPO, GraphGPO, RLOO, REINFORCE++ and anchors: advantages by hand, over ranks, and by a plain loop."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import sqrt
 from statistics import fmean, pstdev, stdev
-from threading import Barrier
 
 import pytest
 import torch
+from method_batches import batch_of_turns, run_on_ranks
 from trainer_kit import make_config
 
-from epo_trl.methods import Batch, Comm
 from epo_trl.methods.gagpo import GAGPO
 from epo_trl.methods.gigpo import GiGPO
 from epo_trl.methods.graph_gpo import SUCCESS, GraphGPO, distances_to_success
@@ -32,41 +30,6 @@ def episode(seen, rewards, *, won=False, stop=None, final="end", keys=None):
     return Episode("train/0", "", "", turns, stop, won, final, final_info={"state_key": keys[-1]})
 
 
-def batch_of(episodes, group_ids, advantages=None, ranks=None):
-    width = max(len(e.turns) for e in episodes)
-    turn_ids = torch.full((len(episodes), 2 * width), -1)
-    rewards = torch.zeros(len(episodes), width)
-    for i, e in enumerate(episodes):
-        for k, turn in enumerate(e.turns):
-            turn_ids[i, 2 * k : 2 * k + 2] = k
-            rewards[i, k] = turn.reward * e.is_usable
-    mask = ((turn_ids >= 0) * torch.tensor([[e.is_usable] for e in episodes])).long()
-    given = torch.tensor(advantages or [0.0] * len(episodes))
-    return Batch(episodes, torch.tensor(group_ids), rewards, given, turn_ids, mask, ranks or Comm())
-
-
-def on_ranks(parts):
-    """Returns the batches as those of several ranks; each is for a thread of its own."""
-    barrier, sent = Barrier(len(parts), timeout=60), [None] * len(parts)
-
-    def exchange(index, mine):
-        sent[index] = mine
-        barrier.wait()
-        every = list(sent)
-        barrier.wait()
-        return every
-
-    def comm(index):
-        return Comm(
-            sum=lambda tensor: sum(exchange(index, tensor)),
-            gather=lambda objects: [one for part in exchange(index, objects) for one in part],
-            index=index,
-            count=len(parts),
-        )
-
-    return [replace(part, ranks=comm(index)) for index, part in enumerate(parts)]
-
-
 def per_turn(method, batch):
     """Returns the advantages of the turns, after checking that both tokens of a turn have the same."""
     advantages = method.credit(batch).advantages
@@ -81,18 +44,18 @@ THREE = episode(["b", "b"], [0.0, 4.0])  # returns 2, 4
 
 def test_hgpo_by_hand():
     """Depth 1: a has returns 2, .5, 2 and b 4, 1, 2, 4. Depth 2: ab has 4, 1; ba, bc, bb are alone. Depth 3: none."""
-    got = per_turn(HGPO(gamma=0.5, scale=False), batch_of([ONE, TWO, THREE], [0, 0, 0]))
+    got = per_turn(HGPO(gamma=0.5, scale=False), batch_of_turns([ONE, TWO, THREE], [0, 0, 0]))
     want = [
         [0.5, (2 * 1.25 + 3 * 1.5) / 5, 0.0],
         [-1.0, (2 * -1.75 + 3 * -1.5) / 5, 0.5],
         [-0.75, 1.25, 0.0],
     ]
     torch.testing.assert_close(got, torch.tensor(want))
-    scaled = per_turn(HGPO(gamma=0.5, anchor_turns=1), batch_of([ONE, TWO, THREE], [0, 0, 0]))
+    scaled = per_turn(HGPO(gamma=0.5, anchor_turns=1), batch_of_turns([ONE, TWO, THREE], [0, 0, 0]))
     assert float(scaled[0, 0]) == pytest.approx(0.5 / (sqrt(0.5) + 1e-6), rel=1e-5)  # of a population, not of a sample
-    even = per_turn(HGPO(gamma=0.5, scale=False, alpha=0.0), batch_of([ONE, TWO, THREE], [0, 0, 0]))
+    even = per_turn(HGPO(gamma=0.5, scale=False, alpha=0.0), batch_of_turns([ONE, TWO, THREE], [0, 0, 0]))
     assert float(even[0, 1]) == pytest.approx((1.25 + 1.5) / 2)
-    base = batch_of([ONE, TWO, THREE], [0, 0, 0], [3.0, -1.0, 0.0])
+    base = batch_of_turns([ONE, TWO, THREE], [0, 0, 0], [3.0, -1.0, 0.0])
     based = per_turn(HGPO(gamma=0.5, scale=False, base_group=True), base)
     assert float(based[0, 0]) == pytest.approx((1 * 3.0 + 2 * 0.5) / 3)
     assert float(based[0, 2]) == pytest.approx(3.0), "a turn that is alone keeps the episode's advantage"
@@ -100,7 +63,7 @@ def test_hgpo_by_hand():
 
 def test_gagpo_by_hand():
     """V(a) = 1.5, V(b) = 2.75, V(c) = 8, with gamma 0.5. Lambda 0 leaves the differences alone."""
-    batch = batch_of([ONE, TWO, THREE], [0, 0, 0])
+    batch = batch_of_turns([ONE, TWO, THREE], [0, 0, 0])
     deltas = [0.5 * 2.75 - 1.5, 0.5 * 8 - 2.75, 0.0, 0.5 * 2.75 - 1.5, 0.5 * 1.5 - 2.75, 0.5, 0.5 * 2.75 - 2.75, 1.25]
     got = per_turn(GAGPO(gamma=0.5, gae_lambda=0.0), batch)
     want = [(delta - fmean(deltas)) / (stdev(deltas) + 1e-6) for delta in deltas]
@@ -113,13 +76,13 @@ def test_gagpo_by_hand():
 
 def test_graph_gpo_by_hand():
     """ONE wins by a -> b -> c: d(c) = 1, d(b) = 2, d(a) = 3. TWO goes b -> a and ends in `end`, at 4 without a path."""
-    batch = batch_of([ONE, TWO], [0, 0], [0.7, -0.7])
+    batch = batch_of_turns([ONE, TWO], [0, 0], [0.7, -0.7])
     got = per_turn(GraphGPO(omega=0.5, step_weight=2.0), batch)
     from_a, from_b = [10 / 2**2, 10 / 2**2, 10 / 2**4], [10 / 2**1, 10 / 2**3]
     a, b = ([(x - fmean(v)) / (stdev(v) + 1e-6) for x in v] for v in (from_a, from_b))
     want = [[0.7 + 2 * a[0], 0.7 + 2 * b[0], 0.7], [-0.7 + 2 * a[1], -0.7 + 2 * b[1], -0.7 + 2 * a[2]]]
     torch.testing.assert_close(got, torch.tensor(want), rtol=1e-5, atol=1e-5)
-    lost = batch_of([TWO, THREE], [0, 0], [0.3, -0.3])
+    lost = batch_of_turns([TWO, THREE], [0, 0], [0.3, -0.3])
     assert per_turn(GraphGPO(), lost).tolist() == [[pytest.approx(0.3)] * 3, [pytest.approx(-0.3)] * 2 + [0.0]]
 
 
@@ -132,7 +95,7 @@ def test_the_shortest_path_may_join_episodes():
 def test_rloo_and_reinforce_by_hand():
     """Rewards 8, 2, 4; the fourth episode is alone in its group."""
     alone = episode(["q"], [1.0])
-    batch = batch_of([ONE, TWO, THREE, alone], [0, 0, 0, 1])
+    batch = batch_of_turns([ONE, TWO, THREE, alone], [0, 0, 0, 1])
     got = per_turn(RLOO(), batch)
     assert got[:, 0].tolist() == [pytest.approx(x) for x in (8 - 3, 2 - 6, 4 - 5, 0)]
     tokens = [8.0] * 6 + [2.0] * 6 + [4.0] * 4 + [1.0] * 2
@@ -149,14 +112,13 @@ def test_a_group_on_two_ranks_is_one_and_an_aborted_episode_is_in_none(kind):
     """Each rank sees what the whole batch has, after both have sent their parts."""
     broken = episode(["a", "b"], [50.0, 50.0], stop=StopReason.ABORTED)
     episodes, groups, given = [ONE, TWO, THREE, broken], [0, 0, 0, 0], [0.5, -0.2, -0.3, 0.0]
-    whole = kind().credit(batch_of(episodes, groups, given)).advantages
-    without = kind().credit(batch_of(episodes[:3], groups[:3], given[:3])).advantages
+    whole = kind().credit(batch_of_turns(episodes, groups, given)).advantages
+    without = kind().credit(batch_of_turns(episodes[:3], groups[:3], given[:3])).advantages
     torch.testing.assert_close(whole[:3], without, rtol=0, atol=0)
     assert not whole[3].any()
-    parts = [batch_of(episodes[rows], groups[rows], given[rows]) for rows in (slice(0, 1), slice(1, None))]
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda made: kind().credit(made).advantages, on_ranks(parts))
-    torch.testing.assert_close(torch.cat([first, second]), whole, rtol=1e-5, atol=1e-6)
+    parts = [batch_of_turns(episodes[rows], groups[rows], given[rows]) for rows in (slice(0, 1), slice(1, None))]
+    found = run_on_ranks(lambda rank, comm: kind().credit(replace(parts[rank], ranks=comm)).advantages)
+    torch.testing.assert_close(torch.cat(found), whole, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [GiGPO, HGPO, GAGPO, GraphGPO])
@@ -168,15 +130,15 @@ def test_a_state_key_takes_the_place_of_the_observation(kind):
         for paid, keys in zip(rewards, (["s", "t", "u", "end"], ["s", "t", "s", "end"]), strict=True)
     ]
     shown = [episode(["s", "t", "u"], rewards[0]), episode(["s", "t", "s"], rewards[1])]
-    got = kind(anchor="state").credit(batch_of(hidden, [0, 0])).advantages
-    assert torch.equal(got, kind().credit(batch_of(shown, [0, 0])).advantages)
+    got = kind(anchor="state").credit(batch_of_turns(hidden, [0, 0])).advantages
+    assert torch.equal(got, kind().credit(batch_of_turns(shown, [0, 0])).advantages)
     with pytest.raises(ValueError, match="anchor: expected 'observation', got 'state'.*'train/0'.*state_key"):
-        kind(anchor="state").credit(batch_of([ONE], [0]))
+        kind(anchor="state").credit(batch_of_turns([ONE], [0]))
 
 
 def test_several_observations_must_be_equal():
     """With two observations, b after a and b after b differ; the first turn compares the one that it has."""
-    batch = batch_of([ONE, TWO, THREE], [0, 0, 0])
+    batch = batch_of_turns([ONE, TWO, THREE], [0, 0, 0])
     got = per_turn(GiGPO(gamma=0.5, scale=False, anchor_turns=2), batch)
     want = [[0.75, 1.5, 0.0], [-0.75, -1.5, 0.0], [0.0, 0.0, 0.0]]  # a: 2, .5; ab: 4, 1; ba, bc, b, bb are alone
     torch.testing.assert_close(got, torch.tensor(want))
