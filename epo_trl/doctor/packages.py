@@ -1,20 +1,27 @@
-"""Checks Python and the packages: installed version, supported versions, and whether the import works."""
+"""Checks the packages: installed version, supported versions, and whether the import works."""
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+import sys
+from contextlib import redirect_stdout
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from epo_trl.doctor.finding import Finding, State, pip_install
-from epo_trl.doctor.imports import Imported
 
 OWN, TRL = "epo-trl", "trl"
 EVERY_RUN, OPTIONS = "every run", "options"
 OPTIONAL = ("deepspeed", "vllm")  # packages, and extras of TRL, which set the versions
+# Names and submodules that a run uses, from packages that import them lazily.
+LAZY = {
+    "trl": ("GRPOTrainer", "SFTTrainer"),
+    "transformers": ("AutoModelForCausalLM", "Trainer"),
+    "epo_trl": ("EPOTrainer", "EPOPPOTrainer"),
+}
+SUBMODULES = {"textworld": "textworld.envs.pddl.textgen", "scienceworld": "scienceworld.constants"}
 
 
 def requirements(extra: str = "", of: str = OWN) -> list[Requirement]:
@@ -37,80 +44,64 @@ def core_requirements() -> list[Requirement]:
     return needs
 
 
-def optional_requirements() -> list[Requirement]:
-    """Returns the packages that only some runs need, in the versions that TRL supports."""
-    found = {need.name: need for name in OPTIONAL for need in requirements(name, of=TRL)}
-    return [found.get(name, Requirement(name)) for name in OPTIONAL]
+def import_error(name: str) -> str:
+    """Imports a module; returns the exception as text, `""` if the import works."""
+    try:
+        with redirect_stdout(sys.stderr):
+            module = import_module(name)
+            for attribute in LAZY.get(name, ()):
+                getattr(module, attribute)
+            import_module(SUBMODULES.get(name, name))
+    except (Exception, SystemExit) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
-def package_findings(imported: Mapping[str, Imported], needs: Sequence[Requirement]) -> list[Finding]:
-    """Checks the requirements of every run: Python, the packages, and the trainers of this package.
-
-    Args:
-        imported: Import results of the packages and of `epo_trl`.
-        needs: Requirements of this package.
-    """
-    findings = [python_finding()]
+def package_findings() -> list[Finding]:
+    """Checks the requirements of every run: the packages, and the trainers of this package."""
+    needs = core_requirements()
     if not needs:
         message = "not installed as a package, so the supported versions are unknown"
-        findings.append(Finding(EVERY_RUN, OWN, State.MISSING, message, pip_install(OWN)))
-    findings += [package_finding(EVERY_RUN, need, imported[need.name], needed=True) for need in needs]
-    if all(finding.state is State.OK for finding in findings if finding.needed):
-        findings.append(trainers_finding(imported["epo_trl"]))
-    return findings
+        return [Finding(EVERY_RUN, OWN, State.MISSING, message, pip_install(OWN))]
+    findings = [package_finding(EVERY_RUN, need, needed=True) for need in needs]
+    is_ok = all(finding.state is State.OK for finding in findings)
+    return [*findings, trainers_finding()] if is_ok else findings
 
 
-def python_finding() -> Finding:
-    """Checks whether the package supports this version of Python."""
-    here = platform.python_version()
-    try:
-        supported = metadata(OWN)["Requires-Python"] or ""
-    except PackageNotFoundError:
-        supported = ""
-    if SpecifierSet(supported).contains(here, prereleases=True):
-        return Finding(EVERY_RUN, "Python", State.OK, here, needed=True)
-    fix = "python3.12 -m venv .venv && .venv/bin/pip install epo-trl"
-    return Finding(EVERY_RUN, "Python", State.BROKEN, f"expected {supported}, got {here}", fix, needed=True)
+def option_findings() -> list[Finding]:
+    """Checks the packages that only some runs need, in the versions that TRL supports."""
+    found = {need.name: need for name in OPTIONAL for need in requirements(name, of=TRL)}
+    return [package_finding(OPTIONS, found.get(name, Requirement(name))) for name in OPTIONAL]
 
 
-def package_finding(part: str, need: Requirement, found: Imported, *, needed: bool = False) -> Finding:
+def package_finding(part: str, need: Requirement, *, needed: bool = False) -> Finding:
     """Checks the version of a package, and whether it can be imported.
 
     Args:
         part: Heading.
         need: Name and supported versions.
-        found: Result of the import.
         needed: Whether every run needs it.
     """
-    plain = Requirement(f"{need.name}{need.specifier}")
-    has = version_of(need.name) or found.version
-    if not has and found.error.startswith("ModuleNotFoundError"):
-        return Finding(part, need.name, State.MISSING, "not installed", pip_install(str(plain)), needed)
-    if has and not need.specifier.contains(has, prereleases=True):
-        message = f"expected {need.specifier}, got {has}"
-        return Finding(part, need.name, State.BROKEN, message, pip_install(str(plain)), needed)
-    if found.error:
-        message = f"{has}, cannot be imported: {found.error}".lstrip(", ")
-        return Finding(part, need.name, State.BROKEN, message, pip_install(str(plain), "--force-reinstall"), needed)
-    return Finding(part, need.name, State.OK, has or "unknown version", needed=needed)
-
-
-def version_of(name: str) -> str:
-    """Returns the version of a distribution, `""` if it is not installed."""
+    plain = str(Requirement(f"{need.name}{need.specifier}"))
     try:
-        return version(name)
+        has = version(need.name)
     except PackageNotFoundError:
-        return ""
+        return Finding(part, need.name, State.MISSING, "not installed", pip_install(plain), needed)
+    if not need.specifier.contains(has, prereleases=True):
+        return Finding(
+            part, need.name, State.BROKEN, f"expected {need.specifier}, got {has}", pip_install(plain), needed
+        )
+    if error := import_error(need.name):
+        fix = pip_install(plain, "--force-reinstall")
+        return Finding(part, need.name, State.BROKEN, f"{has}, cannot be imported: {error}", fix, needed)
+    return Finding(part, need.name, State.OK, has, needed=needed)
 
 
-def trainers_finding(found: Imported) -> Finding:
+def trainers_finding() -> Finding:
     """Checks whether the trainers of this package can be imported."""
-    if not found.error:
-        return Finding(EVERY_RUN, "epo_trl", State.OK, f"{found.version}, trainers can be imported", needed=True)
-    message = f"trainers cannot be imported: {found.error}"
-    return Finding(EVERY_RUN, "epo_trl", State.BROKEN, message, pip_install(OWN, "--force-reinstall"), needed=True)
-
-
-def option_findings(imported: Mapping[str, Imported]) -> list[Finding]:
-    """Checks the packages that only some runs need."""
-    return [package_finding(OPTIONS, need, imported[need.name]) for need in optional_requirements()]
+    if error := import_error("epo_trl"):
+        fix = pip_install(OWN, "--force-reinstall")
+        message = f"trainers cannot be imported: {error}"
+        return Finding(EVERY_RUN, "epo_trl", State.BROKEN, message, fix, needed=True)
+    own = import_module("epo_trl").__version__
+    return Finding(EVERY_RUN, "epo_trl", State.OK, f"{own}, trainers can be imported", needed=True)
