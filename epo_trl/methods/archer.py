@@ -32,7 +32,7 @@ class ArCHer(Tallied):
         polyak: Step size of the target critics towards the critics in each update. The source uses 0.1.
         learning_rate: Learning rate of the critics' Adam. The source uses 1e-3.
         critic_epochs: Passes over the replay buffer in each RL step. The source's 3 are defined differently: see
-            docs/credit.md.
+            docs/methods.md.
         warmup_rl_steps: Number of initial RL steps in which all advantages are 0. The source's code uses 20.
         replay_size: Number of turns in the replay buffer, the newest of all ranks. Not in the source, which keeps all.
         batch_size: Number of turns per update. Not in the source.

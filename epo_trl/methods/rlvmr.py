@@ -35,7 +35,7 @@ class RLVMR(Tallied, GRPO):
     - monitor: 0.
 
     An invalid turn, or one whose response does not have exactly one tag, counts as untagged and gets 0, as in the
-    authors' code. docs/credit.md lists where that code differs from the paper, and which of the two this follows.
+    authors' code. docs/methods.md lists where that code differs from the paper, and which of the two this follows.
 
     Args:
         alpha: Weight of `A_traj`. The paper uses 0.5; 1 is GRPO.
