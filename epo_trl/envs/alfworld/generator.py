@@ -1,4 +1,4 @@
-"""ALFWorld-style games, generated offline from the data files of the `alfworld` package.
+"""ALFWorld-style games, generated offline from ALFRED's rooms, rules and goals.
 
 Scores on generated games are not comparable with published ALFWorld numbers: rooms and rules are ALFWorld's, but the
 objects and their places are drawn by this generator, with similar shares and numbers (see docs/alfworld.md).
@@ -20,15 +20,12 @@ from typing import Any
 from epo_trl.envs.alfworld.game_files import DESCRIPTION_FILE, GAME_FILE, SPLIT_FOLDERS, Game
 from epo_trl.envs.alfworld.placement import Item, place_all
 from epo_trl.envs.alfworld.rooms import (
+    DATA,
     Location,
     Room,
-    constants,
+    alfred,
     fits,
-    furniture_kinds,
-    goal_library,
     load_room,
-    package_folder,
-    portable_kinds,
 )
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.alfworld.scripted_plan import scripted_plan
@@ -102,7 +99,7 @@ def generate(split: str, index: int, seed: int, filters: Filters | None = None) 
     problem = _problem(rng, room, spec, items, trial)
     domain, grammar = _rules()
     names = {"obj": spec.object_kind.lower(), "recep": spec.target_kind.lower(), "mrecep": ""}
-    templates = goal_library()[spec.task_type]["templates"]
+    templates = alfred().goals[spec.task_type].templates
     task = rng.choice(templates).format(**names, toggle=spec.target_kind.lower())
     game = Game(f"{split}/{index}", problem, domain, grammar.replace("UNKNOWN GOAL", task))
     return GeneratedGame(game, spec, trial)
@@ -111,8 +108,7 @@ def generate(split: str, index: int, seed: int, filters: Filters | None = None) 
 @cache
 def _rules() -> tuple[str, str]:
     """Loads ALFWorld's PDDL domain and its text grammar."""
-    folder = package_folder() / "data"
-    return (folder / "alfred.pddl").read_text(), (folder / "alfred.twl2").read_text()
+    return (DATA / "alfred.pddl").read_text(encoding="utf-8"), (DATA / "alfred.twl2").read_text(encoding="utf-8")
 
 
 def _problem(rng: random.Random, room: Room, spec: TaskSpec, items: list[Item], trial: str) -> str:
@@ -122,18 +118,22 @@ def _problem(rng: random.Random, room: Room, spec: TaskSpec, items: list[Item], 
     while start in stands:  # otherwise the game would not begin in the middle of the room
         start = (*rng.choice(room.floor), rng.randrange(4), 30)
     objects = ["agent1 - agent"]
-    objects += [f"{kind}Type - otype" for kind in sorted(constants().OBJECTS_SET - furniture_kinds())]
-    objects += [f"{kind}Type - rtype" for kind in sorted(furniture_kinds())]
+    objects += [f"{kind}Type - otype" for kind in sorted(alfred().objects - alfred().furniture)]
+    objects += [f"{kind}Type - rtype" for kind in sorted(alfred().furniture)]
     objects += [f"{_mangle(item.identifier)} - object" for item in items]
     objects += [f"{_mangle(receptacle.identifier)} - receptacle" for receptacle in room.receptacles]
     objects += [f"{_place_name(location)} - location" for location in sorted(stands | {start})]
     facts = [*_room_facts(room, items), f"(atLocation agent1 {_place_name(start)})", *_item_facts(spec, items)]
     look = spec.target_kind == "DeskLamp"
-    goal = goal_library()[spec.task_type]["pddl"].format(
-        obj=spec.object_kind,
-        recep="" if look else spec.target_kind,
-        toggle=spec.target_kind if look else "",
-        mrecep="",
+    goal = (
+        alfred()
+        .goals[spec.task_type]
+        .pddl.format(
+            obj=spec.object_kind,
+            recep="" if look else spec.target_kind,
+            toggle=spec.target_kind if look else "",
+            mrecep="",
+        )
     )
     lines = [f"(define (problem plan_{trial})", "(:domain alfred)", "(:objects", *objects, ")", "(:init", *facts, ")"]
     return "\n".join(lines) + "\n" + goal.replace("#", "-")  # the goal text also closes the problem
@@ -145,7 +145,7 @@ def _room_facts(room: Room, items: list[Item]) -> list[str]:
         name = _mangle(receptacle.identifier)
         facts.append(f"(receptacleType {name} {receptacle.kind}Type)")
         facts.append(f"(receptacleAtLocation {name} {_place_name(receptacle.location)})")
-        if receptacle.kind in constants().OPENABLE_CLASS_SET:
+        if receptacle.kind in alfred().openable:
             facts.append(f"(openable {name})")
     present = sorted({item.kind for item in items})
     facts += [f"(canContain {r}Type {o}Type)" for r in room.receptacle_kinds for o in present if fits(o, r)]
@@ -153,7 +153,7 @@ def _room_facts(room: Room, items: list[Item]) -> list[str]:
 
 
 def _item_facts(spec: TaskSpec, items: list[Item]) -> list[str]:
-    able = constants().VAL_ACTION_OBJECTS
+    able = alfred().able
     facts = []
     for item in items:
         name = _mangle(item.identifier)
@@ -165,9 +165,9 @@ def _item_facts(spec: TaskSpec, items: list[Item]) -> list[str]:
             for ability in ("Cleanable", "Heatable", "Coolable", "Toggleable", "Sliceable")
             if item.kind in able[ability]
         ]
-        if item.kind in portable_kinds():
+        if item.kind in alfred().portable:
             facts.append(f"(pickupable {name})")
-        if item.kind in constants().MOVABLE_RECEPTACLES_SET:
+        if item.kind in alfred().movable_receptacles:
             facts.append(f"(isReceptacleObject {name})")
         if item.kind == spec.object_kind and item.receptacle.kind == "Fridge":
             facts.append(f"(isCool {name})")  # as in ALFRED: objects in the fridge are cold

@@ -9,9 +9,8 @@ from epo_trl.envs.alfworld.rooms import (
     LAMP_STANDS,
     Receptacle,
     Room,
-    constants,
+    alfred,
     fits,
-    portable_kinds,
     thor_id,
 )
 from epo_trl.envs.alfworld.task_specs import TaskSpec
@@ -62,13 +61,13 @@ def place_all(rng: random.Random, room: Room, spec: TaskSpec) -> list[Item] | No
         free = [receptacle for receptacle in room.receptacles if receptacle.kind in stands]
         if kind in room.object_kinds and free:
             items.append(_new_item(rng, kind, rng.choice(free), items))
-    for kind in sorted(room.object_kinds & portable_kinds() - {spec.object_kind}):
+    for kind in sorted(room.object_kinds & alfred().portable - {spec.object_kind}):
         _place(rng, room, kind, _how_many(rng, kind), items)
     return items
 
 
 def _how_many(rng: random.Random, kind: str) -> int:
-    return rng.randint(1, 2 if kind in _FEW else constants().MAX_NUM_OF_OBJ_INSTANCES)
+    return rng.randint(1, 2 if kind in _FEW else alfred().max_count)
 
 
 def _place(rng: random.Random, room: Room, kind: str, count: int, items: list[Item], banned: str = "") -> int:

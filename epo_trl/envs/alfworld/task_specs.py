@@ -14,10 +14,9 @@ from epo_trl.envs.alfworld.rooms import (
     LAMP_STANDS,
     ROOM_TYPES,
     Room,
-    constants,
+    alfred,
     fits,
     load_room,
-    portable_kinds,
     room_numbers,
 )
 from epo_trl.envs.base import EnvError
@@ -81,7 +80,7 @@ class Filters:
     max_receptacles: int | None = None
 
     def __post_init__(self) -> None:
-        for field, known in (("task_types", TASK_TYPES), ("room_types", tuple(ROOM_TYPES))):
+        for field, known in (("task_types", TASK_TYPES), ("room_types", ROOM_TYPES)):
             value = getattr(self, field)
             if value is None:
                 continue
@@ -150,10 +149,9 @@ def _all_specs(filters: Filters) -> tuple[TaskSpec, ...]:
 
 def specs_of_room(room: Room) -> Iterator[TaskSpec]:
     """Yields every task spec that a room allows."""
-    allowed = constants().GOALS_VALID
     for task_type in TASK_TYPES:
-        if ROOM_TYPES[room.room_type] in allowed[task_type]:
-            for object_kind in sorted(room.object_kinds & portable_kinds()):
+        if room.room_type in alfred().goals[task_type].room_types:
+            for object_kind in sorted(room.object_kinds & alfred().portable):
                 for target in _targets(room, task_type, object_kind):
                     yield TaskSpec(task_type, object_kind, target, room.number)
 
@@ -166,7 +164,7 @@ def _targets(room: Room, task_type: str, object_kind: str) -> list[str]:
         return ["DeskLamp"] if has_lamp and homes else []
     treatment = BY_TASK_TYPE.get(task_type)
     if treatment:
-        able = constants().VAL_ACTION_OBJECTS[treatment.ability]
+        able = alfred().able[treatment.ability]
         if treatment.tool not in room.receptacle_kinds or object_kind not in able:
             return []
         return [kind for kind in homes if kind != treatment.tool and len(homes) > 1]
