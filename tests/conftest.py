@@ -1,6 +1,13 @@
 """What holds for the whole suite."""
 
+import functools
 import gc
+import importlib.metadata
+
+import pytest
+
+# accelerate parses the metadata of installed packages whenever a model is prepared: a tenth of a short training.
+importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
 
 
 def pytest_collection_finish(session):
@@ -9,5 +16,13 @@ def pytest_collection_finish(session):
     accelerate has it go through everything at the beginning of each training: a million objects of torch and TRL, four
     fifths of the time of a test that trains a tiny model for one step.
     """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_imports():
+    """Does the same for what the tests of a module imported."""
+    yield
     gc.collect()
     gc.freeze()

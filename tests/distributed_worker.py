@@ -38,9 +38,8 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from method_table import CASES
-from test_method_table import PPO as WITH_CRITIC
-from test_method_table import config_of
+from method_table import CASES, config_of
+from method_table import PPO as WITH_CRITIC
 from trainer_kit import ROWS, make_episodes, make_model, make_ppo, make_trainer, saved, settle_by_task
 from transformers import TrainerCallback
 

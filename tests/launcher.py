@@ -1,6 +1,7 @@
 """Launches one process per rank on the CPU, once for all tests that read what it wrote."""
 
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
@@ -11,11 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from distributed_worker import WORLD
 from filelock import FileLock
 
 TESTS = Path(__file__).parent
 TIMEOUT_SECONDS = 300
+HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+needs_deepspeed = pytest.mark.skipif(not HAS_DEEPSPEED, reason="needs deepspeed")
 
 
 def free_port() -> int:

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer_kit import make_episodes, make_ppo, make_trainer
+
+from epo_trl.methods import METHODS
+
 
 @dataclass(frozen=True)
 class Case:
@@ -67,3 +71,24 @@ CASES = {
     "dapo": Case(fields={"max_resamples": 0}, neutral={"overlong_penalty": 0.0}, neutral_fields={"max_resamples": 0}),
     "gspo": Case(),
 }
+
+
+SLOT = {name: slot for slot, names in METHODS.items() for name in names}
+PPO = ("turn", "token", "outcome")
+
+
+def config_of(name, settings, fields):
+    """Returns the changes of a configuration that switch a method on."""
+    kwargs = {"method_kwargs": {name: dict(settings)}} if settings else {}
+    return {"epo_lambda": 0.0, **fields, **kwargs, SLOT[name]: name if SLOT[name] == "credit" else [name]}
+
+
+def without(name):
+    """Returns the changes that leave it out."""
+    return {"epo_lambda": 0.0, **({} if SLOT[name] == "credit" else {SLOT[name]: []})}
+
+
+def trainer_of(folder, name, changes):
+    trainer = (make_ppo if name in PPO else make_trainer)(folder, **changes)
+    trainer.play = lambda tasks, **kwargs: make_episodes()
+    return trainer

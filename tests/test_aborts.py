@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_epo_trainer import logged
+from run_kit import logged
 from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer
 
 from epo_trl.envs.base import Faults

@@ -7,7 +7,7 @@ import types
 from importlib import import_module
 
 import pytest
-from test_plots import write_run
+from event_files import write_run
 
 from epo_trl import cli
 from epo_trl.cli import COMMANDS, main

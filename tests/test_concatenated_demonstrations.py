@@ -3,8 +3,8 @@
 import random
 
 import pytest
+from demonstrated_suites import TASKS, LineSuite, Recorded
 from rollout_parts import THINKING, WIN, byte_tokenizer, context_of, step
-from test_demonstrations import TASKS, LineSuite, Recorded
 from tokenizer_families import FAMILIES
 
 from epo_trl.envs.toy import ToySuite

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_preemption import checkpoints
+from run_kit import checkpoints
 from trainer_kit import make_trainer
 from transformers import TrainerCallback
 

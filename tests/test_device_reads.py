@@ -5,9 +5,8 @@ import random
 import pytest
 import torch
 from device_reads import DeviceReads
-from method_table import CASES
-from test_method_table import PPO, config_of, trainer_of
-from test_prefix_cache import respond
+from generation_kit import respond
+from method_table import CASES, PPO, config_of, trainer_of
 from trainer_kit import GROUP, ROWS, make_model
 
 from epo_trl.methods.epo import EPO

@@ -1,6 +1,5 @@
 """Two processes on the CPU, DDP over gloo and DeepSpeed ZeRO-3: they agree, do not hang, and equal one process."""
 
-import importlib.util
 import json
 import shutil
 import socket
@@ -21,8 +20,8 @@ from distributed_worker import (
     nucleus_model,
     weights_with,
 )
-from launcher import TESTS, launch, launch_nodes, launched_once
-from test_epo_trainer import StopAt
+from launcher import HAS_DEEPSPEED, TESTS, launch, launch_nodes, launched_once, needs_deepspeed
+from run_kit import StopAt
 from trainer_kit import GROUP, ROWS, difference, make_episodes, make_model, make_ppo, make_trainer
 from transformers import AutoModelForCausalLM
 
@@ -32,8 +31,6 @@ from epo_trl.long_runs.whole_checkpoints import STATE_FILE
 from epo_trl.trainers.critic_file import CRITIC_FILE
 
 pytestmark = pytest.mark.slow
-HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
-needs_deepspeed = pytest.mark.skipif(not HAS_DEEPSPEED, reason="needs deepspeed")
 
 MODES = ["ddp", pytest.param("zero3", marks=needs_deepspeed)]
 RUNS = ["ddp-grpo", "ddp-guards-nonfinite", "ddp-ppo-separate", "ddp-ppo-value_head"]

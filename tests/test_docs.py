@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from method_table import CASES
-from test_method_table import config_of
+from method_table import CASES, config_of
 from trainer_kit import make_ppo, make_trainer
 from trl import GRPOTrainer
 

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import assert_gone, is_running
 from rollout_parts import ScriptedPolicy, byte_tokenizer, context_of
-from test_scienceworld_jvm import assert_gone, is_running
 from wild_games import WildSuite
 
 from epo_trl.envs import EnvError, TaskSuite

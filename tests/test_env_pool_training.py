@@ -4,8 +4,8 @@ import os
 import signal
 
 import pytest
-from test_epo_trainer import logged
-from test_scienceworld_jvm import is_running
+from processes import is_running
+from run_kit import logged
 from trainer_kit import make_ppo, make_trainer
 from wild_games import WildSuite
 

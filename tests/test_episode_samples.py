@@ -8,9 +8,7 @@ import types
 
 import pytest
 import torch
-from test_epo_trainer import resumable
-from test_ppo_trainer import resumable as resumable_ppo
-from test_resume import MINI_BATCHES
+from run_kit import MINI_BATCHES, resumable, resumable_ppo
 from tokenizer_families import FAMILIES
 from trainer_kit import make_config, make_episodes, make_model, make_trainer, settle_by_task, toy_tokenizer
 

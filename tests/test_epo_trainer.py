@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from datasets import Dataset
+from run_kit import StopAt, assert_bit_equal, logged, resumable, weights
 from trainer_kit import (
     GROUP,
     ROWS,
@@ -22,7 +23,6 @@ from trainer_kit import (
     make_trainer,
     toy_tokenizer,
 )
-from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.long_runs.checkpoint_files import seal
@@ -33,29 +33,6 @@ from epo_trl.trainers import EPOConfig, EPOTrainer, row_scorer
 from epo_trl.trainers.checks import warn_loss_scale
 from epo_trl.trainers.epo_trainer import episode_return
 from epo_trl.types import StopReason
-
-
-def logged(trainer, name):
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
-
-
-def weights(trainer):
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-
-
-def assert_bit_equal(one, other):
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-class StopAt(TrainerCallback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            control.should_training_stop = True
-
 
 # ------------------------------------------------------------------------------------------ history and schedule
 
@@ -181,12 +158,6 @@ def test_the_schedule_counts_what_is_left_at_the_end_of_an_epoch(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints
-
-
-def resumable(folder, **changes):
-    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 6}
-    settings |= {"save_strategy": "steps", "save_steps": 3, "epo_lambda": 0.1, "trust_checkpoint": True}
-    return make_trainer(folder, **{**settings, **changes})
 
 
 @pytest.mark.parametrize("history", ["step", pytest.param("turn", marks=pytest.mark.slow)])

@@ -1,15 +1,14 @@
 """PPO on a batch whose episodes do not differ in reward: the policy stays, the critic learns, and the log says so."""
 
 import math
-import random
 from dataclasses import replace
 
 import pytest
 import torch
-from test_epo_trainer import logged
-from test_gae import CREDITS, batch_of, random_batch
-from test_ppo_trainer import inject, parts
-from trainer_kit import catch_step, difference, largest, make_episode, make_episodes, make_ppo, make_trainer
+from gae_batches import CREDITS, batch_of, random_batch
+from ppo_kit import inject, paid, parts, step_on
+from run_kit import logged
+from trainer_kit import catch_step, difference, largest, make_episodes, make_ppo, make_trainer
 
 from epo_trl.methods import Comm
 from epo_trl.methods.gae import TokenGAE, TurnGAE
@@ -19,27 +18,6 @@ from epo_trl.trainers.zero_signal import equal_outcomes
 from epo_trl.types import StopReason
 
 NO = math.nan
-
-
-def paid(*rewards, stop=StopReason.TURN_LIMIT):
-    """Returns an episode of one turn for each reward."""
-    episode = make_episode([(4, 1 + i % 3) for i in range(len(rewards))], 0.0, random.Random(len(rewards)), stop=stop)
-    turns = tuple(replace(turn, reward=reward) for turn, reward in zip(episode.turns, rewards, strict=True))
-    return replace(episode, turns=turns, won=stop is StopReason.WON)
-
-
-def step_on(folder, episodes, *, make=make_ppo, **changes):
-    """Returns a trainer after one optimizer step on these episodes, the batch, and the gradients."""
-    trainer = make(folder, per_device_train_batch_size=len(episodes), **{"epo_lambda": 0.0, **changes})
-    batches = []
-    trainer.play = lambda tasks, **kwargs: list(episodes)
-    if make is make_ppo:
-        trainer._final_states = lambda episodes: [[20 + i] * (e.stop is StopReason.TURN_LIMIT)
-                                                  for i, e in enumerate(episodes)]  # fmt: skip
-    original = trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda inputs: batches.append(original(inputs)) or batches[-1]
-    _, gradients = catch_step(trainer)
-    return trainer, batches[0], gradients
 
 
 # --------------------------------------------------------------------------------------------------------- the trainer

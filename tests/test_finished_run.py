@@ -2,11 +2,11 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from test_epo_trainer import StopAt, assert_bit_equal, resumable, weights
-from test_ppo_trainer import resumable as resumable_ppo
+from run_kit import StopAt, assert_bit_equal, resumable, resumable_ppo, weights
 from trainer_kit import make_trainer, make_warm_start
 
 from epo_trl.envs.toy import ToySuite
@@ -111,9 +111,7 @@ def test_train_alone_does_not_go_past_the_end_either(tmp_path):
 
 @pytest.mark.slow
 def test_a_warm_start_ends_once_too(tmp_path, monkeypatch):
-    from test_recipes import RECIPES
-
-    monkeypatch.syspath_prepend(str(RECIPES))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "recipes"))
     import make_train
 
     def warm_start(folder, rows=8):

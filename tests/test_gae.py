@@ -1,11 +1,11 @@
 """Generalized advantage estimation: numbers worked out by hand, a slow reference, and what each credit leaves alone."""
 
 import math
-import random
 from dataclasses import replace
 
 import pytest
 import torch
+from gae_batches import CREDITS, batch_of, random_batch
 
 from epo_trl.methods import Batch, Credit
 from epo_trl.methods.gae import OutcomeGAE, TokenGAE, TurnGAE
@@ -17,14 +17,6 @@ from epo_trl.trainers.value_statistics import value_statistics
 TURN_IDS = [0, 0, 1, 1, 1, 1, -1]
 RESPONSE = [1, 1, 0, 0, 1, 1, 0]
 VALUES = [1.0, 2.0, 50.0, 60.0, 3.0, 5.0, 70.0]  # 50, 60, 70 belong to no decision
-
-
-CREDITS = {"turn": TurnGAE, "token": TokenGAE, "outcome": OutcomeGAE}
-
-
-def batch_of(**tensors) -> Batch:
-    rows = len(tensors["values"])
-    return Batch(episodes=(), group_ids=torch.arange(rows), group_advantages=torch.full((rows,), math.nan), **tensors)
 
 
 def one_episode(final_value: float, rewards=(0.5, 10.0)) -> Batch:
@@ -93,29 +85,6 @@ def test_a_turn_of_one_token_is_its_first_and_its_last():
 
 
 # ------------------------------------------------------------------------------------------------- slow reference
-
-
-def random_batch(seed: int, rows: int = 6) -> Batch:
-    """Returns episodes of 0 to 6 turns, turns of 1 to 4 tokens with 0 to 3 of the environment between them."""
-    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    ids, masks = [], []
-    for row in range(rows):
-        ids.append([])
-        masks.append([])
-        for turn in range(rng.randrange(0, 7) if row else 0):
-            prompt, response = rng.randrange(4) if turn else 0, rng.randrange(1, 5)
-            ids[-1] += [turn] * (prompt + response)
-            masks[-1] += [0] * prompt + [1] * response
-    width = max(map(len, ids)) + 2
-    pad = [width - len(row) for row in ids]
-    return batch_of(
-        values=torch.randn(rows, width, dtype=torch.float64, generator=generator),
-        turn_rewards=torch.randn(rows, 7, dtype=torch.float64, generator=generator),
-        final_values=torch.randn(rows, dtype=torch.float64, generator=generator)
-        * torch.tensor([rng.random() < 0.5 for _ in range(rows)]),
-        turn_ids=torch.tensor([row + [-1] * n for row, n in zip(ids, pad, strict=True)]),
-        mask=torch.tensor([row + [0] * n for row, n in zip(masks, pad, strict=True)]),
-    )
 
 
 def discounted_sum(deltas: list[float], factor: float) -> list[float]:

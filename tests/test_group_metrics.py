@@ -1,7 +1,7 @@
 """What is logged about groups: by hand, over ranks, and in a run."""
 
 import pytest
-from test_epo_trainer import logged
+from run_kit import logged
 from trainer_kit import make_ppo, make_trainer
 
 from epo_trl.methods import Comm

@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from test_epo_trainer import logged
-from test_equal_outcomes import paid, step_on
+from ppo_kit import paid, step_on
+from run_kit import logged
 from trainer_kit import largest, make_ppo, make_trainer
 
 from epo_trl.rollout.rules import LARGEST_REWARD

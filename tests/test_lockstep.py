@@ -8,10 +8,9 @@ import os
 import pickle
 
 import pytest
-from launcher import WORLD, launched_once
+from launcher import WORLD, launched_once, needs_deepspeed
 from lockstep_worker import MODES, SETTINGS, SHARE, as_for_a_server, games
-from test_distributed import needs_deepspeed
-from test_epo_trainer import StopAt
+from run_kit import StopAt
 from trainer_kit import ROWS, difference, largest, make_trainer
 from transformers import AutoModelForCausalLM, TrainerCallback
 

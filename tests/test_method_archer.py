@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_epo_trainer import assert_bit_equal, logged, weights
+from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import difference, make_config, make_episodes, make_model, make_ppo, make_trainer, saved
 
 from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on

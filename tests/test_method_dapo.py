@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from test_epo_trainer import assert_bit_equal, logged, resumable, weights
+from run_kit import assert_bit_equal, logged, resumable, weights
 from trainer_kit import GROUP, ROWS, make_config, make_episodes, make_trainer, settle_by_task
 
 from epo_trl.methods import Comm, Group, StepSummary, build_methods

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from test_epo_trainer import logged
+from run_kit import logged
 from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
 
 from epo_trl.methods import Batch, StepSummary

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from test_epo_trainer import assert_bit_equal, logged, weights
+from fused_heads import HEADS, IDS, PROMPTS, RESPONSE, TURNS, head_of
+from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import (
     assert_same_function,
     catch_step,
@@ -18,25 +19,17 @@ from trainer_kit import (
     make_trainer,
     saved,
 )
-from transformers import CohereConfig, CohereForCausalLM, GraniteConfig, GraniteForCausalLM, PhiConfig, PhiForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from epo_trl.methods import Method, MicroBatch, Need, StepSummary
 from epo_trl.methods.ref_nucleus import ReferenceNucleus
 from epo_trl.models import fused_head
-from epo_trl.models.fused_head import HeadInput, nucleus, nucleus_entropy
+from epo_trl.models.fused_head import nucleus, nucleus_entropy
 from epo_trl.trainers.batches import layout_in
 from epo_trl.trainers.turn_forward import find_nuclei, score_turns
 from epo_trl.trainers.turn_layout import TurnLayout, cut_turns
 
 NO = -1
-
-
-def head_of(probabilities, **settings):
-    """Returns a head whose positions have these distributions, and the logits."""
-    logits = torch.tensor(probabilities, dtype=torch.float64).log().requires_grad_()
-    given = {"bias": None, "temperature": 1.0, "softcap": None, "scale": 1.0, **settings}
-    return HeadInput(logits, torch.eye(logits.shape[1], dtype=torch.float64), **given), logits
 
 
 # --------------------------------------------------------------------------------------------------------- by hand
@@ -109,37 +102,6 @@ def test_the_weight_follows_its_schedule_down_to_nothing():
 
 
 # ------------------------------------------------------------------------------------------ against a plain softmax
-
-
-def untied():
-    torch.manual_seed(0)
-    model = make_model()
-    model.lm_head.weight = torch.nn.Parameter(0.4 * torch.randn_like(model.lm_head.weight))
-    return model
-
-
-def other(config, model, **sizes):
-    torch.manual_seed(0)
-    made = model(config(vocab_size=80, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-                        num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=False, **sizes))  # fmt: skip
-    for parameter in made.parameters():
-        parameter.data.normal_(0, 0.3)
-    return made.eval()
-
-
-HEADS = {
-    "tied": make_model,
-    "untied": untied,
-    "soft cap": lambda: make_model("gemma2"),
-    "scaled": lambda: other(CohereConfig, CohereForCausalLM, logit_scale=0.7),
-    "divided": lambda: other(GraniteConfig, GraniteForCausalLM, logits_scaling=0.7),
-    "bias": lambda: other(PhiConfig, PhiForCausalLM),
-}
-# Two episodes of two turns; response tokens are those with a 1.
-IDS = torch.tensor([[10, 11, 12, 13, 14, 20, 21, 22], [0, 15, 16, 25, 26, 27, 28, 0]])
-TURNS = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, -1]])
-RESPONSE = torch.tensor([[1, 1, 0, 0, 1], [0, 0, 1, 1, 0]])
-PROMPTS = torch.tensor([3, 2])
 
 
 def plain(model, reference, sequence, temperature, cut):

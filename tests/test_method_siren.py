@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from method_batches import batch_of, check_two_ranks
-from test_epo_trainer import assert_bit_equal, logged, weights
+from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import (
     catch_step,
     compute_in_float64,

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from method_table import CASES
-from test_epo_trainer import logged
+from method_table import CASES, PPO, SLOT, config_of, trainer_of, without
+from run_kit import logged
 from trainer_kit import (
     GROUP,
     ROWS,
@@ -11,38 +11,15 @@ from trainer_kit import (
     difference,
     largest,
     make_config,
-    make_episodes,
-    make_ppo,
-    make_trainer,
     saved,
 )
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.scienceworld import ScienceWorldSuite
-from epo_trl.envs.wrapper import SuiteWrapper
-from epo_trl.methods import METHODS, Need, build_methods
+from epo_trl.envs.toy import ToySuite
+from epo_trl.methods import Need, build_methods
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
-
-SLOT = {name: slot for slot, names in METHODS.items() for name in names}
-PPO = ("turn", "token", "outcome")
-
-
-def config_of(name, settings, fields):
-    """Returns the changes of a configuration that switch a method on."""
-    kwargs = {"method_kwargs": {name: dict(settings)}} if settings else {}
-    return {"epo_lambda": 0.0, **fields, **kwargs, SLOT[name]: name if SLOT[name] == "credit" else [name]}
-
-
-def without(name):
-    """Returns the changes that leave it out."""
-    return {"epo_lambda": 0.0, **({} if SLOT[name] == "credit" else {SLOT[name]: []})}
-
-
-def trainer_of(folder, name, changes):
-    trainer = (make_ppo if name in PPO else make_trainer)(folder, **changes)
-    trainer.play = lambda tasks, **kwargs: make_episodes()
-    return trainer
 
 
 def test_every_method_has_its_line():
@@ -99,49 +76,42 @@ def test_what_it_needs_is_asked_for(tmp_path, name):
             make_config(tmp_path, kind=EPOPPOConfig, **{**changes, **credit, "num_generations": 1})
 
 
-class Lending(SuiteWrapper):
-    """Lends environments that were given back: a Java process takes seconds to start."""
-
-    def __init__(self, suite):
-        super().__init__(suite)
-        self.idle = []
-
-    def make_env(self):
-        if self.idle:
-            return self.idle.pop()
-        env = self.suite.make_env()
-        env.close = lambda: self.idle.append(env)
-        return env
-
-
-@pytest.fixture(scope="module", params=["alfworld", "scienceworld"])
-def world(request):
-    """Yields a suite and the rollout's settings in it."""
-    if request.param == "alfworld":
-        yield GeneratedAlfworld(n_train=8, n_iid=2, n_ood=0), {"prompt_template": "compact"}
-        return
-    suite = Lending(ScienceWorldSuite(jvms=1))
-    yield suite, {"prompt_template": "scienceworld_compact"}
-    for env in suite.idle:
-        type(env).close(env)
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """Returns a tokenizer, and what untrained policies play: in each of two RL steps a group in ALFWorld and one in
+    ScienceWorld, the latter with a critic."""
+    tokenizer = build_tokenizer(["look around , open door to kitchen"])
+    steps = [[], []]
+    for kind, config, suite, template in (
+        (EPOTrainer, EPOConfig, GeneratedAlfworld(n_train=8, n_iid=2, n_ood=0), "compact"),
+        (EPOPPOTrainer, EPOPPOConfig, ScienceWorldSuite(jvms=1), "scienceworld_compact"),
+    ):
+        args = make_config(tmp_path_factory.mktemp("played"), kind=config, prompt_template=template, max_steps=2,
+                           per_device_train_batch_size=GROUP, max_turns=2, max_prompt_length=1200,
+                           max_completion_length=4, eval_episodes=1)  # fmt: skip
+        trainer = kind(build_model(tokenizer, hidden_size=32, heads=2), suite, args=args, processing_class=tokenizer)
+        play, parts = trainer.play, iter(steps)
+        trainer.play = lambda tasks, play=play, parts=parts, **kw: next(parts).extend(new := play(tasks, **kw)) or new
+        trainer.train()
+        trainer.close_envs()
+    return tokenizer, steps
 
 
 @pytest.mark.slow
 @pytest.mark.games
 @pytest.mark.parametrize("name", CASES)
-def test_it_trains_in_both_worlds(tmp_path, world, name):
-    suite, rollout = world
-    case = CASES[name]
-    tokenizer = build_tokenizer(["look around , open door to kitchen"])
-    kind, config = (EPOPPOTrainer, EPOPPOConfig) if name in PPO else (EPOTrainer, EPOConfig)
-    steps = 2 * case.fields.get("num_iterations", 1)
-    args = make_config(
-        tmp_path, kind=config, per_device_train_batch_size=GROUP, max_steps=steps, max_turns=2, max_prompt_length=1200,
-        max_completion_length=4, eval_episodes=1, **rollout, **config_of(name, case.settings, case.fields),
-    )  # fmt: skip
+def test_it_trains_on_episodes_of_both_worlds(tmp_path, played, name):
+    tokenizer, steps = played
+    case, kind, config = CASES[name], EPOTrainer, EPOConfig
+    ends = {}
+    if name in PPO:
+        kind, config, ends = EPOPPOTrainer, EPOPPOConfig, {"bootstrap_truncated": False}
+    updates = case.fields.get("num_iterations", 1)
+    args = make_config(tmp_path, kind=config, max_steps=2 * updates, **ends,
+                       **config_of(name, case.settings, case.fields))  # fmt: skip
     model = saved(build_model(tokenizer, hidden_size=32, heads=2), tmp_path / "start")
-    trainer = kind(model, suite, args=args, processing_class=tokenizer)
+    trainer, parts = kind(model, ToySuite(), args=args, processing_class=tokenizer), iter(steps)
+    trainer.play = lambda tasks, **kwargs: next(parts)
     trainer.train()
-    trainer.close_envs()
-    assert trainer.rl_step == 2 and len(logged(trainer, "loss")) == steps
+    assert trainer.rl_step == 2 and len(logged(trainer, "loss")) == 2 * updates
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())

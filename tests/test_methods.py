@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from test_epo_trainer import logged
+from run_kit import logged
 from trainer_kit import (
     GROUP,
     ROWS,

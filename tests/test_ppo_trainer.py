@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import safetensors.torch
 import torch
-from test_epo_trainer import StopAt, assert_bit_equal, logged, weights
+from ppo_kit import STATES, inject, is_critic, parts
+from run_kit import KINDS, StopAt, assert_bit_equal, logged, lora, resumable_ppo, weights
 from trainer_kit import (
     ROWS,
     catch_step,
@@ -37,29 +38,6 @@ from epo_trl.types import StopReason
 
 CRITICS = ["separate", "value_head"]
 CONTEXTS = ["windowed", "concatenated"]
-STATES = [[20, 21, 22], [23], [24, 25], [], [26], [], [], [27, 28]]  # after the last turn of `make_episodes()`
-
-
-def inject(trainer, seed=0):
-    """Lets the trainer "play" the episodes made by hand; returns the batches that come out of them."""
-    batches = []
-    trainer.play = lambda tasks, **kwargs: make_episodes(seed)
-    trainer._final_states = lambda episodes: [list(state) for state in STATES]
-    original = trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda inputs: batches.append(original(inputs)) or batches[-1]
-    return batches
-
-
-def is_critic(name):
-    return "critic." in name
-
-
-def parts(gradients):
-    """Returns the policy's and the critic's share of named tensors."""
-    policy = {name: value for name, value in gradients.items() if not is_critic(name)}
-    critic = {name: value for name, value in gradients.items() if is_critic(name)}
-    assert policy and critic
-    return policy, critic
 
 
 # ------------------------------------------------------------------------------------------------------------- values
@@ -442,11 +420,6 @@ def test_every_trained_parameter_is_in_one_group_only(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- adapters
 
 
-def lora(**changes):
-    peft = pytest.importorskip("peft")
-    return peft.LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **changes)
-
-
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize(("critic", "adapter"), [("separate", False), ("separate", True), ("value_head", False)])
 def test_a_policy_with_an_adapter_trains_with_every_critic(tmp_path, context, critic, adapter):
@@ -475,35 +448,17 @@ def test_an_adapter_of_the_policy_does_not_reach_into_the_critic(tmp_path):
 
 # -------------------------------------------------------------------------------------------------------- checkpoints
 
-KINDS = {
-    "separate": {},
-    "value head": {"critic": "value_head"},
-    "adapter": {"peft": True},
-    "two adapters": {"peft": True, "critic_use_peft": True},
-}
-
-
-def resumable(folder, kind="separate", **changes):
-    settings = {**KINDS[kind], **changes}
-    peft_config = lora() if settings.pop("peft", False) else None
-    return make_ppo(
-        folder, peft_config=peft_config, save_strategy="steps",
-        **{"save_steps": 3, "max_steps": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
-           "epo_lambda": 0.1, "gae_lambda": 0.9, "critic_learning_rate": 3e-2, "critic_warmup_steps": 1,
-           "trust_checkpoint": True, **settings},
-    )  # fmt: skip
-
 
 @pytest.mark.parametrize(
     "kind", ["separate", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "separate")]
 )
 def test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped(tmp_path, kind):
-    straight = resumable(tmp_path / "straight", kind)
+    straight = resumable_ppo(tmp_path / "straight", kind)
     before = weights(straight)
     straight.train()
-    stopped = resumable(tmp_path / "stopped", kind, callbacks=[StopAt(3)])
+    stopped = resumable_ppo(tmp_path / "stopped", kind, callbacks=[StopAt(3)])
     stopped.train()
-    resumed = resumable(tmp_path / "stopped", kind)
+    resumed = resumable_ppo(tmp_path / "stopped", kind)
     resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / "checkpoint-3"))
     assert min(moved(straight, weights(stopped))) > 1e-4 and min(moved(straight, before)) > 1e-4
     assert_bit_equal(weights(resumed), weights(straight))
@@ -518,16 +473,16 @@ def test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped(tmp_path, kind
 
 def test_a_run_with_several_epochs_resumes_bit_equal(tmp_path):
     settings = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "num_iterations": 2, "save_steps": 4}
-    straight = resumable(tmp_path / "straight", max_steps=8, **settings)
+    straight = resumable_ppo(tmp_path / "straight", max_steps=8, **settings)
     straight.train()
-    resumed = resumable(tmp_path / "resumed", max_steps=8, **settings)
+    resumed = resumable_ppo(tmp_path / "resumed", max_steps=8, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / "checkpoint-4"))
     assert_bit_equal(weights(resumed), weights(straight))
 
 
 @pytest.mark.parametrize("kind", ["separate", "value head"])
 def test_the_saved_policy_loads_alone_and_has_no_critic(tmp_path, kind):
-    trainer = resumable(tmp_path, kind, max_steps=3)
+    trainer = resumable_ppo(tmp_path, kind, max_steps=3)
     trainer.train()
     trainer.save_model(str(tmp_path / "final"))
     text = "go to drawer 3 <action> look </action><|im_end|>"
@@ -545,7 +500,7 @@ def test_the_saved_policy_loads_alone_and_has_no_critic(tmp_path, kind):
 
 
 def test_a_saved_adapter_has_no_critic_and_an_adapted_critic_saves_what_it_trains(tmp_path):
-    trainer = resumable(tmp_path, "two adapters", max_steps=3)
+    trainer = resumable_ppo(tmp_path, "two adapters", max_steps=3)
     trainer.train()
     adapter = safetensors.torch.load_file(tmp_path / "checkpoint-3" / "adapter_model.safetensors")
     assert len(adapter) == 8 and not any("critic" in name for name in adapter)  # 2 layers, q and v, A and B
@@ -555,13 +510,13 @@ def test_a_saved_adapter_has_no_critic_and_an_adapted_critic_saves_what_it_train
 
 @pytest.mark.filterwarnings("ignore:.*resumed with other settings")
 def test_a_checkpoint_without_its_critic_or_with_another_kind_is_refused(tmp_path):
-    resumable(tmp_path, max_steps=3).train()
+    resumable_ppo(tmp_path, max_steps=3).train()
     checkpoint = str(tmp_path / "checkpoint-3")
     with pytest.raises(ValueError, match="resume_from_checkpoint: .*same kind of critic, got .* with 20 extra"):
-        resumable(tmp_path, "value head", resume_with_changes=True).train(resume_from_checkpoint=checkpoint)
+        resumable_ppo(tmp_path, "value head", resume_with_changes=True).train(resume_from_checkpoint=checkpoint)
     (tmp_path / "checkpoint-3" / CRITIC_FILE).unlink()
     with pytest.raises(ValueError, match=f"resume_from_checkpoint: .*{CRITIC_FILE} is missing"):
-        resumable(tmp_path).train(resume_from_checkpoint=checkpoint)
+        resumable_ppo(tmp_path).train(resume_from_checkpoint=checkpoint)
 
 
 def test_a_policy_by_name_gets_its_critic_from_the_same_files(tmp_path):

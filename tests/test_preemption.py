@@ -5,7 +5,7 @@ import signal
 import threading
 
 import pytest
-from test_epo_trainer import assert_bit_equal, weights
+from run_kit import assert_bit_equal, checkpoints, weights
 from trainer_kit import make_trainer
 from transformers import TrainerCallback
 
@@ -32,10 +32,6 @@ def run(folder, *callbacks, **changes):
     trainer = make_trainer(folder, callbacks=list(callbacks), **{"max_steps": 4, **changes})
     trainer.train()
     return trainer
-
-
-def checkpoints(folder):
-    return sorted(path.name for path in folder.glob("checkpoint-*"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from test_plots import write_events
+from event_files import write_events
 from transformers import PreTrainedModel, modeling_utils
 
 from epo_trl.launch.quiet import quiet

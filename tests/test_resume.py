@@ -16,8 +16,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from test_epo_trainer import StopAt, assert_bit_equal, logged, resumable, weights
-from test_ppo_trainer import resumable as resumable_ppo
+from run_kit import MINI_BATCHES, StopAt, assert_bit_equal, logged, resumable, resumable_ppo, weights
 from trainer_kit import make_model, make_trainer, make_warm_start
 
 from epo_trl.envs.toy import ToySuite
@@ -34,7 +33,6 @@ from epo_trl.trainers import EPOPPOConfig
 
 TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
-MINI_BATCHES = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "num_iterations": 2, "save_steps": 1}
 
 
 def left(folder):

@@ -5,7 +5,7 @@ from dataclasses import astuple, fields
 import pytest
 import torch
 from rollout_parts import ScriptedEnv, ScriptedPolicy, byte_tokenizer, context_of
-from test_epo_trainer import logged
+from run_kit import logged
 from trainer_kit import make_episodes, make_trainer
 
 from epo_trl.envs.base import Faults

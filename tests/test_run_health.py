@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_epo_trainer import logged, weights
+from run_kit import logged, weights
 from trainer_kit import make_episodes, make_trainer
 
 from epo_trl.trainers.run_health import RunHealth, watched_entropy

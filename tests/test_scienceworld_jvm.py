@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import assert_gone, assert_soon, is_running
 from rollout_parts import ScriptedPolicy, answer, byte_tokenizer, context_of
 
 from epo_trl.envs import EnvError
@@ -40,25 +41,6 @@ if sys.argv[1] == "crash":
 while True:
     env.step("wait")
 """
-
-
-def is_running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def assert_soon(holds, seconds=10.0):
-    until = time.monotonic() + seconds
-    while not holds() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert holds()
-
-
-def assert_gone(pids):
-    assert_soon(lambda: not any(map(is_running, pids)))
 
 
 def pids_of(suite):

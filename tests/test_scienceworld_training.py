@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_epo_trainer import logged
+from run_kit import logged
 from trainer_kit import make_config
 
 from epo_trl.envs.scienceworld import JvmSettings, ScienceWorldSuite

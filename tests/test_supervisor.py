@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 
-from test_scienceworld_jvm import assert_gone, is_running
+from processes import assert_gone, is_running
 
 from epo_trl.envs.supervisor import ChildProcess
 

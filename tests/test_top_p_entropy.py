@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 import trl.trainer.utils as trl_utils
-from test_method_ref_nucleus import HEADS, IDS, PROMPTS, RESPONSE, TURNS, head_of
+from fused_heads import HEADS, IDS, PROMPTS, RESPONSE, TURNS, head_of
 from trainer_kit import assert_same_function, make_model
 from trl.trainer.utils import add_fused_lm_head
 

@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from test_epo_trainer import StopAt, assert_bit_equal, logged, resumable, weights
-from test_ppo_trainer import resumable as resumable_ppo
+from run_kit import StopAt, assert_bit_equal, logged, resumable, resumable_ppo, weights
 from trainer_kit import make_ppo, make_trainer
 from transformers import TrainerCallback
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from test_epo_trainer import assert_bit_equal, logged, weights
+from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import make_ppo, make_trainer
 from transformers import TrainerCallback
 

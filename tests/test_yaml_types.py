@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
-from test_recipe_command import parse
+from trl import ModelConfig
 
-from epo_trl.launch import RecipeError
+from epo_trl.launch import AlgorithmArguments, RecipeError, parse_recipe
 from epo_trl.launch.yaml_types import check_kinds
+from epo_trl.trainers import EPOConfig
 
 
 @dataclass
@@ -82,4 +83,4 @@ def test_a_recipe_refuses_them(text, says, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(RecipeError, match=says):
-        parse("--config", str(path))
+        parse_recipe(EPOConfig, ModelConfig, AlgorithmArguments, environment="alfworld", argv=["--config", str(path)])

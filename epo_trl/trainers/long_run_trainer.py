@@ -77,7 +77,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
             "reward_funcs": self.reward_func_names,
             "suite": self.suite.name,
             "environment": dict(self.suite.settings),
-            "train_tasks": model_digest(self.train_dataset["prompt"], "tasks"),
+            "train_tasks": model_digest(self.train_dataset["prompt"][:], "tasks"),
         }
 
     def _run_state(self) -> dict[str, Any]:

@@ -21,9 +21,7 @@ from test_ppo_trainer import (
     test_old_log_probs_and_values_are_those_of_the_collecting_policy_in_every_epoch,
     test_the_gradient_does_not_depend_on_how_the_batch_is_cut,
 )
-from test_ppo_trainer import (
-    test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped as test_ppo_resumes_bit_equal,
-)
+from test_ppo_trainer import test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped as test_ppo_resumes_bit_equal
 from test_ppo_trainer import (
     test_a_run_with_gradient_checkpointing_is_bit_equal as test_ppo_with_gradient_checkpointing_is_bit_equal,
 )

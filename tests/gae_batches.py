@@ -1,0 +1,39 @@
+"""Batches of values and rewards, made by hand and at random, for the generalized advantage estimation."""
+
+import math
+import random
+
+import torch
+
+from epo_trl.methods import Batch
+from epo_trl.methods.gae import OutcomeGAE, TokenGAE, TurnGAE
+
+CREDITS = {"turn": TurnGAE, "token": TokenGAE, "outcome": OutcomeGAE}
+
+
+def batch_of(**tensors) -> Batch:
+    rows = len(tensors["values"])
+    return Batch(episodes=(), group_ids=torch.arange(rows), group_advantages=torch.full((rows,), math.nan), **tensors)
+
+
+def random_batch(seed: int, rows: int = 6) -> Batch:
+    """Returns episodes of 0 to 6 turns, turns of 1 to 4 tokens with 0 to 3 of the environment between them."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    ids, masks = [], []
+    for row in range(rows):
+        ids.append([])
+        masks.append([])
+        for turn in range(rng.randrange(0, 7) if row else 0):
+            prompt, response = rng.randrange(4) if turn else 0, rng.randrange(1, 5)
+            ids[-1] += [turn] * (prompt + response)
+            masks[-1] += [0] * prompt + [1] * response
+    width = max(map(len, ids)) + 2
+    pad = [width - len(row) for row in ids]
+    return batch_of(
+        values=torch.randn(rows, width, dtype=torch.float64, generator=generator),
+        turn_rewards=torch.randn(rows, 7, dtype=torch.float64, generator=generator),
+        final_values=torch.randn(rows, dtype=torch.float64, generator=generator)
+        * torch.tensor([rng.random() < 0.5 for _ in range(rows)]),
+        turn_ids=torch.tensor([row + [-1] * n for row, n in zip(ids, pad, strict=True)]),
+        mask=torch.tensor([row + [0] * n for row, n in zip(masks, pad, strict=True)]),
+    )

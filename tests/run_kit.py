@@ -1,0 +1,65 @@
+"""What runs leave behind, and runs that can be stopped and resumed."""
+
+import pytest
+import torch
+from trainer_kit import make_ppo, make_trainer
+from transformers import TrainerCallback
+
+
+def logged(trainer, name):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def weights(trainer):
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+def assert_bit_equal(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            control.should_training_stop = True
+
+
+def resumable(folder, **changes):
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 6}
+    settings |= {"save_strategy": "steps", "save_steps": 3, "epo_lambda": 0.1, "trust_checkpoint": True}
+    return make_trainer(folder, **{**settings, **changes})
+
+
+def lora(**changes):
+    peft = pytest.importorskip("peft")
+    return peft.LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **changes)
+
+
+KINDS = {
+    "separate": {},
+    "value head": {"critic": "value_head"},
+    "adapter": {"peft": True},
+    "two adapters": {"peft": True, "critic_use_peft": True},
+}
+
+
+def resumable_ppo(folder, kind="separate", **changes):
+    settings = {**KINDS[kind], **changes}
+    peft_config = lora() if settings.pop("peft", False) else None
+    return make_ppo(
+        folder, peft_config=peft_config, save_strategy="steps",
+        **{"save_steps": 3, "max_steps": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
+           "epo_lambda": 0.1, "gae_lambda": 0.9, "critic_learning_rate": 3e-2, "critic_warmup_steps": 1,
+           "trust_checkpoint": True, **settings},
+    )  # fmt: skip
+
+
+MINI_BATCHES = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "num_iterations": 2, "save_steps": 1}
+
+
+def checkpoints(folder):
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
