@@ -36,7 +36,7 @@ LAYERS = {"errors": set(), **{part: others | {"errors"} for part, others in LAYE
 LAYERS["cli"] = set(LAYERS)
 # Third-party modules that a part must not import, not even inside a function.
 HEAVY = {"torch", "trl", "transformers", "accelerate", "datasets", "peft", "deepspeed"}
-GAMES = {"alfworld", "textworld", "scienceworld", "py4j", "gymnasium", "openenv"}
+GAMES = {"alfworld", "textworld", "scienceworld", "py4j", "gymnasium", "openenv", "bm25s"}
 FORBIDDEN = {
     "types": HEAVY | GAMES,
     "objectives": (HEAVY - {"torch"}) | GAMES,

@@ -11,7 +11,16 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("alfworld", "scienceworld", "openenv", "deepspeed", "notebooks", "docs", "dev")  # what `make` installs
+EXTRAS = (
+    "alfworld",
+    "scienceworld",
+    "webshop",
+    "openenv",
+    "deepspeed",
+    "notebooks",
+    "docs",
+    "dev",
+)  # what `make` installs
 
 
 @pytest.fixture(scope="module")

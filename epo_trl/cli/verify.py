@@ -1,4 +1,4 @@
-"""`epo-trl verify WORLD`: compare game engines."""
+"""`epo-trl verify WORLD`: compare game engines, or check a shop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from epo_trl.cli.base import at_least, make_parser, say
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compares the engines; returns 0 if they agree, else 1."""
+    """Runs the check of a world; returns 0 if all is well, else 1."""
     args = _parser().parse_args(argv)
     return int(args.run(args))
 
@@ -22,11 +22,28 @@ def _alfworld(args: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
+def _webshop(args: argparse.Namespace) -> int:
+    from epo_trl.envs.webshop import GeneratedWebShop
+    from epo_trl.envs.webshop.verify import verify_release, verify_shop
+
+    if args.generated:
+        report = verify_shop(GeneratedWebShop(), args.goals)
+    else:
+        report = verify_release(args.path, args.catalogue, args.instructions, args.goals)
+    for line in report.lines:
+        say(line)
+    return 0 if report.ok else 1
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("verify", "Compares game engines on games.")
-    alfworld = parser.add_subparsers(required=True, metavar="WORLD").add_parser(
-        "alfworld", help="compare the fast engine with the stock engine"
-    )
+    parser = make_parser("verify", "Compares game engines on games, or checks a shop.")
+    worlds = parser.add_subparsers(required=True, metavar="WORLD")
+    _add_alfworld(worlds.add_parser("alfworld", help="compare the fast engine with the stock engine"))
+    _add_webshop(worlds.add_parser("webshop", help="check the release's files and whether its goals can be met"))
+    return parser
+
+
+def _add_alfworld(alfworld: argparse.ArgumentParser) -> None:
     alfworld.add_argument("path", metavar="PATH", help="folder of games, for example $ALFWORLD_DATA")
     alfworld.add_argument(
         "--max-games",
@@ -40,4 +57,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     alfworld.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random player (default: 0)")
     alfworld.set_defaults(run=_alfworld)
-    return parser
+
+
+def _add_webshop(webshop: argparse.ArgumentParser) -> None:
+    webshop.add_argument("path", metavar="PATH", nargs="?", help="folder of the release's JSON files ($WEBSHOP_DATA)")
+    webshop.add_argument("--generated", action="store_true", help="check the generated shop instead")
+    webshop.add_argument("--catalogue", choices=("small", "all"), default="small", help="which files (default: small)")
+    webshop.add_argument(
+        "--instructions", choices=("human", "synthetic"), default="human", help="which goals (default: human)"
+    )
+    webshop.add_argument(
+        "--goals", type=at_least(1), default=500, metavar="N", help="number of test goals to play (default: 500)"
+    )
+    webshop.set_defaults(run=_webshop)

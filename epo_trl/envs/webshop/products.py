@@ -1,4 +1,4 @@
-"""Products of the shop, and goals: what a customer asks for."""
+"""The data of a shop: products, and goals, which say what a customer asks for."""
 
 from __future__ import annotations
 
@@ -71,6 +71,14 @@ class Goal:
     attributes: tuple[str, ...]
     options: tuple[str, ...]
     price_bound: float
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """The products of a shop, and its goals by split, in order."""
+
+    products: tuple[Product, ...]
+    goals: Mapping[str, tuple[Goal, ...]]
 
 
 def draw_price_bound(price: float, rng: random.Random) -> float:

@@ -1,0 +1,83 @@
+"""Settings of WebShop for recipes and configs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.envs.webshop.generator import ShopSettings
+from epo_trl.envs.webshop.release import data_folder
+from epo_trl.envs.webshop.webshop_suite import PAGE_SIZE, GeneratedWebShop, WebShopData
+
+GOODS = ("data", "generated")
+
+
+@dataclass
+class WebShopArguments:
+    """The choice of WebShop products and goals."""
+
+    # Settings that a resumed run may change: they do not change what is learned.
+    MAY_CHANGE: ClassVar[frozenset[str]] = frozenset({"webshop_data"})
+
+    goods: str = field(
+        default="data",
+        metadata={"help": "'data': the products in webshop_data; 'generated': an invented shop, no download."},
+    )
+    webshop_data: str | None = field(
+        default=None,
+        metadata={"help": "Folder of the release's JSON files; by default $WEBSHOP_DATA. For goods='data'."},
+    )
+    catalogue: str = field(
+        default="small", metadata={"help": "'small': the release's 1,000 products; 'all': its 1.18 million."}
+    )
+    instructions: str = field(
+        default="human", metadata={"help": "'human': written by people; 'synthetic': made from the products."}
+    )
+    n_iid: int = field(default=500, metadata={"help": "Number of test goals."})
+    n_dev: int = field(
+        default=1000, metadata={"help": "Number of the release's goals after those, which training leaves out too."}
+    )
+    n_train: int = field(default=4000, metadata={"help": "Number of training goals of a generated shop."})
+    n_products: int = field(default=1000, metadata={"help": "Number of products of a generated shop."})
+    hidden_attributes: int = field(
+        default=1,
+        metadata={"help": "Number of a generated product's three attributes that only its features page shows."},
+    )
+    shop_seed: int = field(default=0, metadata={"help": "Seed of the generated shop."})
+    page_size: int = field(default=PAGE_SIZE, metadata={"help": "Number of products on a page of results."})
+    spacy_model: str = field(
+        default="",
+        metadata={
+            "help": "spaCy model that finds the nouns of titles, as in the paper, for example 'en_core_web_sm'; by "
+            "default the reward compares all words of titles."
+        },
+    )
+
+    @classmethod
+    def check_early(cls, given: Mapping[str, Any]) -> None:
+        """Raises `EnvError` if the folder named in the raw config is missing."""
+        if given.get("goods", cls.goods) == "data":
+            data_folder(given.get("webshop_data"))
+
+    def make_suite(self) -> TaskSuite:
+        """Creates the task suite.
+
+        Raises:
+            EnvError: If a field is invalid, or the folder of the data is missing.
+        """
+        if self.goods == "data":
+            return WebShopData(
+                self.webshop_data,
+                self.catalogue,
+                self.instructions,
+                self.n_iid,
+                self.n_dev,
+                page_size=self.page_size,
+                spacy_model=self.spacy_model,
+            )
+        if self.goods != "generated":
+            raise EnvError(f"goods: expected one of {', '.join(GOODS)}, got {self.goods!r}")
+        shop = ShopSettings(self.n_products, self.n_train, self.n_iid, self.hidden_attributes, self.shop_seed)
+        return GeneratedWebShop(shop, page_size=self.page_size, spacy_model=self.spacy_model)

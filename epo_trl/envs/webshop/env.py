@@ -1,0 +1,80 @@
+"""`WebShopEnv`: a visit to the shop behind the interface of `epo_trl.envs.base`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.envs.webshop.products import Goal
+from epo_trl.envs.webshop.reward import Nouns, Score, score_purchase
+from epo_trl.envs.webshop.session import Session, Shop
+
+
+class WebShopEnv(TextEnv):
+    """A WebShop environment that plays any goal of its suite.
+
+    An action is `search[words]` or `click[label]`. The episode ends with `click[buy now]`, whose reward is the paper's,
+    from 0 to 1; every other step's is 0. A reward of exactly 1 wins. The environment never truncates.
+
+    Besides the required keys, `info` holds `accepted`, `score` (100 times the reward), `state_key`, `task_id`, `page`
+    (name of the page), `content` (tuple of its texts below the instruction), `actions` (tuple of what can be done) and
+    `chosen` (tuple of the chosen option values). Searches cannot be listed, so `admissible_actions` is `None`.
+
+    Args:
+        open_shop: Returns the shop; called by the first `reset`.
+        find_goal: Returns the goal of a task id, or raises `EnvError`.
+        nouns: Function that lists the nouns of a title, see `score_purchase`.
+    """
+
+    def __init__(
+        self, open_shop: Callable[[], Shop], find_goal: Callable[[str], Goal], nouns: Nouns | None = None
+    ) -> None:
+        self._open_shop, self._find_goal, self._nouns = open_shop, find_goal, nouns
+        self._session: Session | None = None
+        self._task_id = ""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Returns the search page of `options["task_id"]` and the info. The shop is deterministic: `seed` is unused.
+
+        Raises:
+            EnvError: If there is no task id, or it is unknown.
+        """
+        task_id = (options or {}).get("task_id")
+        if not isinstance(task_id, str):
+            raise EnvError(f"options: expected a task id such as {{'task_id': 'train/0'}}, got {options!r}")
+        self._session, self._task_id = Session(self._open_shop(), self._find_goal(task_id)), task_id
+        return self._session.text, self._info(self._session, None, accepted=True)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Returns `(observation, reward, terminated, truncated, info)`.
+
+        Raises:
+            EnvError: If no episode is running.
+        """
+        session = self._session
+        if session is None or session.page == "done":
+            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
+        accepted = session.act(action)
+        bought = session.page == "done"
+        score = score_purchase(session.goal, session.item, session.chosen, self._nouns) if bought else None
+        reward = score.total if score else 0.0
+        return session.text, reward, bought, False, self._info(session, score, accepted)
+
+    def _info(self, session: Session, score: Score | None, accepted: bool) -> Info:
+        chosen = tuple(session.chosen.values())
+        asin = session.product.asin if session.product else ""
+        return {
+            "admissible_actions": None,
+            "accepted": accepted,
+            "won": score is not None and score.total == 1,
+            "score": 100 * score.total if score else 0.0,
+            "task": session.goal.instruction,
+            "task_type": session.goal.product.category,
+            "task_id": self._task_id,
+            "state_key": "|".join((session.page, session.query, str(session.number), asin, *sorted(chosen))),
+            "page": session.page,
+            "content": session.content,
+            "actions": session.actions,
+            "chosen": chosen,
+        }

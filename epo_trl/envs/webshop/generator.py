@@ -1,0 +1,188 @@
+"""A shop that is generated: products, and goals whose train and test lists share neither a product nor a wish.
+
+Scores on generated goals are not comparable with published WebShop numbers, see docs/webshop.md.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from zlib import crc32
+
+from epo_trl.envs.base import EnvError
+from epo_trl.envs.webshop.kinds import BRANDS, KINDS
+from epo_trl.envs.webshop.products import (
+    NO_BOUND,
+    Catalogue,
+    Goal,
+    Product,
+    Review,
+    draw_price_bound,
+    price_clause,
+)
+from epo_trl.envs.webshop.shopper import Wish
+
+SPLITS = ("train", "iid")
+_TEST_SHARE = 5  # every fifth product and every fifth wish belongs to the test list
+_ATTRIBUTES = 3  # of a product
+_VALUES = 4  # of an option of a product
+_ATTEMPTS = 200  # draws per goal
+_LETTERS = "0123456789ABCDEFGHJKLMNPQRSTUVWXYZ"
+_SENTENCES = (
+    "find me {attributes} {query}{options}{price}",
+    "i need {attributes} {query}{options}{price}",
+    "i am looking for {query}, {attributes}{options}{price}",
+    "please buy {query}, {attributes}{options}{price}",
+)
+_FEATURES = ("Customers like that it is {}", "Designed to be {}", "{}, as tested by our team")
+_DESCRIPTIONS = (
+    "{query} of {brand}, for every day.",
+    "{brand} has made {query} for twenty years.",
+    "By {brand}: {query} that last.",
+)
+_REVIEWS = (
+    ("Does what it says", "5", "I would buy it again."),
+    ("Fine", "4", "Arrived on time."),
+    ("Hm", "2", "Too late."),
+)
+
+
+@dataclass(frozen=True)
+class ShopSettings:
+    """Settings of a generated shop.
+
+    Args:
+        n_products: Number of products.
+        n_train, n_iid: Number of goals of each list.
+        hidden: Number of a product's three attributes that its title does not show, only its page of features.
+        seed: Seed of the products and goals.
+
+    Raises:
+        EnvError: If a setting is out of range.
+    """
+
+    n_products: int = 1000
+    n_train: int = 4000
+    n_iid: int = 500
+    hidden: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("n_products", 5), ("n_train", 1), ("n_iid", 0)):
+            if getattr(self, name) < least:
+                raise EnvError(f"{name}: expected an integer >= {least}, got {getattr(self, name)}")
+        if not 0 <= self.hidden <= _ATTRIBUTES:
+            raise EnvError(f"hidden_attributes: expected an integer from 0 to {_ATTRIBUTES}, got {self.hidden}")
+
+
+@lru_cache(maxsize=4)
+def generate(settings: ShopSettings) -> Catalogue:
+    """Generates a shop: the same for the same settings, in every process.
+
+    A goal's list depends on its product and on its wish (kind, attributes, options), so the lists stay disjoint
+    whatever their lengths. The instructions of a list are all different.
+
+    Raises:
+        EnvError: If there are too few products for that many goals.
+    """
+    products = tuple(_product(settings, index) for index in range(settings.n_products))
+    if len({product.asin for product in products}) < len(products):
+        raise EnvError(f"n_products: expected a smaller number, got {len(products)}: two products have the same id")
+    goals = {split: _goals(settings, split, products) for split in SPLITS if getattr(settings, f"n_{split}")}
+    return Catalogue(products, goals)
+
+
+def _product(settings: ShopSettings, index: int) -> Product:
+    rng = random.Random(f"webshop/{settings.seed}/product/{index}")
+    kind = KINDS[index % len(KINDS)]
+    brand = rng.choice(BRANDS)
+    attributes = tuple(rng.sample(kind.attributes, _ATTRIBUTES))
+    shown = attributes[: _ATTRIBUTES - settings.hidden]
+    low, high = kind.prices
+    price = round(rng.uniform(low, high)) - 0.01
+    features = [rng.choice(_FEATURES).format(attribute) for attribute in reversed(attributes)]  # the hidden ones first
+    reviews = rng.sample(_REVIEWS, rng.randrange(len(_REVIEWS) + 1))
+    return Product(
+        asin="B0" + "".join(rng.choices(_LETTERS, k=8)),
+        title=", ".join([f"{brand} {kind.query}".title(), *shown]),
+        category=kind.category,
+        query=kind.query,
+        path=kind.path,
+        price=price,
+        price_tag=f"${price:.2f}",
+        description=rng.choice(_DESCRIPTIONS).format(query=kind.query, brand=brand),
+        features=tuple(features),
+        options={name: _some(rng, values) for name, values in kind.options.items()},
+        attributes=attributes,
+        reviews=tuple(Review(*review) for review in reviews),
+    )
+
+
+def _some(rng: random.Random, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Draws the values that a product offers, in the order of the list."""
+    chosen = rng.sample(values, min(_VALUES, len(values)))
+    return tuple(value for value in values if value in chosen)
+
+
+def _goals(settings: ShopSettings, split: str, products: tuple[Product, ...]) -> tuple[Goal, ...]:
+    rng = random.Random(f"webshop/{settings.seed}/goals/{split}")
+    count, is_test = getattr(settings, f"n_{split}"), split != "train"
+    mine = [product for i, product in enumerate(products) if (i % _TEST_SHARE == 0) == is_test]
+    found: dict[str, Goal] = {}
+    for _ in range(_ATTEMPTS * count):
+        goal = _goal(rng, rng.choice(mine))
+        if _is_test_wish(goal) == is_test:
+            found.setdefault(goal.instruction, goal)
+        if len(found) == count:
+            return tuple(found.values())
+    raise EnvError(
+        f"n_{split}: expected at most about {len(found)} goals with {settings.n_products} products, got {count}; raise "
+        "n_products"
+    )
+
+
+def _goal(rng: random.Random, product: Product) -> Goal:
+    attributes = tuple(rng.sample(product.attributes, rng.choice((1, 2))))
+    names = [name for name in product.options if rng.random() < 0.8]
+    options = {name: rng.choice(product.options[name]) for name in names}
+    bound = draw_price_bound(product.price, rng)
+    instruction = rng.choice(_SENTENCES).format(
+        attributes=", ".join(attributes),
+        query=product.query,
+        options=" with " + ", and ".join(f"{name}: {value}" for name, value in options.items()) if options else "",
+        price=price_clause(bound),
+    )
+    return Goal(product, instruction, attributes, tuple(options.values()), bound)
+
+
+def _is_test_wish(goal: Goal) -> bool:
+    """Returns whether a wish belongs to the test list, whatever its wording and price."""
+    key = goal.product.query, sorted(goal.attributes), sorted(goal.options)
+    return crc32(repr(key).encode()) % _TEST_SHARE == 0
+
+
+_KIND = re.compile("|".join(sorted((re.escape(kind.query) for kind in KINDS), key=len, reverse=True)))
+_PRICE = re.compile(r", and price lower than ([0-9.]+) dollars$")
+_OPTION = re.compile(r"[a-z]+: (.*)")
+
+
+def read_instruction(instruction: str) -> Wish:
+    """Parses the instruction of a generated goal.
+
+    Raises:
+        EnvError: If it is not one of the generator's sentences.
+    """
+    price = _PRICE.search(instruction)
+    rest, _, options = (instruction[: price.start()] if price else instruction).partition(" with ")
+    kind = _KIND.search(rest)
+    if kind is None:
+        raise EnvError(f"task: expected an instruction of the generated shop, got {instruction!r}")
+    known = next(other for other in KINDS if other.query == kind[0])
+    return Wish(
+        kind[0],
+        tuple(attribute for attribute in known.attributes if attribute in rest),
+        tuple(match[1] for part in options.split(", and ") if (match := _OPTION.fullmatch(part))),
+        float(price[1]) if price else NO_BOUND,
+    )

@@ -1,0 +1,180 @@
+"""Reads the JSON files of the WebShop release: products, attributes and instructions."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product as combinations
+from pathlib import Path
+from typing import Any
+
+from epo_trl.envs.base import EnvError
+from epo_trl.envs.webshop.products import Catalogue, Goal, Product, draw_price_bound, price_clause
+
+INSTRUCTIONS = ("human", "synthetic")
+HUMAN_FILE = "items_human_ins.json"
+_SUFFIXES = {"small": "_1000", "all": ""}
+_SHUFFLE_SEED = 233  # the release's: so goal 0 is goal 0 of every other implementation
+_NO_PRICE = 100.0  # dollars, for a product without a price
+_HOW_TO_GET = (
+    "Run the setup of the WebShop release (`./setup.sh -d small` or `-d all`) and set WEBSHOP_DATA or webshop_data to "
+    "its folder `data`; or set goods to generated (--goods generated), which needs no download."
+)
+
+
+@dataclass(frozen=True)
+class ReleaseSettings:
+    """Choice of goals from the release.
+
+    Args:
+        folder: Folder of the JSON files.
+        catalogue: `"small"` (1,000 products) or `"all"` (1.18 million).
+        instructions: `"human"` (written by people) or `"synthetic"` (made from the products).
+        n_iid: Number of test goals: the first ones, as in the paper.
+        n_dev: Number of goals after them that no list but `"dev"` has.
+    """
+
+    folder: str
+    catalogue: str = "small"
+    instructions: str = "human"
+    n_iid: int = 500
+    n_dev: int = 1000
+
+    def __post_init__(self) -> None:
+        for name, choices in (("catalogue", tuple(_SUFFIXES)), ("instructions", INSTRUCTIONS)):
+            if getattr(self, name) not in choices:
+                raise EnvError(f"{name}: expected one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for name in ("n_iid", "n_dev"):
+            if getattr(self, name) < 0:
+                raise EnvError(f"{name}: expected an integer >= 0, got {getattr(self, name)}")
+
+
+def data_folder(path: str | os.PathLike[str] | None = None) -> Path:
+    """Returns the folder of the release's files: `path`, or `$WEBSHOP_DATA`.
+
+    Raises:
+        EnvError: If there is no such folder.
+    """
+    given = os.fspath(path) if path is not None else os.environ.get("WEBSHOP_DATA", "")
+    if not given:
+        raise EnvError(f"webshop_data: expected a folder, got none, and WEBSHOP_DATA is not set. {_HOW_TO_GET}")
+    folder = Path(os.path.expandvars(given)).expanduser()
+    if not folder.is_dir():
+        raise EnvError(f"webshop_data: expected a folder, got {given!r}. {_HOW_TO_GET}")
+    return folder
+
+
+def missing_files(folder: Path, catalogue: str) -> list[str]:
+    """Returns the names of the release's files that are not in the folder."""
+    suffix = _SUFFIXES[catalogue]
+    names = (f"items_shuffle{suffix}.json", f"items_ins_v2{suffix}.json", HUMAN_FILE)
+    return [name for name in names if not (folder / name).is_file()]
+
+
+@lru_cache(maxsize=1)
+def load(settings: ReleaseSettings) -> Catalogue:
+    """Reads the release. Prices that the release draws anew in every process are drawn once here, by product.
+
+    Raises:
+        EnvError: If a file is missing or cannot be read, or too few goals are left to train on.
+    """
+    folder, suffix = Path(settings.folder), _SUFFIXES[settings.catalogue]
+    missing = missing_files(folder, settings.catalogue)
+    if missing:
+        raise EnvError(f"{folder}: {', '.join(missing)} is missing (catalogue: {settings.catalogue}). {_HOW_TO_GET}")
+    texts = _read(folder / f"items_ins_v2{suffix}.json")
+    found = _products(_read(folder / f"items_shuffle{suffix}.json"), texts)
+    if settings.instructions == "human":
+        goals = _human_goals(found, _read(folder / HUMAN_FILE))
+    else:
+        goals = _synthetic_goals(found, texts)
+    random.Random(_SHUFFLE_SEED).shuffle(goals)
+    tests, first = settings.n_iid, settings.n_iid + settings.n_dev
+    if len(goals) <= first:
+        raise EnvError(
+            f"n_dev: expected fewer goals for n_iid and n_dev than the {len(goals)} of {folder} (catalogue: "
+            f"{settings.catalogue}, instructions: {settings.instructions}), got {tests} and {settings.n_dev}"
+        )
+    lists = {"train": goals[first:], "iid": goals[:tests], "dev": goals[tests:first]}
+    return Catalogue(tuple(found), {split: tuple(part) for split, part in lists.items() if part})
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EnvError(f"{path}: cannot be read as JSON ({error}); download it again") from error
+
+
+def _products(rows: Iterable[Mapping[str, Any]], texts: Mapping[str, Any]) -> list[Product]:
+    """Converts the rows, without those that have an unusable or repeated id."""
+    found: dict[str, Product] = {}
+    for row in rows:
+        asin = str(row["asin"])
+        if asin == "nan" or len(asin) > 10 or asin in found:
+            continue
+        prices = [float(re.sub(r"[^\d.]", "", text)) for text in str(row.get("pricing") or "").split("$")[1:]]
+        lines = row["small_description"]
+        found[asin] = Product(
+            asin=asin,
+            title=str(row["name"]),
+            category=str(row["category"]),
+            query=str(row["query"]).lower().strip(),
+            path=tuple(part.strip() for part in str(row["product_category"]).split("›")),
+            price=_price(asin, prices),
+            price_tag=" to ".join(f"${price}" for price in (prices or [_NO_PRICE])[:2]),
+            description=str(row["full_description"] or ""),
+            features=tuple(map(str, lines if isinstance(lines, list) else [lines or ""])),
+            options=dict(_options(row.get("customization_options") or {})),
+            attributes=tuple((texts.get(asin) or {}).get("attributes") or ()),
+        )
+    return list(found.values())
+
+
+def _price(asin: str, prices: Sequence[float]) -> float:
+    if len(prices) < 2:
+        return prices[0] if prices else _NO_PRICE
+    return random.Random(f"webshop price {asin}").uniform(*prices[:2])
+
+
+def _options(rows: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, values in rows.items():
+        if values is not None:
+            yield name.lower(), tuple(str(value["value"]).strip().replace("/", " | ").lower() for value in values)
+
+
+def _human_goals(products: Iterable[Product], texts: Mapping[str, Any]) -> list[Goal]:
+    goals = []
+    for item in products:
+        for i, row in enumerate(texts.get(item.asin, ())):
+            if row["instruction_attributes"]:
+                bound = draw_price_bound(item.price, random.Random(f"webshop bound {item.asin} {i}"))
+                text = row["instruction"].strip(".") + price_clause(bound)
+                goals.append(
+                    Goal(item, text, tuple(row["instruction_attributes"]), _values(row["instruction_options"]), bound)
+                )
+    return goals
+
+
+def _synthetic_goals(products: Iterable[Product], texts: Mapping[str, Any]) -> list[Goal]:
+    goals = []
+    for item in products:
+        row = texts.get(item.asin) or {}
+        if not row.get("instruction") or not row.get("instruction_attributes"):
+            continue
+        bound = draw_price_bound(item.price, random.Random(f"webshop bound {item.asin}"))
+        names = sorted(item.options)
+        for values in combinations(*(item.options[name] for name in names)):
+            options = ", and ".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
+            text = row["instruction"] + (f" with {options}" if options else "") + price_clause(bound)
+            goals.append(Goal(item, text, tuple(row["instruction_attributes"]), values, bound))
+    return goals
+
+
+def _values(options: Mapping[str, str] | Sequence[str]) -> tuple[str, ...]:
+    return tuple(options.values() if isinstance(options, Mapping) else options)

@@ -1,0 +1,78 @@
+"""Checks a shop: whether its files are complete, its goals can be met, and what two scripted players score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epo_trl.envs.base import Expert
+from epo_trl.envs.webshop.release import data_folder, missing_files
+from epo_trl.envs.webshop.reward import score_purchase
+from epo_trl.envs.webshop.shopper import FirstResult
+from epo_trl.envs.webshop.webshop_suite import GeneratedWebShop, WebShopData
+
+TURNS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class ShopReport:
+    """The result of a check: lines for a terminal, and whether all is well."""
+
+    lines: tuple[str, ...]
+    ok: bool
+
+
+def verify_release(path: str | None, catalogue: str, instructions: str, goals: int) -> ShopReport:
+    """Checks the files of the release below a folder, then its shop.
+
+    Raises:
+        EnvError: If there is no folder, or a file cannot be read.
+    """
+    folder = data_folder(path)
+    missing = missing_files(folder, catalogue)
+    if missing:
+        return ShopReport(tuple(f"missing: {folder / name}" for name in missing), ok=False)
+    return verify_shop(WebShopData(folder, catalogue, instructions), goals)
+
+
+def verify_shop(suite: GeneratedWebShop | WebShopData, goals: int) -> ShopReport:
+    """Checks that the first test goals can be met, and plays them with the expert and with the paper's rule.
+
+    Args:
+        suite: Suite with a test list.
+        goals: Maximum number of test goals.
+    """
+    tasks = suite.task_ids("iid")[:goals]
+    best = [_best_score(suite, task_id) for task_id in tasks]
+    unmet = [task_id for task_id, score in zip(tasks, best, strict=True) if score < 1]
+    sizes = ", ".join(f"{len(suite.task_ids(split))} {split}" for split in suite.splits)
+    lines = [
+        f"{suite.name}: goals: {sizes}",
+        f"met by their own product: {len(tasks) - len(unmet)} of {len(tasks)} test goals",
+    ]
+    lines += [f"not met: {task_id} (at most {100 * _best_score(suite, task_id):.1f})" for task_id in unmet[:3]]
+    for name, player in (("expert", suite.make_expert()), ("first result, no options", FirstResult())):
+        score, won = _play(suite, player, tasks)
+        lines.append(f"{name}: score {score:.1f}, success {100 * won:.1f} % in {TURNS} turns")
+    return ShopReport(tuple(lines), ok=bool(tasks) and not unmet)
+
+
+def _best_score(suite: GeneratedWebShop | WebShopData, task_id: str) -> float:
+    """Returns the score of the goal's own product with the options that it asks for."""
+    goal = suite.goal(task_id)
+    chosen = {str(i): value for i, value in enumerate(goal.options)}
+    return score_purchase(goal, goal.product, chosen, suite.nouns).total
+
+
+def _play(suite: GeneratedWebShop | WebShopData, player: Expert, tasks: list[str]) -> tuple[float, float]:
+    """Returns the mean score (0 to 100) and the success rate of a player."""
+    env, infos = suite.make_env(), []
+    for task_id in tasks:
+        observation, info = env.reset(options={"task_id": task_id})
+        player.reset(observation, info)
+        for _ in range(TURNS):
+            observation, _, terminated, _, info = env.step(player.act(observation, info)[1])
+            if terminated:
+                break
+        infos.append(info)
+    count = max(len(infos), 1)
+    return sum(info["score"] for info in infos) / count, sum(info["won"] for info in infos) / count

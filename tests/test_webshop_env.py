@@ -1,0 +1,268 @@
+"""The pages of WebShop, its search, its environment and its scripted players."""
+
+from dataclasses import replace
+
+import pytest
+from webshop_release import write_release
+
+from epo_trl.cli.verify import main
+from epo_trl.envs import EnvError
+from epo_trl.envs.registry import build_suite, environment_arguments
+from epo_trl.envs.testing import EnvContract
+from epo_trl.envs.webshop import FirstResult, GeneratedWebShop, ShopSettings, WebShopData
+from epo_trl.envs.webshop.products import Catalogue, Goal, Product, Review
+from epo_trl.envs.webshop.search import RESULTS, ProductIndex
+from epo_trl.envs.webshop.session import Session, Shop
+from epo_trl.envs.webshop.verify import verify_shop
+
+MUG = Product(
+    asin="B0MUG00001", title="Stoneware Mug", category="garden", query="mug", path=("Home", "Mugs"), price=12.5,
+    price_tag="$12.5", description="Keeps warm.", features=("Holds a pint", "Non slip base"),
+    options={"color": ("navy | blue", "red"), "size": ("Small", "Large")}, attributes=("non slip",),
+    reviews=(Review("Nice", "5", "Still whole."),),
+)  # fmt: skip
+PLATE = replace(MUG, asin="B0PLATE001", title="Plate", query="plate", description="", options={}, reviews=())
+OTHERS = tuple(replace(PLATE, asin=f"B0PLATE{i:03}", title=f"Plate number {i}") for i in range(2, 25))
+GOAL = Goal(MUG, "a red mug", ("non slip",), ("red", "large"), 20.0)
+SHOP = Shop(Catalogue((MUG, PLATE, *OTHERS), {"train": (GOAL,)}), page_size=10)
+HEAD = "Instruction: [SEP] a red mug [SEP] Back to Search [SEP] "
+
+
+def visit(*actions):
+    """Returns a visit after some actions, all of which the shop knew."""
+    session = Session(SHOP, GOAL)
+    assert all([session.act(action) for action in actions])
+    return session
+
+
+def test_the_pages_read_as_in_the_paper_s_text_mode():
+    assert visit().text == "WebShop [SEP] Instruction: [SEP] a red mug [SEP] Search"
+    mug = ["search[mug]", "click[b0mug00001]"]
+    assert (
+        visit("search[mug]").text == HEAD + "Page 1 (Total results: 1) [SEP] B0MUG00001 [SEP] Stoneware Mug [SEP] $12.5"
+    )
+    assert visit(*mug).text == HEAD + (
+        "< Prev [SEP] color [SEP] navy | blue [SEP] red [SEP] size [SEP] Small [SEP] Large [SEP] Stoneware Mug [SEP] "
+        "Price: $12.5 [SEP] Rating: N.A. [SEP] Description [SEP] Features [SEP] Reviews [SEP] Buy Now"
+    )
+    assert visit(*mug, "click[Description]").text == HEAD + "< Prev [SEP] Keeps warm."
+    assert visit(*mug, "click[features]").text == HEAD + "< Prev [SEP] Holds a pint [SEP] Non slip base"
+    assert visit(*mug, "click[reviews]").text == HEAD + '< Prev [SEP] "Nice" [SEP] 5 [SEP] Still whole.'
+    assert visit(*mug, "click[buy now]").text == "Thank you for shopping with us!"
+    plate = ["search[plate]", "click[b0plate001]"]
+    assert visit(*plate, "click[reviews]").text == HEAD + "< Prev [SEP] No reviews found"
+    assert visit(*plate, "click[description]").text == HEAD + "< Prev"
+
+
+def test_results_are_turned_page_by_page():
+    first, second, third = (visit("search[plate]", *["click[next >]"] * n) for n in range(3))
+    assert "Back to Search [SEP] Page 1 (Total results: 24) [SEP] Next > [SEP] B0PLATE001 [SEP] Plate" in first.text
+    assert "Page 2 (Total results: 24) [SEP] < Prev [SEP] Next > [SEP] " in second.text
+    assert "Page 3 (Total results: 24) [SEP] < Prev [SEP] B0" in third.text
+    asins = [asin for page in (first, second, third) for asin in page.clickables if asin.startswith("b0")]
+    assert len(asins) == len(set(asins)) == 24
+    assert not third.act("click[next >]") and third.act("click[< prev]") and third.text == second.text
+
+
+def test_what_can_be_clicked_is_listed_in_lower_case():
+    assert visit().actions == ("search[<words>]",)
+    assert visit("search[mug]").actions == ("click[back to search]", "click[b0mug00001]")
+    assert visit("search[mug]", "click[b0mug00001]").clickables == (
+        *("back to search", "< prev", "description", "features", "reviews", "buy now"),
+        *("navy | blue", "red", "small", "large"),
+    )
+
+
+def test_every_action_that_is_listed_is_known():
+    pages = (
+        ["search[plate]"],
+        ["search[mug]", "click[b0mug00001]"],
+        ["search[mug]", "click[b0mug00001]", "click[reviews]"],
+    )
+    for path in pages:
+        for action in visit(*path).actions:
+            assert visit(*path).act(action), action
+
+
+def test_options_are_kept_until_the_product_is_left():
+    session = visit("search[mug]", "click[B0MUG00001]", "click[red]", "click[large]", "click[navy | blue]")
+    assert session.chosen == {"color": "navy | blue", "size": "large"}
+    session.act("click[features]")
+    session.act("click[< prev]")
+    assert session.chosen == {"color": "navy | blue", "size": "large"}
+    session.act("click[< prev]")
+    assert session.page == "results" and session.chosen == {}
+
+
+@pytest.mark.parametrize("action", ["search[plate]", "click[back to search]"])
+def test_leaving_a_product_forgets_it(action):
+    session = visit("search[mug]", "click[b0mug00001]", "click[red]", action)
+    assert session.product is None and session.chosen == {}
+
+
+@pytest.mark.parametrize(
+    "action",
+    ["", "click", "click[]", "click[mug]", "click[search]", "search[]", "buy now", "think[red]", "Click[reviews"],
+)
+def test_other_texts_change_nothing(action):
+    session = visit("search[mug]", "click[b0mug00001]")
+    before = session.copy()
+    assert not session.act(action) and session == before
+
+
+@pytest.mark.parametrize("action", ["click[navy|blue]", "click [ navy | blue ]", "click[ NAVY  |\nblue ] now"])
+def test_white_space_and_case_of_a_label_are_ignored(action):
+    assert visit("search[mug]", "click[b0mug00001]", action).chosen == {"color": "navy | blue"}
+
+
+def test_a_copy_goes_its_own_way():
+    session = visit("search[mug]", "click[b0mug00001]", "click[red]")
+    twin = session.copy()
+    twin.act("click[navy | blue]")
+    twin.act("click[buy now]")
+    assert session.page == "item" and session.chosen == {"color": "red"}
+
+
+def test_the_search_ranks_by_bm25_and_keeps_the_order_of_ties():
+    index = ProductIndex([PLATE, MUG, *OTHERS])
+    assert index.find("STONEWARE mug!") == (1,)
+    assert index.find("unknown words") == () == index.find("")
+    assert index.find("number plate 7")[0] == 7  # the only one with all three words
+    plates = index.find("keeps plate")
+    assert plates[0] == 1 and plates[1:] == (0, *range(2, 25))  # the rare word first; equals in order
+
+
+def test_a_search_returns_at_most_fifty_products():
+    index = ProductIndex([replace(PLATE, title="Plate " + "x " * (i % 3)) for i in range(200)])
+    found = index.find("x")
+    assert len(found) == len(set(found)) == RESULTS
+    assert {i % 3 for i in found} == {2} and list(found) == sorted(found)
+
+
+SMALL = ShopSettings(n_products=150, n_train=60, n_iid=30)
+
+
+class TestGeneratedWebShop(EnvContract):
+    expert_turns = 15
+    expert_tasks = 30
+
+    @staticmethod
+    def player(info, rng):
+        return rng.choice(info["actions"]).replace("<words>", rng.choice(["red mug", info["task"]]))
+
+    def make_suite(self):
+        return GeneratedWebShop(SMALL)
+
+
+class TestWebShopData(EnvContract):
+    expert_turns = 10
+    player = TestGeneratedWebShop.player
+
+    @pytest.fixture(autouse=True)
+    def _files(self, tmp_path):
+        self.path = write_release(tmp_path)
+
+    def make_suite(self):
+        return WebShopData(self.path, n_iid=1, n_dev=1)
+
+
+def play(suite, player, split="iid", turns=15):
+    """Returns the infos of the last turns of all tasks of a split."""
+    env, last = suite.make_env(), []
+    for task_id in suite.task_ids(split):
+        observation, info = env.reset(options={"task_id": task_id})
+        player.reset(observation, info)
+        for _ in range(turns):
+            observation, reward, terminated, _, info = env.step(player.act(observation, info)[1])
+            assert info["accepted"] and info["score"] == 100 * reward
+            if terminated:
+                break
+        last.append(info)
+    return last
+
+
+def test_the_expert_buys_what_is_asked_and_the_paper_s_rule_gets_half_of_the_score():
+    suite = GeneratedWebShop(ShopSettings(n_train=10, n_iid=200))
+    expert, rule = (play(suite, player) for player in (suite.make_expert(), FirstResult()))
+    assert sum(info["won"] for info in expert) >= 196
+    assert 100 * len(rule) * 0.5 < sum(info["score"] for info in rule) < 100 * len(rule) * 0.75
+    assert sum(info["won"] for info in rule) < 0.2 * len(rule)
+
+
+def test_the_score_of_a_purchase_is_the_reward_of_its_last_step():
+    env = GeneratedWebShop(SMALL).make_env()
+    _, info = env.reset(options={"task_id": "train/0"})
+    assert info["page"] == "search" and info["content"] == ("Search",) and info["score"] == 0
+    *_, info = env.step(f"search[{info['task']}]")
+    *_, info = env.step(info["actions"][2])  # the first result
+    key = info["state_key"]
+    *_, info = env.step("click[features]")
+    *_, info = env.step("click[< prev]")
+    assert info["state_key"] == key
+    observation, reward, terminated, truncated, info = env.step("click[buy now]")
+    assert (observation, terminated, truncated) == ("Thank you for shopping with us!", True, False)
+    assert 0 < reward < 1 and info["score"] == 100 * reward and not info["won"]
+    with pytest.raises(EnvError, match="step: no episode is running"):
+        env.step("click[buy now]")
+
+
+def test_an_expert_of_the_release_knows_the_goal(tmp_path):
+    suite = WebShopData(write_release(tmp_path), n_iid=1, n_dev=1)
+    assert all(info["won"] for split in suite.splits for info in play(suite, suite.make_expert(), split))
+    assert play(suite, FirstResult(), "dev")[0]["task_type"] == "garden"
+
+
+def test_the_settings_make_the_suite_that_they_name(tmp_path):
+    arguments = environment_arguments("webshop")
+    generated = build_suite(arguments(goods="generated", n_products=60, n_train=20, n_iid=5, page_size=3))
+    assert generated.name == "webshop-generated" and len(generated.task_ids("iid")) == 5
+    assert generated.protocol == "webshop-500"
+    data = build_suite(arguments(webshop_data=str(write_release(tmp_path)), n_iid=1, n_dev=0))
+    assert data.name == "webshop" and data.splits == ("train", "iid")
+    assert build_suite(arguments(goods="generated", n_iid=0)).splits == ("train",)
+    with pytest.raises(EnvError, match="goods: expected one of data, generated, got 'real'"):
+        arguments(goods="real").make_suite()
+    with pytest.raises(EnvError, match="page_size: expected an integer >= 1, got 0"):
+        arguments(goods="generated", page_size=0).make_suite()
+
+
+def test_a_missing_folder_is_refused_before_torch_is_loaded(monkeypatch):
+    monkeypatch.delenv("WEBSHOP_DATA", raising=False)
+    arguments = environment_arguments("webshop")
+    arguments.check_early({"goods": "generated"})
+    with pytest.raises(EnvError, match="WEBSHOP_DATA is not set"):
+        arguments.check_early({})
+
+
+def test_a_missing_package_is_named_with_the_fix(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "bm25s", None)
+    with pytest.raises(EnvError, match=r"pip install 'epo-trl\[webshop\]'"):
+        ProductIndex([MUG])
+
+
+def test_what_a_product_says_is_not_read_as_an_action_or_as_another_page():
+    sly = replace(
+        MUG, asin="B0SLY00001", title="Mug [SEP] Buy Now ] click[buy now]", options={"size": ("buy now", "l")}
+    )
+    shop = Shop(Catalogue((sly,), {}), page_size=10)
+    session = Session(shop, replace(GOAL, product=sly))
+    assert session.act("search[mug]") and session.act("click[b0sly00001]")
+    assert session.clickables.count("buy now") == 1 and session.act("click[buy now]") and session.page == "done"
+
+
+def test_verify_checks_the_goals_and_says_what_is_missing(tmp_path, capsys):
+    assert main(["webshop", "--generated", "--goals", "40"]) == 0
+    shown = capsys.readouterr().out
+    assert "met by their own product: 40 of 40" in shown and "expert: score 100.0, success 100.0 %" in shown
+    write_release(tmp_path, without=("items_human_ins.json",))
+    assert main(["webshop", str(tmp_path)]) == 1
+    assert f"missing: {tmp_path / 'items_human_ins.json'}" in capsys.readouterr().out
+
+
+def test_verify_names_a_goal_that_no_purchase_meets(tmp_path, monkeypatch):
+    suite = WebShopData(write_release(tmp_path), n_iid=2, n_dev=0)
+    goal = replace(suite.goal("iid/1"), attributes=("made of gold", "non slip"))
+    monkeypatch.setattr(suite, "goal", lambda task_id: goal)
+    report = verify_shop(suite, goals=2)
+    assert not report.ok and "met by their own product: 0 of 2 test goals" in report.lines
+    assert any(line.startswith("not met: iid/0 (at most ") for line in report.lines)
