@@ -1,7 +1,17 @@
+import random
 from dataclasses import replace
 
 import pytest
-from alfworld_games import as_downloaded, edit, game_like_the_real_ones, pairs, small_game, starting_at_a_receptacle
+from alfworld_games import (
+    ALL_TYPES_KITCHEN,
+    SMALL,
+    as_downloaded,
+    edit,
+    game_like_the_real_ones,
+    pairs,
+    small_game,
+    starting_at_a_receptacle,
+)
 
 from epo_trl.envs.alfworld.engine import NOTHING, State
 from epo_trl.envs.alfworld.pddl import Goal, display_names, read_goal
@@ -147,3 +157,36 @@ def test_games_from_before_alfworld_0_4_are_refused_with_the_way_to_newer_ones()
     old = game.grammar.replace("move {o} to {r}", "put {o} in/on {r}")
     with pytest.raises(EnvError, match="alfworld-download --force"):
         Scene.of(replace(game, grammar=old))
+
+
+def facts(state):
+    """Returns all that distinguishes two states of one game, as a set."""
+    found = {("location", state.location), ("held", state.held)}
+    found |= {("open", place) for place in state.opened} | {("taken", *pair) for pair in state.taken}
+    for name in ("contents", "seen_from", "marks"):
+        found |= {(name, key, each) for key, values in getattr(state, name).items() for each in values}
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_keys_are_equal_for_equal_states_only(index):
+    """Random play from copies of the start and of earlier states meets many states on several ways."""
+    rng = random.Random(index)
+    states = [State(Scene.of(small_game(index, filters=ALL_TYPES_KITCHEN if index % 2 else SMALL)))]
+    for _ in range(1500):
+        state = rng.choice(states[:3] + states[-60:]).copy()
+        here = [action for action in state.admissible if not action.startswith(("go to", "help", "look", "inventory"))]
+        state.step(rng.choice(here if here and rng.random() < 0.7 else state.admissible))
+        states.append(state)
+    by_key = {}
+    for state in states:
+        by_key.setdefault(state.key(), []).append(state)
+    assert len(by_key) == len({facts(state) for state in states})
+    assert all(len({facts(state) for state in same}) == 1 for same in by_key.values())
+    ways = [same for same in by_key.values() if len(same) > 1]
+    assert len(ways) > 20
+    for first, *_, last in ways:
+        assert first.admissible == last.admissible
+        assert [first.copy().step(action) for action in first.admissible] == [
+            last.copy().step(action) for action in last.admissible
+        ]

@@ -128,6 +128,16 @@ def test_the_notes_come_from_the_texts_alone():
             }
 
 
+def test_the_state_key_is_computed_only_when_a_reset_asks_for_it():
+    env = GeneratedAlfworld(n_train=1).make_env()
+    _, plain = env.reset(options={"task_id": "train/0"})
+    _, keyed = env.reset(options={"task_id": "train/0", "state_key": True})
+    assert keyed == plain | {"state_key": env._opened.play.key()}
+    assert env.step("inventory")[4]["state_key"] == keyed["state_key"]
+    assert env.step(keyed["admissible_actions"][0])[4]["state_key"] != keyed["state_key"]
+    assert "state_key" not in env.reset(options={"task_id": "train/0"})[1]
+
+
 def test_the_notes_follow_an_episode():
     notes = AgentNotes(
         "You are in the middle of a room. Looking quickly around you, you see a bed 1, a safe 1, and a shelf 2."

@@ -7,8 +7,9 @@ from statistics import fmean, pstdev, stdev
 import pytest
 import torch
 from method_batches import batch_of_turns, run_on_ranks
-from trainer_kit import make_config
+from trainer_kit import make_config, make_trainer
 
+from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.methods.gagpo import GAGPO
 from epo_trl.methods.gigpo import GiGPO
 from epo_trl.methods.graph_gpo import SUCCESS, GraphGPO, distances_to_success
@@ -159,3 +160,28 @@ def test_several_observations_must_be_equal():
 def test_bad_settings_are_named(tmp_path, name, settings, message):
     with pytest.raises(ValueError, match=f"method_kwargs, '{name}': {message}"):
         make_config(tmp_path, credit=name, method_kwargs={name: settings})
+
+
+class KeyedHunt(TreasureHunt):
+    """A hunt that names its state where it is asked to."""
+
+    def reset(self, *, seed=None, options=None):
+        self.keyed = options.get("state_key", False)
+        return super().reset(seed=seed, options=options)
+
+    def _info(self, state):
+        key = {"state_key": f"{state.opened} {state.holding} {state.in_chest}"} if self.keyed else {}
+        return super()._info(state) | key
+
+
+class KeyedSuite(ToySuite):
+    def make_env(self):
+        return KeyedHunt()
+
+
+def test_state_keys_are_asked_for_in_training_and_only_by_a_credit_that_compares_states(tmp_path):
+    for settings, asked in (({}, False), ({"anchor": "state"}, True)):
+        trainer = make_trainer(tmp_path, suite=KeyedSuite(), credit="gigpo", method_kwargs={"gigpo": settings})
+        assert trainer.rules.eval_settings.env_options == {}
+        (played,) = trainer.play([("train/0", 0)])
+        assert bool(played.turns[0].state_key) == bool(played.final_info.get("state_key")) == asked

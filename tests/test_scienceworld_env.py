@@ -268,7 +268,7 @@ def test_a_world_keeps_its_own_simplifications_beside_others(env_with):
         ({"task_id": "train/boil/-1"}, "train, iid, ood, heldout.*boil, change"),
         ({"task_id": "train/cook/0"}, "boil, change.*'train/cook/0'"),
         ({"task_id": "test/boil/0"}, "train, iid, ood, heldout.*'test/boil/0'"),
-        ({"task_id": "train/boil/0", "limit": 3}, "expected task_id, engine_limit .*got \\['limit'\\]"),
+        ({"task_id": "train/boil/0", "limit": 3}, "expected task_id, engine_limit, .*got \\['limit'\\]"),
         ({"task_id": "train/boil/0", "engine_limit": 0}, "engine_limit: .*got 0"),
         ({"task_id": "train/boil/0", "simplification": "openDoors"}, "'easy'.*'openDoors'; create another suite"),
     ],
@@ -322,3 +322,18 @@ def test_a_suite_can_be_pickled_while_it_is_played(suite, env):
     other = copied.make_env()
     assert start(other) == start(env)
     other.close()
+
+
+def test_a_state_key_stands_for_room_inventory_and_score(env):
+    """Walking away changes the key, and coming back restores it; waiting changes only what the key leaves out."""
+    assert "state_key" not in start(env)[1]
+    first = start(env, state_key=True)[1]["state_key"]
+    keys = [first]
+    # The first tick fills the fountain outside and scores; the second changes nothing that is in the key.
+    tour = ("teleport to kitchen", "teleport to workshop", "teleport to kitchen", "pick up thermometer")
+    for action in ("wait1", "wait1", *tour):
+        keys.append(env.step(action)[4]["state_key"])
+    _, ticked, waited, kitchen, workshop, again, holding = keys
+    assert ticked == waited and kitchen == again
+    assert len({first, ticked, kitchen, workshop, holding}) == 5
+    assert start(env, state_key=True)[1]["state_key"] == first

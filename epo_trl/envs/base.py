@@ -52,7 +52,8 @@ class TextEnv(ABC):
     It may hold
 
     - `score` (number): the environment's own score, if it keeps one,
-    - `state_key` (`str`): identifies the state of the environment for credits with `anchor: state`; never shown,
+    - `state_key` (`str`): identifies the state of the environment for credits with `anchor: state`; never shown. It
+      may be left out unless `reset` got the option `state_key`,
     - `refusal` (`str`): reason why the last action was not accepted, for the episode's record,
 
     and any other field that a prompt template shows, under the name of the template's field.
@@ -62,7 +63,8 @@ class TextEnv(ABC):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Starts the task `options["task_id"]` and returns its first observation and info.
 
-        The same task id and seed give the same start in every process.
+        The same task id and seed give the same start in every process. `options["state_key"]` is set where a credit
+        needs `info["state_key"]`, in training only.
         """
 
     @abstractmethod

@@ -82,6 +82,11 @@ class Methods(Mapping[str, Method]):
         }
 
     @property
+    def env_options(self) -> dict[str, Any]:
+        """Options for every `reset` in training: `state_key` if a method compares states of the environment."""
+        return {"state_key": True} if any(getattr(m, "anchor", "") == "state" for m in self.values()) else {}
+
+    @property
     def choose_groups(self) -> bool:
         """Whether a method may reject a group."""
         return any(type(method).keep_group is not Method.keep_group for method in self.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,9 @@ class RolloutRules:
             context.max_context_tokens, context.end_ids = max_context_tokens, end_ids
 
 
-def build_rules(args: EPOConfig, suite: TaskSuite, tokenizer: Any) -> RolloutRules:
+def build_rules(
+    args: EPOConfig, suite: TaskSuite, tokenizer: Any, env_options: Mapping[str, Any] | None = None
+) -> RolloutRules:
     """Builds the rules of a configuration. Without a protocol, evaluation uses the rules of training.
 
     Few-shot examples (`few_shot`) are the same in both, and the protocol's name identifies them.
@@ -47,6 +49,7 @@ def build_rules(args: EPOConfig, suite: TaskSuite, tokenizer: Any) -> RolloutRul
         args: Configuration of the trainer.
         suite: The tasks. The suite's expert plays the few-shot examples.
         tokenizer: The policy's tokenizer.
+        env_options: Options for every `reset` in training.
     """
     protocol = get_protocol(args.protocol) if args.protocol else _default_protocol(args, suite.name)
     shots = args.few_shot_of(suite, protocol.env_options)
@@ -70,6 +73,7 @@ def build_rules(args: EPOConfig, suite: TaskSuite, tokenizer: Any) -> RolloutRul
         env_reward_weight=args.env_reward_weight,
         invalid_action=args.invalid_action,
         require_think=args.require_think,
+        env_options=env_options or {},
     )
     eval_context = protocol_context(
         protocol,

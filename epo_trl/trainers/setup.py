@@ -84,7 +84,7 @@ def set_up(
         tokenizer = load_tokenizer(model if isinstance(model, str) else model.config.name_or_path)
     check_tokenizer(tokenizer)
     check_reference(args, methods, model, kwargs.get("peft_config"))
-    rules = build_rules(args, suite, tokenizer)
+    rules = build_rules(args, suite, tokenizer, methods.env_options)
     check_settings(args, rules.context)
     if methods.choose_groups and reward_funcs is not None:
         raise ValueError("reward_funcs: expected none with a method that selects groups by the episodes' own rewards")

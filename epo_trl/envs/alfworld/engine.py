@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,6 +61,18 @@ class State:
             setattr(twin, name, getattr(self, name))
         twin.contents, twin.seen_from, twin.marks = dict(self.contents), dict(self.seen_from), dict(self.marks)
         return twin
+
+    def key(self) -> str:
+        """Returns a short text that two states of one game share only if they are equal, in every process."""
+        parts = (
+            (self.location, self.held, sorted(self.opened), sorted(self.taken)),
+            sorted(item for item in self.contents.items() if item[1]),
+            *(
+                sorted((name, sorted(names)) for name, names in held.items() if names)
+                for held in (self.seen_from, self.marks)
+            ),
+        )
+        return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
     def step(self, action: str) -> str:
         """Performs an action and returns the game's response. An action that is not admissible changes nothing."""

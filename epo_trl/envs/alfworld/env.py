@@ -26,6 +26,9 @@ class Play(Protocol):
     def describe(self) -> str:
         """Returns the first observation: the room, without banner and task."""
 
+    def key(self) -> str:
+        """Returns a text that only equal states share. Raises `EnvError` if the engine cannot compute it."""
+
     def step(self, action: str) -> str:
         """Performs an action and returns the game's response."""
 
@@ -59,13 +62,15 @@ class AlfworldEnv(TextEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Returns the first observation and info of `options["task_id"]`. Games are deterministic: `seed` is unused.
 
+        With `options["state_key"]`, `info` holds the key of the engine's state: what is where, opened, held and done.
+
         Raises:
-            EnvError: If there is no task id, or it is unknown.
+            EnvError: If there is no task id, it is unknown, or TextWorld's engine has to give a state key.
         """
         task_id = (options or {}).get("task_id")
         if not isinstance(task_id, str):
             raise EnvError(f"options: expected a task id such as {{'task_id': 'train/0'}}, got {options!r}")
-        self._opened = self._open_task(task_id)
+        self._opened, self._with_key = self._open_task(task_id), bool((options or {}).get("state_key"))
         observation = self._opened.play.describe()
         self._notes = AgentNotes(observation, self._opened.task)
         return observation, self._info()
@@ -101,4 +106,5 @@ class AlfworldEnv(TextEnv):
             "task": opened.task,
             "task_type": opened.task_type,
             **self._notes.fields(admissible),
+            **({"state_key": opened.play.key()} if self._with_key else {}),
         }

@@ -73,6 +73,10 @@ class TextWorldPlay:
         _, room, *_ = self._state.feedback.split("\n\n")
         return room
 
+    def key(self) -> str:
+        """Raises `EnvError`: only the fast engine has its state as values."""
+        raise EnvError("engine: expected 'fast' for state keys (anchor: state), got 'textworld'")
+
     def step(self, action: str) -> str:
         """Performs an action and returns the game's response, without the leading line break of `help`."""
         self._state, _, _ = self._env.step(action)

@@ -48,6 +48,7 @@ class _Episode:
     world: World
     seen: Seen
     engine_limit: int | None
+    with_key: bool
     listed: tuple[str, ...] | None = None
 
 
@@ -82,7 +83,7 @@ class ScienceWorldEnv(TextEnv):
         Args:
             seed: Seed of the random events after the start; 0 if `None`. The start depends only on the variation.
             options: `task_id`; `engine_limit`, the ticks after which the episode is truncated (no limit by default);
-                `simplification`, which must be the suite's.
+                `simplification`, which must be the suite's; `state_key`, whether `info` holds `Seen.key`.
 
         Raises:
             EnvError: If an option is invalid, the environment is closed, or the JVM cannot start, died or hung.
@@ -93,8 +94,9 @@ class ScienceWorldEnv(TextEnv):
     def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Starts a reset; `reset_wait` returns its result."""
         task_id, engine_limit = self._read(options or {})
+        with_key = bool((options or {}).get("state_key"))
         self._episode = None
-        self._request = self._host.submit(lambda: self._begin(task_id, engine_limit, seed or 0)).result
+        self._request = self._host.submit(lambda: self._begin(task_id, engine_limit, with_key, seed or 0)).result
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Returns `(observation, reward, terminated, truncated, info)`. Case and white space of the action are ignored.
@@ -120,9 +122,9 @@ class ScienceWorldEnv(TextEnv):
             self._host.free_seat(self._seat)
 
     def _read(self, options: dict[str, Any]) -> tuple[str, int | None]:
-        unknown = options.keys() - {"task_id", "engine_limit", "simplification"}
+        unknown = options.keys() - {"task_id", "engine_limit", "simplification", "state_key"}
         if unknown:
-            raise EnvError(f"options: expected task_id, engine_limit and simplification, got {sorted(unknown)}")
+            raise EnvError(f"options: expected task_id, engine_limit, simplification, state_key, got {sorted(unknown)}")
         task_id, limit = options.get("task_id"), options.get("engine_limit")
         if not isinstance(task_id, str):
             raise EnvError(f"options: expected a task_id such as 'train/boil/0', got {task_id!r}")
@@ -141,11 +143,11 @@ class ScienceWorldEnv(TextEnv):
 
     # --- On the thread of the JVM --------------------------------------------------------------------------------
 
-    def _begin(self, task_id: str, limit: int | None, seed: int) -> tuple[str, Info]:
+    def _begin(self, task_id: str, limit: int | None, with_key: bool, seed: int) -> tuple[str, Info]:
         task_type, variation = self._lists.find(task_id)
         world = self._host.world(self._seat)
         seen = world.load(task_type, variation, self._rules.simplification, seed=seed)
-        self._episode = episode = _Episode(task_id, task_type, world, seen, limit)
+        self._episode = episode = _Episode(task_id, task_type, world, seen, limit, with_key)
         self._list(episode)
         return seen.observation, self._info(episode)
 
@@ -192,4 +194,5 @@ class ScienceWorldEnv(TextEnv):
             "look": seen.look,
             "inventory": seen.inventory,
             "action_templates": episode.world.action_templates,
+            **({"state_key": seen.key} if episode.with_key else {}),
         }

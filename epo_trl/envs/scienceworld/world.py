@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import zlib
 from dataclasses import dataclass
@@ -43,6 +44,15 @@ class Seen:
     def is_known(self) -> bool:
         """Whether the engine understood the input."""
         return not self.observation.startswith(_UNKNOWN)
+
+    @property
+    def key(self) -> str:
+        """A short text that two states of a task share only if room, inventory, score and open question are equal.
+
+        The whole world would be equal only until the first tick, which moves temperatures and lives on.
+        """
+        parts = (self.look, self.inventory, self.score, self.completed, sorted(self.choices.items()))
+        return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
     @property
     def choices(self) -> dict[str, str]:
