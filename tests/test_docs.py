@@ -119,6 +119,15 @@ def test_the_pages_give_the_number_of_overridden_methods():
     assert numbers in " ".join(PAGES[1].read_text().split())
 
 
+def test_the_methods_that_replace_the_original_are_those_of_the_table():
+    ours = [base for base in EPOPPOTrainer.__mro__ if base.__module__.startswith("epo_trl.")]
+    source = "".join(inspect.getsource(base) for base in ours)
+    replaced = {name for name in overridden(EPOPPOTrainer) if f"super().{name}(" not in source}
+    section = PAGES[1].read_text().partition("## How TRL is extended")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == replaced
+    assert len(replaced) == 2  # "Two never do"
+
+
 def test_a_clone_cannot_be_taken_for_the_package():
     """A folder `epo_trl` without `__init__.py` is a namespace package to every script in the folder above it."""
     clones = [line for page in PAGES for line in page.read_text().splitlines() if "git clone" in line]
