@@ -1,10 +1,6 @@
 """Environments behind a server of OpenEnv keep our contract, and train. The server is the package's own."""
 
-import socket
-import subprocess
 import sys
-import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +8,7 @@ import pytest
 pytest.importorskip("openenv")
 
 from rollout_parts import answer
+from server_process import running_server
 from tool_worlds import chat_tokenizer, scripted_model
 from trainer_kit import make_config
 
@@ -23,24 +20,9 @@ from epo_trl.trainers import EPOTrainer
 SESSIONS = 12
 
 
-@contextmanager
 def serving(sessions):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     script = Path(__file__).with_name("openenv_server.py")
-    server = subprocess.Popen([sys.executable, str(script), str(port), str(sessions)])
-    for _ in range(600):
-        with socket.socket() as client:
-            if client.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        assert server.poll() is None, "the server did not start"
-        time.sleep(0.2)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
+    return running_server(lambda port: [sys.executable, str(script), str(port), str(sessions)])
 
 
 @pytest.fixture(scope="module")

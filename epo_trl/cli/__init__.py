@@ -26,6 +26,7 @@ COMMANDS = {
         "play": "play an episode in the terminal, as a person, the expert or a model",
         "games": "generate games",
         "verify": "compare game engines",
+        "serve": "serve games to OpenEnv clients and other trainers",
     },
     "Experiments": {
         "study": "run methods x seeds from one YAML file and write a report",

@@ -1,0 +1,104 @@
+"""`epo-trl serve ENV`: serve games to any OpenEnv client."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from epo_trl.cli.base import fail, say
+from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.envs.registry import ENVIRONMENTS, build_suite, check_fields, environment_arguments
+
+if TYPE_CHECKING:
+    from epo_trl.envs.adapters.openenv_server import ServedGames
+
+USAGE = f"""usage: epo-trl serve ENV [--port 8000] [--seats 64] [--option value ...]
+
+ENV is {", ".join(ENVIRONMENTS)}, or 'module:Class' for a custom environment. Examples:
+  epo-trl serve trap
+  epo-trl serve alfworld --games generated --port 8001
+  epo-trl serve scienceworld --jvms 2 --seats 32
+All options: epo-trl serve ENV --help"""
+MAX_MESSAGE_BYTES = 2**20
+
+
+@dataclass
+class ServeArguments:
+    """The server and the rules of an episode."""
+
+    host: str = field(
+        default="127.0.0.1",
+        metadata={"help": "Address to listen on; 0.0.0.0 lets other machines connect, without a password."},
+    )
+    port: int = field(default=8000, metadata={"help": "Port to listen on."})
+    seats: int = field(default=64, metadata={"help": "Maximum number of sessions at once."})
+    idle_timeout: float = field(
+        default=3600.0, metadata={"help": "Seconds without a message after which a session loses its seat."}
+    )
+    call_timeout: float = field(default=60.0, metadata={"help": "Time limit of a reset or a step, in seconds."})
+    protocol: str = field(
+        default="", metadata={"help": "Protocol whose turn limit and options hold; by default the environment's."}
+    )
+    max_turns: int | None = field(
+        default=None, metadata={"help": "Turn limit of an episode; by default that of the protocol, if there is one."}
+    )
+
+    def check(self) -> None:
+        """Raises `EnvError` if a value is out of range."""
+        for name, least in (("port", 1), ("seats", 1), ("max_turns", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise EnvError(f"{name}: expected an integer >= {least}, got {value}")
+        for name in ("idle_timeout", "call_timeout"):
+            if not getattr(self, name) > 0:
+                raise EnvError(f"{name}: expected a number of seconds > 0, got {getattr(self, name)}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serves until it is interrupted; returns the exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        say(USAGE)
+        return 0
+    settings = environment_arguments(argv[0])
+    check_fields(settings, (ServeArguments,))
+    from transformers.hf_argparser import HfArgumentParser
+
+    types: Any = (ServeArguments, settings)
+    parser = HfArgumentParser(types, prog=f"epo-trl serve {argv[0]}", allow_abbrev=False)
+    try:
+        args, chosen = parser.parse_args_into_dataclasses(list(argv[1:]))
+        args.check()
+        games = build_games(args, build_suite(chosen))
+    except ValueError as error:  # of an option, or of a protocol's name
+        return fail(error)
+    from epo_trl.envs.adapters.openenv_server import make_app
+
+    app = make_app(games, seats=args.seats, idle_timeout_seconds=args.idle_timeout)
+    import uvicorn  # comes with openenv
+
+    say(f"serving {argv[0]} at http://{args.host}:{args.port}, {args.seats} seats; Ctrl-C ends it")
+    sys.stdout.flush()
+    uvicorn.run(
+        app, host=args.host, port=args.port, log_level="warning", ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False, timeout_graceful_shutdown=5,
+    )  # fmt: skip
+    return 0
+
+
+def build_games(args: ServeArguments, suite: TaskSuite) -> ServedGames:
+    """Returns the suite with the rules of its protocol, if it has one.
+
+    Raises:
+        ValueError: If the protocol is unknown.
+    """
+    from epo_trl.envs.adapters.openenv_server import ServedGames
+    from epo_trl.evaluation import get_protocol
+
+    name = args.protocol or suite.protocol
+    protocol = get_protocol(name).varied(max_turns=args.max_turns) if name else None
+    rules: dict[str, Any] = {"max_turns": args.max_turns}
+    if protocol is not None:
+        rules = {"protocol": protocol.name, "max_turns": protocol.max_turns, "env_options": protocol.env_options}
+    return ServedGames(suite, call_timeout_seconds=args.call_timeout, **rules)

@@ -1,0 +1,298 @@
+"""Task suites as OpenEnv servers: `make_app` returns the app that `epo-trl serve` runs.
+
+Each WebSocket session plays its own environment of the suite. One thread makes all calls to the environments, since
+engines of this package share state between the environments of a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from epo_trl import __version__
+from epo_trl.envs.adapters.numbered import FIRST_SEED
+from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
+
+MAX_ACTION_CHARACTERS = 100_000
+TASK_OPTIONS = ("task_id", "split", "index")
+_CLOSED = "session: expected an open one, got one that was closed after its idle timeout; connect again"
+
+
+@dataclass
+class ServedGames:
+    """What all sessions of a server share.
+
+    Args:
+        suite: Suite whose tasks are played.
+        protocol: Name of the protocol whose rules hold, or `""`.
+        max_turns: Turn limit of an episode; `None` for none but the environment's own.
+        env_options: Options of every reset.
+        call_timeout_seconds: Time limit of a reset or a step, including the wait for the other sessions' calls.
+    """
+
+    suite: TaskSuite
+    protocol: str = ""
+    max_turns: int | None = None
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+    call_timeout_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="games")
+        self.tasks = {split: self.suite.task_ids(split) for split in self.suite.splits}
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Calls a function in the thread of the environments.
+
+        Raises:
+            EnvError: If the call takes too long.
+        """
+        running = asyncio.get_running_loop().run_in_executor(self._thread, function)
+        try:
+            return await asyncio.wait_for(running, self.call_timeout_seconds)
+        except TimeoutError as error:
+            raise EnvError(f"call_timeout: no answer of the environment in {self.call_timeout_seconds} s") from error
+
+    def call_later(self, function: Callable[[], None]) -> None:
+        """Calls a function in the thread of the environments, without waiting for it."""
+        with suppress(RuntimeError):  # the interpreter is ending
+            self._thread.submit(function)
+
+    def choose_task(self, seed: int | None, task: Mapping[str, Any]) -> str:
+        """Returns the id of the task that a reset asks for.
+
+        Args:
+            seed: Number of a task of "train", or of "iid" from 1,000,000, as in the adapter for OpenEnv servers. Counts
+                from the start again beyond the end of the list. Without any choice the task is random.
+            task: `task_id`, or `split` and `index`.
+
+        Raises:
+            EnvError: If there is no such task.
+        """
+        unknown = set(task) - set(TASK_OPTIONS)
+        if unknown:
+            raise EnvError(f"reset: expected seed, episode_id, {', '.join(TASK_OPTIONS)}, got {sorted(unknown)[0]!r}")
+        if "task_id" in task:
+            return str(task["task_id"])
+        if "split" in task:
+            return self._listed(task["split"], task.get("index", 0))
+        if "index" in task:
+            raise EnvError("split: expected the name of a list with index, got none")
+        number = random.randrange(FIRST_SEED["iid"]) if seed is None else seed
+        split = "iid" if number >= FIRST_SEED["iid"] and "iid" in self.tasks else self.suite.splits[0]
+        return self.tasks[split][number % FIRST_SEED["iid"] % len(self.tasks[split])]
+
+    def _listed(self, split: Any, index: Any) -> str:
+        self.suite.check_split(split)
+        ids = self.tasks[split]
+        if not isinstance(index, int) or not 0 <= index < len(ids):
+            raise EnvError(f"index: expected an integer from 0 to {len(ids) - 1} for {split!r}, got {index!r:.100}")
+        return ids[index]
+
+    def describe(self) -> str:
+        """Returns one line about the games and their rules, for the server's metadata."""
+        about = (inspect.getdoc(self.suite) or self.suite.name).splitlines()[0]
+        limit = f"ends after {self.max_turns} turns" if self.max_turns else "has no turn limit but its own"
+        return (
+            f"{about} Protocol {self.protocol or 'none'}: an episode {limit}; an invalid action is a turn; is_success "
+            "is the environment's strict rule, and a step pays the environment's reward."
+        )
+
+    def metadata(self) -> dict[str, Any]:
+        """Returns the rules of an episode, for the metadata of its first observation."""
+        return {"suite": self.suite.name, "protocol": self.protocol, "max_turns": self.max_turns}
+
+
+class GameSession:
+    """One session; with OpenEnv's `Environment` as second base it is an environment of its server.
+
+    Args:
+        games: What the sessions share.
+        observe: Class of the observations.
+        describe: Class of the environment's metadata.
+        report: Class of the state.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(
+        self,
+        games: ServedGames,
+        observe: Callable[..., Any],
+        describe: Callable[..., Any],
+        report: Callable[..., Any],
+    ) -> None:
+        super().__init__()
+        self._games, self._observe, self._describe, self._report = games, observe, describe, report
+        self._env: TextEnv | None = None
+        self._info: Info = {}
+        self._closed = self._running = self._failed = False
+        self._episode_id: str | None = None
+        self._task_id, self._turns = "", 0
+
+    async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Any:
+        """Starts an episode of the task that the options choose and returns its first observation."""
+        return await self._call(partial(self.reset, seed, episode_id, **task))
+
+    async def step_async(self, action: Any, timeout_s: float | None = None, **rest: Any) -> Any:
+        """Performs an action and returns the observation after it."""
+        return await self._call(partial(self.step, action))
+
+    async def _call(self, function: Callable[[], Any]) -> Any:
+        try:
+            return await self._games.call(function)
+        except BaseException:
+            self._failed = True  # the environment may have moved, or still move
+            raise
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Any:
+        """Starts an episode, in the calling thread.
+
+        Raises:
+            EnvError: If the options choose no task, or the session was closed.
+        """
+        if self._closed:
+            raise EnvError(_CLOSED)
+        if seed is not None and (not isinstance(seed, int) or seed < 0):
+            raise EnvError(f"seed: expected an integer >= 0, got {seed!r:.100}")
+        self._running = self._failed = False
+        task_id = self._games.choose_task(seed, task)
+        if self._env is None:
+            self._env = self._games.suite.make_env()
+        text, info = self._env.reset(seed=seed or 0, options={**self._games.env_options, "task_id": task_id})
+        self._episode_id, self._task_id, self._turns, self._running = episode_id, task_id, 0, True
+        return self._seen(text, info, accepted=True, metadata=self._games.metadata())
+
+    def step(self, action: Any, timeout_s: float | None = None, **rest: Any) -> Any:
+        """Performs an action, in the calling thread.
+
+        Raises:
+            EnvError: If no episode is running, or the session was closed.
+        """
+        if self._closed:
+            raise EnvError(_CLOSED)
+        if self._failed or not self._running or self._env is None:
+            raise EnvError("step: expected a running episode, got none; call reset first")
+        games = self._games
+        text = action.message if games.suite.verbatim or games.suite.tools else " ".join(action.message.split())
+        listed = self._info["admissible_actions"]
+        seen, reward, terminated, truncated, info = self._env.step(text)
+        self._turns += 1
+        truncated = truncated or (games.max_turns is not None and self._turns >= games.max_turns)
+        self._running = not (terminated or truncated)
+        accepted = bool(info.get("accepted", True)) if listed is None else text in listed
+        return self._seen(
+            seen, info, accepted=accepted, reward=float(reward), done=not self._running,
+            truncated=truncated and not terminated,
+        )  # fmt: skip
+
+    def _seen(self, text: str, info: Info, **rest: Any) -> Any:
+        self._info = info
+        listed = info["admissible_actions"]
+        return self._observe(
+            text=text,
+            task=info["task"],
+            task_type=info["task_type"],
+            admissible_actions=None if listed is None else list(listed),
+            is_success=bool(info["won"]),
+            turn=self._turns,
+            **rest,
+        )
+
+    @property
+    def state(self) -> Any:
+        """The state of the episode, as OpenEnv's `State`."""
+        return self._report(
+            episode_id=self._episode_id,
+            step_count=self._turns,
+            task_id=self._task_id,
+            running=self._running,
+            is_success=bool(self._info.get("won", False)),
+        )
+
+    def get_metadata(self) -> Any:
+        """Returns name, description with the rules, and version."""
+        games = self._games
+        return self._describe(name=games.suite.name, description=games.describe(), version=__version__)
+
+    def list_splits(self) -> list[dict[str, str]]:
+        """Returns the task lists: "train", and tests."""
+        return [{"name": name, "type": "test" if index else "train"} for index, name in enumerate(self._games.tasks)]
+
+    def num_tasks(self, split: str) -> int:
+        """Returns the number of tasks of a list."""
+        return len(self._ids(split))
+
+    def list_tasks(self, split: str) -> list[dict[str, Any]]:
+        """Returns the tasks of a list, in their order."""
+        return self.get_task_range(split)
+
+    def get_task(self, split: str, index: int) -> dict[str, Any]:
+        """Returns one task. Raises `IndexError` if there is none at the index."""
+        return {"id": self._ids(split)[index], "split": split, "index": index}
+
+    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, Any]]:
+        """Returns a slice of a list."""
+        places = range(self.num_tasks(split))[start:stop]
+        return [self.get_task(split, index) for index in places]
+
+    def _ids(self, split: str) -> Any:
+        if split not in self._games.tasks:
+            raise IndexError(split)
+        return self._games.tasks[split]
+
+    def close(self) -> None:
+        """Frees the environment. May be called twice."""
+        self._closed = True
+        if self._env is not None:
+            self._games.call_later(self._env.close)
+
+
+def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> Any:
+    """Returns the FastAPI app of an OpenEnv server.
+
+    Args:
+        games: Suite and rules.
+        seats: Maximum number of sessions at once.
+        idle_timeout_seconds: Time after which a session without a message loses its seat.
+
+    Raises:
+        EnvError: If openenv is not installed.
+    """
+    try:
+        from openenv.core.env_server import create_fastapi_app
+        from openenv.core.env_server.interfaces import Environment
+        from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State
+    except ImportError as error:
+        raise EnvError(f"serve: needs the package openenv ({error}); pip install 'epo-trl[openenv]'") from error
+    from pydantic import Field, create_model
+
+    action = create_model(
+        "TextAction", __base__=Action, message=(str, Field(max_length=MAX_ACTION_CHARACTERS, description="The action."))
+    )
+    observation = create_model(
+        "TextObservation",
+        __base__=Observation,
+        text=(str, Field(description="What the agent sees.")),
+        task=(str, Field(description="Description of the task.")),
+        task_type=(str, Field(description="Kind of task.")),
+        admissible_actions=(list[str] | None, Field(description="Actions that the engine accepts now, if listed.")),
+        accepted=(bool, Field(description="Whether the last action was valid.")),
+        is_success=(bool, Field(description="Whether the task is solved.")),
+        truncated=(bool, Field(default=False, description="Whether a limit has ended the episode.")),
+        turn=(int, Field(description="Number of actions taken.")),
+    )
+    served = type("ServedGame", (GameSession, Environment), {})
+    return create_fastapi_app(
+        partial(served, games, observation, EnvironmentMetadata, State),
+        action,
+        observation,
+        concurrency_config=ConcurrencyConfig(max_concurrent_envs=seats, session_timeout=idle_timeout_seconds),
+        env_name=games.suite.name,
+    )

@@ -1,0 +1,277 @@
+"""`epo-trl serve`: OpenEnv's own client, our adapter and TRL's trainer play its games."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from urllib.request import urlopen
+
+import pytest
+
+pytest.importorskip("openenv")
+
+import websockets
+from datasets import Dataset
+from openenv.core import GenericEnvClient
+from server_process import running_server
+from tool_worlds import chat_tokenizer, scripted_model
+from trl import GRPOConfig, GRPOTrainer
+
+from epo_trl.envs import EnvError
+from epo_trl.envs.adapters.openenv import OpenEnvArguments
+from epo_trl.envs.alfworld import GeneratedAlfworld
+from epo_trl.envs.testing import EnvContract
+from epo_trl.envs.trap import TrapSuite
+
+SEATS = 64
+PROMPT = [{"role": "user", "content": "Act."}]
+GAMES = "--games generated --n_train 6 --n_iid 2 --n_ood 2".split()
+
+
+def serving(*words):
+    return running_server(lambda port: [sys.executable, "-m", "epo_trl.cli", "serve", *words, "--port", str(port)])
+
+
+@pytest.fixture(scope="module")
+def trap():
+    with serving("trap", "--hatch", "0", "--seats", "3") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def alfworld():
+    with serving("alfworld", *GAMES, "--seats", str(SEATS)) as url:
+        yield url
+
+
+def get(url):
+    return json.load(urlopen(url, timeout=20))
+
+
+def client_suite(url, **settings):
+    return OpenEnvArguments(base_url=url, observation_key="text", **settings).make_suite()
+
+
+class TestServedTrap(EnvContract):
+    expert_turns = None
+
+    @pytest.fixture(autouse=True)
+    def server(self, trap):
+        self.url = trap
+
+    def make_suite(self):
+        return client_suite(self.url, train_tasks=5, test_tasks=5)
+
+
+def test_the_metadata_names_the_games_and_the_protocol(alfworld):
+    found = get(f"{alfworld}/metadata")
+    assert found["name"] == "alfworld-generated"
+    assert found["description"].startswith("ALFWorld-style games, generated") and "alfworld50" in found["description"]
+    assert "ends after 50 turns" in found["description"]
+    splits = get(f"{alfworld}/alfworld-generated/splits")
+    assert [(split["name"], split["type"]) for split in splits] == [
+        ("train", "train"),
+        ("iid", "test"),
+        ("ood", "test"),
+    ]
+
+
+def test_a_served_game_is_the_game_in_the_process(alfworld):
+    """Our adapter plays the expert's actions on the server and in the process, in training and in test games."""
+    here = GeneratedAlfworld(6, 2, 2)
+    there = client_suite(alfworld, train_tasks=6, test_tasks=2)
+    for task_id in ("train/0", "train/5", "iid/1"):
+        own, other, expert = here.make_env(), there.make_env(), here.make_expert()
+        observation, info = own.reset(options={"task_id": task_id})
+        seen, told = other.reset(options={"task_id": task_id})
+        expert.reset(observation, info)
+        done = False
+        while not done:
+            for name in ("admissible_actions", "won", "task", "task_type"):
+                assert told[name] == info[name]
+            assert seen == observation
+            action = expert.act(observation, info)[1]
+            observation, reward, done, _, info = own.step(action)
+            seen, *paid, told = other.step(action)
+            assert paid == [reward, done, False]
+        assert told["won"]
+        other.close()
+
+
+def test_sixty_four_sessions_play_at_once(alfworld):
+    """Each plays its own game to the end; one more is refused."""
+    suite = GeneratedAlfworld(6, 2, 2)
+
+    async def episode(number):
+        own, expert = suite.make_env(), suite.make_expert()
+        observation, info = own.reset(options={"task_id": f"train/{number % 6}"})
+        expert.reset(observation, info)
+        async with GenericEnvClient(alfworld, message_timeout_s=120) as client:
+            result = await client.reset(task_id=f"train/{number % 6}")
+            await asyncio.wait_for(everyone.wait(), 120)
+            while not result.done:
+                assert result.observation["text"] == observation
+                action = expert.act(observation, info)[1]
+                observation, *_, info = own.step(action)
+                result = await client.step({"message": action})
+            return result.observation["is_success"], result.reward
+
+    async def play():
+        nonlocal everyone
+        everyone = asyncio.Barrier(SEATS)
+        return await asyncio.gather(*(episode(number) for number in range(SEATS)))
+
+    everyone = None
+    assert asyncio.run(play()) == [(True, 1.0)] * SEATS
+
+
+def test_bad_messages_are_answered_with_errors_and_harm_nobody(trap):
+    async def play():
+        async with websockets.connect(trap.replace("http", "ws") + "/ws") as line:
+
+            async def ask(text):
+                await line.send(text)
+                return json.loads(await line.recv())
+
+            assert (await ask('{"type": "reset", "data": {"seed": 1}}'))["type"] == "observation"
+            codes = {
+                "no json": "INVALID_JSON",
+                '{"type": "fly"}': "UNKNOWN_TYPE",
+                '{"type": "step"}': "VALIDATION_ERROR",
+                '{"type": "step", "data": {}}': "VALIDATION_ERROR",
+                '{"type": "step", "data": {"message": 3}}': "VALIDATION_ERROR",
+                '{"type": "step", "data": {"message": "x", "code": "y"}}': "VALIDATION_ERROR",
+                json.dumps({"type": "step", "data": {"message": "x" * 100_001}}): "VALIDATION_ERROR",
+            }
+            for text, code in codes.items():
+                assert (await ask(text))["data"]["code"] == code, text
+            assert (await ask('{"type": "step", "data": {"message": "sing"}}'))["data"]["observation"]["turn"] == 1
+            answer = await ask('{"type": "reset", "data": {"split": "valid"}}')
+            assert answer["data"]["code"] == "EXECUTION_ERROR" and "split: expected one of" in answer["data"]["message"]
+            assert (await ask("[1]"))["data"]["code"] == "SESSION_ERROR"  # ends the session
+        async with websockets.connect(trap.replace("http", "ws") + "/ws") as line:
+            await line.send("x" * (2**20 + 1))
+            with pytest.raises(websockets.ConnectionClosed, match="1009"):
+                await line.recv()
+
+    asyncio.run(play())
+
+
+HOLD = """
+import asyncio, sys
+from openenv.core import GenericEnvClient
+async def hold():
+    clients = []
+    while len(clients) < 3:  # sessions of earlier tests may end only now
+        client = GenericEnvClient(sys.argv[1])
+        try:
+            await client.reset(seed=1)
+            clients.append(client)
+        except RuntimeError as error:
+            assert "CAPACITY_REACHED" in str(error)
+            await asyncio.sleep(0.2)
+    print("seated", flush=True)
+    await asyncio.sleep(600)
+asyncio.run(hold())
+"""
+
+
+def wait_for_seat(suite, seconds):
+    """Plays one episode's start as soon as there is a seat."""
+    for _ in range(seconds * 5):
+        env = suite.make_env()
+        try:
+            env.reset(options={"task_id": "train/0"})
+        except EnvError as error:
+            assert "CAPACITY_REACHED" in str(error)
+            time.sleep(0.2)
+        else:
+            env.close()
+            return
+    raise AssertionError("no seat became free")
+
+
+def test_a_full_server_refuses_and_a_killed_client_frees_its_seats(trap):
+    suite = client_suite(trap, train_tasks=5)
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, trap], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "seated\n"
+        with pytest.raises(EnvError, match="CAPACITY_REACHED"):
+            suite.make_env().reset(options={"task_id": "train/0"})
+    finally:
+        holder.kill()
+        holder.wait()
+    wait_for_seat(suite, 20)
+
+
+@pytest.mark.slow
+def test_an_idle_session_loses_its_seat():
+    with serving("trap", "--seats", "1", "--idle_timeout", "1") as url:
+        suite = client_suite(url, train_tasks=5)
+        env = suite.make_env()
+        env.reset(options={"task_id": "train/0"})
+        wait_for_seat(suite, 60)
+        *_, info = env.step("red")
+        assert "closed after its idle timeout" in info["refusal"]
+        env.close()
+
+
+class Remote:
+    """The class of docs/serve.md: an environment for TRL's `environment_factory`, with OpenEnv's client."""
+
+    url = ""
+
+    def __init__(self):
+        self.client = GenericEnvClient(self.url).sync()
+        self.reward = 0.0
+
+    def reset(self, index: int, **row) -> str:
+        self.reward = 0.0
+        seen = self.client.reset(split="train", index=index).observation
+        return f"Your task is to: {seen['task']}\n{seen['text']}\nYou can: {', '.join(seen['admissible_actions'])}"
+
+    def act(self, action: str) -> str:
+        """
+        Take one action in the world.
+
+        Args:
+            action: The action, in words
+
+        Returns:
+            What you see then.
+        """
+        result = self.client.step({"message": action})
+        self.reward += result.reward
+        return result.observation["text"] + ("\nThe episode is over." if result.done else "")
+
+    def get_reward(self) -> float:
+        return self.reward
+
+
+@pytest.mark.slow
+def test_trl_s_trainer_plays_the_served_games(tmp_path):
+    """The trap of one room and two doors: one of the two scripted responses takes the right one."""
+    call = '<tool_call>\n{{"name": "act", "arguments": {{"action": "{}"}}}}\n</tool_call>'
+    suite = TrapSuite(1, doors=2, hatch=0.0)
+    env, guide = suite.make_env(), suite.make_expert()
+    _, info = env.reset(options={"task_id": "train/0"})
+    right = guide.act("", info)[1]
+    wrong = next(action for action in info["admissible_actions"] if action != right)
+    tokenizer = chat_tokenizer(["You are an agent and act by calling tools", call])
+    model = scripted_model(tokenizer, [call.format(right), call.format(wrong)])
+    with serving("trap", "--rooms", "1", "--doors", "2", "--hatch", "0", "--seats", "8") as Remote.url:
+        trainer = GRPOTrainer(
+            model,
+            train_dataset=Dataset.from_list([{"prompt": PROMPT, "index": index} for index in range(8)]),
+            environment_factory=Remote,
+            args=GRPOConfig(
+                str(tmp_path), per_device_train_batch_size=4, num_generations=4, max_steps=2, learning_rate=1e-2,
+                max_completion_length=512, max_tool_calling_iterations=1, use_cpu=True, bf16=False, report_to=[],
+                logging_steps=1, save_strategy="no", disable_tqdm=True, gradient_checkpointing=False,
+            ),
+            processing_class=tokenizer,
+        )  # fmt: skip
+        trainer.train()
+    logged = [line for line in trainer.state.log_history if "reward" in line]
+    assert [line["reward"] for line in logged] == [0.5, 0.5] and logged[0]["grad_norm"] > 0
