@@ -26,6 +26,7 @@ from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.models import load_policy
 from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.trainers.batches import layout_in
+from epo_trl.trainers.scoring.row_scorer import ScoringTask
 
 TRL, ZERO, EPO = "TRL's loss", "lambda = 0", "EPO"
 LAMBDA = 0.001
@@ -57,8 +58,8 @@ class Compared(EPOTrainer):
 
     def _loss(self, way: str, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         if way == TRL:
-            with self.scorer.expect_rows(layout_in(inputs, self.rules.context)):
-                return GRPOTrainer.compute_loss(self, model, inputs, *args, **kwargs)
+            self._scoring = ScoringTask(layout_in(inputs, self.rules.context))
+            return GRPOTrainer.compute_loss(self, model, inputs, *args, **kwargs)
         self.methods["epo"].epo_lambda = LAMBDA if way == EPO else 0.0
         return super().compute_loss(model, inputs, *args, **kwargs)
 

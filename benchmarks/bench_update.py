@@ -32,10 +32,10 @@ from trl import GRPOConfig, GRPOTrainer
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import build_tokenizer
-from epo_trl.models.fused_head import compact_scoring
 from epo_trl.models.load import corpus
 from epo_trl.rollout import episode_to_row
 from epo_trl.trainers import EPOConfig, EPOTrainer
+from epo_trl.trainers.scoring.fused_head import compact_scoring
 from epo_trl.types import Episode, StopReason, Turn
 
 HISTORY = 2

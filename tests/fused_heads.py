@@ -4,7 +4,7 @@ import torch
 from trainer_kit import make_model
 from transformers import CohereConfig, CohereForCausalLM, GraniteConfig, GraniteForCausalLM, PhiConfig, PhiForCausalLM
 
-from epo_trl.models.fused_head import HeadInput
+from epo_trl.trainers.scoring.fused_head import HeadInput
 
 
 def head_of(probabilities, **settings):

@@ -5,15 +5,16 @@ import random
 
 import torch
 
-from epo_trl.methods import Batch
+from epo_trl.methods import Batch, CriticValues
 from epo_trl.methods.gae import OutcomeGAE, TokenGAE, TurnGAE
 
 CREDITS = {"turn": TurnGAE, "token": TokenGAE, "outcome": OutcomeGAE}
 
 
-def batch_of(**tensors) -> Batch:
-    rows = len(tensors["values"])
-    return Batch(episodes=(), group_ids=torch.arange(rows), group_advantages=torch.full((rows,), math.nan), **tensors)
+def batch_of(values, final_values, **tensors) -> Batch:
+    rows, critic = len(values), CriticValues(values, final_values)
+    nothing = torch.full((rows,), math.nan)
+    return Batch(episodes=(), group_ids=torch.arange(rows), group_advantages=nothing, critic=critic, **tensors)
 
 
 def random_batch(seed: int, rows: int = 6) -> Batch:

@@ -11,16 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epo_trl.methods import Batch, Comm, Method, ModifiedAdvantages
+from epo_trl.methods import Batch, Comm, Method, ModifiedAdvantages, Need, TokenScores
 
 
-def batch_of(turn_ids: Any, **others: Any) -> Batch:
+def scores_of(logps: Any = None, entropy: Any = None, top_p_entropy: Any = None) -> TokenScores:
+    """Returns scores under the behaviour policy from lists or tensors; NaN where nothing is given."""
+    given = [None if x is None else torch.as_tensor(x) for x in (logps, entropy, top_p_entropy)]
+    unknown = torch.full_like(next(x for x in given if x is not None), torch.nan)
+    logps, entropy = (unknown if x is None else x for x in given[:2])
+    return TokenScores(logps, entropy, {} if given[2] is None else {Need.TOP_P: given[2]})
+
+
+def batch_of(turn_ids: Any, *, logps: Any = None, entropy: Any = None, top_p_entropy: Any = None, **others: Any):
     """Returns a batch of (B, T) `turn_ids`, -1 on padding; other fields as lists, the mask everywhere but there."""
     ids = torch.tensor(turn_ids)
     given = {name: torch.tensor(x) if isinstance(x, list) else x for name, x in others.items()}
     rewards = torch.zeros(len(ids), int(ids.max()) + 1)
     fields = {"group_ids": torch.zeros(len(ids)).long(), "mask": (ids >= 0).long(), **given}
-    return Batch((), turn_rewards=rewards, group_advantages=rewards[:, 0], turn_ids=ids, **fields)
+    scored = any(x is not None for x in (logps, entropy, top_p_entropy))
+    scores = scores_of(logps, entropy, top_p_entropy) if scored else None
+    return Batch((), turn_rewards=rewards, group_advantages=rewards[:, 0], turn_ids=ids, scores=scores, **fields)
 
 
 def random_batch(rows: int = 8, width: int = 12, *, rl_step: int = 0) -> tuple[Tensor, Batch]:
@@ -69,9 +79,10 @@ def on_two_ranks(method: Method, advantages: Tensor, batch: Batch, cut: int) -> 
 
     def modify(rank: int, ranks: Comm) -> ModifiedAdvantages:
         rows = slice(0, cut) if rank == 0 else slice(cut, None)
-        names = ("group_ids", "turn_rewards", "group_advantages", "turn_ids", "mask", "logps", "entropy")
-        parts = {name: getattr(batch, name)[rows] for name in (*names, "top_p_entropy")}
-        return method.modify_advantages(advantages[rows], replace(batch, ranks=ranks, **parts))
+        names = ("group_ids", "turn_rewards", "group_advantages", "turn_ids", "mask")
+        parts = {name: getattr(batch, name)[rows] for name in names}
+        scores = scores_of(batch.logps[rows], batch.entropy[rows], batch.statistic(Need.TOP_P)[rows])
+        return method.modify_advantages(advantages[rows], replace(batch, ranks=ranks, scores=scores, **parts))
 
     return run_on_ranks(modify)
 

@@ -29,9 +29,10 @@ from epo_trl.long_runs.checkpoint_files import seal
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.long_runs.whole_checkpoints import STATE_FILE
 from epo_trl.rollout import ChatTemplateError, TemplateError
-from epo_trl.trainers import EPOConfig, EPOTrainer, row_scorer
+from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.trainers.checks import warn_loss_scale
 from epo_trl.trainers.epo_trainer import episode_return
+from epo_trl.trainers.scoring import row_scorer
 from epo_trl.types import StopReason
 
 # ------------------------------------------------------------------------------------------ history and schedule

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gae_batches import CREDITS, batch_of, random_batch
 
-from epo_trl.methods import Batch, Credit
+from epo_trl.methods import Batch, Credit, CriticValues
 from epo_trl.methods.gae import OutcomeGAE, TokenGAE, TurnGAE
 from epo_trl.objectives import value_loss
 from epo_trl.objectives.gae import turn_edges
@@ -144,7 +144,8 @@ def test_every_credit_agrees_with_loops_over_turns_and_tokens(credit, gamma, lam
 def test_only_values_at_decision_points_count_and_an_episode_does_not_see_its_neighbours(credit):
     batch = random_batch(3)
     result = CREDITS[credit](0.9, 0.8).credit(batch)
-    changed = replace(batch, values=torch.where(result.value_mask, batch.values, 1e6))
+    critic = CriticValues(torch.where(result.value_mask, batch.values, 1e6), batch.final_values)
+    changed = replace(batch, critic=critic)
     assert torch.equal(CREDITS[credit](0.9, 0.8).credit(changed).advantages, result.advantages)
     row = {name: getattr(batch, name)[4:5] for name in ("values", "turn_rewards", "final_values", "turn_ids", "mask")}
     alone = batch_of(**row)

@@ -225,7 +225,7 @@ def batch_of(episodes=EPISODES, **changes):
     features = TurnFeatures(states, (states + 100) * there.unsqueeze(2), there)
     mask = ((turn_ids >= 0) & usable).long()
     none = torch.zeros(len(episodes))
-    return Batch(episodes, none, rewards, none, turn_ids, mask, features=features, **changes)
+    return Batch(episodes, none, rewards, none, turn_ids, mask, turn_features=features, **changes)
 
 
 def test_what_came_of_each_turn_by_hand():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from method_batches import scores_of
 from run_kit import logged
 from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
 
@@ -18,7 +19,16 @@ TURNS = torch.tensor([[0, 0, 1, 1], [0, 0, 0, -1]])
 
 def batch_of(entropy, mask, ranks=None):
     nothing = torch.zeros(len(entropy))
-    return Batch((), nothing.long(), nothing, nothing, TURNS[: len(entropy)], mask, ranks or Comm(), entropy=entropy)
+    return Batch(
+        (),
+        nothing.long(),
+        nothing,
+        nothing,
+        TURNS[: len(entropy)],
+        mask,
+        ranks or Comm(),
+        scores=scores_of(entropy=entropy),
+    )
 
 
 def trainer_of(folder, kwargs, **changes):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from method_batches import scores_of
 from run_kit import logged
 from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
 
@@ -22,7 +23,7 @@ def test_entropy_based_advantages_by_hand():
     """alpha 0.4, kappa 2: min(0.4 H, |A| / 2). The sign of A never turns, an advantage of 0 stays."""
     advantages, entropy = torch.tensor([[2.0, 2.0, -1.0, -1.0, 0.0]]), torch.tensor([[0.5, 5.0, 0.5, 5.0, 3.0]])
     nothing = torch.zeros(1, 5).long()
-    batch = Batch((), nothing, advantages, advantages, nothing, nothing, entropy=entropy)
+    batch = Batch((), nothing, advantages, advantages, nothing, nothing, scores=scores_of(entropy=entropy))
     shaped = EntropyAdvantage().modify_advantages(advantages, batch).advantages
     torch.testing.assert_close(shaped, torch.tensor([[2.2, 3.0, -0.8, -0.5, 0.0]]))
 

@@ -1,6 +1,7 @@
 """The bonus inside the first policy's nucleus: by hand, against plain softmaxes, and with a reference that stays."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -23,11 +24,12 @@ from trl.trainer.utils import add_fused_lm_head
 
 from epo_trl.methods import Method, MicroBatch, Need, StepSummary
 from epo_trl.methods.ref_nucleus import ReferenceNucleus
-from epo_trl.models import fused_head
-from epo_trl.models.fused_head import nucleus, nucleus_entropy
 from epo_trl.trainers.batches import layout_in
-from epo_trl.trainers.turn_forward import find_nuclei, score_turns
-from epo_trl.trainers.turn_layout import TurnLayout, cut_turns
+from epo_trl.trainers.scoring import fused_head
+from epo_trl.trainers.scoring.fused_head import nucleus, nucleus_entropy
+from epo_trl.trainers.scoring.row_scorer import entropy_over_candidates
+from epo_trl.trainers.scoring.turn_forward import find_nuclei, score_turns
+from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
 
 NO = -1
 
@@ -71,8 +73,8 @@ def micro_of(entropy, inside, choice, **changes):
     mask[0, -1] = 0
     return MicroBatch(
         logps=entropy, entropy=entropy, old_logps=entropy, advantages=entropy, turn_ids=torch.zeros_like(mask).long(),
-        mask=mask, num_episodes=torch.tensor(1.0), policy_mean=torch.sum, nucleus_entropy=inside,
-        choice=torch.tensor([[*choice, True]]), **changes,
+        mask=mask, num_episodes=torch.tensor(1.0), policy_mean=torch.sum, head={Need.NUCLEUS: inside},
+        token_annotations={"choice": torch.tensor([[*choice, True]])}, **changes,
     )  # fmt: skip
 
 
@@ -125,6 +127,11 @@ def disturbed(model, size=0.05):
     return moved.eval()
 
 
+def over(candidates):
+    """Returns the request of the entropies over the candidates."""
+    return {Need.NUCLEUS: partial(entropy_over_candidates, candidates)}
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_it_is_what_the_whole_distribution_gives(head):
     temperature, cut = 0.7, 0.03
@@ -140,7 +147,7 @@ def test_it_is_what_the_whole_distribution_gives(head):
     for one in (model, reference):
         add_fused_lm_head(one, temperature=temperature, outputs=("log_probs", "entropy"))
     candidates = find_nuclei(reference, batch, cut)
-    got = score_turns(model, batch, candidates=candidates).nucleus_entropy
+    got = score_turns(model, batch, statistics=over(candidates)).head[Need.NUCLEUS]
     assert_same_function(model, got, wanted)
 
 
@@ -154,9 +161,9 @@ def test_it_does_not_depend_on_the_forward_passes(windowed, way):
     batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=windowed))
     candidates, again = find_nuclei(reference, batch, 0.03), find_nuclei(reference, batch, 0.03, **way)
     assert torch.equal(candidates, again) and (candidates >= 0).any()
-    one = score_turns(model, batch, candidates=candidates)
-    other = score_turns(model, batch, candidates=candidates, **way)
-    torch.testing.assert_close(one.nucleus_entropy, other.nucleus_entropy)
+    one = score_turns(model, batch, statistics=over(candidates))
+    other = score_turns(model, batch, statistics=over(candidates), **way)
+    torch.testing.assert_close(one.head[Need.NUCLEUS], other.head[Need.NUCLEUS])
     torch.testing.assert_close(one.log_probs, other.log_probs)
 
 
@@ -166,9 +173,9 @@ def test_a_head_that_takes_all_positions_is_read_at_the_labelled_ones(monkeypatc
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
     candidates = find_nuclei(model, batch, 0.03)
-    compact = score_turns(model, batch, candidates=candidates).nucleus_entropy
-    monkeypatch.setattr("epo_trl.trainers.turn_forward.compact_scoring", lambda: torch.no_grad())
-    torch.testing.assert_close(score_turns(model, batch, candidates=candidates).nucleus_entropy, compact)
+    compact = score_turns(model, batch, statistics=over(candidates)).head[Need.NUCLEUS]
+    monkeypatch.setattr("epo_trl.trainers.scoring.turn_forward.compact_scoring", lambda: torch.no_grad())
+    torch.testing.assert_close(score_turns(model, batch, statistics=over(candidates)).head[Need.NUCLEUS], compact)
 
 
 def test_a_batch_without_a_choice_has_no_entropy_and_a_gradient_of_zero():
@@ -177,7 +184,7 @@ def test_a_batch_without_a_choice_has_no_entropy_and_a_gradient_of_zero():
     batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
     for width in (0, 3):
         none = torch.full((len(batch.sequence), width), NO)
-        entropy = score_turns(model, batch, candidates=none).nucleus_entropy
+        entropy = score_turns(model, batch, statistics=over(none)).head[Need.NUCLEUS]
         assert entropy.shape == batch.labels[:, 1:].shape and not entropy.any()
         gradients = torch.autograd.grad(entropy.sum(), list(model.parameters()), materialize_grads=True)
         assert not any(gradient.any() for gradient in gradients)
@@ -188,7 +195,7 @@ def test_it_takes_half_precision_and_gives_single():
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
     candidates = find_nuclei(model, batch, 0.03)
-    entropy = score_turns(model, batch, candidates=candidates).nucleus_entropy
+    entropy = score_turns(model, batch, statistics=over(candidates)).head[Need.NUCLEUS]
     assert entropy.dtype == torch.float32 and entropy.max() > 0.1
     entropy.sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())

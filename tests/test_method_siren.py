@@ -23,7 +23,7 @@ from trainer_kit import (
 
 from epo_trl.methods import Method, MicroBatch, Need
 from epo_trl.methods.siren import SIREN, peak_tokens
-from epo_trl.models.top_p import top_p_entropy
+from epo_trl.trainers.scoring.top_p import top_p_entropy
 from epo_trl.types import StopReason
 
 NO = 9.0  # an entropy that must not count
@@ -90,7 +90,7 @@ def micro_of(entropy, peaks):
     full = torch.full_like(entropy, NO)  # the entropy over the vocabulary plays no part
     return MicroBatch(
         full, full, full, full, torch.tensor(TURNS), torch.tensor(MASK), torch.tensor(2.0), lambda x: x.sum(),
-        top_p_entropy=entropy, token_annotations={"peaks": peaks},
+        head={Need.TOP_P: entropy}, token_annotations={"peaks": peaks},
     )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def test_value_gradient_and_metrics_by_hand():
         term = method.loss(micro)
         term.backward()
         assert term.item() == pytest.approx(value)
-        torch.testing.assert_close(micro.top_p_entropy.grad, 0.4 / 4 * torch.tensor(PEAKS))
+        torch.testing.assert_close(micro.head[Need.TOP_P].grad, 0.4 / 4 * torch.tensor(PEAKS))
 
 
 def test_the_anchor_is_the_entropy_of_the_first_batch_that_has_any():
@@ -124,7 +124,7 @@ def test_the_anchor_is_the_entropy_of_the_first_batch_that_has_any():
     term = method.loss(micro)
     term.backward()
     assert term.item() == pytest.approx(0.02)
-    assert micro.top_p_entropy.grad[0, 1].item() == pytest.approx(-0.1), "gradient descent raises the entropy again"
+    assert micro.head[Need.TOP_P].grad[0, 1].item() == pytest.approx(-0.1), "gradient descent raises the entropy again"
     broken = method.modify_advantages(torch.zeros(3, 5), collected(later * math.nan))
     assert method.loss(micro_of(later, broken.token_annotations["peaks"])) is None and method.state_dict()["anchor"] < 1
 
@@ -174,7 +174,7 @@ def test_its_gradient_is_that_of_the_square_by_finite_differences():
         none = torch.zeros(2, 6)
         terms.append(method.loss(MicroBatch(
             none, none, none, none, turns[rows], mask[rows], torch.tensor(7.0), lambda x: x.sum(),
-            top_p_entropy=entropy[rows], token_annotations={"peaks": peaks[rows]},
+            head={Need.TOP_P: entropy[rows]}, token_annotations={"peaks": peaks[rows]},
         )))  # fmt: skip
     total = sum(terms)
     total.backward()

@@ -20,8 +20,9 @@ from trainer_kit import (
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.methods import Comm, Method, build_methods
-from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer, EPOTrainer, row_scorer
+from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 from epo_trl.trainers.collection import Collector
+from epo_trl.trainers.scoring import row_scorer
 from epo_trl.types import Episode, StopReason, Turn
 
 

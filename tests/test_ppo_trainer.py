@@ -29,10 +29,11 @@ from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.critic import Critic, attach_critic, critic_aside
 from epo_trl.rollout.context import TurnView
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
-from epo_trl.trainers.batches import join_rows, layout_in
+from epo_trl.trainers.batches import layout_in, row_ids
 from epo_trl.trainers.critic_file import CRITIC_FILE
 from epo_trl.trainers.critic_setup import hide_critic
 from epo_trl.trainers.final_states import final_states, final_values
+from epo_trl.trainers.scoring.row_scorer import ScoringTask
 from epo_trl.trainers.value_statistics import turn_bins, value_statistics, whitened
 from epo_trl.types import StopReason
 
@@ -319,11 +320,10 @@ def test_old_log_probs_and_values_are_those_of_the_collecting_policy_in_every_ep
 
     def spy(model, inputs, *args, **kwargs):
         loss = original(model, inputs, *args, **kwargs)
-        ids, mask, width = join_rows(inputs)
-        layout = layout_in(inputs, trainer.rules.context)
-        with torch.no_grad(), trainer.scorer.expect_rows(layout):
+        ids, layout = row_ids(inputs), layout_in(inputs, trainer.rules.context)
+        with torch.no_grad():
             again = trainer.scorer.values(trainer.model, ids, layout, 2)
-            now = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)[0]
+            now = trainer.scorer.score(trainer.model, ids, ScoringTask(layout))[0].logps
         seen.append((inputs, again, now))
         return loss
 

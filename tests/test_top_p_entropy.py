@@ -2,6 +2,7 @@
 
 import math
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -10,11 +11,13 @@ from fused_heads import HEADS, IDS, PROMPTS, RESPONSE, TURNS, head_of
 from trainer_kit import assert_same_function, make_model
 from trl.trainer.utils import add_fused_lm_head
 
-from epo_trl.models import top_p
-from epo_trl.models.fused_head import HeadInput
-from epo_trl.models.top_p import own_nucleus_entropy, top_p_entropy
-from epo_trl.trainers.turn_forward import find_nuclei, score_turns
-from epo_trl.trainers.turn_layout import TurnLayout, cut_turns
+from epo_trl.methods import Need
+from epo_trl.trainers.scoring import top_p
+from epo_trl.trainers.scoring.fused_head import HeadInput
+from epo_trl.trainers.scoring.row_scorer import entropy_over_candidates, entropy_over_top_p
+from epo_trl.trainers.scoring.top_p import own_nucleus_entropy, top_p_entropy
+from epo_trl.trainers.scoring.turn_forward import find_nuclei, score_turns
+from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
 
 F64 = torch.float64
 
@@ -110,10 +113,13 @@ def test_a_head_that_was_split_after_the_forward_pass_is_whole_in_the_backward_p
         assert torch.equal(got, want) and got.any()
 
 
+OWN = {Need.TOP_P: partial(entropy_over_top_p, 0.8)}
+
+
 def scored(model, *, windowed=False, temperature=1.0, **way):
     add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
     batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=windowed))
-    return batch, score_turns(model, batch, **{"top_p": 0.8, **way})
+    return batch, score_turns(model, batch, statistics=OWN, **way)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -128,7 +134,7 @@ def test_it_is_what_the_whole_distribution_gives(head):
     assert (wanted > 0.1).sum() > 2
 
     _, scores = scored(model, temperature=temperature)
-    got = scores.top_p_entropy
+    got = scores.head[Need.TOP_P]
     assert_same_function(model, got, wanted)
     assert (got <= scores.entropy + 1e-5).all() and (got < scores.entropy - 0.1).any()
 
@@ -139,28 +145,28 @@ def test_it_does_not_depend_on_the_forward_passes(windowed, way):
     model = make_model()
     _, one = scored(model, windowed=windowed)
     _, other = scored(model, windowed=windowed, **way)
-    assert one.top_p_entropy.max() > 0.1
-    torch.testing.assert_close(one.top_p_entropy, other.top_p_entropy)
+    assert one.head[Need.TOP_P].max() > 0.1
+    torch.testing.assert_close(one.head[Need.TOP_P], other.head[Need.TOP_P])
 
 
 def test_both_nuclei_are_found_in_one_pass():
     model = make_model()
     batch, own = scored(model)
     candidates = find_nuclei(model, batch, 0.03)
-    reference = score_turns(model, batch, candidates=candidates)
-    both = score_turns(model, batch, candidates=candidates, top_p=0.8)
-    assert own.nucleus_entropy is None and reference.top_p_entropy is None
-    assert torch.equal(both.top_p_entropy, own.top_p_entropy)
-    assert torch.equal(both.nucleus_entropy, reference.nucleus_entropy)
-    assert not torch.equal(both.nucleus_entropy, both.top_p_entropy)
+    over = {Need.NUCLEUS: partial(entropy_over_candidates, candidates)}
+    reference, both = (score_turns(model, batch, statistics=which) for which in (over, over | OWN))
+    assert own.head.keys() == {Need.TOP_P} and reference.head.keys() == {Need.NUCLEUS}
+    assert torch.equal(both.head[Need.TOP_P], own.head[Need.TOP_P])
+    assert torch.equal(both.head[Need.NUCLEUS], reference.head[Need.NUCLEUS])
+    assert not torch.equal(both.head[Need.NUCLEUS], both.head[Need.TOP_P])
 
 
 def test_a_head_that_takes_all_positions_is_read_at_the_labelled_ones(monkeypatch):
     """As on devices that want static shapes."""
     model = make_model()
     _, compact = scored(model)
-    monkeypatch.setattr("epo_trl.trainers.turn_forward.compact_scoring", lambda: torch.no_grad())
-    torch.testing.assert_close(scored(model)[1].top_p_entropy, compact.top_p_entropy)
+    monkeypatch.setattr("epo_trl.trainers.scoring.turn_forward.compact_scoring", lambda: torch.no_grad())
+    torch.testing.assert_close(scored(model)[1].head[Need.TOP_P], compact.head[Need.TOP_P])
 
 
 def test_without_a_position_there_is_a_gradient_of_zero():
@@ -175,10 +181,10 @@ def test_without_a_position_there_is_a_gradient_of_zero():
 @pytest.mark.parametrize("autocast", [True, False])
 def test_it_takes_half_precision_and_gives_single(autocast):
     model = make_model() if autocast else make_model().bfloat16()
-    whole = scored(make_model())[1].top_p_entropy
+    whole = scored(make_model())[1].head[Need.TOP_P]
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         _, scores = scored(model)
-    entropy = scores.top_p_entropy
+    entropy = scores.head[Need.TOP_P]
     assert entropy.dtype == torch.float32 and (entropy - whole).abs().median() < 0.05 < entropy.max()
     entropy.sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())

@@ -25,11 +25,11 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl.trainer.utils import add_fused_lm_head
 
-from epo_trl.models.fused_head import compact_scoring
 from epo_trl.trainers import epo_trainer
 from epo_trl.trainers.checks import check_packing
-from epo_trl.trainers.turn_forward import score_turns
-from epo_trl.trainers.turn_layout import TurnLayout, cut_turns
+from epo_trl.trainers.scoring.fused_head import compact_scoring
+from epo_trl.trainers.scoring.turn_forward import score_turns
+from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
 
 CONTEXTS = ("windowed", "concatenated")
 _ = 0

@@ -1,6 +1,18 @@
 """Training methods: credit assignment, entropy control, changes to the policy loss. One file per method."""
 
-from epo_trl.methods.base import Batch, Comm, Credit, Group, Method, MicroBatch, ModifiedAdvantages, Need, StepSummary
+from epo_trl.methods.base import (
+    Batch,
+    Comm,
+    Credit,
+    CriticValues,
+    Group,
+    Method,
+    MicroBatch,
+    ModifiedAdvantages,
+    Need,
+    StepSummary,
+    TokenScores,
+)
 from epo_trl.methods.registry import METHODS, as_names, build_methods
 from epo_trl.methods.stack import Methods
 
@@ -8,6 +20,7 @@ __all__ = [
     "METHODS",
     "Batch",
     "Credit",
+    "CriticValues",
     "Group",
     "Method",
     "Methods",
@@ -16,6 +29,7 @@ __all__ = [
     "Comm",
     "ModifiedAdvantages",
     "StepSummary",
+    "TokenScores",
     "as_names",
     "build_methods",
 ]

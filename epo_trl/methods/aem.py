@@ -38,7 +38,6 @@ class AEM(Method):
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Weights the advantages by the entropy of their turn."""
-        assert batch.entropy is not None
         entropy, turn_mask = per_turn_means(batch.entropy, batch)
         groups = turns_by_group(entropy, turn_mask, batch)
         weights = torch.ones_like(entropy)

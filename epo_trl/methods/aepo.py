@@ -71,7 +71,6 @@ class AEPO(Method):
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Weights the advantages by the standardised entropies."""
-        assert batch.entropy is not None
         mean, deviation = token_moments(batch.entropy, batch)
         factors = 1 + self.alpha * (batch.entropy - mean) / (deviation or 1.0)
         low, high = token_extremes(factors, batch)

@@ -68,8 +68,7 @@ class ArCHer(Tallied):
         if self.warmup_rl_steps < 0:
             raise ValueError(f"warmup_rl_steps: expected an integer >= 0, got {self.warmup_rl_steps}")
         self.critics: TwinCritics | None = None  # created from the first turns
-        # RL steps, Q losses, V losses; turns, Q, V, advantages, their squares.
-        self.tally = Tally(8)
+        self.tally = Tally("rl_steps", "q_loss", "v_loss", "turns", "q", "v", "advantage", "squared_advantage")
 
     def model_card_text(self) -> str:
         """Returns the method's name and its paper."""
@@ -81,14 +80,21 @@ class ArCHer(Tallied):
         losses = self._learn(batch)
         if self.critics is None or losses is None:
             return Credit(on_tokens(per_turn, batch) * batch.mask)
-        assert batch.features is not None
         turn_mask = batch.features.turn_mask
         with torch.no_grad(), torch.autocast(per_turn.device.type, enabled=False):
             states, actions = batch.features.states[turn_mask], batch.features.actions[turn_mask]
             q, v = self.critics.q(states, actions).amin(0), self.critics.v(states).amin(0)
         advantages = q - v
-        sums = torch.stack([x.double().sum() for x in (q, v, advantages, advantages.square())])
-        self.tally.add(1.0, *losses, len(q), *sums.tolist())
+        self.tally.add(
+            rl_steps=1,
+            q_loss=losses[0],
+            v_loss=losses[1],
+            turns=len(q),
+            q=q.double().sum(),
+            v=v.double().sum(),
+            advantage=advantages.double().sum(),
+            squared_advantage=advantages.square().double().sum(),
+        )
         if batch.rl_step >= self.warmup_rl_steps:
             per_turn[turn_mask] = advantages
         return Credit(on_tokens(per_turn, batch) * batch.mask)
@@ -110,15 +116,16 @@ class ArCHer(Tallied):
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Returns the critics' mean estimates on the batch and their losses on the replay buffer."""
-        steps, q_loss, v_loss, turns, q, v, advantage, squared = self.tally.take(step.ranks)
-        steps, turns = max(steps, 1), max(turns, 1)
+        sums = self.tally.take(step.ranks)
+        steps, turns = max(sums["rl_steps"], 1), max(sums["turns"], 1)
+        advantage = sums["advantage"] / turns
         return {
-            "archer/q_loss": q_loss / steps,
-            "archer/v_loss": v_loss / steps,
-            "archer/q": q / turns,
-            "archer/v": v / turns,
-            "archer/advantage": advantage / turns,
-            "archer/advantage_std": math.sqrt(max(squared / turns - (advantage / turns) ** 2, 0.0)),
+            "archer/q_loss": sums["q_loss"] / steps,
+            "archer/v_loss": sums["v_loss"] / steps,
+            "archer/q": sums["q"] / turns,
+            "archer/v": sums["v"] / turns,
+            "archer/advantage": advantage,
+            "archer/advantage_std": math.sqrt(max(sums["squared_advantage"] / turns - advantage**2, 0.0)),
             "archer/replay_turns": float(len(self.critics.replay)) if self.critics else 0.0,
         }
 
@@ -138,7 +145,6 @@ def transitions(batch: Batch, *, cut_ends: bool) -> Transitions:
         batch: A batch with features.
         cut_ends: See `ArCHer`.
     """
-    assert batch.features is not None
     states, actions, turn_mask = batch.features.states, batch.features.actions, batch.features.turn_mask
     last = turn_mask & ~torch.cat([turn_mask[:, 1:], torch.zeros_like(turn_mask[:, :1])], dim=1)
     cut = torch.tensor([episode.stop not in ENDED for episode in batch.episodes], device=turn_mask.device)

@@ -12,14 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.objectives import turn_mean_weights
 from epo_trl.types import Episode
+
+_Given = TypeVar("_Given")
 
 
 class Need(StrEnum):
@@ -52,6 +55,49 @@ class Comm:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Scores of the (B, T) tokens of a batch under one policy, 0 where no token was sampled.
+
+    Args:
+        logps: (B, T) log-probabilities in nats.
+        entropy: (B, T) entropies in nats; NaN under the reference policy.
+        head: (B, T) further statistics of the distribution at each token, by the need that requests them.
+            `Need.NUCLEUS`: entropy in nats of the policy renormalised over the reference nucleus; 0 where the nucleus
+            has fewer than two tokens. `Need.TOP_P`: entropy in nats over the policy's own nucleus.
+        values: (B, T) values of the critic in units of reward; `None` if they were not requested.
+    """
+
+    logps: Tensor
+    entropy: Tensor
+    head: Mapping[Need, Tensor] = field(default_factory=dict)
+    values: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CriticValues:
+    """Values of the critic on a batch, in units of reward.
+
+    Args:
+        values: (B, T) value of the state before each token.
+        final_values: (B,) value of the state after the last turn, 0 where the episode terminated.
+    """
+
+    values: Tensor
+    final_values: Tensor
+
+
+def required(given: _Given | None, need: Need) -> _Given:
+    """Returns an input of a batch.
+
+    Raises:
+        InputError: If it is absent, because no method declares the need.
+    """
+    if given is None:
+        raise InputError(f"needs: expected Need.{need.name} among those of a method that reads this, got none")
+    return given
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Episodes collected for one RL step: this rank's B episodes, with T completion tokens and at most K turns.
 
@@ -65,12 +111,13 @@ class Batch:
         ranks: Communication with the other processes.
         rl_step: Index of the RL step, from 0.
         total_rl_steps: Number of RL steps in the run.
-        logps: (B, T) log-probability of each token under the behaviour policy, in nats. Requires `Need.SCORES`.
-        entropy: (B, T) entropy of the behaviour policy at each token, in nats. Requires `Need.SCORES`.
-        top_p_entropy: (B, T) entropy over the policy's own nucleus. Requires `Need.SCORES` and `Need.TOP_P`.
-        values: (B, T) the critic's value before each token, in units of reward. Requires `Need.VALUES`.
-        final_values: (B,) the critic's value of the state after the last turn, 0 where the episode terminated.
-        features: Hidden states of the turns. Requires `Need.FEATURES`.
+        scores: Scores under the behaviour policy. Requires `Need.SCORES`.
+        critic: Values of the critic. Requires `Need.VALUES`.
+        turn_features: Hidden states of the turns. Requires `Need.FEATURES`.
+        candidates: (B, T, K) token ids of the reference nucleus, padded with -1. Only -1 where it has fewer than two
+            tokens. Requires `Need.NUCLEUS`.
+
+    The properties return the optional fields and raise `InputError` if no method declares the need.
     """
 
     episodes: Sequence[Episode]
@@ -82,12 +129,44 @@ class Batch:
     ranks: Comm = Comm()
     rl_step: int = 0
     total_rl_steps: int = 1
-    logps: Tensor | None = None
-    entropy: Tensor | None = None
-    top_p_entropy: Tensor | None = None
-    values: Tensor | None = None
-    final_values: Tensor | None = None
-    features: TurnFeatures | None = None
+    scores: TokenScores | None = None
+    critic: CriticValues | None = None
+    turn_features: TurnFeatures | None = None
+    candidates: Tensor | None = None
+
+    @property
+    def logps(self) -> Tensor:
+        """(B, T) log-probability of each token under the behaviour policy, in nats."""
+        return required(self.scores, Need.SCORES).logps
+
+    @property
+    def entropy(self) -> Tensor:
+        """(B, T) entropy of the behaviour policy at each token, in nats."""
+        return required(self.scores, Need.SCORES).entropy
+
+    def statistic(self, need: Need) -> Tensor:
+        """Returns the (B, T) statistic of the behaviour policy that `need` requests; see `TokenScores.head`."""
+        return required(required(self.scores, Need.SCORES).head.get(need), need)
+
+    @property
+    def values(self) -> Tensor:
+        """(B, T) the critic's value before each token."""
+        return required(self.critic, Need.VALUES).values
+
+    @property
+    def final_values(self) -> Tensor:
+        """(B,) the critic's value of the state after the last turn, 0 where the episode terminated."""
+        return required(self.critic, Need.VALUES).final_values
+
+    @property
+    def features(self) -> TurnFeatures:
+        """Hidden states of the turns under the reference policy."""
+        return required(self.turn_features, Need.FEATURES)
+
+    @property
+    def has_choice(self) -> Tensor:
+        """(B, T) boolean, true where the reference nucleus has two or more tokens."""
+        return (required(self.candidates, Need.NUCLEUS) >= 0).any(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +233,7 @@ class MicroBatch:
             the scale of the policy loss: `policy_mean(x)` counts as much as advantages of `-x`.
         rl_step: Index of the RL step, from 0.
         total_rl_steps: Number of RL steps in the run.
-        nucleus_entropy: (b, T) in nats, with gradient: entropy of the policy, renormalised over the reference nucleus
-            (tokens with a reference probability above `cut`); 0 where it has fewer than two tokens. Requires
-            `Need.NUCLEUS`.
-        choice: (b, T) boolean, true where the nucleus has two or more tokens. Requires `Need.NUCLEUS`.
-        top_p_entropy: (b, T) entropy over the smallest set of tokens with probability `top_p` under the current policy.
-            Requires `Need.TOP_P`.
+        head: (b, T) further statistics of the distributions, with gradient; see `TokenScores`.
         compute_dtype: Dtype of the logits. Its rounding makes two passes of the same policy differ.
         token_annotations: Tensors that the method's `modify_advantages` attached to these rows.
     """
@@ -174,11 +248,13 @@ class MicroBatch:
     policy_mean: Callable[[Tensor], Tensor]
     rl_step: int = 0
     total_rl_steps: int = 1
-    nucleus_entropy: Tensor | None = None
-    choice: Tensor | None = None
-    top_p_entropy: Tensor | None = None
+    head: Mapping[Need, Tensor] = field(default_factory=dict)
     compute_dtype: torch.dtype = torch.float32
     token_annotations: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def statistic(self, need: Need) -> Tensor:
+        """Returns the (b, T) statistic that `need` requests, with gradient; see `TokenScores.head`."""
+        return required(self.head.get(need), need)
 
     @cached_property
     def _turn_weights(self) -> Tensor:

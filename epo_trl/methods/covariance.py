@@ -32,7 +32,6 @@ def rounding_nats(dtype: torch.dtype) -> float:
 
 def covariances(advantages: Tensor, batch: Batch) -> Tensor:
     """Returns (B, T) `(A - mean A) * (log pi - mean log pi)`, with means over the counted tokens of all ranks."""
-    assert batch.logps is not None
     mean, _ = token_moments(advantages, batch)
     mean_logp, _ = token_moments(batch.logps, batch)
     return (advantages.double() - mean) * (batch.logps.double() - mean_logp)

@@ -49,7 +49,7 @@ class DAPO(Tallied):
             raise ValueError(f"overlong_share: expected a number > 0 and <= 1, got {self.overlong_share}")
         if not 0 <= self.overlong_penalty < math.inf:
             raise ValueError(f"overlong_penalty: expected a number >= 0, got {self.overlong_penalty}")
-        self.tally = Tally(2)
+        self.tally = Tally("overlong", "turns")
 
     def model_card_text(self) -> str:
         """Returns the method's name and its paper."""
@@ -66,7 +66,7 @@ class DAPO(Tallied):
         """Returns the rewards minus the overlong penalties."""
         shares = [self._too_long(len(turn.response_ids)) for turn in episode.turns]
         if episode.is_usable:
-            self.tally.add(sum(share > 0 for share in shares), len(shares))
+            self.tally.add(overlong=sum(share > 0 for share in shares), turns=len(shares))
         if not self.overlong_penalty:
             return None
         return [turn.reward - self.overlong_penalty * x for turn, x in zip(episode.turns, shares, strict=True)]
@@ -79,8 +79,8 @@ class DAPO(Tallied):
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Returns the share of overlong turns."""
-        overlong, turns = self.tally.take(step.ranks)
-        return {"dapo/overlong": overlong / max(turns, 1)}
+        sums = self.tally.take(step.ranks)
+        return {"dapo/overlong": sums["overlong"] / max(sums["turns"], 1)}
 
     def _too_long(self, tokens: int) -> float:
         """Returns how far a response extends into the penalised part of the length limit, from 0 to 1."""

@@ -27,13 +27,11 @@ def decision_tokens(batch: Batch, *, threshold: float | None = None, top_share: 
         ValueError: See `check_decisions`.
     """
     check_decisions(threshold, top_share)
-    assert batch.entropy is not None
     counted = batch.mask.bool()
-    if threshold is not None:
-        return counted & (batch.entropy > threshold)
-    assert top_share is not None
-    number = round(top_share * batch.ranks.sum(counted.sum()).item())
-    return lowest(-batch.entropy, counted & (batch.entropy > 0), number, batch)
+    if top_share is not None:
+        number = round(top_share * batch.ranks.sum(counted.sum()).item())
+        return lowest(-batch.entropy, counted & (batch.entropy > 0), number, batch)
+    return counted & (batch.entropy > (threshold or 0.0))
 
 
 def check_decisions(threshold: float | None, top_share: float | None) -> None:
@@ -58,7 +56,6 @@ def decision_metrics(decisions: Tensor, batch: Batch) -> dict[str, float]:
         decisions: (B, T) booleans from `decision_tokens`.
         batch: The batch they belong to.
     """
-    assert batch.entropy is not None
     parts = torch.stack([decisions, batch.mask.bool() & ~decisions]).flatten(1)
     sums = torch.where(parts, batch.entropy.double().flatten(), 0.0).sum(1)
     sums, counts = batch.ranks.sum(torch.stack([sums, parts.sum(1)])).tolist()

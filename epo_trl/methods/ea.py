@@ -39,5 +39,4 @@ class EntropyAdvantage(Method):
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Adds the entropy bonus to the advantages."""
-        assert batch.entropy is not None
         return ModifiedAdvantages(advantages + torch.minimum(self.alpha * batch.entropy, advantages.abs() / self.kappa))

@@ -46,7 +46,6 @@ class EMPG(Method):
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Modulates the advantages by the entropies of this and the next turn."""
-        assert batch.entropy is not None
         entropy, turn_mask = per_turn_means(batch.entropy, batch)
         all_entropies = entropy.new_tensor(batch.ranks.gather(entropy[turn_mask].tolist()))
         if not len(all_entropies):

@@ -41,8 +41,7 @@ class EPO(Tallied):
 
     def __post_init__(self) -> None:
         self.history = EntropyHistory(per=self.entropy_history, window=self.entropy_history_window)
-        # Tokens below, inside and above the band, then L_H and L_smooth of the batch.
-        self.tally = Tally(5)
+        self.tally = Tally("below", "inside", "above", "bonus", "penalty")
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and lambda."""
@@ -101,23 +100,24 @@ class EPO(Tallied):
         """Adds the terms, and the number of tokens below, inside and above the band."""
         reference = self.history.reference(micro.turn_ids)
         band = {"kappa_low": self.kappa_low, "kappa_high": self.kappa_high}
-        shares = band_shares(self._banded(micro), reference, micro.mask, **band)
-        self.tally.add(*shares, *self._terms(micro))
+        below, inside, above = band_shares(self._banded(micro), reference, micro.mask, **band)
+        bonus, penalty = self._terms(micro)
+        self.tally.add(below=below, inside=inside, above=above, bonus=bonus, penalty=penalty)
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Appends the step's entropy to the history and returns the metrics."""
-        *tokens, bonus, penalty = self.tally.take(step.ranks)
-        below, inside, above = (count / max(sum(tokens), 1) for count in tokens)
+        sums = self.tally.take(step.ranks)
+        tokens = max(sums["below"] + sums["inside"] + sums["above"], 1)
         weight, beta = (at(step.rl_step, step.total_rl_steps) for at in (self.weight, self.beta))
         metrics = {
             "epo/lambda": weight,
             "epo/beta": beta,
             "epo/net_coef_above_band": weight * (1 - self.smoothing_alpha * beta),
-            "epo/entropy_loss": bonus,
-            "epo/smoothing_loss": penalty,
-            "epo/share_below_band": below,
-            "epo/share_inside_band": inside,
-            "epo/share_above_band": above,
+            "epo/entropy_loss": sums["bonus"],
+            "epo/smoothing_loss": sums["penalty"],
+            "epo/share_below_band": sums["below"] / tokens,
+            "epo/share_inside_band": sums["inside"] / tokens,
+            "epo/share_above_band": sums["above"] / tokens,
         }
         reference = self.history.reference() if self.history.per == "step" else None
         if isinstance(reference, float):

@@ -29,7 +29,6 @@ class _GAE(Method):
 
     def _over_episodes(self, batch: Batch, points: Tensor) -> Tensor:
         """Returns advantages over one chain per episode. Each turn is rewarded at its last decision point."""
-        assert batch.values is not None and batch.final_values is not None
         _, last_of_turn = turn_edges(batch.turn_ids, points)
         paid = on_tokens(batch.turn_rewards, batch)
         ends = points & (points.flip(1).cumsum(1).flip(1) == 1)
@@ -104,7 +103,6 @@ class OutcomeGAE(_GAE):
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per token."""
-        assert batch.values is not None
         points = batch.mask.bool()
         _, last = turn_edges(batch.turn_ids, points)
         total = batch.turn_rewards.sum(1, keepdim=True)
@@ -123,5 +121,4 @@ class OutcomeGAE(_GAE):
 
 def _targets(advantages: Tensor, batch: Batch, points: Tensor) -> Tensor:
     """Returns the (B, T) targets of the critic, 0 where there is no decision point."""
-    assert batch.values is not None
     return torch.where(points, advantages + batch.values, 0.0)

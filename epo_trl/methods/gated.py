@@ -34,7 +34,7 @@ class Gated(Tallied, GRPO):
             raise ValueError(f"threshold: expected a finite number, got {self.threshold}")
         if not 0 <= self.weight < math.inf:
             raise ValueError(f"weight: expected a number >= 0, got {self.weight}")
-        self.tally = Tally(2)
+        self.tally = Tally("opened", "episodes")
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and settings."""
@@ -52,10 +52,10 @@ class Gated(Tallied, GRPO):
         """Returns the rollout's rewards, plus the environment's if the gate is open."""
         is_open = episode.total_reward > self.threshold
         if episode.is_usable:
-            self.tally.add(is_open, 1)
+            self.tally.add(opened=is_open, episodes=1)
         return [turn.reward + self.weight * turn.env_reward for turn in episode.turns] if is_open else None
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Returns the share of episodes with an open gate."""
-        opened, episodes = self.tally.take(step.ranks)
-        return {"gated/open": opened / max(episodes, 1)}
+        sums = self.tally.take(step.ranks)
+        return {"gated/open": sums["opened"] / max(sums["episodes"], 1)}

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from epo_trl.methods.base import MicroBatch, Need, StepSummary
+from epo_trl.methods.base import Batch, MicroBatch, ModifiedAdvantages, Need, StepSummary
 from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.objectives import check_schedule, scheduled_weight
 
@@ -41,8 +41,7 @@ class ReferenceNucleus(Tallied):
         if not 0 <= self.weight < math.inf:
             raise ValueError(f"weight: expected a number >= 0, got {self.weight}")
         check_schedule(self.schedule, self.end_weight)
-        # Numbers of choice and forced tokens; nucleus entropy of choices; entropy of choices; entropy of forced tokens.
-        self.tally = Tally(5)
+        self.tally = Tally("choices", "forced", "nucleus_entropy", "choice_entropy", "forced_entropy")
 
     def model_card_text(self) -> str:
         """Returns the method and its settings."""
@@ -53,24 +52,32 @@ class ReferenceNucleus(Tallied):
         """Returns the coefficient of an RL step."""
         return scheduled_weight(rl_step, total_rl_steps, schedule=self.schedule, start=self.weight, end=self.end_weight)
 
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
+        """Marks the tokens whose nucleus has a choice; the advantages are unchanged."""
+        return ModifiedAdvantages(advantages, {"choice": batch.has_choice})
+
     def loss(self, micro: MicroBatch) -> Tensor | None:
         """Returns the contribution of these rows to the bonus; with a weight of 0 it is only logged."""
-        assert micro.nucleus_entropy is not None and micro.choice is not None
-        choice, forced = micro.choice * micro.mask, ~micro.choice * micro.mask
-        nucleus, entropy = micro.nucleus_entropy.detach(), micro.entropy.detach()
+        has_choice, nucleus, entropy = micro.token_annotations["choice"], micro.statistic(Need.NUCLEUS), micro.entropy
+        choice, forced = has_choice * micro.mask, ~has_choice * micro.mask
         self.tally.add(
-            choice.sum(), forced.sum(), (nucleus * choice).sum(), (entropy * choice).sum(), (entropy * forced).sum()
+            choices=choice.sum(),
+            forced=forced.sum(),
+            nucleus_entropy=(nucleus.detach() * choice).sum(),
+            choice_entropy=(entropy.detach() * choice).sum(),
+            forced_entropy=(entropy.detach() * forced).sum(),
         )
         weight = self.weight_at(micro.rl_step, micro.total_rl_steps)
-        return -weight * micro.turn_mean(micro.nucleus_entropy) if weight else None
+        return -weight * micro.turn_mean(nucleus) if weight else None
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Returns the weight, the share of choices and the entropies, averaged over the updates on the batch."""
-        choice, forced, nucleus, chosen_entropy, forced_entropy = self.tally.take(step.ranks)
+        sums = self.tally.take(step.ranks)
+        choices, forced = sums["choices"], sums["forced"]
         return {
             "ref-nucleus/weight": self.weight_at(step.rl_step, step.total_rl_steps),
-            "ref-nucleus/choice_share": choice / max(choice + forced, 1),
-            "ref-nucleus/entropy": nucleus / max(choice, 1),
-            "ref-nucleus/choice_entropy": chosen_entropy / max(choice, 1),
-            "ref-nucleus/forced_entropy": forced_entropy / max(forced, 1),
+            "ref-nucleus/choice_share": choices / max(choices + forced, 1),
+            "ref-nucleus/entropy": sums["nucleus_entropy"] / max(choices, 1),
+            "ref-nucleus/choice_entropy": sums["choice_entropy"] / max(choices, 1),
+            "ref-nucleus/forced_entropy": sums["forced_entropy"] / max(forced, 1),
         }

@@ -53,7 +53,7 @@ class RLVMR(Tallied, GRPO):
             raise ValueError(f"alpha: expected a number from 0 to 1, got {self.alpha}")
         if not 0 <= self.format_penalty < math.inf:
             raise ValueError(f"format_penalty: expected a number >= 0, got {self.format_penalty}")
-        self.tally = Tally(2 + len(TAGS))
+        self.tally = Tally("turns", "reward", *TAGS)
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and alpha."""
@@ -86,15 +86,14 @@ class RLVMR(Tallied, GRPO):
             for k, (tag, reward) in enumerate(turns):
                 mean, deviation = spread[tag]
                 tag_advantages[i, k] = (reward - mean) / (deviation + 1e-6)
-                self.tally.add(1, reward, *(tag == name for name in TAGS))
+                self.tally.add(turns=1, reward=reward, **{name: tag == name for name in TAGS})
         per_token = on_tokens(tag_advantages, batch) * batch.mask
         return Credit(self.alpha * super().credit(batch).advantages + (1 - self.alpha) * per_token)
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Returns the share of turns with each tag, and the mean reward."""
-        turns, reward, *counts = self.tally.take(step.ranks)
-        shares = {f"rlvmr/{tag}": count / max(turns, 1) for tag, count in zip(TAGS, counts, strict=True)}
-        return {**shares, "rlvmr/reward": reward / max(turns, 1)}
+        sums = self.tally.take(step.ranks)
+        return {f"rlvmr/{name}": sums[name] / max(sums["turns"], 1) for name in (*TAGS, "reward")}
 
 
 def find_tag(response: str) -> str:

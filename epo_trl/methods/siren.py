@@ -87,9 +87,8 @@ class SIREN(Method):
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Marks the peaks and sets the anchor at the first batch with tokens; the advantages are unchanged."""
-        assert batch.top_p_entropy is not None
-        peaks = peak_tokens(batch.top_p_entropy, batch.mask, self.quantile)
-        means = (_peak_weights(peaks.double()) * batch.top_p_entropy).sum(1)
+        peaks = peak_tokens(batch.statistic(Need.TOP_P), batch.mask, self.quantile)
+        means = (_peak_weights(peaks.double()) * batch.statistic(Need.TOP_P)).sum(1)
         total, rows = batch.ranks.sum(torch.stack([means.sum(), peaks.any(1).sum().double()])).tolist()
         self._entropy = total / rows if rows else math.nan
         metrics = {"siren/peak_share": token_share(peaks, batch)}
@@ -103,8 +102,7 @@ class SIREN(Method):
         distance = math.nan if self._anchor is None else self._entropy - self._anchor
         if not (self.weight and distance and math.isfinite(distance)):
             return None
-        assert micro.top_p_entropy is not None
-        tangent = distance * (distance + 2 * (micro.top_p_entropy - self._entropy))
+        tangent = distance * (distance + 2 * (micro.statistic(Need.TOP_P) - self._entropy))
         weights = _peak_weights(micro.token_annotations["peaks"].to(tangent.dtype)) / micro.num_episodes.clamp(min=1)
         return self.weight * (weights * tangent).sum()
 

@@ -45,7 +45,6 @@ class STEER(Method):
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Weights the advantages by the estimated change of entropy."""
-        assert batch.logps is not None and batch.entropy is not None
         change = (advantages * (1 - batch.logps.exp()) * (batch.logps + batch.entropy)).abs()
         _, largest = token_extremes(change, batch)
         k = -math.log(self.min_weight) / max(largest, self.floor)

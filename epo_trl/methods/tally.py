@@ -11,25 +11,26 @@ from epo_trl.methods.base import Comm, Method
 
 
 class Tally:
-    """Accumulates sums over an RL step. Those of a `Tallied` method are saved in checkpoints.
+    """Accumulates named sums over an RL step. Those of a `Tallied` method are saved in checkpoints.
 
     Args:
-        size: Number of sums.
+        *names: Names of the sums.
     """
 
-    def __init__(self, size: int):
-        self._sums = torch.zeros(size, dtype=torch.float64)
+    def __init__(self, *names: str):
+        self._names = names
+        self._sums = torch.zeros(len(names), dtype=torch.float64)
 
-    def add(self, *values: float | Tensor) -> None:
-        """Adds one value to each sum; values are numbers or one-element tensors."""
-        added = torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in values])
+    def add(self, **values: float | Tensor) -> None:
+        """Adds a number or a one-element tensor to each of the sums."""
+        added = torch.stack([torch.as_tensor(values[name], dtype=torch.float64) for name in self._names])
         self._sums = self._sums.to(added.device) + added.detach()
 
-    def take(self, ranks: Comm) -> list[float]:
-        """Returns the sums over all ranks and resets them. Collective."""
+    def take(self, ranks: Comm) -> dict[str, float]:
+        """Returns the sums over all ranks by name, and resets them. Collective."""
         sums = ranks.sum(self._sums).tolist()
         self._sums = torch.zeros_like(self._sums)
-        return sums
+        return dict(zip(self._names, sums, strict=True))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the sums so far."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from epo_trl.devices import to_device
-from epo_trl.methods import Batch, Comm, Methods, MicroBatch
+from epo_trl.methods import Batch, Comm, Methods, MicroBatch, Need, TokenScores
 from epo_trl.rollout import ContextBuilder
-from epo_trl.trainers.policy_mean import policy_mean
-from epo_trl.trainers.row_scorer import RowScores
-from epo_trl.trainers.turn_layout import TurnLayout
-from epo_trl.types import Episode
+from epo_trl.trainers.rl_step import RLStep
+from epo_trl.trainers.scoring.policy_mean import policy_mean
+from epo_trl.trainers.scoring.turn_layout import TurnLayout
 
 Inputs = dict[str, Any]
 _LAYOUT = "layout/{name}"  # key in TRL's batch, which shuffles and splits CPU tensors like device tensors
+_ENTROPY, _STATISTIC = "behaviour/entropy", "behaviour/{need}"  # keys of scores under the behaviour policy
 _ON_CPU = ("turn_ids", "response_mask", "prompt_tokens")
 
 
@@ -31,27 +31,28 @@ def is_scored(inputs: Mapping[str, Any]) -> bool:
     return "old_per_token_logps" in inputs
 
 
-def behaviour_scores(inputs: Mapping[str, Any], scores: Sequence[RowScores]) -> RowScores | None:
-    """Returns the scores under the behaviour policy among those that TRL has requested, if any."""
-    return next((one for one in scores if one.log_probs is inputs.get("old_per_token_logps")), None)
+def behaviour_entries(scores: TokenScores) -> Inputs:
+    """Returns the entries of TRL's batch that hold scores under the behaviour policy, beside TRL's log-probs."""
+    return {_ENTROPY: scores.entropy, **{_STATISTIC.format(need=need): x for need, x in scores.head.items()}}
 
 
-def join_rows(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
-    """Returns `input_ids` and `attention_mask`, both (B, P + T), and T."""
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-    return ids, mask, inputs["completion_ids"].shape[1]
+def behaviour_scores(inputs: Mapping[str, Any]) -> TokenScores | None:
+    """Returns the scores under the behaviour policy in TRL's batch, or `None` if it holds none."""
+    if _ENTROPY not in inputs:
+        return None
+    head = {need: inputs[key] for need in Need if (key := _STATISTIC.format(need=need)) in inputs}
+    return TokenScores(inputs["old_per_token_logps"], inputs[_ENTROPY], head)
+
+
+def row_ids(inputs: Mapping[str, Any]) -> Tensor:
+    """Returns the (B, P + T) token ids of prompt and completion."""
+    return torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
 
 
 def layout_entries(layout: TurnLayout, device: torch.device) -> Inputs:
     """Returns a layout's entries in TRL's batch: `turn_ids` on the device, and all its tensors on the CPU."""
     on_cpu = {_LAYOUT.format(name=name): getattr(layout, name) for name in _ON_CPU}
     return {"turn_ids": to_device(layout.turn_ids, device), **on_cpu}
-
-
-def has_layout(inputs: Mapping[str, Any]) -> bool:
-    """Returns whether TRL's batch holds a layout. Checkpoints of earlier versions do not."""
-    return all(_LAYOUT.format(name=name) in inputs for name in _ON_CPU)
 
 
 def layout_in(inputs: Mapping[str, Any], context: ContextBuilder) -> TurnLayout:
@@ -61,69 +62,43 @@ def layout_in(inputs: Mapping[str, Any], context: ContextBuilder) -> TurnLayout:
     return TurnLayout(turn_ids, response_mask, prompt_tokens, context.is_windowed)
 
 
-def score_request(inputs: Mapping[str, Any], context: ContextBuilder, methods: Methods) -> dict[str, Any]:
-    """Returns the arguments of `RowScorer.expect_rows` for the loss of a part of TRL's batch."""
-    return {
-        "layout": layout_in(inputs, context),
-        "ratio": ratio_in(inputs, methods),
-        "with_values": "old_values" in inputs,
-        "candidates": inputs.get("candidates"),
-        "top_p": methods.top_p,
-    }
-
-
-def ratio_in(inputs: Mapping[str, Any], methods: Methods) -> Callable[[Tensor], Tensor]:
-    """Returns a function that maps (b, T) log-probabilities to those that TRL compares with the old ones."""
-    old, mask = inputs.get("old_per_token_logps"), response_mask(inputs)
-    return lambda logps: methods.ratio(logps, logps.detach() if old is None else old, inputs["turn_ids"], mask)
+def ratio_logps(logps: Tensor, inputs: Mapping[str, Any], methods: Methods) -> Tensor:
+    """Returns the (b, T) log-probabilities that TRL compares with the old ones; see `Method.ratio`."""
+    old = inputs.get("old_per_token_logps")
+    return methods.ratio(logps, logps.detach() if old is None else old, inputs["turn_ids"], response_mask(inputs))
 
 
 def method_batch(
-    inputs: Inputs,
-    episodes: Sequence[Episode],
-    scores: RowScores | None,
-    ranks: Comm,
-    *,
-    group_size: int,
-    rl_step: int,
-    total_rl_steps: int,
+    step: RLStep, inputs: Inputs, scores: TokenScores | None, ranks: Comm, *, group_size: int, rl_step: int, total: int
 ) -> Batch:
     """Builds the `Batch` of a collected batch for the methods.
 
     Args:
+        step: The collected batch of this rank.
         inputs: TRL's batch, with `turn_ids`.
-        episodes: Episodes of this rank.
         scores: Scores under the behaviour policy, if known.
         ranks: Communication with the other processes.
         group_size: Number of episodes per task.
         rl_step: Index of the RL step, from 0.
-        total_rl_steps: Number of RL steps in the run.
+        total: Number of RL steps in the run.
     """
-    device, first = inputs["turn_ids"].device, ranks.index * len(episodes)
+    device, first = inputs["turn_ids"].device, ranks.index * len(step.episodes)
     return Batch(
-        episodes=episodes,
-        group_ids=torch.arange(first, first + len(episodes), device=device) // group_size,
-        turn_rewards=to_device(_turn_rewards(episodes), device),
+        episodes=step.episodes,
+        group_ids=torch.arange(first, first + len(step.episodes), device=device) // group_size,
+        turn_rewards=to_device(step.turn_rewards, device),
         group_advantages=inputs["advantages"],
         turn_ids=inputs["turn_ids"],
         mask=response_mask(inputs),
         ranks=ranks,
         rl_step=rl_step,
-        total_rl_steps=total_rl_steps,
-        logps=scores.log_probs if scores else None,
-        entropy=scores.entropy if scores else None,
-        top_p_entropy=scores.top_p_entropy if scores else None,
+        total_rl_steps=total,
+        scores=scores,
+        candidates=inputs.get("candidates"),
     )
 
 
-def _turn_rewards(episodes: Sequence[Episode]) -> Tensor:
-    """Returns the (B, K) rewards of the turns, 0 beyond an episode's last turn and for aborted episodes."""
-    rewards = [[turn.reward for turn in episode.turns] * episode.is_usable for episode in episodes]
-    width = max(1, *map(len, rewards))
-    return torch.tensor([row + [0.0] * (width - len(row)) for row in rewards])
-
-
-def micro_batch(trainer: Any, inputs: Inputs, scores: RowScores) -> MicroBatch:
+def micro_batch(trainer: Any, inputs: Inputs, scores: TokenScores) -> MicroBatch:
     """Builds the `MicroBatch` of scored rows for the methods.
 
     Args:
@@ -131,12 +106,11 @@ def micro_batch(trainer: Any, inputs: Inputs, scores: RowScores) -> MicroBatch:
         inputs: TRL's batch, or a part of it.
         scores: Scores of its rows.
     """
-    assert scores.entropy is not None
     old = inputs.get("old_per_token_logps")
     return MicroBatch(
-        logps=scores.log_probs,
+        logps=scores.logps,
         entropy=scores.entropy,
-        old_logps=scores.log_probs.detach() if old is None else old,
+        old_logps=scores.logps.detach() if old is None else old,
         advantages=inputs["advantages"],
         turn_ids=inputs["turn_ids"],
         mask=response_mask(inputs),
@@ -144,9 +118,7 @@ def micro_batch(trainer: Any, inputs: Inputs, scores: RowScores) -> MicroBatch:
         policy_mean=lambda values: policy_mean(trainer, inputs)(values) / update_scale(trainer),
         rl_step=trainer.rl_step,
         total_rl_steps=trainer.total_rl_steps,
-        nucleus_entropy=scores.nucleus_entropy,
-        choice=(inputs["candidates"] >= 0).any(-1) if "candidates" in inputs else None,
-        top_p_entropy=scores.top_p_entropy,
+        head=scores.head,
         compute_dtype=compute_dtype(trainer),
     )
 

@@ -1,4 +1,4 @@
-"""Collects one batch of episodes, selects its groups, and lays it out as TRL's rows."""
+"""Collects one batch of episodes and selects its groups."""
 
 from __future__ import annotations
 
@@ -8,20 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-from trl.trainer.utils import pad
-
 from epo_trl.envs.base import TaskSuite
 from epo_trl.evaluation.samples import spelled
 from epo_trl.long_runs.aborts import aborts_warning, first_errors
 from epo_trl.methods import Comm, Group, Methods
-from epo_trl.rollout import ContextBuilder, RolloutTimes, episode_to_row
-from epo_trl.rollout.rows import Row
+from epo_trl.rollout import RolloutTimes
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.group_metrics import group_metrics
 from epo_trl.trainers.rollout_metrics import rollout_metrics
-from epo_trl.trainers.turn_layout import TurnLayout
 from epo_trl.trainers.zero_signal import Streak
 from epo_trl.types import Episode
 
@@ -43,10 +37,6 @@ class Collected:
     played: list[Episode] = field(default_factory=list)
     resampled: int = 0
     unwanted: int = 0
-
-    def rows(self, placeholder_id: int) -> list[Row]:
-        """Returns one row of TRL's batch per episode."""
-        return [episode_to_row(episode, placeholder_id) for episode in self.episodes]
 
 
 class Collector:
@@ -129,37 +119,6 @@ class Collector:
         return [number for number, keep in enumerate(kept) if not keep]
 
 
-def build_layout(rows: Sequence[Row], context: ContextBuilder, multiple: int | None) -> TurnLayout:
-    """Returns the turn layout of the rows, padded as TRL pads its completions."""
-
-    def padded(lists: list[list[int]], value: int) -> Tensor:
-        tensors = [torch.tensor(row) for row in lists]
-        return pad(tensors, padding_value=value, padding_side="right", pad_to_multiple_of=multiple)
-
-    return TurnLayout(
-        padded([row.turn_ids for row in rows], -1),
-        padded([row.env_mask for row in rows], 0),
-        torch.tensor([len(row.prompt_ids) for row in rows]),
-        windowed=context.is_windowed,
-    )
-
-
 def episode_return(completions: Sequence[Any], episode_return: Sequence[float], **_: Any) -> list[float]:
     """Returns the total reward of each episode. A reward function for TRL."""
     return list(episode_return)
-
-
-def to_rollout_output(batch: Collected, rows: Sequence[Row], ranks: Comm) -> dict[str, Any]:
-    """Returns the batch in the format of TRL's `rollout_func`. Extra fields reach the reward functions, row by row.
-
-    Collective: if any rank has log-probabilities, a rank whose episodes were all aborted returns them too.
-    """
-    has_logprobs = any(ranks.gather([any(row.logprobs is not None for row in rows)]))
-    return {
-        "prompt_ids": [row.prompt_ids for row in rows],
-        "completion_ids": [row.completion_ids for row in rows],
-        "env_mask": [row.env_mask for row in rows],
-        "logprobs": [row.logprobs or [0.0] * len(row.completion_ids) for row in rows] if has_logprobs else None,
-        "episode_return": [episode.total_reward for episode in batch.episodes],
-        "episode": list(batch.episodes),
-    }

@@ -4,8 +4,8 @@ TRL samples and groups the tasks and provides the clipped surrogate and its vari
 accumulation, distribution and logging. This class extends TRL only by overrides around `super()`. The work is done by
 separate components and by the methods named in the configuration (`epo_trl.methods`).
 
-- `_generate_and_score_completions`: collects episodes for TRL, each as one row whose turns are segments, and adds turn
-  ids and per-token advantages to the batch;
+- `_generate_and_score_completions`: collects episodes for TRL, each as one row whose turns are segments (`RLStep`), and
+  adds turn ids and per-token advantages to the batch;
 - `_calculate_rewards`: excludes aborted episodes from the baseline;
 - `_get_per_token_logps_and_entropies`: scores each turn as its own sequence, where TRL scores an episode;
 - `compute_loss`: adds the methods' terms to TRL's policy loss;
@@ -30,12 +30,12 @@ from epo_trl.evaluation.samples import print_episodes
 from epo_trl.long_runs.aborts import check_aborts
 from epo_trl.long_runs.progress import use_short_progress
 from epo_trl.long_runs.update_guard import spread_nonfinite
-from epo_trl.methods import Batch, MicroBatch, Need, build_methods
+from epo_trl.methods import Batch, MicroBatch, Need, TokenScores, build_methods
 from epo_trl.models.load import get_attention
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
 from epo_trl.trainers.checks import check_context_fits, check_packing
-from epo_trl.trainers.collection import Collected, Collector, build_layout, episode_return, to_rollout_output
+from epo_trl.trainers.collection import Collected, Collector, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.episode_samples import EpisodeSamples
 from epo_trl.trainers.evaluator import Evaluator, scalars
@@ -43,13 +43,13 @@ from epo_trl.trainers.generation import TurnGenerator
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import CardFacts, card_facts
 from epo_trl.trainers.player import Player
-from epo_trl.trainers.reference import find_candidates, keeping_reference
-from epo_trl.trainers.row_scorer import RowScorer, RowScores
+from epo_trl.trainers.rl_step import RLStep
 from epo_trl.trainers.run_health import RunHealth
+from epo_trl.trainers.scoring.reference import find_candidates, keeping_reference
+from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask
+from epo_trl.trainers.scoring.turn_features import extract_features
 from epo_trl.trainers.setup import make_comm, set_up
 from epo_trl.trainers.task_checks import check_arguments
-from epo_trl.trainers.turn_features import extract_features
-from epo_trl.trainers.turn_layout import TurnLayout
 from epo_trl.trainers.zero_signal import zero_signal_monitor
 from epo_trl.types import Episode
 
@@ -99,7 +99,7 @@ class EPOTrainer(LongRunTrainer):
                 train_dataset=setup.train_dataset,
                 eval_dataset=setup.test_datasets(),
                 processing_class=setup.tokenizer,
-                rollout_func=lambda prompts, trainer: {},  # replaced for each batch
+                rollout_func=_collected_episodes,
                 **kwargs,
             )
         use_short_progress(self)
@@ -109,7 +109,11 @@ class EPOTrainer(LongRunTrainer):
         self.collector = Collector(
             self.suite, self.methods, self.ranks, spare_tasks, args, self.num_generations, self.eos_token_ids
         )
-        self.scorer = RowScorer(self.accelerator.autocast, buckets=args.turn_buckets, packed=args.pack_turns)
+        self.scorer = RowScorer(
+            self.accelerator.autocast, buckets=args.turn_buckets, packed=args.pack_turns, top_p=methods.top_p
+        )
+        self.step: RLStep | None = None  # the batch collected last
+        self._scoring: ScoringTask | None = None  # the rows that TRL scores next
         self.evaluator = Evaluator(self.player.generator, self.rules, setup.test_tasks, suite.name, args, self.ranks)
         self.samples = EpisodeSamples(args, self.processing_class, self.ranks, self.num_generations)
         self.last_episodes: list[Episode] = []
@@ -159,43 +163,44 @@ class EPOTrainer(LongRunTrainer):
     # --- Batch -------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        train_size = self.args.per_device_train_batch_size
         collected = self._collect([row["prompt"] for row in inputs])
-        rows = collected.rows(self.processing_class.eos_token_id)
-        layout = build_layout(rows, self.rules.context, self.pad_to_multiple_of)
-        # The rollout that TRL requests next.
-        self.rollout_func = lambda prompts, trainer: to_rollout_output(collected, rows, self.ranks)
+        placeholder_id = self.processing_class.eos_token_id
+        self.step = step = RLStep.lay_out(collected, self.rules.context, placeholder_id, self.pad_to_multiple_of)
         inputs = [{**row, "prompt": task} for row, task in zip(inputs, collected.tasks, strict=True)]
-        with self.scorer.expect_rows(layout, top_p=self.methods.top_p) as scores:
-            output = super()._generate_and_score_completions(inputs)
-            output |= batches.layout_entries(layout, self.accelerator.device)
-            # Rows without a token in the loss (aborted, or masked by `mask_truncated_completions`) do not count.
-            usable = batches.response_mask(output).any(1).sum()
-            output["num_episodes"] = self.ranks.sum(usable.float())
-            played = batches.behaviour_scores(output, scores)
-            if self.methods.need(Need.SCORES) and played is None:
-                played = self.scorer.score_batch(self.model, *batches.join_rows(output), train_size)
-        output |= find_candidates(self, output, layout)
-        output |= self.samples.begin(collected.episodes, self.rl_step, self.total_rl_steps)
-        batch = self._method_batch(output, collected.episodes, layout, played)
-        batch = replace(batch, features=extract_features(self, output, layout))
+        self._scoring = scoring = ScoringTask(step.layout)
+        output = super()._generate_and_score_completions(inputs)
+        output |= batches.layout_entries(step.layout, self.accelerator.device)
+        # Rows without a token in the loss (aborted, or masked by `mask_truncated_completions`) do not count.
+        usable = batches.response_mask(output).any(1).sum()
+        output["num_episodes"] = self.ranks.sum(usable.float())
+        scores = self._behaviour_scores(scoring, output)
+        output |= find_candidates(self, output, step.layout)
+        output |= self.samples.begin(step.episodes, self.rl_step, self.total_rl_steps)
+        batch = self._method_batch(step, output, scores)
         advantages = self._advantages(batch, output)
         self._zero_signal.end_batch(output["num_episodes"], advantages, self.rl_step)
         output |= self.methods.modify_advantages(advantages, batch)
-        if batches.is_scored(output):
-            assert played is not None
-            self.methods.observe(batches.micro_batch(self, output, played))
-            self.samples.add_entropy(output, played.entropy)
         return output
 
-    def _method_batch(
-        self, output: dict[str, Any], episodes: list[Episode], layout: TurnLayout, scores: RowScores | None
-    ) -> Batch:
+    def _behaviour_scores(self, scoring: ScoringTask, output: dict[str, Any]) -> TokenScores | None:
+        """Returns the scores under the behaviour policy, if TRL or a method needs them. Collective."""
+        if batches.is_scored(output):  # TRL scores the policy before the reference model
+            output |= batches.behaviour_entries(scoring.scores[0])
+            return scoring.scores[0]
+        if not self.methods.need(Need.SCORES):
+            return None
+        with torch.no_grad():
+            size = self.args.per_device_train_batch_size
+            scores, _ = self.scorer.score(self.model, batches.row_ids(output), scoring, size)
+        return scores
+
+    def _method_batch(self, step: RLStep, output: dict[str, Any], scores: TokenScores | None) -> Batch:
         """Builds the methods' input. Subclasses add further fields here."""
-        size, step, total = self.num_generations, self.rl_step, self.total_rl_steps
-        return batches.method_batch(
-            output, episodes, scores, self.ranks, group_size=size, rl_step=step, total_rl_steps=total
+        size, total = self.num_generations, self.total_rl_steps
+        batch = batches.method_batch(
+            step, output, scores, self.ranks, group_size=size, rl_step=self.rl_step, total=total
         )
+        return replace(batch, turn_features=extract_features(self, output, step.layout))
 
     def _advantages(self, batch: Batch, output: dict[str, Any]) -> Tensor:
         """Returns the credit's (B, T) advantages. Subclasses add further targets to `output` here."""
@@ -212,8 +217,25 @@ class EPOTrainer(LongRunTrainer):
 
     # --- Loss --------------------------------------------------------------------------------------------------
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None, Any]:
-        return self.scorer(*args, **kwargs)
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **multimodal: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        task = self._scoring
+        assert task is not None and task.layout.turn_ids.shape == (len(input_ids), logits_to_keep)
+        scores, aux_loss = self.scorer.score(model, input_ids, task, batch_size, with_aux_loss=compute_aux_loss)
+        task.scores.append(scores)
+        logps = scores.logps
+        if task.micro_batch is not None:
+            logps = batches.ratio_logps(logps, task.micro_batch, self.methods)
+        return logps, scores.entropy if compute_entropy else None, aux_loss
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -223,18 +245,19 @@ class EPOTrainer(LongRunTrainer):
         The loss is scaled so that its sum over the micro-batches of an optimizer step, averaged over ranks, is the loss
         of the whole batch, however the batch is split.
         """
-        with self.scorer.expect_rows(**batches.score_request(inputs, self.rules.context, self.methods)) as scores:
-            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        micro = batches.micro_batch(self, inputs, scores[-1])
-        in_first_pass = self.micro_steps_done < self.args.steps_per_generation
-        if in_first_pass and not batches.is_scored(inputs):
-            self.methods.observe(micro)
-            self.samples.add_entropy(inputs, micro.entropy)
-        for term in self._terms(inputs, micro, scores[-1]):
+        self._scoring = ScoringTask(batches.layout_in(inputs, self.rules.context), inputs)
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        (scores,) = self._scoring.scores
+        self._scoring = None
+        if self.micro_steps_done < self.args.steps_per_generation:  # the first pass over the batch
+            behaviour = batches.behaviour_scores(inputs) or scores
+            self.methods.observe(batches.micro_batch(self, inputs, behaviour))
+            self.samples.add_entropy(inputs, behaviour.entropy)
+        for term in self._terms(inputs, batches.micro_batch(self, inputs, scores), scores):
             loss = loss + term.to(loss.dtype)
         return spread_nonfinite(loss)
 
-    def _terms(self, inputs: dict[str, Any], micro: MicroBatch, scores: RowScores) -> Iterator[Tensor]:
+    def _terms(self, inputs: dict[str, Any], micro: MicroBatch, scores: TokenScores) -> Iterator[Tensor]:
         """Yields the terms added to the policy loss. Subclasses add further terms here."""
         term = self.methods.loss(micro, inputs)
         if term is not None:
@@ -299,3 +322,9 @@ class EPOTrainer(LongRunTrainer):
     def card_facts(self) -> CardFacts:
         """Returns the facts for the model card."""
         return card_facts(self.args, self.methods, self.rules, self.suite, self.num_generations)
+
+
+def _collected_episodes(prompts: Sequence[Any], trainer: EPOTrainer) -> dict[str, Any]:
+    """Returns the collected batch to TRL, as its `rollout_func`."""
+    assert trainer.step is not None
+    return trainer.step.to_rollout_output(trainer.ranks)

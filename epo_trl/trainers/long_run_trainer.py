@@ -17,7 +17,6 @@ from epo_trl.long_runs.long_run import LongRun
 from epo_trl.long_runs.resume_check import model_digest
 from epo_trl.long_runs.update_guard import UpdateGuard, check_skipped
 from epo_trl.methods import Methods
-from epo_trl.trainers.batches import has_layout
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.episode_samples import EpisodeSamples
 from epo_trl.trainers.model_card import OwnModelCard
@@ -88,11 +87,6 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     def _load_run_state(self, state: dict[str, Any]) -> None:
         super()._load_run_state(state)
         self._guard.skipped = state["skipped_updates"]
-        if not state.keys() >= {"methods", "health"}:
-            raise ValueError(
-                "resume_from_checkpoint: expected a checkpoint of this version of epo_trl, got one of an earlier "
-                "version, whose state cannot be read. Start a new run; its weights can be used as the model."
-            )
         self._step, self.rl_step = state["micro_step"], state["rl_step"]
         self.methods.load_state_dict(state["methods"])
         self.health.load_state_dict(state["health"])
@@ -106,7 +100,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         """Restores the state returned by `_batch_state`."""
         self._buffered_inputs = state["inputs"]
         self.methods.load_batch_state(state["methods"])
-        self.samples.load_state(state.get("samples"))
+        self.samples.load_state(state["samples"])
 
     def _save_rank_state(self, folder: str) -> None:
         if self.micro_steps_done:
@@ -124,17 +118,13 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
 
     def _resume_inside_rl_step(self, checkpoint: str) -> None:
         state = load_batch(checkpoint, self.accelerator.process_index, self.accelerator.device)
-        fits = (
-            state is not None
-            and state["methods"]["methods"].keys() == self.methods.keys()
-            and all(map(has_layout, state["inputs"]))
-        )
+        fits = state is not None and state["methods"]["methods"].keys() == self.methods.keys()
         found = torch.tensor(float(fits), device=self.accelerator.device)
         everywhere = bool(self.accelerator.reduce(found, reduction="sum") == self.accelerator.num_processes)
         if state is not None and everywhere:
             self._load_batch_state(state)
-        # Otherwise the checkpoint has other ranks or methods, which was permitted, or is from an earlier version. The
-        # rest of the RL step then uses a newly collected batch.
+        # Otherwise the checkpoint has other ranks or methods, which was permitted. The rest of the RL step then uses a
+        # newly collected batch.
 
     def save_between_updates(self) -> str | None:
         """Saves a checkpoint and returns its folder. Within an optimizer step it saves nothing and returns `None`."""

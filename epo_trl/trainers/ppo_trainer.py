@@ -20,21 +20,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from epo_trl.envs.base import TaskSuite
-from epo_trl.methods import Batch, MicroBatch
+from epo_trl.methods import Batch, CriticValues, MicroBatch, TokenScores
 from epo_trl.models.critic import attach_critic, critic_aside
 from epo_trl.objectives import value_loss
-from epo_trl.trainers.batches import join_rows
+from epo_trl.trainers.batches import row_ids
 from epo_trl.trainers.critic_file import check_critic_file, critic_prefix, load_critic, save_critic
 from epo_trl.trainers.critic_optimizer import clip_separately, critic_rate, delay_policy, separate_critic_groups
 from epo_trl.trainers.critic_setup import copy_of_policy, hide_critic, make_critic
 from epo_trl.trainers.epo_trainer import EPOTrainer
 from epo_trl.trainers.final_states import final_states, final_values
 from epo_trl.trainers.ppo_config import EPOPPOConfig
-from epo_trl.trainers.row_scorer import RowScores
-from epo_trl.trainers.turn_layout import TurnLayout
+from epo_trl.trainers.rl_step import RLStep
 from epo_trl.trainers.value_statistics import value_statistics, whitened
 from epo_trl.trainers.zero_signal import equal_outcomes
-from epo_trl.types import Episode
 
 
 class EPOPPOTrainer(EPOTrainer):
@@ -79,24 +77,19 @@ class EPOPPOTrainer(EPOTrainer):
     # --- Batch -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _method_batch(
-        self, output: dict[str, Any], episodes: list[Episode], layout: TurnLayout, scores: RowScores | None
-    ) -> Batch:
-        batch = super()._method_batch(output, episodes, layout, scores)
-        size = self.args.per_device_train_batch_size
-        ids, *_ = join_rows(output)
-        states = self._final_states(episodes)
-        return replace(
-            batch,
-            values=self.scorer.values(self.model, ids, layout, size),
-            final_values=final_values(self.model, states, size, self.accelerator.device, self.accelerator.autocast),
+    def _method_batch(self, step: RLStep, output: dict[str, Any], scores: TokenScores | None) -> Batch:
+        size, device, states = self.args.per_device_train_batch_size, self.accelerator.device, self._final_states(step)
+        critic = CriticValues(
+            self.scorer.values(self.model, row_ids(output), step.layout, size),
+            final_values(self.model, states, size, device, self.accelerator.autocast),
         )
+        return replace(super()._method_batch(step, output, scores), critic=critic)
 
-    def _final_states(self, episodes: list[Episode]) -> list[list[int]]:
+    def _final_states(self, step: RLStep) -> list[list[int]]:
         """Returns the token ids of the state that each episode was truncated in, `[]` if it is not bootstrapped."""
         if not self.args.bootstrap_truncated:
-            return [[] for _ in episodes]
-        return final_states(episodes, self.rules.context)
+            return [[] for _ in step.episodes]
+        return final_states(step.episodes, self.rules.context)
 
     def _advantages(self, batch: Batch, output: dict[str, Any]) -> Tensor:
         """Returns the credit's advantages, whitened if configured, and adds the critic's targets to `output`.
@@ -105,7 +98,7 @@ class EPOPPOTrainer(EPOTrainer):
         own deviation; without whitening, Adam would still amplify a small first gradient. The critic still learns.
         """
         credit = self.methods.credit(batch)
-        assert batch.values is not None and credit.returns is not None and credit.value_mask is not None
+        assert credit.returns is not None and credit.value_mask is not None
         metrics = value_statistics(credit, batch.values, batch.turn_ids, self.args.max_turns, self.ranks.sum)
         output["old_values"], output["returns"], output["value_points"] = (
             batch.values,
@@ -124,7 +117,7 @@ class EPOPPOTrainer(EPOTrainer):
 
     # --- Loss --------------------------------------------------------------------------------------------------
 
-    def _terms(self, inputs: dict[str, Any], micro: MicroBatch, scores: RowScores) -> Iterator[Tensor]:
+    def _terms(self, inputs: dict[str, Any], micro: MicroBatch, scores: TokenScores) -> Iterator[Tensor]:
         """Yields the methods' terms, then `value_coef` times the mean value loss over the decision points.
 
         The loss is scaled like the other terms, so it does not depend on how a batch is split.

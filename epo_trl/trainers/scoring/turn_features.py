@@ -11,11 +11,11 @@ from epo_trl.devices import to_device
 from epo_trl.methods import Need
 from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.models.critic import causal_lm
-from epo_trl.models.fused_head import compact_scoring
 from epo_trl.objectives.gae import turn_edges
-from epo_trl.trainers.batches import join_rows
-from epo_trl.trainers.reference import reference_model
-from epo_trl.trainers.turn_layout import TurnBatch, TurnLayout, cut_turns
+from epo_trl.trainers.batches import row_ids
+from epo_trl.trainers.scoring.fused_head import compact_scoring
+from epo_trl.trainers.scoring.reference import reference_model
+from epo_trl.trainers.scoring.turn_layout import TurnBatch, TurnLayout, cut_turns
 
 
 @torch.no_grad()
@@ -29,7 +29,7 @@ def extract_features(trainer: Any, output: dict[str, Any], layout: TurnLayout) -
     """
     if not trainer.methods.need(Need.FEATURES):
         return None
-    ids, *_ = join_rows(output)
+    ids = row_ids(output)
     size, turns = trainer.args.per_device_train_batch_size, int(layout.turn_ids.max()) + 1
     parts = []
     with reference_model(trainer) as reference:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from epo_trl.models.fused_head import HeadInput
+from epo_trl.trainers.scoring.fused_head import HeadInput
 
 CHUNK = 2**24  # logits at a time; the backward pass holds several tensors of that size
 FEW = 64  # most nuclei are not larger; sorting a whole vocabulary takes fifteen times as long as finding these

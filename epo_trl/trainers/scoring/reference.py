@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from trl.trainer.utils import use_adapter
 
-from epo_trl.trainers.batches import join_rows
-from epo_trl.trainers.turn_layout import TurnLayout
+from epo_trl.trainers.batches import row_ids
+from epo_trl.trainers.scoring.turn_layout import TurnLayout
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def find_candidates(trainer: Any, output: dict[str, Any], layout: TurnLayout) ->
     cut = trainer.methods.cut
     if cut is None:
         return {}
-    ids, *_ = join_rows(output)
+    ids = row_ids(output)
     with reference_model(trainer) as reference:
         size = trainer.args.per_device_train_batch_size
         return {"candidates": trainer.scorer.nucleus(reference, ids, layout, size, cut)}

@@ -9,8 +9,9 @@ by which transformers separates them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,10 +19,13 @@ import torch
 from torch import Tensor
 
 from epo_trl.devices import to_device
-from epo_trl.models.fused_head import at_head, compact_scoring, nucleus, nucleus_entropy
-from epo_trl.models.top_p import own_nucleus_entropy
-from epo_trl.trainers.router_loss import keeping_router_outputs, router_loss
-from epo_trl.trainers.turn_layout import TurnBatch
+from epo_trl.methods import Need
+from epo_trl.trainers.scoring.fused_head import HeadInput, at_head, compact_scoring, nucleus
+from epo_trl.trainers.scoring.router_loss import keeping_router_outputs, router_loss
+from epo_trl.trainers.scoring.turn_layout import TurnBatch
+
+# Maps the head's input at m sampled tokens, and their (m,) indices among the M of the batch, to (m,) values.
+HeadStatistic = Callable[[HeadInput, Tensor], Tensor]
 
 
 @dataclass(slots=True)
@@ -30,21 +34,18 @@ class TurnScores:
 
     Args:
         log_probs: (N, L - 1) log-probability of each sampled token in nats, 0 elsewhere; column p - 1 is token p.
-        entropy: (N, L - 1) entropy at each sampled token in nats, 0 elsewhere; `None` if the model returned none.
+        entropy: (N, L - 1) entropy at each sampled token in nats, 0 elsewhere; NaN if the model returned none.
         aux_loss: Load-balancing loss of a mixture of experts over the tokens of turns with a sampled token, if
             `output_router_logits` is set.
         values: (N, L - 1) value of the state before each token, or `None` if not requested.
-        nucleus_entropy: (N, L - 1) entropy over the candidates of each token in nats, 0 where there are none; `None`
-            without candidates.
-        top_p_entropy: (N, L - 1) entropy over the model's own nucleus in nats, 0 elsewhere; `None` without `top_p`.
+        head: (N, L - 1) requested statistics of the distribution at each sampled token, 0 elsewhere.
     """
 
     log_probs: Tensor
-    entropy: Tensor | None
+    entropy: Tensor
     aux_loss: Tensor | None
     values: Tensor | None = None
-    nucleus_entropy: Tensor | None = None
-    top_p_entropy: Tensor | None = None
+    head: Mapping[Need, Tensor] = field(default_factory=dict)
 
 
 def score_turns(
@@ -53,8 +54,7 @@ def score_turns(
     *,
     buckets: int = 1,
     packed: bool = False,
-    candidates: Tensor | None = None,
-    top_p: float | None = None,
+    statistics: Mapping[Need, HeadStatistic] | None = None,
     **model_inputs: Any,
 ) -> TurnScores:
     """Returns the scores of a batch of turns. Only sampled tokens go through the LM head.
@@ -65,39 +65,42 @@ def score_turns(
         buckets: Number of forward passes over which the turns are spread, sorted by length, to reduce padding. The
             number of passes is the same on every rank, whatever the number of turns.
         packed: Whether to run all turns as one row without padding instead.
-        candidates: (M, K) token ids for each sampled token, padded with -1.
-        top_p: Total probability of the nucleus of `top_p_entropy`.
+        statistics: Statistics of the distribution at each sampled token.
         **model_inputs: Passed to the model.
     """
-    log_probs, entropy, values, inside, own = [], [], [], [], []
-    within = None if top_p is None else partial(own_nucleus_entropy, top_p=top_p)
+    statistics = statistics or {}
+    parts: dict[str, list[Tensor]] = defaultdict(list)
     passes = list(_passes(batch, buckets, packed))
     with compact_scoring(), keeping_router_outputs() as router_outputs:
         for one in passes:
-            restrict = None if candidates is None else partial(nucleus_entropy, candidates=candidates[one.tokens])
-            with at_head(restrict, one.scored) as found, at_head(within, one.scored) as found_own:
+            with at_head(partial(_compute_all, statistics, one.tokens), one.scored) as at_tokens:
                 output = model(**one.inputs, labels=one.labels, fused_lm_head=True, **model_inputs)
-            inside += [one.put_back(one.spread(x)) for x in found]
-            own += [one.put_back(one.spread(x)) for x in found_own]
-            log_probs.append(one.put_back(output.log_probs))
-            if output.entropy is not None:
-                entropy.append(one.put_back(output.entropy))
+            for need, values in at_tokens[0].items():
+                parts[need].append(one.put_back(one.spread(values)))
+            parts["log_probs"].append(one.put_back(output.log_probs))
+            has_entropy = output.entropy is not None  # TRL does not compute the reference model's
+            entropy = output.entropy if has_entropy else torch.full_like(output.log_probs, torch.nan)
+            parts["entropy"].append(one.put_back(entropy))
             if output.get("state_values") is not None:
-                values.append(one.put_back(output.state_values))
+                parts["state_values"].append(one.put_back(output.state_values))
     balanced = model_inputs.get("output_router_logits", False)
+    sums = {name: torch.stack(part).sum(0) for name, part in parts.items()}
     return TurnScores(
-        log_probs=torch.stack(log_probs).sum(0),
-        entropy=torch.stack(entropy).sum(0) if entropy else None,
+        log_probs=sums["log_probs"],
+        entropy=sums["entropy"],
         aux_loss=router_loss(router_outputs, [one.counted for one in passes]) if balanced else None,
-        values=torch.stack(values).sum(0) if values else None,
-        nucleus_entropy=torch.stack(inside).sum(0) if inside else None,
-        top_p_entropy=torch.stack(own).sum(0) if own else None,
+        values=sums.get("state_values"),
+        head={need: sums[need] for need in statistics},
     )
+
+
+def _compute_all(statistics: Mapping[Need, HeadStatistic], tokens: Tensor, head: HeadInput) -> dict[Need, Tensor]:
+    return {need: statistic(head, tokens) for need, statistic in statistics.items()}
 
 
 @torch.no_grad()
 def find_nuclei(model: Any, batch: TurnBatch, cut: float, *, buckets: int = 1, packed: bool = False) -> Tensor:
-    """Returns (M, K) candidates for each sampled token: see [`epo_trl.models.fused_head.nucleus`].
+    """Returns (M, K) candidates for each sampled token: see [`epo_trl.trainers.scoring.fused_head.nucleus`].
 
     Args:
         model: See `score_turns`.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import trl.trainer.utils as trl_utils
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 CHUNK = 2**26  # logits at a time
+_Result = TypeVar("_Result")
 
 
 @contextmanager
@@ -66,17 +67,14 @@ class HeadInput:
 
 
 @contextmanager
-def at_head(compute: Callable[[HeadInput], Tensor] | None, scored: Tensor) -> Iterator[list[Tensor]]:
+def at_head(compute: Callable[[HeadInput], _Result], scored: Tensor) -> Iterator[list[_Result]]:
     """Calls `compute` in each forward with `fused_lm_head=True` and yields the list of its results.
 
     Args:
-        compute: Function from the labelled positions, row by row, to a tensor; with `None` the list stays empty.
+        compute: Function of the head's input at the labelled positions, row by row.
         scored: Indices, (m,), into the flattened (n, l - 1) where the next token has a label, in ascending order.
     """
-    found: list[Tensor] = []
-    if compute is None:
-        yield found
-        return
+    found: list[_Result] = []
     original = trl_utils._ChunkedLogProbFunction
 
     def apply(*args: Any) -> Any:
