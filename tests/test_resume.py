@@ -388,21 +388,6 @@ def test_a_checkpoint_inside_a_collected_batch_resumes_bit_equal(tmp_path, make,
 
 
 @pytest.mark.slow
-def test_a_batch_of_an_earlier_version_is_collected_anew(tmp_path):
-    """It has no layout on the CPU, without which its rows cannot be cut."""
-    resumable(tmp_path / "straight", max_steps=2, **MINI_BATCHES).train()
-    folder = tmp_path / "straight" / "checkpoint-1"
-    path = folder / "collected_batch_0.pt"
-    state = torch.load(path, weights_only=True)
-    state["inputs"] = [{k: v for k, v in part.items() if not k.startswith("layout/")} for part in state["inputs"]]
-    torch.save(state, path)
-    seal(folder)
-    resumed = resumable(tmp_path / "resumed", max_steps=2, **MINI_BATCHES)
-    resumed.train(resume_from_checkpoint=str(folder))
-    assert resumed.state.global_step == 2 and len(resumed.last_episodes) > 0, "episodes were played again"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 4], ids=["within the second epoch", "after it"])
 def test_a_run_resumes_bit_equal_after_it_has_seen_all_tasks(tmp_path, step):
     """An epoch of 4 tasks is two steps; every epoch has an order of its own."""

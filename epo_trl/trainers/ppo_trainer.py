@@ -33,6 +33,7 @@ from epo_trl.trainers.ppo_config import EPOPPOConfig
 from epo_trl.trainers.rl_step import RLStep
 from epo_trl.trainers.value_statistics import value_statistics, whitened
 from epo_trl.trainers.zero_signal import equal_outcomes
+from epo_trl.types import Episode
 
 
 class EPOPPOTrainer(EPOTrainer):
@@ -78,18 +79,22 @@ class EPOPPOTrainer(EPOTrainer):
 
     @torch.no_grad()
     def _method_batch(self, step: RLStep, output: dict[str, Any], scores: TokenScores | None) -> Batch:
-        size, device, states = self.args.per_device_train_batch_size, self.accelerator.device, self._final_states(step)
+        size, device, states = (
+            self.args.per_device_train_batch_size,
+            self.accelerator.device,
+            self._final_states(step.episodes),
+        )
         critic = CriticValues(
             self.scorer.values(self.model, row_ids(output), step.layout, size),
             final_values(self.model, states, size, device, self.accelerator.autocast),
         )
         return replace(super()._method_batch(step, output, scores), critic=critic)
 
-    def _final_states(self, step: RLStep) -> list[list[int]]:
+    def _final_states(self, episodes: list[Episode]) -> list[list[int]]:
         """Returns the token ids of the state that each episode was truncated in, `[]` if it is not bootstrapped."""
         if not self.args.bootstrap_truncated:
-            return [[] for _ in step.episodes]
-        return final_states(step.episodes, self.rules.context)
+            return [[] for _ in episodes]
+        return final_states(episodes, self.rules.context)
 
     def _advantages(self, batch: Batch, output: dict[str, Any]) -> Tensor:
         """Returns the credit's advantages, whitened if configured, and adds the critic's targets to `output`.
