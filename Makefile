@@ -1,7 +1,7 @@
 # Targets create the virtual environment if it is missing or older than setup.cfg or constraints.txt.
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= alfworld,scienceworld,webshop,openenv,deepspeed,notebooks,docs,dev
+EXTRAS ?= alfworld,scienceworld,webshop,study,openenv,deepspeed,notebooks,docs,dev
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)

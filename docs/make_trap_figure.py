@@ -6,13 +6,14 @@ python docs/make_trap_figure.py
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from epo_trl.plots import average_seeds, running_mean
 from epo_trl.study.config import load_study
-from epo_trl.study.outcomes import SUCCESS, Outcomes, judge
+from epo_trl.study.outcomes import SUCCESS, judge, select_arm
 from epo_trl.study.record import Record, read_record
 
 ROOT = Path(__file__).parent.parent
@@ -54,12 +55,12 @@ def _draw_curves(curves: Axes, records: list[Record], window: int) -> None:
     curves.grid(alpha=0.25)
 
 
-def _draw_bars(bars: Axes, outcomes: Outcomes) -> None:
+def _draw_bars(bars: Axes, outcomes: pd.DataFrame) -> None:
     """Draws one bar for each arm, in the colour of its curve and under its name, so that the names are the key."""
-    longest = max(len(outcomes[arm]) for arm in ARMS)
+    longest = max(len(select_arm(outcomes, arm)) for arm in ARMS)
     for place, (arm, (label, color)) in enumerate(ARMS.items()):
-        runs = list(outcomes[arm].values())
-        solved, trapped = sum(bool(run.solved) for run in runs), sum(bool(run.trapped) for run in runs)
+        runs = select_arm(outcomes, arm)
+        solved, trapped = runs.solved.sum(), runs.trapped.sum()
         between = len(runs) - solved - trapped
         bars.barh(place, len(runs), color="none", edgecolor=color, height=BAR)
         bars.barh(place, solved, color=color, height=BAR)

@@ -113,7 +113,7 @@ def test_arms_that_would_share_a_folder_are_refused(written, other):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"seed": 1}, "seed: unknown; expected name, question"),
+        ({"seed": 1}, "seed: unknown; expected train, seeds, name, question"),
         ({"seeds": [1, 1]}, "seeds: .*got 1 more than once"),
         ({"seeds": 3}, "seeds: expected a list of integers .*got 3"),
         ({"seeds": [True]}, "seeds: .*got"),
@@ -128,7 +128,7 @@ def test_arms_that_would_share_a_folder_are_refused(written, other):
         ({"train": {"recipe": "train.py"}}, "train: config is missing"),
         ({"train": {**TRAIN, "output_dir": "x"}}, "train: output_dir: the study sets it"),
         ({"window": 0}, "window: .*got 0"),
-        ({"solved": 80}, "solved: expected a share .*got 80"),
+        ({"solved": 80}, "solved: expected less than or equal to 1, got 80"),
         ({"name": "../x"}, "name: .*got '../x'"),
         ({"arms": {"a": False}}, "arms: 'a': expected 'field: value' pairs, got False"),
         ({"train": {**TRAIN, "recipe": 5}}, "train: recipe: expected a string, got 5"),

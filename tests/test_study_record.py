@@ -1,16 +1,16 @@
-"""What is kept of a run, and what is said while it goes on."""
+"""The record of a run."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from epo_trl.study.config import StudyError
-from epo_trl.study.job_pool import Progress
 from epo_trl.study.record import (
+    COMPLETE,
     POINTS,
-    WHOLE,
     EvaluationRecord,
     Record,
     collect,
@@ -20,7 +20,6 @@ from epo_trl.study.record import (
     write_record,
 )
 from epo_trl.study.run_plan import StudyRun
-from epo_trl.study.study_progress import clock, share_done, time_left
 
 
 def run_of(folder, arm="a", name="a-seed1", **settings):
@@ -34,22 +33,24 @@ def test_optimizer_steps_become_rl_steps_and_what_one_logs_twice_is_averaged():
         {"step": 3, "env/success_rate": 0.25, "entropy": float("nan"), "eval_iid/success_rate": 1.0},
         {"step": 4, "entropy": 3.0, "flag": True, "text": "x"},
     ]
-    assert rl_points(history, 2.0) == {
+    assert rl_points(history, 2.0).to_dict("index") == {
         1: {"env/success_rate": 0.5, "entropy": 1.5}, 2: {"env/success_rate": 0.25, "entropy": 3.0},
     }  # fmt: skip
-    assert list(rl_points(history, 0.5)) == [2, 4, 6, 8]  # an optimizer step that uses up two batches
+    assert list(rl_points(history, 0.5).index) == [2, 4, 6, 8]  # an optimizer step that uses up two batches
 
 
 def test_thinning_keeps_means_and_the_last_step_of_each():
-    curves = {"rl_step": [1, 2, 3, 4, 5], "x": [1.0, 3.0, None, 5.0, 9.0], "y": [None, None, 1.0, 2.0, 3.0]}
-    assert thin(curves, 3) == {"rl_step": [2, 4, 5], "x": [2.0, 5.0, 9.0], "y": [None, 1.5, 3.0]}
-    assert thin(curves, 5) == thin(curves, 99) == curves
-    assert thin({"rl_step": []}, 3) == {"rl_step": []}
+    curves = pd.DataFrame({"x": [1.0, 3.0, None, 5.0, 9.0], "y": [None, None, 1.0, 2.0, 3.0]}, [1, 2, 3, 4, 5])
+    thinned = pd.DataFrame({"x": [2.0, 5.0, 9.0], "y": [None, 1.5, 3.0]}, [2, 4, 5])
+    pd.testing.assert_frame_equal(thin(curves, 3), thinned)
+    for points in (5, 99):
+        pd.testing.assert_frame_equal(thin(curves, points), curves)
+    assert list(thin(curves[[]], 3).index) == [2, 4, 5] and thin(curves[:0], 3).empty
 
 
 def trained(folder, steps=400, metrics=50, updates=1, evaluations=()):
     """Leaves what a trainer leaves; the last of two checkpoints has the whole log."""
-    names = [*WHOLE, *(f"other/metric_{i}" for i in range(metrics))]
+    names = [*COMPLETE, *(f"other/metric_{i}" for i in range(metrics))]
     log = [{"step": step, **{name: 0.123456 * step % 1 for name in names}} for step in range(1, steps * updates + 1)]
     for part in (log[: steps // 2], log):
         checkpoint = folder / f"checkpoint-{len(part)}"
@@ -133,37 +134,3 @@ def test_a_record_survives_any_name(tmp_path):
     record = Record('λ "x" \\ | $', 1, "d", {"fields": {"a": None}}, "v", 1.0, {"rl_step": [1], "m": [None]})
     write_record(tmp_path / "a.json", record)
     assert read_record(tmp_path / "a.json") == record
-
-
-def test_the_progress_bar_in_the_log_tells_the_share(tmp_path):
-    log = tmp_path / "log.txt"
-    assert share_done(log, 40) == 0.0
-    log.write_text("evaluate: 3/12 [00:01]\r 5%|x| 2/40 [00:01<00:10]\r 10%|x| 4/40 [00:02<00:10]\nevaluate 12/12 [")
-    assert share_done(log, 40) == 0.1 and share_done(log, 50) == share_done(log, 0) == 0.0
-    log.write_text("\n".join(f" {step}/4000 [" for step in range(1, 2001)))
-    assert share_done(log, 4000) == 0.5
-
-
-def test_the_time_left_by_hand(tmp_path):
-    arms = {"w1": None, "a1": "a", "a2": "a", "b1": "b", "b2": "b"}
-    runs = {name: run_of(tmp_path, arm, name) for name, arm in arms.items()}
-    assert time_left(runs, Progress(running={"w1": 0.0}), {}, 2, 10.0) is None
-    # a takes 100 s, b is unknown and so 100 s too: a2 has 70 s to go, b1 90 s, b2 100 s
-    now = Progress(running={"a2": 70.0, "b1": 90.0}, succeeded={"w1": 20.0, "a1": 100.0})
-    assert time_left(runs, now, {"a2": 0.0, "b1": 0.05}, 2, 100.0) == (70 + 90 + 100) / 2
-    # b1 has made a fifth in 10 s: 50 s each, 40 s to go
-    assert time_left(runs, now, {"b1": 0.2}, 2, 100.0) == (70 + 40 + 50) / 2
-    # with ten at a time, the longest one counts
-    assert time_left(runs, now, {"b1": 0.2}, 10, 100.0) == 70
-    done = Progress(succeeded=dict.fromkeys(runs, 1.0))
-    assert time_left(runs, done, {}, 2, 100.0) == 0
-
-
-def test_clocks():
-    assert [clock(seconds) for seconds in (0, 59.6, 61, 3600, 36_061)] == [
-        "0:00",
-        "1:00",
-        "1:01",
-        "1:00:00",
-        "10:01:01",
-    ]

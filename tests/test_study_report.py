@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from epo_trl.study.config import Arm, Part, Study
 from epo_trl.study.figure import BEHIND, draw
 from epo_trl.study.markdown import code, percent, plain, points, spread
-from epo_trl.study.outcomes import Failure, judge
+from epo_trl.study.outcomes import judge
 from epo_trl.study.record import EvaluationRecord, Record
 from epo_trl.study.statistics import Estimate
 from epo_trl.study.study_report import report, write_report
@@ -47,12 +47,11 @@ def test_a_run_is_judged_by_the_last_steps_of_its_training():
     study = study_of("a", seeds=(1, 2, 3, 4))
     records = [record_of("a", 1, up), record_of("a", 2, [0.8] * 40), record_of("a", 3, [0.5] * 40),
                record_of("a", 4, [0.9] * 19)]  # fmt: skip
-    runs = judge(study, records)["a"]
-    assert [run.success for run in runs.values()] == [pytest.approx(0.9), pytest.approx(0.8), 0.5, None]
-    assert [run.solved for run in runs.values()] == [True, False, False, None]  # above, not at
-    assert [run.trapped for run in runs.values()] == [False, False, False, None]
+    runs = judge(study, records)
+    assert list(runs.success) == pytest.approx([0.9, 0.8, 0.5, math.nan], nan_ok=True)
+    assert list(runs.solved) == [True, False, False, False] and not any(runs.trapped)  # above, not at
     # nine values of .9 in ten are .81: nine steps after the 20th
-    assert [run.solved_at for run in runs.values()] == [29, 10, None, 10]
+    assert list(runs.solved_at) == pytest.approx([29, 10, math.nan, 10], nan_ok=True)
 
 
 def test_explosion_and_collapse_are_found_from_the_curves():
@@ -64,11 +63,11 @@ def test_explosion_and_collapse_are_found_from_the_curves():
         record_of("back", 1, good, all_tokens=[1.0] * 5 + [3.0] * 34 + [1.0], invalid=invalid),
         record_of("dead", 1, [0.3] * 40, all_tokens=[1.0] * 3 + [0.2] * 37, invalid=invalid),
     ]
-    found = {name: runs[1] for name, runs in judge(study, records).items()}
+    found = judge(study, records)
     # RL steps 6 to 15
-    assert [run.exploded for run in found.values()] == [None, Failure(15, True), Failure(15, False), None]
+    assert list(found.exploded_at.fillna(0)) == [0, 15, 15, 0] and list(found.exploded) == [False, True, False, False]
     # the running mean over ten is below .3 when one of them is 1.0: (1 + 9 * .2) / 10; RL steps 3 to 12
-    assert [run.collapsed for run in found.values()] == [None, None, None, Failure(12, True)]
+    assert list(found.collapsed_at.fillna(0)) == [0, 0, 0, 12] and list(found.collapsed) == [False, False, False, True]
     text = training_table(study, judge(study, records))
     assert "| wild | 1 | 90.0 | 1 (21 to 100 %) | 0 | 10 (1) | 1.00 → 3.00 | 10.0 | 1, 1 | 0, 0 |" in text
     assert "→ 2.90 | 10.0 | 1, 0 | 0, 0 |" in text  # the last twenty: (19 * 3 + 1) / 20
@@ -129,7 +128,7 @@ def test_entropy_of_choices_and_of_forced_tokens_by_hand():
     records = [record_of("a", seed, [0.5] * 60) for seed in (0, 1, 2, 3)]
     for record, forced in zip(records[:3], ([0.1, 0.5, 0.3], [0.3, 0.3, 0.1], [0.2, 9.0, 9.0]), strict=True):
         record.curves["ref-nucleus/choice_entropy"] = choices
-        record.thinned["ref-nucleus/forced_entropy"] = forced
+        record.thinned.update({"rl_step": [20, 40, 60], "ref-nucleus/forced_entropy": forced})
     records[3].curves["ref-nucleus/choice_entropy"] = choices
     lines = tokens_table(judge(study_of("a", seeds=(0, 1, 2, 3)), records)).splitlines()
     assert lines[2] == "| a | 3 | 1.50 → 3.00 → 0.50 | 0.20 → 0.50 → 0.30 |"
@@ -156,7 +155,7 @@ def test_numbers_as_they_are_shown():
     assert spread(Estimate(0.95, 0.1, 0.7, 1.2, 3)) == "95.0 ± 10.0 (70.0 to 100.0)"
     assert points(Estimate(-0.00001, 0.1, -1.2, 0.7, 3)) == "0.0 (-120.0 to +70.0)"
     assert points(Estimate(0.1, math.nan, math.nan, math.nan, 1)) == "+10.0"
-    assert spread(None) == points(None) == percent(None) == "–"
+    assert spread(None) == points(None) == percent(math.nan) == "–"
 
 
 def test_names_are_shown_as_they_are():

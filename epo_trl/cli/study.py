@@ -12,8 +12,11 @@ def main(argv: Sequence[str]) -> int:
     """Runs the study, writes the report, and returns the exit code."""
     args = _parser().parse_args(argv)
     from epo_trl.long_runs.folder_lock import RunningError
-    from epo_trl.study.command import study
 
+    try:
+        from epo_trl.study.command import study
+    except ImportError as error:
+        return fail(RuntimeError(f"{error}; pip install 'epo-trl[study]'"))
     options = {name: value for name, value in vars(args).items() if name != "config"}
     try:
         return study(args.config, **options)

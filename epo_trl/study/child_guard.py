@@ -1,6 +1,6 @@
 """`python child_guard.py PROGRAM ...`: runs a program, and kills it when the process that started this one is gone.
 
-Stdin is a pipe that only the starter holds, so it closes when the starter ends, also by kill -9. Keeper and program
+Stdin is a pipe that only the starter holds, so it closes when the starter ends, also by kill -9. Guard and program
 share a process group, which is then killed. SIGTERM and Ctrl-C are left to the program.
 """
 

@@ -35,11 +35,11 @@ def study(
         results_dir: Folder of the results; `results/<name>` by default.
         report_only: Whether to write only the report and start no run.
     """
-    whole = load_study(config)
-    chosen = whole.chosen(arms, seeds)
-    places = Places(Path(runs_dir or f"runs/{whole.name}"), Path(results_dir or f"results/{whole.name}"))
+    complete = load_study(config)
+    chosen = complete.chosen(arms, seeds)
+    places = Places(Path(runs_dir or f"runs/{complete.name}"), Path(results_dir or f"results/{complete.name}"))
     make_folder(places.results, "--results-dir")  # fail before the first run if results cannot be written
-    shown = whole.joined(chosen)
+    shown = complete.joined(chosen)
     runs = plan(shown, places.runs)
     for run in runs:
         known_record(run, places)  # fail before the first run if the report would reject a record
@@ -49,7 +49,7 @@ def study(
     records = [record for run in runs if (record := known_record(run, places)) is not None]
     for file in write_report(shown, records, places.results):
         sys.stdout.write(f"wrote {file}\n")
-    left_out = places.kept() - {run.name for run in runs}
+    left_out = places.recorded() - {run.name for run in runs}
     if left_out:
         sys.stdout.write(
             f"not in the report, since neither {config} nor --seeds names them: {', '.join(sorted(left_out))}\n"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from epo_trl.evaluation.outcomes import LAST_STEPS, SOLVED, TRAPPED, WINDOW
 from epo_trl.study.builtin_configs import find, find_study, names
@@ -22,6 +23,9 @@ class StudyError(ValueError):
 # Fields that the study sets for each run.
 OWN_FIELDS = ("seed", "output_dir", "resume_from_checkpoint", "overwrite_output_dir")
 _ARM_KEYS = ("recipe", "config", "seeds")
+FolderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Arm:
     seeds: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
 class Study:
     """The arms of a comparison and the criteria of the report.
 
@@ -71,18 +75,18 @@ class Study:
         trapped: Mean success of the window below which a run is trapped.
     """
 
-    name: str
+    name: FolderName
     path: Path
     question: str = ""
     protocol: str = ""
     warm_start: Part | None
     arms: tuple[Arm, ...]
     baseline: str
-    window: int = LAST_STEPS
-    eval_window: int = 1
-    smooth: int = WINDOW
-    solved: float = SOLVED
-    trapped: float = TRAPPED
+    window: Count = LAST_STEPS
+    eval_window: Count = 1
+    smooth: Count = WINDOW
+    solved: Share = SOLVED
+    trapped: Share = TRAPPED
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -99,11 +103,11 @@ class Study:
         for name in arms or ():
             if name not in known:
                 raise StudyError(f"--arms: expected names from {_listed(known)}, got {name!r}")
-        kept = tuple(arm for arm in self.arms if arms is None or arm.name in arms)
+        chosen = tuple(arm for arm in self.arms if arms is None or arm.name in arms)
         if seeds is not None:
             _need_distinct("--seeds", seeds)
-            kept = tuple(replace(arm, seeds=tuple(seeds)) for arm in kept)
-        return replace(self, arms=kept)
+            chosen = tuple(replace(arm, seeds=tuple(seeds)) for arm in chosen)
+        return replace(self, arms=chosen)
 
     def joined(self, other: Study) -> Study:
         """Adds the seeds of another study of the same file."""
@@ -137,7 +141,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe loader
     except (OSError, UnicodeError, yaml.YAMLError) as error:
         raise StudyError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise StudyError(f"{path}: expected 'name: value' pairs")
     return content
 
@@ -155,30 +159,31 @@ def load_study(path: str | Path) -> Study:
     if not path.is_file():
         raise StudyError(f"CONFIG: expected a YAML file or one of {', '.join(names())}, got {str(path)!r}")
     given = read_yaml(path)
-    numbers = {"window": _integer, "eval_window": _integer, "smooth": _integer, "solved": _share, "trapped": _share}
-    known = ["name", "question", "protocol", "warm_start", "train", "seeds", "baseline", "arms", *numbers]
-    _need_known(f"{path}:", given, known)
     for key in ("train", "seeds", "arms"):
         if key not in given:
             raise StudyError(f"{path}: {key} is missing")
-    name = _text(given, "name", path.stem)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise StudyError(f"name: expected letters, digits, '.', '_' and '-' (it names folders), got {name!r}")
-    train = _part("train", given["train"], None)
-    warm_start = _part("warm_start", given["warm_start"], None) if given.get("warm_start") is not None else None
-    seeds = _seeds("seeds", given["seeds"])
-    arms = _arms(given["arms"], train, seeds)
-    baseline = _text(given, "baseline", arms[0].name)
-    if baseline not in (known := [arm.name for arm in arms]):
-        raise StudyError(f"baseline: expected one of the arms {_listed(known)}, got {baseline!r}")
-    judged: dict[str, Any] = {key: check(key, given[key]) for key, check in numbers.items() if key in given}
-    study = Study(
-        name=name, path=path, question=_text(given, "question"), protocol=_text(given, "protocol"),
-        warm_start=warm_start, arms=arms, baseline=baseline, **judged,
-    )  # fmt: skip
+    train, start = _part("train", given.pop("train"), None), given.pop("warm_start", None)
+    arms = _arms(given.pop("arms"), train, _seeds("seeds", given.pop("seeds")))
+    warm_start = None if start is None else _part("warm_start", start, None)
+    given = {"name": path.stem, "baseline": arms[0].name} | given
+    try:
+        study = Study(path=path, warm_start=warm_start, arms=arms, **given)
+    except ValidationError as error:
+        raise StudyError("; ".join(map(_explain, error.errors()))) from error
+    if study.baseline not in (known := [arm.name for arm in arms]):
+        raise StudyError(f"baseline: expected one of the arms {_listed(known)}, got {study.baseline!r}")
     if study.trapped > study.solved:
         raise StudyError(f"trapped: expected a share up to that of solved, {study.solved}, got {study.trapped}")
     return study
+
+
+def _explain(error: Any) -> str:
+    field = ".".join(map(str, error["loc"]))
+    if error["type"] == "unexpected_keyword_argument":
+        keys = ["train", "seeds", *(each.name for each in fields(Study) if each.name != "path")]
+        return f"{field}: unknown; expected {', '.join(keys)}"
+    expected = error["msg"].removeprefix("Input ").removeprefix("String ").removeprefix("should be ")
+    return f"{field}: expected {expected}, got {error['input']!r}"
 
 
 def _arms(given: Any, train: Part, seeds: tuple[int, ...]) -> tuple[Arm, ...]:
@@ -205,10 +210,12 @@ def _part(where: str, given: Any, base: Part | None) -> Part:
     for key in ("recipe", "config"):
         if key not in given and base is None:
             raise StudyError(f"{where}: {key} is missing")
-        paths[key] = find(Path(_text(given, key, where=f"{where}: "))) if key in given else getattr(base, key)
+        if not isinstance(name := given.get(key, ""), str):
+            raise StudyError(f"{where}: {key}: expected a string, got {name!r}")
+        paths[key] = find(Path(name)) if key in given else getattr(base, key)
         if not paths[key].is_file():
             raise StudyError(f"{where}: {key}: expected a file, got {paths[key]}; paths start in the current folder")
-    kept = base.changes if base is not None and "config" not in given else {}
+    inherited = base.changes if base is not None and "config" not in given else {}
     if base is None and "seeds" in given:
         raise StudyError(f"{where}: seeds: not allowed here; write them at the top level, or in an arm for that arm")
     changes = {key: value for key, value in given.items() if key not in _ARM_KEYS}
@@ -217,7 +224,7 @@ def _part(where: str, given: Any, base: Part | None) -> Part:
             raise StudyError(f"{where}: expected names of fields, got {key!r}")
         if key in OWN_FIELDS:
             raise StudyError(f"{where}: {key}: the study sets it for each run; remove it")
-    return Part(**paths, changes={**kept, **changes})
+    return Part(**paths, changes={**inherited, **changes})
 
 
 def _seeds(where: str, given: Any) -> tuple[int, ...]:
@@ -231,31 +238,6 @@ def _need_distinct(where: str, seeds: list[int]) -> None:
     twice = [seed for seed, count in Counter(seeds).items() if count > 1]
     if twice:
         raise StudyError(f"{where}: expected each seed once, got {twice[0]} more than once")
-
-
-def _integer(key: str, value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise StudyError(f"{key}: expected an integer >= 1, got {value!r}")
-    return value
-
-
-def _share(key: str, value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= 1:
-        raise StudyError(f"{key}: expected a share from 0 to 1, got {value!r}")
-    return float(value)
-
-
-def _text(given: Mapping[str, Any], key: str, default: str = "", where: str = "") -> str:
-    value = given.get(key, default)
-    if not isinstance(value, str):
-        raise StudyError(f"{where}{key}: expected a string, got {value!r}")
-    return value
-
-
-def _need_known(where: str, given: Mapping[str, Any], known: list[str]) -> None:
-    for key in given:
-        if key not in known:
-            raise StudyError(f"{where} {key}: unknown; expected {', '.join(known)}")
 
 
 def _listed(names: list[str]) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
-from epo_trl.plots import Curve, average_seeds, running_mean
+from epo_trl.plots import average_seeds, running_mean
 from epo_trl.study.config import Study
 from epo_trl.study.outcomes import INVALID, SUCCESS, TOKENS
 from epo_trl.study.record import Record
@@ -63,7 +64,9 @@ def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[st
     bands = -(-len(arms) // columns)
     figure = Figure(figsize=(2.9 * columns + 0.6, 1.9 * len(panels) * bands + 0.5), layout="constrained")
     axes = figure.subplots(bands * len(panels), columns, squeeze=False, sharex=False, sharey=False)
-    tops = {panel: _highest(records, MEASURES[panel]) for panel in panels if panel != EVALUATIONS}
+    # The maximum of all runs, so that arms can be compared.
+    tops = {panel: pd.Series([record.curve(*MEASURES[panel].names).max() for record in records]).max() or 1.0
+            for panel in panels if panel != EVALUATIONS}  # fmt: skip
     for index, name in enumerate(arms):
         seeds = {record.seed for record in by_arm[name]}
         paired = [record for record in by_arm[study.baseline] if record.seed in seeds and record.arm != name]
@@ -101,59 +104,42 @@ def _draw(axis: Any, panel: str, records: Sequence[Record], smooth: int, splits:
           *, seeds: bool) -> None:  # fmt: skip
     if panel == EVALUATIONS:
         for split, style in zip(splits, ("-", "--"), strict=False):
-            curves = [curve for record in records if (curve := _evaluations(record, split)) is not None]
-            _lines(axis, curves, color, style, seeds=seeds)
+            _lines(axis, [_evaluations(record, split) for record in records], color, style, seeds=seeds)
         return
     measure = MEASURES[panel]
-    found = [curve for record in records if (curve := _curve(record, measure.names)) is not None]
-    window = _points(found, smooth)
+    curves = [record.curve(*measure.names) for record in records]
+    window = _points(curves, smooth)
     scale = 100.0 if measure.share else 1.0
-    smoothed = [(steps[window - 1 :], scale * running_mean(values, window)) for steps, values in found]
-    _lines(axis, smoothed, color, "-", seeds=seeds)
+    smooth_curves = [
+        pd.Series(scale * running_mean(curve.to_numpy(), window), curve.index[window - 1 :]) for curve in curves
+    ]
+    _lines(axis, smooth_curves, color, "-", seeds=seeds)
 
 
-def _points(curves: Sequence[Curve], smooth: int) -> int:
+def _points(curves: Sequence[pd.Series], smooth: int) -> int:
     """Returns the number of points in a running mean over `smooth` RL steps; 1 if there are too few points.
 
     A point of a thinned curve already is the mean of several RL steps.
     """
-    if not curves or min(len(steps) for steps, _ in curves) < 2:
+    shortest = min((len(curve) for curve in curves if len(curve)), default=0)
+    if shortest < 2:
         return 1
-    apart = max(float(np.median(np.diff(steps))) for steps, _ in curves)
+    apart = max(float(np.median(np.diff(curve.index))) for curve in curves if len(curve))
     window = max(1, int(smooth / apart))
-    return window if min(len(steps) for steps, _ in curves) > 2 * window else 1
+    return window if shortest > 2 * window else 1
 
 
-def _lines(axis: Any, curves: Sequence[Curve], color: str, style: str, *, seeds: bool) -> None:
-    if not curves:
+def _lines(axis: Any, curves: Sequence[pd.Series], color: str, style: str, *, seeds: bool) -> None:
+    drawn = [(curve.index.to_numpy(), curve.to_numpy()) for curve in curves if len(curve)]
+    if not drawn:
         return
-    for steps, values in curves if seeds and len(curves) > 1 else ():
+    for steps, values in drawn if seeds and len(drawn) > 1 else ():
         axis.plot(steps, values, color=color, linestyle=style, linewidth=0.6, alpha=0.5)
-    steps, mean, _, _ = average_seeds(curves)
+    steps, mean, _, _ = average_seeds(drawn)
     marker = "o" if len(steps) == 1 else None
     axis.plot(steps, mean, color=color, linestyle=style, linewidth=1.8, marker=marker, markersize=3)
 
 
-def _curve(record: Record, names: Sequence[str]) -> Curve | None:
-    """Returns the first logged curve of these metrics, without the RL steps at which it was not logged."""
-    for curves in (record.curves, record.thinned):
-        for name in names:
-            points = [
-                (step, value)
-                for step, value in zip(curves.get("rl_step", ()), curves.get(name, ()), strict=False)
-                if step is not None and value is not None
-            ]
-            if points:
-                return np.array([step for step, _ in points]), np.array([value for _, value in points])
-    return None
-
-
-def _evaluations(record: Record, split: str) -> Curve | None:
-    points = [(one.rl_step, 100 * one.rate) for one in record.evaluations if one.split == split]
-    return (np.array([step for step, _ in points]), np.array([rate for _, rate in points])) if points else None
-
-
-def _highest(records: Sequence[Record], measure: Measure) -> float:
-    """Returns the top of a measure's axes: the maximum of all runs, so that arms can be compared."""
-    curves = [curve for record in records if (curve := _curve(record, measure.names)) is not None]
-    return max((float(values.max()) for _, values in curves), default=1.0) or 1.0
+def _evaluations(record: Record, split: str) -> pd.Series:
+    rates = {one.rl_step: 100 * one.rate for one in record.evaluations if one.split == split}
+    return pd.Series(rates, dtype=float)

@@ -12,9 +12,9 @@ NOTHING = "–"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Formats a Markdown table; the first column is text, the others are numbers."""
+    """Formats a Markdown table, `""` without rows; the first column is text, the others are numbers."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n" if rows else ""
 
 
 def plain(text: str) -> str:
@@ -29,9 +29,14 @@ def code(text: str) -> str:
     return f"{fence}{space}{text}{space}{fence}".replace("|", "\\|")
 
 
-def percent(share: float | None) -> str:
+def number(value: float, digits: int = 2) -> str:
+    """Formats a number with `digits` decimals."""
+    return f"{value:.{digits}f}" if math.isfinite(value) else NOTHING
+
+
+def percent(share: float) -> str:
     """Formats a share, for example as `41.0`."""
-    return NOTHING if share is None or math.isnan(share) else f"{100 * share:.1f}"
+    return number(100 * share, 1)
 
 
 def spread(found: Estimate | None) -> str:
@@ -56,8 +61,3 @@ def points(found: Estimate | None) -> str:
 def _signed(share: float) -> str:
     text = f"{100 * share:+.1f}"
     return "0.0" if text in ("+0.0", "-0.0") else text
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """Formats a number with `digits` decimals."""
-    return NOTHING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
+
+import pandas as pd
 
 from epo_trl.evaluation.outcomes import START_STEPS, collapsed, exploded, left_band
 from epo_trl.study.config import Study
@@ -14,106 +17,63 @@ from epo_trl.study.statistics import first_above
 
 SUCCESS = "env/success_rate"
 INVALID = "env/invalid_actions"
+ENTROPY = "entropy/all_tokens"
 THIRDS = ("first", "middle", "last")
 TOKENS = {"choices": "ref-nucleus/choice_entropy", "forced": "ref-nucleus/forced_entropy"}
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An explosion or a collapse.
-
-    Args:
-        at: First RL step of the failure.
-        stays: Whether it persists at the end of the run; otherwise the run recovered.
-    """
-
-    at: int
-    stays: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """The outcome of one run. A field is `None` if it was not logged or did not happen.
-
-    Args:
-        seed: Seed of the run.
-        success: Mean training success of the last RL steps; `None` if there are fewer than the window has.
-        solved: Whether `success` is above the study's level.
-        trapped: Whether `success` is below the study's level.
-        solved_at: RL step at which the running mean first reached the level.
-        exploded: Entropy explosion of the run.
-        collapsed: Entropy collapse of the run.
-        entropy: Mean entropy over all tokens in the first RL steps and in the last, in nats.
-        invalid: Share of invalid turns in the last RL steps.
-        by_tokens: Entropy where the reference policy had a choice and where it had none, each at the start, at the
-            maximum and at the end, in nats; means over a thirtieth of the run. Omits those that were not logged.
-        left_band_at: RL step at which the entropy of each third of the episode left the band.
-        has_thirds: Whether the thirds were logged.
-        evaluations: Evaluations by split, in order, starting before RL.
-        begins_with: Checksum of the warm start's weights, empty if unknown.
-    """
-
-    seed: int
-    success: float | None
-    solved: bool | None
-    trapped: bool | None
-    solved_at: int | None
-    exploded: Failure | None
-    collapsed: Failure | None
-    entropy: tuple[float, float] | None
-    invalid: float | None
-    by_tokens: Mapping[str, tuple[float, float, float]]
-    left_band_at: Mapping[str, int | None]
-    has_thirds: bool
-    evaluations: Mapping[str, Sequence[EvaluationRecord]]
-    begins_with: str
-
-    def best(self, split: str) -> float | None:
-        """Returns the best success of all evaluations after RL began, the paper's `Succ.*`."""
-        rates = self._rates(split)
-        return max(rates) if rates else None
-
-    def converged(self, split: str, window: int) -> float | None:
-        """Returns the mean success of the last evaluations, the paper's `Succ.`; `None` if there are too few."""
-        rates = self._rates(split)
-        return fmean(rates[-window:]) if len(rates) >= window else None
-
-    def before(self, split: str) -> float | None:
-        """Returns the success before RL."""
-        start = self.start(split)
-        return None if start is None else start.rate
-
-    def start(self, split: str) -> EvaluationRecord | None:
-        """Returns the evaluation before RL. With the same weights, recipe and rules it is the same in every turn."""
-        return next((one for one in self.evaluations.get(split, ()) if one.rl_step == 0), None)
-
-    def has_other_weights(self, other: RunOutcome) -> bool:
-        """Returns whether the two runs are known to have begun with different weights."""
-        return bool(self.begins_with and other.begins_with) and self.begins_with != other.begins_with
-
-    def _rates(self, split: str) -> list[float]:
-        return [one.rate for one in self.evaluations.get(split, ()) if one.rl_step > 0]
+# NaN where a value was not logged or did not happen.
+COLUMNS = {
+    "success": "mean training success of the last RL steps; NaN if there are fewer than the window has",
+    "solved": "whether `success` is above the study's level",
+    "trapped": "whether `success` is below the study's level",
+    "solved_at": "RL step at which the running mean first reached the level",
+    "exploded_at": "RL step of the explosion",
+    "exploded": "whether the explosion persists at the end of the run",
+    "collapsed_at": "RL step of the collapse",
+    "collapsed": "whether the collapse persists at the end of the run",
+    "entropy_start": "mean entropy over all tokens in the first RL steps, in nats",
+    "entropy_end": "the same in the last RL steps",
+    "invalid": "share of invalid turns in the last RL steps",
+    "choices": "entropy where the reference policy had a choice: start, maximum, end (thirtieths of the run)",
+    "forced": "the same where it had none",
+    "first": "RL step at which the entropy of the first third of the episode left the band",
+    "middle": "the same of the middle third",
+    "last": "the same of the last third",
+    "has_thirds": "whether the thirds were logged",
+    "starts": "evaluations before RL, {split: EvaluationRecord}",
+    "rates": "success of the evaluations after RL began, {split: [rate, ...]}",
+    "begins_with": "checksum of the warm start's weights, empty if unknown",
+}
 
 
-Outcomes = dict[str, dict[int, RunOutcome]]  # by arm and seed
+def judge(study: Study, records: Sequence[Record]) -> pd.DataFrame:
+    """Evaluates the runs. Returns one row per run, by arm and seed in the study's order, with `COLUMNS`."""
+    by_run = {(record.arm, record.seed): record for record in records}
+    keys = [(arm.name, seed) for arm in study.arms for seed in arm.seeds if (arm.name, seed) in by_run]
+    finals: dict[str, list[float]] = {}
+    for arm, seed in keys:
+        if not math.isnan(final := final_success(by_run[arm, seed], study)):
+            finals.setdefault(arm, []).append(final)
+    best = max(map(fmean, finals.values()), default=-math.inf)
+    rows = [_outcome(study, by_run[key], best) for key in keys]
+    return pd.DataFrame(rows, pd.MultiIndex.from_tuples(keys, names=["arm", "seed"]), columns=list(COLUMNS))
 
 
-def judge(study: Study, records: Sequence[Record]) -> Outcomes:
-    """Evaluates the runs by arm and seed, in the study's order; an arm without a record has no seeds."""
-    found = {(record.arm, record.seed): record for record in records}
-    arms = {arm.name: [found[arm.name, seed] for seed in arm.seeds if (arm.name, seed) in found] for arm in study.arms}
-    finals = [
-        fmean(values)
-        for each in arms.values()
-        if (values := [value for record in each if (value := final_success(record, study)) is not None])
-    ]
-    best = max(finals, default=-math.inf)
-    return {name: {record.seed: _outcome(study, record, best) for record in each} for name, each in arms.items()}
+def select_arm(outcomes: pd.DataFrame, arm: str) -> pd.DataFrame:
+    """Returns the runs of an arm by seed; empty if it has none."""
+    return outcomes[outcomes.index.get_level_values("arm") == arm].droplevel("arm")
 
 
-def final_success(record: Record, study: Study) -> float | None:
-    """Computes the mean training success of the last RL steps."""
-    return _last(record.curves.get(SUCCESS, ()), study.window)
+def by_arm(outcomes: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yields each arm that has runs, with its runs by seed."""
+    for name, runs in outcomes.groupby(level="arm", sort=False):
+        yield str(name), runs.droplevel("arm")
+
+
+def final_success(record: Record, study: Study) -> float:
+    """Computes the mean training success of the last RL steps; NaN if there are too few."""
+    return _last(record.curve(SUCCESS), study.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +91,15 @@ class Starts:
     unknown: list[int]
 
 
-def compare_starts(runs: Mapping[int, RunOutcome], base: Mapping[int, RunOutcome]) -> Starts:
+def compare_starts(runs: pd.DataFrame, base: pd.DataFrame) -> Starts:
     """Compares the starts of the runs that share a seed with the baseline."""
     found = Starts([], [], [])
-    for seed in [seed for seed in runs if seed in base]:
-        one, other = runs[seed], base[seed]
-        starts = [(one.start(split), other.start(split)) for split in one.evaluations]
-        both = [(mine, theirs) for mine, theirs in starts if mine and theirs]
-        differ, known = any(mine != theirs for mine, theirs in both), one.begins_with and other.begins_with
-        if one.has_other_weights(other) or (differ and not known):
+    for seed in [seed for seed in runs.index if seed in base.index]:
+        one, other = runs.loc[seed], base.loc[seed]
+        both = [split for split in one.starts if split in other.starts]
+        differ = any(one.starts[split] != other.starts[split] for split in both)
+        known = one.begins_with and other.begins_with
+        if have_other_weights(one, other) or (differ and not known):
             found.unlike.append(seed)
         elif differ:
             found.played.append(seed)
@@ -148,67 +108,70 @@ def compare_starts(runs: Mapping[int, RunOutcome], base: Mapping[int, RunOutcome
     return found
 
 
-def find_pairs(runs: Mapping[int, RunOutcome], base: Mapping[int, RunOutcome]) -> dict[int, RunOutcome]:
+def have_other_weights(run: Any, other: Any) -> bool:
+    """Returns whether two runs are known to have begun with different weights."""
+    return bool(run.begins_with and other.begins_with) and run.begins_with != other.begins_with
+
+
+def find_pairs(runs: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
     """Returns the runs with a pair: a baseline run with the same seed that began with the same weights."""
-    unlike = compare_starts(runs, base).unlike
-    return {seed: run for seed, run in runs.items() if seed in base and seed not in unlike}
+    return runs[runs.index.isin(base.index) & ~runs.index.isin(compare_starts(runs, base).unlike)]
 
 
-def _outcome(study: Study, record: Record, best: float) -> RunOutcome:
-    steps = [int(step) for step in record.curves.get("rl_step", ()) if step is not None]
-    success = final_success(record, study)
-    entropy = record.curves.get("entropy/all_tokens") or record.thinned.get("entropy") or ()
-    choices = record.curves.get(TOKENS["choices"]) or record.curves.get("entropy/all_tokens") or ()
-    thirds = {third: record.curves.get(f"entropy/{third}_third", ()) for third in THIRDS}
-    ends = _first(entropy), _last(entropy, study.window)
-    splits = dict.fromkeys(one.split for one in record.evaluations)
-
-    def at(index: int | None) -> int | None:
-        return None if index is None else steps[index]
-
-    def failure(kind: str) -> Failure | None:
-        series = (entropy, record.curves.get(INVALID)) if kind == "exploded" else (choices, record.curves.get(SUCCESS))
-        if not all(series) or len(series[0]) != len(steps):
-            return None
-        one, other = ([math.nan if value is None else value for value in values or ()] for values in series)
-        flags = exploded(one, other) if kind == "exploded" else collapsed(one, other, best)
-        return Failure(steps[flags.index(True)], flags[-1]) if True in flags else None
-
-    return RunOutcome(
-        seed=record.seed,
-        success=success,
-        solved=None if success is None else success > study.solved,
-        trapped=None if success is None else success < study.trapped,
-        solved_at=at(first_above(record.curves.get(SUCCESS, ()), study.solved, study.smooth)),
-        exploded=failure("exploded"),
-        collapsed=failure("collapsed"),
-        entropy=None if ends[0] is None or ends[1] is None else (ends[0], ends[1]),
-        invalid=_last(record.curves.get(INVALID, ()), study.window),
-        by_tokens={kind: shape for kind, name in TOKENS.items() if (shape := _shape(record, name)) is not None},
-        left_band_at={
-            third: at(left_band([math.nan if value is None else value for value in values]))
-            for third, values in thirds.items()
-        },
-        has_thirds=any(thirds.values()),
-        evaluations={split: [one for one in record.evaluations if one.split == split] for split in splits},
-        begins_with=record.begins_with,
-    )
+def _outcome(study: Study, record: Record, best: float) -> dict[str, Any]:
+    success, invalid = record.curve(SUCCESS), record.curve(INVALID)
+    entropy = record.curve(ENTROPY, "entropy")
+    thirds = {third: record.curve(f"entropy/{third}_third") for third in THIRDS}
+    final = _last(success, study.window)
+    exploded_at, has_exploded = _failure(record, exploded, (ENTROPY, "entropy"), INVALID)
+    collapsed_at, has_collapsed = _failure(record, collapsed, (TOKENS["choices"], ENTROPY), SUCCESS, best)
+    evaluations: dict[str, list[EvaluationRecord]] = {}
+    for one in record.evaluations:
+        evaluations.setdefault(one.split, []).append(one)
+    return {
+        "success": final,
+        "solved": final > study.solved,
+        "trapped": final < study.trapped,
+        "solved_at": first_above(success, study.solved, study.smooth),
+        "exploded_at": exploded_at, "exploded": has_exploded,
+        "collapsed_at": collapsed_at, "collapsed": has_collapsed,
+        "entropy_start": fmean(entropy[:START_STEPS]) if len(entropy) else math.nan,
+        "entropy_end": _last(entropy, study.window),
+        "invalid": _last(invalid, study.window),
+        **{kind: _extremes(record, name) for kind, name in TOKENS.items()},
+        **{third: _left_at(values) for third, values in thirds.items()},
+        "has_thirds": any(map(len, thirds.values())),
+        "starts": {split: one for split, each in evaluations.items() for one in each if one.rl_step == 0},
+        "rates": {split: [one.rate for one in each if one.rl_step > 0] for split, each in evaluations.items()},
+        "begins_with": record.begins_with,
+    }  # fmt: skip
 
 
-def _shape(record: Record, name: str) -> tuple[float, float, float] | None:
+def _failure(record: Record, detect: Any, entropies: Sequence[str], other: str, *best: float) -> tuple[float, bool]:
+    """Returns the RL step of a failure, NaN without one, and whether it persists at the end."""
+    steps = record.curves.get("rl_step", ())
+    known = [record.curves, record.thinned if record.thinned.get("rl_step") == steps else {}]
+    entropy = next((curves[name] for curves in known for name in entropies if name in curves), ())
+    curve = record.curves.get(other, ())
+    if not entropy or not curve:
+        return math.nan, False
+    flags = detect(*(pd.Series(values, dtype=float).tolist() for values in (entropy, curve)), *best)
+    return (steps[flags.index(True)], flags[-1]) if True in flags else (math.nan, False)
+
+
+def _left_at(values: pd.Series) -> float:
+    place = left_band(values.tolist())
+    return math.nan if place is None else float(values.index[place])
+
+
+def _extremes(record: Record, name: str) -> tuple[float, float, float] | None:
     if name in record.curves:
-        values = thin({each: record.curves[each] for each in ("rl_step", name)}, POINTS)[name]
+        curves = pd.DataFrame({name: record.curves[name]}, record.curves["rl_step"], dtype=float)
+        values = thin(curves, POINTS)[name].dropna()
     else:
-        values = list(record.thinned.get(name, ()))
-    there = [value for value in values if value is not None]
-    return (there[0], max(there), there[-1]) if there else None
+        values = record.curve(name)
+    return (values.iloc[0], values.max(), values.iloc[-1]) if len(values) else None
 
 
-def _first(values: Sequence[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return fmean(there[:START_STEPS]) if there else None
-
-
-def _last(values: Sequence[float | None], count: int) -> float | None:
-    there = [value for value in values if value is not None]
-    return fmean(there[-count:]) if len(there) >= count else None
+def _last(values: pd.Series, count: int) -> float:
+    return fmean(values.iloc[-count:]) if len(values) >= count else math.nan

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from epo_trl import __version__
 from epo_trl.long_runs.checkpoint_files import what_model
@@ -16,7 +18,7 @@ from epo_trl.study.config import StudyError
 from epo_trl.study.run_plan import StudyRun
 
 # Metrics kept for every RL step, since results are computed from them; others are thinned to about POINTS points.
-WHOLE = (
+COMPLETE = (
     "env/success_rate", "env/invalid_actions", "entropy/all_tokens", "ref-nucleus/choice_entropy",
     "entropy/first_third", "entropy/middle_third", "entropy/last_third",
 )  # fmt: skip
@@ -68,7 +70,7 @@ class Record:
         curves: `{metric: values}`, one value for each entry of `curves["rl_step"]`; `None` where it was not logged.
         thinned: Other metrics in the same form; each value is the mean of several RL steps and labelled with the last.
         evaluations: Evaluations in chronological order.
-        begins_with: Checksum of the warm start's weights; empty without one, and in files of earlier versions.
+        begins_with: Checksum of the warm start's weights; empty without one, or if it is not known.
     """
 
     arm: str
@@ -82,6 +84,15 @@ class Record:
     evaluations: Sequence[EvaluationRecord] = ()
     begins_with: str = ""
 
+    def curve(self, *names: str) -> pd.Series:
+        """Returns the first of these metrics that was logged, by RL step and without gaps; empty if none was."""
+        for curves in (self.curves, self.thinned):
+            for name in names:
+                points = pd.Series(curves[name], curves["rl_step"], dtype=float) if name in curves else pd.Series()
+                if points.notna().any():
+                    return points.dropna()
+        return pd.Series(dtype=float)
+
 
 def collect(run: StudyRun, seconds: float) -> Record:
     """Builds the record of a finished run.
@@ -92,17 +103,13 @@ def collect(run: StudyRun, seconds: float) -> Record:
     """
     updates = updates_per_rl_step(run.folder)
     points = rl_points(log_history(run.folder), updates)
-    names = dict.fromkeys(name for point in points.values() for name in point)
-    curves: dict[str, list[float | None]] = {"rl_step": list(points)}
-    rest: dict[str, list[float | None]] = {"rl_step": list(points)}
-    for name in sorted(names):
-        if name not in WHOLE and not any(point.get(name) for point in points.values()):
-            continue  # no such file
-        (curves if name in WHOLE else rest)[name] = [point.get(name) for point in points.values()]
+    is_used = points.fillna(0).any() | points.columns.isin(COMPLETE)
+    points = points.loc[:, is_used].sort_index(axis=1)
+    complete = points.columns.isin(COMPLETE)
     assert run.arm is not None
     return Record(
         run.arm, run.seed, run.digest, run.identity, __version__, round(seconds, 1),
-        _shortened(curves) if points else {}, _shortened(thin(rest, POINTS)) if points else {},
+        _shorten(points.loc[:, complete]), _shorten(thin(points.loc[:, ~complete], POINTS)),
         _evaluations(run.folder, updates), "" if run.needs is None else what_model(str(run.needs.folder)),
     )  # fmt: skip
 
@@ -134,49 +141,34 @@ def updates_per_rl_step(folder: Path) -> float:
     return float(steps * settings.get("num_iterations", 1) / settings.get("gradient_accumulation_steps", 1))
 
 
-def rl_points(history: Iterable[Mapping[str, Any]], updates: float) -> dict[int, dict[str, float]]:
-    """Averages the logs of each RL step's optimizer steps: `{RL step: {metric: value}}`, from 1 on.
+def rl_points(history: Sequence[Mapping[str, Any]], updates: float) -> pd.DataFrame:
+    """Averages the logs of each RL step's optimizer steps: one row per RL step, from 1 on, one column per metric.
 
     Args:
         history: Log entries, each with its optimizer step as `step`.
         updates: Optimizer steps per RL step.
     """
-    sums: dict[int, dict[str, list[float]]] = {}
-    for entry in history:
-        for name, value in entry.items():
-            if name.startswith(LEFT_OUT) or isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            if math.isfinite(value):
-                step = math.ceil(entry["step"] / updates - 1e-9)
-                sums.setdefault(step, {}).setdefault(name, []).append(value)
-    return {
-        step: {name: math.fsum(values) / len(values) for name, values in sums[step].items()} for step in sorted(sums)
-    }
+    log = pd.DataFrame(list(history), columns=None if history else ["step"])
+    steps = np.ceil(log["step"] / updates - 1e-9).astype(int).rename("rl_step")
+    numbers = log.select_dtypes("number").replace([np.inf, -np.inf], np.nan)
+    numbers = numbers.loc[:, [not name.startswith(LEFT_OUT) for name in numbers]]
+    return numbers.groupby(steps).mean().dropna(how="all").dropna(how="all", axis=1)
 
 
-def thin(curves: Mapping[str, Sequence[float | None]], points: int) -> dict[str, list[float | None]]:
-    """Averages groups of neighbouring points down to `points` points; `rl_step` keeps the last of each group."""
-    count = len(curves["rl_step"])
-    size = -(-count // points) or 1
-    ends = range(0, count, size)
-    return {
-        name: [values[min(i + size, count) - 1] if name == "rl_step" else _mean(values[i : i + size]) for i in ends]
-        for name, values in curves.items()
-    }
+def thin(curves: pd.DataFrame, points: int) -> pd.DataFrame:
+    """Averages groups of neighbouring rows down to `points` rows, each labelled with the last RL step of its group."""
+    groups = np.arange(len(curves)) // (-(-len(curves) // points) or 1)
+    return curves.groupby(groups).mean().set_axis(curves.index.to_series().groupby(groups).last())
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return math.fsum(there) / len(there) if there else None
+def _shorten(curves: pd.DataFrame) -> dict[str, list[float | None]]:
+    if not len(curves):
+        return {}
+    return {"rl_step": curves.index.tolist()} | {name: [_short(value) for value in curves[name]] for name in curves}
 
 
-def _shortened(curves: Mapping[str, Sequence[float | None]]) -> dict[str, list[float | None]]:
-    return {name: [*values] if name == "rl_step" else [_short(value) for value in values]
-            for name, values in curves.items()}  # fmt: skip
-
-
-def _short(value: float | None) -> float | None:
-    if value is None:
+def _short(value: float) -> float | None:
+    if np.isnan(value):
         return None
     short = float(f"{value:.{DIGITS}g}")
     return int(short) if short == int(short) else short
@@ -204,16 +196,14 @@ def _evaluation(rl_step: float, report: Mapping[str, Any]) -> EvaluationRecord:
 
 def write_record(path: Path, record: Record) -> None:
     """Writes the file atomically, with one line for each curve and each evaluation."""
-    content = asdict(record)
     parts = []
-    for name, value in content.items():
+    for name, value in asdict(record).items():
+        text = _compact(value)
         if name in ("curves", "thinned"):
-            text = _lines("{", [f"{json.dumps(key)}: {_compact(values)}" for key, values in value.items()], "}")
+            text = _lines("{", [f"{_compact(key)}: {_compact(values)}" for key, values in value.items()], "}")
         elif name == "evaluations":
             text = _lines("[", [_compact(evaluation) for evaluation in value], "]")
-        else:
-            text = _compact(value)
-        parts.append(f"{json.dumps(name)}: {text}")
+        parts.append(f"{_compact(name)}: {text}")
     write_text(path, "{\n" + ",\n".join(parts) + "\n}\n")
 
 

@@ -51,12 +51,6 @@ class StudyRun:
         """Checksum of its identity."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
-    @property
-    def optimizer_steps(self) -> int:
-        """Number of optimizer steps, or 0 if the config does not set it."""
-        steps = self.settings.get("max_steps", 0)
-        return steps if isinstance(steps, int) and steps > 0 else 0
-
 
 def plan(study: Study, folder: Path) -> list[StudyRun]:
     """Builds the runs of the arms, seed by seed, so that complete pairs come first.
@@ -69,7 +63,8 @@ def plan(study: Study, folder: Path) -> list[StudyRun]:
         StudyError: If two arms would share a folder, or a field is not allowed in a run of a study.
     """
     names = folder_names([arm.name for arm in study.arms])
-    warm_starts = {seed: _warm_start(study.warm_start, seed, folder) for seed in study.seeds if study.warm_start}
+    start = study.warm_start
+    warm_starts = {seed: _run(None, start, seed, folder / f"{WARM_START}-seed{seed}") for seed in study.seeds if start}
     return [
         _run(arm.name, arm.part, seed, folder / f"{names[arm.name]}-seed{seed}", warm_starts.get(seed))
         for seed in study.seeds
@@ -100,11 +95,7 @@ def folder_names(names: Iterable[str]) -> dict[str, str]:
     return {name: short for short, name in taken.items()}
 
 
-def _warm_start(part: Part, seed: int, folder: Path) -> StudyRun:
-    return _run(None, part, seed, folder / f"{WARM_START}-seed{seed}", None)
-
-
-def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: StudyRun | None) -> StudyRun:
+def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: StudyRun | None = None) -> StudyRun:
     fields = part.settings()
     where = "warm_start" if arm is None else f"arms: {arm!r}"
     if warm_start is not None and "model_name_or_path" in part.changes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,16 +16,14 @@ import yaml
 
 from epo_trl.long_runs.folder_lock import folder_lock
 from epo_trl.long_runs.state_file import read_state, write_state
-from epo_trl.study.check import check_configs
 from epo_trl.study.config import Study, StudyError
-from epo_trl.study.job_pool import Job, run_jobs
+from epo_trl.study.programs import Programs
 from epo_trl.study.record import Record, collect, read_record, write_record, write_text
 from epo_trl.study.run_plan import StudyRun, plan
-from epo_trl.study.study_progress import LOG, Watch, clock
 
-CONFIG = "config.yaml"  # in the folder of a run
+# In the folder of a run: its config, its output, and the seconds of its attempts with the checksum of a finished one.
+CONFIG, LOG, STATE = "config.yaml", "log.txt", "_study.json"
 STOPPING = "stopping: the runs save a checkpoint; press Ctrl-C again to kill them"
-STATE = "_study.json"  # also there: seconds of earlier attempts, and checksums of finished runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Places:
         """Returns the path of a run's record."""
         return self.results / "runs" / f"{run.name}.json"
 
-    def kept(self) -> set[str]:
+    def recorded(self) -> set[str]:
         """Returns the names of all runs with a record, including those of other studies."""
         return {path.stem for path in (self.results / "runs").glob("*.json")}
 
@@ -53,7 +53,9 @@ def cores() -> int:
 
 
 def run_missing(study: Study, places: Places, jobs: int, threads: int) -> dict[str, str]:
-    """Runs all missing runs. Returns the failures as `{name: reason}`; `{}` if there are none.
+    """Runs all missing runs, warm starts first. Returns the failures as `{name: reason}`; `{}` if there are none.
+
+    A failed run cancels only the runs that need it. Ctrl-C or SIGTERM lets the runs save a checkpoint.
 
     Args:
         study: Study to run.
@@ -62,8 +64,9 @@ def run_missing(study: Study, places: Places, jobs: int, threads: int) -> dict[s
         threads: Number of threads per run.
 
     Raises:
-        StudyError: If a run was made with other settings.
+        StudyError: If a run was made with other settings, or a recipe rejects a config.
         RunningError: If the study is running already.
+        KeyboardInterrupt: After the runs have ended, if they were interrupted.
     """
     runs = plan(study, places.runs)
     with folder_lock(places.runs, "--runs-dir"):
@@ -73,31 +76,26 @@ def run_missing(study: Study, places: Places, jobs: int, threads: int) -> dict[s
                 f"nothing to run: {places.results} has all results; use another --results-dir to repeat them\n"
             )
             return {}
-        starts = {run.needs.name: run.needs for run in missing if run.needs is not None}
-        begin = [run for run in starts.values() if not _has_ended(run)]
-        first = {run.name for run in begin}
-        todo = [*_in_order(begin, missing)]
-        check_configs(todo, places.runs, {**os.environ, "OMP_NUM_THREADS": str(threads)})
-        watch = Watch(todo, len(runs) - len(missing), jobs)
-        by_name = {run.name: run for run in todo}
+        needed = {run.needs.name: run.needs for run in missing if run.needs is not None}
+        warm_starts = [run for run in needed.values() if not _has_ended(run)]
+        check_configs([*warm_starts, *missing], places.runs, threads)
+        programs, failed = Programs(lambda: _say(STOPPING)), dict[str, str]()
+        count, ended = len(warm_starts) + len(missing), 0
+        for batch in (warm_starts, missing):
+            for run in batch:
+                if run.needs is not None and run.needs.name in failed:
+                    failed[run.name] = f"{run.needs.name} has failed"
+            ready = [run for run in batch if run.name not in failed]
+            for run, error in programs.map(lambda run: _run(run, places, programs, threads), ready, jobs):
+                ended += 1
+                _say(f"{run.name}: {'failed' if error else 'finished'} ({ended} of {count})")
+                if error:
+                    failed[run.name] = error
+        return failed
 
-        def started(job: Job) -> None:
-            prepare(by_name[job.name])
-            watch.say(f"{job.name}: starts, log in {job.log}")
 
-        def ended(job: Job) -> str:
-            run = by_name[job.name]
-            try:
-                seconds = finish(run, places)
-            except (OSError, ValueError) as error:
-                return str(error)
-            watch.say(f"{job.name}: finished after {clock(seconds)}")
-            return ""
-
-        listed = [_job(run, threads, run.needs.name if run.needs and run.needs.name in first else None) for run in todo]
-        with watch:
-            done = run_jobs(listed, jobs, started, ended, watch.show, lambda: watch.say(STOPPING))
-        return done.failed
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def known_record(run: StudyRun, places: Places) -> Record | None:
@@ -128,61 +126,66 @@ def _differences(then: object, now: object, name: str = "") -> str:
     return f"{name.removeprefix('fields.')}: {there} there, {here} now"
 
 
-def _in_order(begin: Sequence[StudyRun], missing: Sequence[StudyRun]) -> list[StudyRun]:
-    """Places each warm start right before the first run that needs it."""
-    order: dict[str, StudyRun] = {}
-    names = {run.name for run in begin}
-    for run in missing:
-        if run.needs is not None and run.needs.name in names:
-            order.setdefault(run.needs.name, run.needs)
-        order[run.name] = run
-    return list(order.values())
+def check_configs(runs: Sequence[StudyRun], folder: Path, threads: int) -> None:
+    """Lets each recipe validate the configs of its runs, before the first run starts.
 
-
-def _job(run: StudyRun, threads: int, after: str | None) -> Job:
-    command = [sys.executable, str(run.recipe), "--config", str(run.folder / CONFIG)]
-    return Job(run.name, command, run.folder / LOG, build_environment(run, threads), after)
-
-
-def build_environment(run: StudyRun, threads: int) -> dict[str, str]:
-    """Builds the environment of a run's process: modules beside the original config can be imported."""
-    path = [str(run.config.parent.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(path)}
-
-
-def prepare(run: StudyRun) -> None:
-    """Writes a run's config, and adds the time of a killed attempt."""
-    before = _seconds(run)
-    config = run.folder / CONFIG
-    write_text(config, yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True))
-    write_state(run.folder / STATE, {"seconds": before, "begun": config.stat().st_mtime})
-
-
-def finish(run: StudyRun, places: Places) -> float:
-    """Writes the record of a run that has just ended, and returns the run's seconds.
+    Args:
+        runs: Runs that will be started.
+        folder: Folder of the runs.
+        threads: Number of threads per recipe.
 
     Raises:
-        ValueError: If a file in its folder is missing or corrupt.
+        StudyError: If a recipe rejects a config. The message names arm and field.
     """
-    seconds = _seconds(run, time.time())
-    if run.arm is not None:
-        write_record(places.record_path(run), collect(run, seconds))
-    write_state(run.folder / STATE, {"seconds": seconds, "begun": None, "digest": run.digest})
-    return seconds
+    by_recipe: dict[Path, dict[str | None, StudyRun]] = {}
+    for run in runs:
+        by_recipe.setdefault(run.recipe, {}).setdefault(run.arm, run)  # seeds do not affect the check
+    with ThreadPoolExecutor() as pool:
+        errors = list(
+            pool.map(lambda each: _check(list(each.values()), folder / "_check", threads), by_recipe.values())
+        )
+    if any(errors):
+        lines = [line for error in errors for line in error.splitlines()]
+        raise StudyError("; ".join(lines).replace(f"{folder / '_check'}{os.sep}", ""))
+
+
+def _check(runs: Sequence[StudyRun], folder: Path, threads: int) -> str:
+    files = [folder / f"{run.name}.yaml" for run in runs]
+    for run, file in zip(runs, files, strict=True):
+        write_text(file, yaml.safe_dump(dict(run.settings), allow_unicode=True))
+    command = [sys.executable, str(runs[0].recipe), "--check", *map(str, files)]
+    done = subprocess.run(command, env=_environment(runs, threads), capture_output=True, text=True)
+    return done.stderr.strip()[-3000:] if done.returncode else ""
+
+
+def _environment(runs: Sequence[StudyRun], threads: int) -> Mapping[str, str]:
+    """Builds the environment of a process: modules beside the original configs can be imported."""
+    beside = dict.fromkeys(str(run.config.parent.resolve()) for run in runs)
+    path = os.pathsep.join([*beside, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
+
+
+def _run(run: StudyRun, places: Places, programs: Programs, threads: int) -> str:
+    """Runs a recipe and writes its record. Returns `""`, or the reason of a failure."""
+    config, log, state = run.folder / CONFIG, run.folder / LOG, run.folder / STATE
+    try:
+        begin = time.monotonic() - (read_state(state, "seconds")["seconds"] if state.is_file() else 0.0)
+        write_text(config, yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True))
+        _say(f"{run.name}: starts, log in {log}")
+        command = [sys.executable, str(run.recipe), "--config", str(config)]
+        error = programs.run(command, log, _environment([run], threads))
+        seconds = time.monotonic() - begin
+        write_state(state, {"seconds": seconds})
+        if error:
+            return f"{error}, see {log}"
+        if run.arm is not None:
+            write_record(places.record_path(run), collect(run, seconds))
+        write_state(state, {"seconds": seconds, "digest": run.digest})
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def _has_ended(run: StudyRun) -> bool:
     state = run.folder / STATE
     return state.is_file() and read_state(state).get("digest") == run.digest
-
-
-def _seconds(run: StudyRun, end: float | None = None) -> float:
-    """Sums the time of all attempts. The last attempt ended at `end` or, if that is `None`, when its log ended."""
-    file, log = run.folder / STATE, run.folder / LOG
-    if not file.is_file():
-        return 0.0
-    state = read_state(file, "seconds", "begun")
-    if state["begun"] is None or not log.is_file():
-        return float(state["seconds"])
-    end = log.stat().st_mtime if end is None else end
-    return float(state["seconds"] + max(0.0, end - state["begun"]))

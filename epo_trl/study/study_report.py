@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pandas as pd
 
 from epo_trl.study import tables
 from epo_trl.study.builtin_configs import shown
 from epo_trl.study.config import Study
 from epo_trl.study.markdown import code, percent, plain, table
-from epo_trl.study.outcomes import SUCCESS, Outcomes, compare_starts, final_success, find_pairs, judge
+from epo_trl.study.outcomes import SUCCESS, by_arm, compare_starts, final_success, find_pairs, judge, select_arm
 from epo_trl.study.record import Record, write_text
 
 REPORT, PICTURE = "report.md", "curves.png"
@@ -36,13 +39,13 @@ def write_report(study: Study, records: Sequence[Record], folder: Path) -> list[
     return written
 
 
-def report(study: Study, records: Sequence[Record], outcomes: Outcomes, *, picture: bool) -> str:
+def report(study: Study, records: Sequence[Record], outcomes: pd.DataFrame, *, picture: bool) -> str:
     """Generates the report in Markdown. It contains no times, so an interrupted study has the same report.
 
     Args:
         study: Study to report.
         records: Records of the finished runs.
-        outcomes: Outcomes of the runs.
+        outcomes: pd.DataFrame of the runs.
         picture: Whether there is a figure beside the report.
     """
     parts = [f"# {plain(study.name)}\n", plain(study.question.strip()) + "\n" if study.question else ""]
@@ -108,13 +111,13 @@ def _training_note(study: Study) -> str:
     )
 
 
-def _compared(study: Study, outcomes: Outcomes) -> int:
+def _compared(study: Study, outcomes: pd.DataFrame) -> int:
     """Returns the number of arms that have a pair with the baseline."""
-    base = outcomes[study.baseline]
-    return sum(bool(find_pairs(runs, base)) for name, runs in outcomes.items() if name != study.baseline)
+    base = select_arm(outcomes, study.baseline)
+    return sum(len(find_pairs(runs, base)) > 0 for name, runs in by_arm(outcomes) if name != study.baseline)
 
 
-def _difference_note(study: Study, outcomes: Outcomes) -> str:
+def _difference_note(study: Study, outcomes: pd.DataFrame) -> str:
     return (
         "Over same-seed pairs. Pairs for power 0.8: the number that a paired t test needs to detect a difference of "
         "this size with this deviation. Fisher's exact test, two-sided, on the numbers of solved runs, treated as "
@@ -135,17 +138,13 @@ TOKENS_NOTE = (
 
 
 def _settings(study: Study) -> str:
+    parts = [("(warm start)", study.warm_start, "of its run")] if study.warm_start else []
+    parts += [(plain(arm.name), arm.part, " ".join(map(str, arm.seeds))) for arm in study.arms]
     rows = []
-    for arm in study.arms:
-        changes = ", ".join(f"{name}: {json.dumps(value, default=str)}" for name, value in arm.part.changes.items())
-        own = " ".join(map(str, arm.seeds))
-        rows.append([plain(arm.name), code(arm.part.recipe.as_posix()), code(arm.part.config.as_posix()),
-                     code(changes) if changes else "as in the file", own])  # fmt: skip
-    start = study.warm_start
-    if start is not None:
-        changes = ", ".join(f"{name}: {json.dumps(value, default=str)}" for name, value in start.changes.items())
-        rows.insert(0, ["(warm start)", code(start.recipe.as_posix()), code(start.config.as_posix()),
-                        code(changes) if changes else "as in the file", "of its run"])  # fmt: skip
+    for name, part, seeds in parts:
+        changes = ", ".join(f"{field}: {json.dumps(value, default=str)}" for field, value in part.changes.items())
+        paths = [code(part.recipe.as_posix()), code(part.config.as_posix())]
+        rows.append([name, *paths, code(changes) if changes else "as in the file", seeds])
     return table(["arm", "recipe", "config", "changes", "seeds"], rows).replace("---:", "---")
 
 
@@ -159,7 +158,7 @@ def _short(study: Study, records: Sequence[Record]) -> str:
     """Lists the runs that have logged success, but for fewer RL steps than are averaged."""
     short: dict[str, list[int]] = {}
     for record in records:
-        if record.curves.get(SUCCESS) and final_success(record, study) is None:
+        if record.curves.get(SUCCESS) and math.isnan(final_success(record, study)):
             short.setdefault(record.arm, []).append(record.seed)
     note = f"These runs have fewer RL steps than `window`, {study.window}, so the tables of training leave them out:"
     return _runs("Too short", note, short)
@@ -174,9 +173,9 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seeds {' '.join(map(str, seeds))}"
 
 
-def _caveats(study: Study, outcomes: Outcomes) -> str:
-    base = outcomes[study.baseline]
-    counts = sorted({len(runs) for runs in outcomes.values() if runs}) or [0]
+def _caveats(study: Study, outcomes: pd.DataFrame) -> str:
+    base, arms = select_arm(outcomes, study.baseline), dict(by_arm(outcomes))
+    counts = sorted({len(runs) for runs in arms.values()}) or [0]
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     lines = [
         f"{seeds} seeds per arm: an interval covers the seeds, for these games and this model only.",
@@ -189,7 +188,7 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
             f"All differences use the same runs of {plain(study.baseline)}: if those were lucky, every arm on "
             f"their seeds looks worse. Each interval is for one comparison, not corrected for {count}."
         )
-    began = {name: compare_starts(runs, base) for name, runs in outcomes.items() if name != study.baseline}
+    began = {name: compare_starts(runs, base) for name, runs in arms.items() if name != study.baseline}
     for name, starts in began.items():
         pair = f"{plain(name)} and {plain(study.baseline)}"
         if starts.unlike:
@@ -203,7 +202,7 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
                 "before RL differ: other random draws, as in another recipe, or other rules of play."
             )
     listed = "; ".join(
-        plain(name) + ("" if len(starts.unknown) == len(outcomes[name]) else f" ({_seeds(starts.unknown)})")
+        plain(name) + ("" if len(starts.unknown) == len(arms[name]) else f" ({_seeds(starts.unknown)})")
         for name, starts in began.items()
         if starts.unknown
     )
@@ -212,14 +211,14 @@ def _caveats(study: Study, outcomes: Outcomes) -> str:
             f"The records do not show whether these runs and those of {plain(study.baseline)} began with the same "
             f"weights, and there was no evaluation before RL; they count as pairs: {listed}."
         )
-    others = [plain(name) for name, runs in outcomes.items() if runs and base and runs.keys() != base.keys()]
+    others = [plain(name) for name, runs in arms.items() if len(base) and set(runs.index) != set(base.index)]
     if others:
         lines.append(
             f"Not run on the same seeds as {plain(study.baseline)}: {'; '.join(others)}. Seeds differ in their warm "
             "start and games, so compare by the differences, which are over pairs, and not by the means of the "
             "arms."
         )
-    few = [plain(name) for name, runs in outcomes.items() if 0 < len(runs) <= 3]
+    few = [plain(name) for name, runs in arms.items() if len(runs) <= 3]
     if few:
         lines.append(f"With three seeds or fewer, an arm is an anecdote: {'; '.join(few)}.")
     return "\n".join(f"- {line}" for line in lines) + "\n"

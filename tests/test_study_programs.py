@@ -9,63 +9,48 @@ from pathlib import Path
 
 import pytest
 
-from epo_trl.study.job_pool import Job, run_jobs
+from epo_trl.study.programs import Programs
 
 ROOT = Path(__file__).parents[1]
 
 
+WAIT = "import time; time.sleep(0.3)"
+
+
 @pytest.fixture
-def job(tmp_path):
-    def make(name, program, after=None):
-        return Job(name, [sys.executable, "-c", program], tmp_path / name / "log.txt", dict(os.environ), after)
+def run(tmp_path):
+    """Returns a function that runs Python programs, given by name, and returns their results in the order they end."""
 
-    return make
+    def run(at_a_time, **sources):
+        programs = Programs(lambda: None)
+        work = lambda name: programs.run([sys.executable, "-c", sources[name]], tmp_path / name, os.environ)  # noqa: E731
+        return dict(programs.map(work, list(sources), at_a_time))
 
-
-def run(jobs, at_a_time=2, on_end=lambda job: ""):
-    started, most = [], []
-    done = run_jobs(
-        jobs,
-        at_a_time,
-        lambda job: started.append(job.name),
-        on_end,
-        lambda now: most.append(len(now.running)),
-        poll_seconds=0.01,
-    )
-    return done, started, max(most)
+    return run
 
 
-def test_jobs_run_side_by_side_in_order_and_after_what_they_need(job):
-    wait = "import time; time.sleep(0.3)"
-    jobs = [job("a", wait), job("b", "", after="a"), job("c", wait), job("d", "", after="not in the list")]
-    done, started, most = run(jobs)
-    assert started[:2] == ["a", "c"] and sorted(started[2:]) == ["b", "d"] and most == 2
-    assert set(done.succeeded) == set("abcd") and not done.failed and not done.running
-    assert 0.3 <= done.succeeded["a"] < 30
-    _, started, most = run(jobs, at_a_time=1)
-    assert started == list("abcd") and most == 1
+def test_programs_run_at_the_same_time_but_no_more_than_asked(run):
+    assert list(run(2, a=WAIT, b="")) == ["b", "a"]
+    assert list(run(1, a=WAIT, b="")) == ["a", "b"]
 
 
-def test_a_failure_stops_only_what_needs_it_and_says_where_its_log_is(job, tmp_path):
+def test_a_failure_has_its_exit_code_and_the_last_line_of_its_log(run, tmp_path):
     fails = "import sys; print('so far'); sys.exit('it is broken')"
-    jobs = [job("a", fails), job("b", "", after="a"), job("c", "import os; os.kill(os.getpid(), 9)"), job("d", "")]
-    done, started, _ = run(jobs, on_end=lambda job: "nothing was written" if job.name == "d" else "")
-    assert started == ["a", "c", "d"]
-    assert done.failed == {
-        "a": f"exit code 1: it is broken, see {tmp_path}/a/log.txt", "b": "a has failed",
-        "c": f"exit code 137, see {tmp_path}/c/log.txt", "d": f"nothing was written, see {tmp_path}/d/log.txt",
-    }  # fmt: skip
-    assert (tmp_path / "a" / "log.txt").read_text() == "so far\nit is broken\n"
+    found = run(2, a=fails, b="import os; os.kill(os.getpid(), 9)", c="print('fine')")
+    assert found == {"a": "exit code 1: it is broken", "b": "exit code 137", "c": ""}
+    assert (tmp_path / "a").read_text() == "so far\nit is broken\n"
 
 
 STARTER = """
 import signal, sys
 from pathlib import Path
-from epo_trl.study.job_pool import Job, run_jobs
+import os
+from epo_trl.study.programs import Programs
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
-job = Job("a", [sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]), {}, None)
+programs = Programs(lambda: None)
+work = lambda log: programs.run([sys.executable, "-c", sys.argv[1]], log, os.environ)
 try:
-    run_jobs([job], 1, lambda job: None, lambda job: "", lambda now: None)
+    list(programs.map(work, [Path(sys.argv[2])], 1))
 except KeyboardInterrupt:
     print("interrupted")
 """
