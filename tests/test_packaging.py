@@ -15,6 +15,7 @@ EXTRAS = (
     "alfworld",
     "scienceworld",
     "webshop",
+    "study",
     "openenv",
     "deepspeed",
     "notebooks",

@@ -63,4 +63,4 @@ def test_the_first_step_of_a_running_mean_above_a_level():
     assert math.isnan(first_above(values, 0.95, 2))
     assert math.isnan(first_above(values, 0.8, 7))
     assert first_above(pd.Series([0.8, 0.8], index=[1, 3]), 0.8, 2) == 3
-    assert first_above([0.8] * 10, 0.8, 10) == 9  # rounding
+    assert first_above(pd.Series([0.8] * 10), 0.8, 10) == 9  # rounding
