@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.cli.base import at_least, fail, make_parser, say
+from epo_trl.errors import InputError
 
 # Options that a config sets, and options that need one.
 WITHOUT_CONFIG = ("model", "batch_tokens", "critic", "no_reference", "no_gradient_checkpointing")
@@ -81,9 +82,9 @@ def _shape(model: str) -> Any:
     from epo_trl.models.tiny import tiny_size
 
     if tiny_size(model):
-        raise ValueError(f"model_name_or_path: expected a folder or a Hub id, got {model!r}, which has no fixed size")
+        raise InputError(f"model_name_or_path: expected a folder or a Hub id, got {model!r}, which has no fixed size")
     if model.count("/") > 1 and not Path(model).is_dir():
-        raise ValueError(f"model_name_or_path: expected an existing folder or a Hub id, got {model!r}")
+        raise InputError(f"model_name_or_path: expected an existing folder or a Hub id, got {model!r}")
     adapter = Adapter.find(model)
     if adapter is not None:
         return _shape(adapter.base)
@@ -98,12 +99,12 @@ def _size(text: str) -> float:
 
 
 def _refuse_mixed(args: argparse.Namespace) -> None:
-    """Raises `ValueError` for an option that needs a config, without one, or that a config sets."""
+    """Raises `InputError` for an option that needs a config, without one, or that a config sets."""
     alone = args.config is None
     why = "only with --config" if alone else "only without --config, which sets it"
     for name in WITH_CONFIG if alone else WITHOUT_CONFIG:
         if getattr(args, name) not in (None, False):
-            raise ValueError(f"--{name.replace('_', '-')}: expected {why}, got {getattr(args, name)}")
+            raise InputError(f"--{name.replace('_', '-')}: expected {why}, got {getattr(args, name)}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from epo_trl.cli.base import fail, say
+from epo_trl.errors import InputError
 
 MAINS = {"train": "training", "sft": "imitation", "evaluate": "evaluation"}  # modules of epo_trl.launch
 # A link to the folder of that name in the repository.
@@ -84,7 +85,7 @@ def launch_command(config: str | None, options: Mapping[str, str]) -> list[str]:
         file = shipped.get(config, Path(config))
         if not file.is_file():
             names = ", ".join(sorted(shipped))
-            raise ValueError(f"--accelerate_config: expected a YAML file or one of {names}, got {config!r}")
+            raise InputError(f"--accelerate_config: expected a YAML file or one of {names}, got {config!r}")
         words += ["--config_file", str(file)]
     words += [word for name, value in options.items() for word in (f"--{name}", value)]
     return [*words, "-m", "epo_trl.cli"]

@@ -10,6 +10,7 @@ from typing import Any
 from trl import ModelConfig
 
 from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task, protocol_settings
 from epo_trl.launch.evaluation import load
@@ -81,7 +82,7 @@ def task_of(args: PlayArguments, suite: TaskSuite) -> str:
     suite.check_split(args.split)
     ids = suite.task_ids(args.split)
     if not 0 <= args.index < len(ids):
-        raise ValueError(f"index: expected an integer from 0 to {len(ids) - 1}, got {args.index} for {args.split}")
+        raise InputError(f"index: expected an integer from 0 to {len(ids) - 1}, got {args.index} for {args.split}")
     return ids[args.index]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import xxhash
 
+from epo_trl.errors import InputError
 from epo_trl.long_runs.state_file import read_state, write_state
 
 MANIFEST = "manifest.json"
@@ -77,7 +78,7 @@ def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
     try:
         return {name: (int(size), str(checksum)) for name, (size, checksum) in files.items()}
     except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({error})") from error
+        raise InputError(f"{path} is damaged ({error})") from error
 
 
 def checkpoint_size(folder: str | os.PathLike[str]) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers.trainer import TRAINER_STATE_NAME
 
+from epo_trl.errors import InputError
 from epo_trl.long_runs.argument_check import check_deepspeed_runs
 from epo_trl.long_runs.checkpoint_files import damage, last_checkpoint, step_of
 from epo_trl.long_runs.main_process import on_main_process
@@ -110,13 +111,13 @@ class LongRun(WholeCheckpoints):
             end = on_main_process(self.args, self._read_end)
             lines = [] if end is None else differences(end["settings"], settings_of(self))
             if lines and not self.args.resume_with_changes:
-                raise ValueError(refusal(f"output_dir: the run in {self.args.output_dir} is finished; it", lines))
+                raise InputError(refusal(f"output_dir: the run in {self.args.output_dir} is finished; it", lines))
             if end is not None and not lines:
                 self._load_finished(int(end["step"]))
                 return
             checkpoint = self.args.resume_from_checkpoint or self.newest_checkpoint()
             if lines and checkpoint is None:
-                raise ValueError(
+                raise InputError(
                     f"resume_with_changes: expected a complete checkpoint to resume from, got none: the run in "
                     f"{self.args.output_dir} is finished; use another output_dir"
                 )
@@ -141,9 +142,9 @@ class LongRun(WholeCheckpoints):
         try:
             end = read_state(self._end_file, *_END)
             if not all(isinstance(end[name], kind) for name, kind in _END.items()):
-                raise ValueError(f"{self._end_file} is damaged")
+                raise InputError(f"{self._end_file} is damaged")
         except ValueError as error:
-            raise ValueError(
+            raise InputError(
                 f"output_dir: {error}; delete that file to resume from the newest checkpoint and save the final model "
                 "again, or use another output_dir"
             ) from error
@@ -197,7 +198,7 @@ class LongRun(WholeCheckpoints):
         if asked is True:
             asked = self.newest_checkpoint()
             if asked is None:
-                raise ValueError(
+                raise InputError(
                     f"resume_from_checkpoint: expected a complete checkpoint in {self.args.output_dir}, got none"
                 )
         if not asked:
@@ -210,7 +211,7 @@ class LongRun(WholeCheckpoints):
     def _check_origin(self, checkpoint: str) -> None:
         own = os.path.realpath(self.args.output_dir)
         if os.path.commonpath([own, os.path.realpath(checkpoint)]) != own and not self.args.trust_checkpoint:
-            raise ValueError(
+            raise InputError(
                 f"resume_from_checkpoint: expected a folder in output_dir ({self.args.output_dir}), got {checkpoint}: "
                 "a checkpoint from another source can run code when it is loaded. Set trust_checkpoint to true if you "
                 "trust its source"
@@ -220,17 +221,17 @@ class LongRun(WholeCheckpoints):
         if checkpoint != self._verified:
             wrong = on_main_process(self.args, lambda: damage(checkpoint, contents=True))
             if wrong is not None:
-                raise ValueError(f"resume_from_checkpoint: got {checkpoint}, where {wrong}; use an earlier checkpoint")
+                raise InputError(f"resume_from_checkpoint: got {checkpoint}, where {wrong}; use an earlier checkpoint")
         try:
             saved = read_state(os.path.join(checkpoint, STATE_FILE), "settings")["settings"]
             read_state(os.path.join(checkpoint, TRAINER_STATE_NAME), *_READ_BY_TRANSFORMERS)
         except ValueError as error:
-            raise ValueError(f"resume_from_checkpoint: {error}; use an earlier checkpoint") from error
+            raise InputError(f"resume_from_checkpoint: {error}; use an earlier checkpoint") from error
         if (unknown := not_kept(saved, self._settings)) and self.args.process_index == 0:
             warnings.warn(f"{checkpoint} {unknown}", stacklevel=5)
         lines = differences(saved, self._settings)
         if lines and not self.args.resume_with_changes:
-            raise ValueError(refusal(f"resume_from_checkpoint: {checkpoint}", lines))
+            raise InputError(refusal(f"resume_from_checkpoint: {checkpoint}", lines))
         if lines:
             warnings.warn(f"{checkpoint} is resumed with other settings: {'; '.join(lines)}", stacklevel=5)
 

@@ -6,6 +6,8 @@ import json
 import os
 from typing import Any
 
+from epo_trl.errors import InputError
+
 
 def write_state(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
     """Writes a JSON file atomically: a crash leaves either the old content or the new."""
@@ -36,11 +38,11 @@ def read_state(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
         with open(path, encoding="utf-8") as file:
             state = json.load(file)
     except FileNotFoundError as error:
-        raise ValueError(f"{os.fspath(path)} is missing; no trainer of epo_trl has written this folder") from error
+        raise InputError(f"{os.fspath(path)} is missing; no trainer of epo_trl has written this folder") from error
     except OSError as error:
-        raise ValueError(f"{os.fspath(path)} cannot be read ({error.strerror})") from error
+        raise InputError(f"{os.fspath(path)} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # neither JSON nor UTF-8
-        raise ValueError(f"{os.fspath(path)} is damaged ({error})") from error
+        raise InputError(f"{os.fspath(path)} is damaged ({error})") from error
     if not isinstance(state, dict) or not state.keys() >= set(keys):
-        raise ValueError(f"{os.fspath(path)} is damaged (it has no {', '.join(keys) or 'fields'})")
+        raise InputError(f"{os.fspath(path)} is damaged (it has no {', '.join(keys) or 'fields'})")
     return state

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from epo_trl.envs.base import TextEnv
 from epo_trl.envs.border import ends_episode_alone
+from epo_trl.errors import InputError
 from epo_trl.rollout.context import ContextBuilder, Prompt
 from epo_trl.rollout.rules import RolloutSettings
 from epo_trl.rollout.running_episode import RunningEpisode, Sampled
@@ -70,7 +71,7 @@ def play_episodes(
     """
     times = times if times is not None else RolloutTimes()
     if len(envs) < len(tasks):
-        raise ValueError(f"envs: expected at least one per task, got {len(envs)} for {len(tasks)} tasks")
+        raise InputError(f"envs: expected at least one per task, got {len(envs)} for {len(tasks)} tasks")
     episodes = [RunningEpisode(task_id, seed, env, settings) for (task_id, seed), env in zip(tasks, envs, strict=False)]
     start = time.perf_counter()
     _reset_all(episodes)
