@@ -6,7 +6,7 @@ import warnings
 import pytest
 from trl import ModelConfig
 
-from epo_trl.launch import parse_recipe
+from epo_trl.cli.options import parse_recipe
 from epo_trl.long_runs.checkpoint_files import (
     MANIFEST,
     checkpoints,

@@ -1,7 +1,8 @@
-"""The command `epo-trl`. Each command is a module of the same name in this folder and a line in `COMMANDS`.
+"""The command `epo-trl`. Each command is a line in `COMMANDS` and a module of this folder.
 
-The module defines `main(argv) -> exit code` and is imported when its command is called. Heavy imports (torch, a game)
-are inside its functions, so `--help` responds at once.
+The module has the command's name and defines `main(argv) -> exit code`; heavy imports (torch, a game) are inside its
+functions, so `--help` responds at once. The modules of `MAINS` load torch and are recipes: their `main` parses a
+`CommandLine`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from epo_trl import __version__
-from epo_trl.cli.base import fail
-from epo_trl.envs.base import EnvError
+from epo_trl.cli.base import TRACEBACK, fail
+from epo_trl.errors import EpoTrlError
 
+# The commands that are recipes, and the modules of this folder with their `main`.
+MAINS = {"train": "training", "sft": "imitation", "evaluate": "evaluation", "play": "play"}
 # Groups of commands with their descriptions, for the help.
 COMMANDS = {
     "Train and evaluate (without arguments: list the configs)": {
@@ -46,8 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     name = _parser().parse_args(words[:1]).command
     try:
-        return int(import_module(f"{__name__}.{name}").main(words[1:]))
-    except EnvError as error:
+        if name in MAINS:
+            from epo_trl.cli.program import run_command
+
+            return run_command(name, words[1:])
+        return int(import_module(f"{__name__}.{name}").main([word for word in words[1:] if word != TRACEBACK]))
+    except (EpoTrlError, OSError) as error:
+        if TRACEBACK in words:
+            raise
         return fail(error)
 
 

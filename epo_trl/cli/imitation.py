@@ -14,9 +14,10 @@ from tqdm.auto import tqdm
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
+from epo_trl.cli.command_line import CommandLine
+from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
-from epo_trl.launch.options import parse_recipe
 from epo_trl.long_runs.argument_check import check_training_arguments
 from epo_trl.long_runs.long_run import LongRun, LongRunArguments
 from epo_trl.long_runs.preemption import EXIT_CODE
@@ -262,9 +263,9 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
         )
 
 
-def main() -> None:
-    """Parses the command line, plays the expert and trains. A finished run in `output_dir` is left unchanged."""
-    imitate(*parse_recipe(DemonstrationArguments, ImitationConfig, ModelConfig))
+def main(line: CommandLine) -> None:
+    """Parses the options, plays the expert and trains. A finished run in `output_dir` is left unchanged."""
+    imitate(*parse_options(line, DemonstrationArguments, ImitationConfig, ModelConfig))
 
 
 def imitate(

@@ -111,7 +111,7 @@ def load_task_lists(args: EvaluationArguments, suite: TaskSuite) -> dict[str, li
     return lists
 
 
-def context_of(
+def build_context(
     args: EvaluationArguments,
     suite: TaskSuite,
     protocol: Protocol,
