@@ -23,7 +23,6 @@ LAYERS = {
     "trainers": {
         "types", "objectives", "envs", "evaluation", "rollout", "models", "methods", "long_runs", "watch", "devices",
     },
-    "launch": {"types", "envs", "rollout", "evaluation", "models", "long_runs", "trainers", "watch", "lazy"},
     "plots": {"types", "evaluation"},
     "study": {"envs", "evaluation", "long_runs", "plots"},
     "memory": set(),

@@ -46,16 +46,16 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns 0, or 1 if a check failed or the input is invalid (argparse itself exits with 2)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    name = _parser().parse_args(words[:1]).command
+    given = list(sys.argv[1:] if argv is None else argv)
+    name, options = _parser().parse_args(given[:1]).command, given[1:]
     try:
         if name in MAINS:
             from epo_trl.cli.program import run_command
 
-            return run_command(name, words[1:])
-        return int(import_module(f"{__name__}.{name}").main([word for word in words[1:] if word != TRACEBACK]))
+            return run_command(name, options)
+        return int(import_module(f"{__name__}.{name}").main([option for option in options if option != TRACEBACK]))
     except (EpoTrlError, OSError) as error:
-        if TRACEBACK in words:
+        if TRACEBACK in options:
             raise
         return fail(error)
 
