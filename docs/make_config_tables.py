@@ -26,6 +26,7 @@ from epo_trl.envs.adapters.openenv import OpenEnvArguments  # noqa: E402
 from epo_trl.envs.adapters.tools import ToolsArguments  # noqa: E402
 from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E402
+from epo_trl.envs.webshop.arguments import WebShopArguments  # noqa: E402
 from epo_trl.long_runs.long_run import LongRunArguments  # noqa: E402
 from epo_trl.rollout.few_shot import FewShotArguments  # noqa: E402
 from epo_trl.trainers import EPOConfig, EPOPPOConfig  # noqa: E402
@@ -39,6 +40,7 @@ TABLES = {
     "`LongRunArguments`: both of these, and `recipes/sft.py`": LongRunArguments,
     "`AlfworldArguments`: games": AlfworldArguments,
     "`ScienceWorldArguments`: tasks": ScienceWorldArguments,
+    "`WebShopArguments`: products and goals": WebShopArguments,
     "`ToolsArguments`: environments of TRL's `environment_factory`": ToolsArguments,
     "`GymnasiumArguments`: environments of Gymnasium": GymnasiumArguments,
     "`OpenEnvArguments`: environments behind an OpenEnv server": OpenEnvArguments,

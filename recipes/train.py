@@ -17,4 +17,13 @@ import epo_trl.threads  # noqa: F401 - before torch
 from epo_trl.cli.training import rl_recipe
 
 if __name__ == "__main__":
-    rl_recipe(configs=["my_env/tiny*", "trap/tiny*", "tools/tiny*", "textworld_express/tiny*"])
+    rl_recipe(
+        configs=[
+            "my_env/tiny*",
+            "trap/tiny*",
+            "tools/tiny*",
+            "textworld_express/tiny*",
+            "webshop/tiny*",
+            "webshop/qwen*",
+        ]
+    )

@@ -77,6 +77,7 @@ def surroundings(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(RECIPES))
     (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    monkeypatch.setenv("WEBSHOP_DATA", str(tmp_path))
 
 
 @pytest.mark.parametrize(("environment", "largest"), [("alfworld", "qwen2.5-3b"), ("scienceworld", "qwen2.5-7b")])
@@ -201,6 +202,7 @@ def test_a_config_repeats_no_default_but_those_that_a_reader_needs(path):
         ("alfworld", "", ("games", "task_types", "room_types", "max_receptacles"), ("n_iid", "n_ood")),
         ("alfworld", "_real", ("games",), ()),
         ("scienceworld", "", ("task_types", "heldout_types", "tests_per_type"), ()),
+        ("webshop", "", ("goods", "n_products", "hidden_attributes", "page_size"), ()),
     ],
 )
 def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompts(

@@ -254,3 +254,24 @@ register_protocol(
         description="ScienceWorld as in scienceworld-tiny10, with 20 turns.",
     )
 )
+WEBSHOP = register_protocol(
+    Protocol(
+        name="webshop-500",
+        max_turns=15,
+        history_length=2,
+        temperature=0.4,
+        description="WebShop, the 500 test goals, 15 turns; success is a reward of 1, and the score is 100 times the "
+        "mean reward. The paper allows 100 steps.",
+    )
+)
+register_protocol(
+    replace(
+        WEBSHOP,
+        name="webshop-tiny10",
+        max_turns=10,
+        history_length=3,
+        temperature=1.0,
+        description="A generated shop for a tiny model, 10 turns, sampled at the training temperature. Not comparable "
+        "with any published WebShop number.",
+    )
+)

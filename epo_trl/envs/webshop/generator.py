@@ -182,7 +182,7 @@ def read_instruction(instruction: str) -> Wish:
     known = next(other for other in KINDS if other.query == kind[0])
     return Wish(
         kind[0],
-        tuple(attribute for attribute in known.attributes if attribute in rest),
+        tuple(sorted((attribute for attribute in known.attributes if attribute in rest), key=rest.index)),
         tuple(match[1] for part in options.split(", and ") if (match := _OPTION.fullmatch(part))),
         float(price[1]) if price else NO_BOUND,
     )

@@ -33,12 +33,12 @@ _ROOM = (
 )
 _FOOD = ("gluten free", "sugar free", "low sodium", "non gmo", "dairy free", "high protein", "resealable bag")
 _CLOTHES = ("petite", "small", "medium", "large", "tall", "plus")
-_SHOES = ("6", "7", "8", "9", "10", "11")
+_SHOES = ("us6", "us7", "us8", "us9", "us10", "us11")
 _BOTTLES = ("travel size", "small bottle", "family bottle", "refill pouch", "gift set")
 _PACKS = ("single", "twin pack", "sampler", "carton", "value box")
 _FLAVORS = ("vanilla", "dark chocolate", "salted caramel", "wild berry", "lemon", "ginger", "cinnamon", "mint")
 _SCENTS = ("lavender", "rose", "citrus", "cedar", "coconut", "unscented")
-_WATTS = ("5w", "18w", "30w", "65w", "96w")
+_POWERS = ("low", "medium", "high", "turbo")
 _WIDTHS = ("narrow", "standard", "wide", "corner fit")
 
 
@@ -67,7 +67,7 @@ _WEAR_OPTIONS = {"color": COLORS, "size": _CLOTHES}
 _CARE_OPTIONS = {"scent": _SCENTS, "size": _BOTTLES}
 _FOOD_OPTIONS = {"flavor": _FLAVORS, "size": _PACKS}
 _COLOR = {"color": COLORS}
-_COLOR_POWER = {"color": COLORS, "power": _WATTS}
+_COLOR_POWER = {"color": COLORS, "power": _POWERS}
 # department, categories, attributes, options, and the typical price of each kind in dollars
 _SHELVES: tuple[tuple[str, str, tuple[str, ...], Mapping[str, tuple[str, ...]], Mapping[str, int]], ...] = (
     ("fashion", "Clothing > Shirts & Tops", _WEAR, _WEAR_OPTIONS, {"t-shirt": 15, "hoodie": 35, "rain jacket": 60}),
