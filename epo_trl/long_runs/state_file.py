@@ -11,11 +11,12 @@ from epo_trl.errors import InputError
 
 def write_state(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
     """Writes a JSON file atomically: a crash leaves either the old content or the new."""
-    write_whole(path, json.dumps(state))
+    write_atomically(path, json.dumps(state))
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text file in the same way."""
+def write_atomically(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a text file in the same way, and creates its folder."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     partial = f"{os.fspath(path)}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)

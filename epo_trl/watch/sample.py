@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.state_file import write_whole
+from epo_trl.long_runs.state_file import write_atomically
 from epo_trl.types import Episode
 
 MAX_CHARS = 20_000  # length limit of one text
@@ -128,7 +128,7 @@ def write_samples(path: str | os.PathLike[str], samples: Iterable[Mapping[str, A
         samples: Return values of `Sample.to_dict`.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, "".join(json.dumps(sample, allow_nan=False) + "\n" for sample in samples))
+    write_atomically(path, "".join(json.dumps(sample, allow_nan=False) + "\n" for sample in samples))
 
 
 def read_samples(path: str | os.PathLike[str]) -> list[Sample]:
