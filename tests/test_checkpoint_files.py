@@ -51,7 +51,7 @@ def test_the_newest_checkpoint_is_told_by_its_number_not_by_its_name(tmp_path):
     [
         (lambda path: (path / MANIFEST).unlink(), "manifest.json is missing"),
         (lambda path: truncate(path / MANIFEST), "manifest.json is damaged"),
-        (lambda path: (path / MANIFEST).write_text("[]"), r"manifest.json is damaged \(it has no fields"),
+        (lambda path: (path / MANIFEST).write_text("[]"), r"manifest.json is damaged \(it has no files"),
         (lambda path: (path / MANIFEST).write_text('{"files": {"a": 1}}'), "manifest.json is damaged"),
         (lambda path: (path / MANIFEST).write_bytes(b"\xff"), "manifest.json is damaged .*utf-8"),
         (

@@ -60,9 +60,9 @@ class LongRun(Trainer):
     """A mixin for TRL trainers: a run loses at most the work since the last checkpoint, and ends once.
 
     List it before TRL's trainer among the bases. `train` is TRL's with checks; `train_to_end` is a complete run,
-    including the final model. The arguments are TRL's with `LongRunArguments`. Incomplete checkpoints are ignored, and a
-    full disk corrupts none. Subclasses override `_run_state`, `_load_run_state` and `_save_rank_state` to add state to
-    a checkpoint.
+    including the final model. The arguments are TRL's with `LongRunArguments`. Incomplete checkpoints are ignored, and
+    a full disk corrupts none. Subclasses override `_run_state`, `_load_run_state` and `_save_rank_state` to add state
+    to a checkpoint.
     """
 
     args: Any
