@@ -229,7 +229,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             "epo_lambda": 0, "smoothing_alpha": 0, "smoothing_decay": 0, "kappa_low": 0, "history_length": 0,
             "max_turns": 1, "max_prompt_length": 1, "max_completion_length": 1, "invalid_action_penalty": 0,
             "smoothing_beta_start": 0, "smoothing_beta_end": 0, "turn_buckets": 1, "max_skipped_updates": 1,
-            "env_workers": 0, "env_reset_retries": 0, "rollout_waves": 1, "num_generations": 1, "num_iterations": 1,
+            "env_workers": 0, "env_reset_retries": 0, "num_generations": 1, "num_iterations": 1,
             "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "gradient_accumulation_steps": 1,
             "max_resamples": 0, "keep_episodes": 0, "beta": 0, "epsilon": 0,
         }  # fmt: skip

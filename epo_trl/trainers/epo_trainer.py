@@ -87,7 +87,7 @@ class EPOTrainer(LongRunTrainer):
         setup = set_up(model, suite, args, methods, train_dataset, processing_class, reward_funcs, kwargs)
         self.suite, self.rules, self.methods = setup.suite, setup.rules, methods
         quiet = args.disable_tqdm or args.process_index != 0
-        self.player = Player(self.suite, TurnGenerator(self), waves=args.rollout_waves, quiet=quiet)
+        self.player = Player(self.suite, TurnGenerator(self), quiet=quiet)
         self.player.check_first_task(setup.train_dataset[0]["prompt"], args.seed, self.rules)
         with warnings.catch_warnings(), keeping_reference(self, args):
             # This trainer relies on rollout_func; tests/test_trl_contract.py checks its name and behaviour.
