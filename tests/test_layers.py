@@ -23,6 +23,10 @@ LAYERS = {
     "trainers": {
         "types", "objectives", "envs", "evaluation", "rollout", "models", "methods", "long_runs", "watch", "devices",
     },
+    "launch": {"types", "envs", "rollout", "evaluation", "models", "long_runs", "trainers", "watch", "lazy"},
+    "credit_audit": {
+        "types", "envs", "rollout", "methods", "models", "long_runs", "trainers", "launch",
+    },
     "plots": {"types", "evaluation"},
     "study": {"envs", "evaluation", "long_runs", "plots"},
     "memory": set(),

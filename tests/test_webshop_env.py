@@ -226,10 +226,12 @@ def test_the_settings_make_the_suite_that_they_name(tmp_path):
         arguments(goods="generated", page_size=0).make_suite()
 
 
-def test_a_missing_folder_is_refused(monkeypatch):
+def test_a_missing_folder_is_refused_before_torch_is_loaded(monkeypatch):
     monkeypatch.delenv("WEBSHOP_DATA", raising=False)
+    arguments = environment_arguments("webshop")
+    arguments.check_early({"goods": "generated"})
     with pytest.raises(EnvError, match="WEBSHOP_DATA is not set"):
-        environment_arguments("webshop")().make_suite()
+        arguments.check_early({})
 
 
 def test_a_missing_package_is_named_with_the_fix(monkeypatch):

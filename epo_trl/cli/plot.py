@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from epo_trl.cli.base import at_least, make_parser, need_file, say
+from epo_trl.cli.base import at_least, fail, make_parser, need_file, say
 
 
 def main(argv: Sequence[str]) -> int:
     """Writes the image and returns the exit code."""
     args = _parser().parse_args(argv)
-    from epo_trl.plots import plot_runs
+    from epo_trl.plots import RunError, plot_runs
 
-    need_file(args.out)
-    path = plot_runs(args.runs, args.out, labels=args.labels, window=args.window)
+    try:
+        need_file(args.out)
+        path = plot_runs(args.runs, args.out, labels=args.labels, window=args.window)
+    except (RunError, ValueError, OSError) as error:
+        return fail(error)
     say(f"wrote {path}")
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 from epo_trl.errors import EpoTrlError
 
@@ -71,6 +71,19 @@ class TextEnv(ABC):
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Returns `(observation, reward, terminated, truncated, info)`. Any text is allowed as action."""
 
+    is_deterministic: ClassVar[bool] = False  # whether equal states and actions lead to equal states
+
+    def copy(self) -> Self:
+        """Returns an independent environment in the same state. What is random later differs from copy to copy.
+
+        Raises:
+            EnvError: If the environment cannot copy its state, as by default.
+        """
+        raise EnvError(
+            f"environment: expected one that can copy its state (`TextEnv.copy`), got {type(self).__name__}; the fast "
+            "engine of ALFWorld, the toys, the trap and the corridor can"
+        )
+
     # Sending to all environments before waiting for any lets environments in their own processes run in parallel.
     # By these defaults, all others do their work in the wait.
 
@@ -91,10 +104,6 @@ class TextEnv(ABC):
     def step_wait(self) -> tuple[str, float, bool, bool, Info]:
         """Returns the result of `step_async`, or raises its error."""
         return self._requested()
-
-    def has_answer(self) -> bool:
-        """Whether the result of the last request can be had without waiting for another process."""
-        return True
 
     def _requested(self) -> Any:
         request, self._request = self._request, None

@@ -7,6 +7,7 @@ gets out in the end, so winning an episode is little evidence about any single t
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -45,11 +46,17 @@ class Corridor(TextEnv):
             count, so `optimal_value` holds if the states after the limit are bootstrapped.
     """
 
+    is_deterministic = True
+
     def __init__(self, rooms: int = 8, *, move_limit: int = 20) -> None:
         self.rooms = rooms
         self.move_limit = move_limit
         self.room: int | None = None
         self.moves = 0
+
+    def copy(self) -> Corridor:
+        """Returns an independent game in the same state."""
+        return copy.copy(self)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Returns the first room of the task `"<split>/<number>"`; only the number decides it."""

@@ -7,6 +7,7 @@ for the expert); in `visible` they are open from the start (2 turns).
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -85,10 +86,18 @@ class TreasureHunt(TextEnv):
         reward: Reward of the step that solves the task.
     """
 
+    is_deterministic = True
+
     def __init__(self, *, move_limit: int = 30, reward: float = 1.0) -> None:
         self.move_limit = move_limit
         self.reward = reward
         self._state: _State | None = None
+
+    def copy(self) -> TreasureHunt:
+        """Returns an independent game in the same state."""
+        twin = copy.copy(self)
+        twin._state = copy.deepcopy(self._state)
+        return twin
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Returns the first observation and info; only the task id decides both."""

@@ -9,6 +9,7 @@ one.
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import Sequence
@@ -74,10 +75,18 @@ class Trap(TextEnv):
 
     def __init__(self, rooms: int, doors: int, hatch: float, move_limit: int, number: int = 0) -> None:
         self.rooms, self.doors, self.hatch, self.move_limit = rooms, doors, hatch, move_limit
-        self.luck = random.Random(f"hatch {number}")
+        self._stream, self._copies = f"hatch {number}", 0
+        self.luck = random.Random(self._stream)
         self.actions = {go_through(colour): colour for colour in (*colours(doors), HATCH)}
         self.place: int | str | None = None
         self.moves = 0
+
+    def copy(self) -> Trap:
+        """Returns an independent game in the same state, whose hatch has luck of its own."""
+        twin, self._copies = copy.copy(self), self._copies + 1
+        twin._stream, twin._copies = f"{self._stream}/{self._copies}", 0
+        twin.luck = random.Random(twin._stream)
+        return twin
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Returns the first room of the game `"<split>/<number>"`; games of `practice` start in each room in turn."""

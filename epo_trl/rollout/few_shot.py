@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.envs.base import EnvError, TaskSuite
-from epo_trl.errors import InputError
 from epo_trl.rollout.demonstrations import play_expert
 from epo_trl.rollout.examples import Example, PastTurn
 
@@ -66,13 +65,13 @@ class FewShotArguments:
         self.check_few_shot()
 
     def check_few_shot(self) -> None:
-        """Raises `InputError` for invalid settings."""
+        """Raises `ValueError` for invalid settings."""
         if self.few_shot < 0:
-            raise InputError(f"few_shot: expected an integer >= 0, got {self.few_shot}")
+            raise ValueError(f"few_shot: expected an integer >= 0, got {self.few_shot}")
         if self.few_shot_turns < 1:
-            raise InputError(f"few_shot_turns: expected an integer >= 1, got {self.few_shot_turns}")
+            raise ValueError(f"few_shot_turns: expected an integer >= 1, got {self.few_shot_turns}")
         if self.few_shot and self.few_shot_file:
-            raise InputError(
+            raise ValueError(
                 f"few_shot_file: expected few_shot=0, got {self.few_shot_file!r} with few_shot={self.few_shot}: "
                 "the file is shown in place of the expert's episodes"
             )
@@ -136,7 +135,7 @@ def expert_examples(
                 found.append(Example(str(start[1]["task"]), tuple(past)))
             if len(found) == count:
                 return tuple(found)
-    raise InputError(
+    raise ValueError(
         f"few_shot: got {count}, but of {len(ids)} training tasks the expert solved {len(found)} within "
         f"few_shot_turns={max_turns}; use fewer examples, or more turns"
     )
@@ -148,7 +147,7 @@ def read_example(path: str) -> str:
     try:
         text = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"few_shot_file: {expected}, got {path!r}, which cannot be read ({error})") from error
+        raise ValueError(f"few_shot_file: {expected}, got {path!r}, which cannot be read ({error})") from error
     if not text:
-        raise InputError(f"few_shot_file: {expected}, got {path!r}, which is empty")
+        raise ValueError(f"few_shot_file: {expected}, got {path!r}, which is empty")
     return text

@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from epo_trl.envs.base import EnvError
-from epo_trl.errors import InputError
 
 FORM = '{"name": ..., "arguments": {...}}'
 
@@ -124,4 +123,4 @@ def _short(value: Any) -> str:
 
 
 def _no_constant(name: str) -> Any:
-    raise InputError(name)  # NaN and Infinity are not JSON
+    raise ValueError(name)  # NaN and Infinity are not JSON

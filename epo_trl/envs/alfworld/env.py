@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from epo_trl.envs.alfworld.notes import AgentNotes
@@ -25,6 +26,9 @@ class Play(Protocol):
 
     def describe(self) -> str:
         """Returns the first observation: the room, without banner and task."""
+
+    def copy(self) -> Play:
+        """Returns an independent copy of the state. Raises `EnvError` if the engine has none."""
 
     def key(self) -> str:
         """Returns a text that only equal states share. Raises `EnvError` if the engine cannot compute it."""
@@ -54,10 +58,19 @@ class AlfworldEnv(TextEnv):
         close_engine: Frees the engine's resources.
     """
 
+    is_deterministic = True
+
     def __init__(self, open_task: Callable[[str], Opened], close_engine: Callable[[], None] | None = None) -> None:
         self._open_task = open_task
         self._close_engine = close_engine
         self._opened: Opened | None = None
+
+    def copy(self) -> AlfworldEnv:
+        """Returns an independent environment in the same state. Only the fast engine can."""
+        twin = copy.copy(self)
+        if self._opened is not None:
+            twin._opened, twin._notes = replace(self._opened, play=self._opened.play.copy()), self._notes.copy()
+        return twin
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Returns the first observation and info of `options["task_id"]`. Games are deterministic: `seed` is unused.

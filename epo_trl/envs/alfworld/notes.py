@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -43,6 +44,12 @@ class AgentNotes:
         if observation.startswith("You are facing the "):  # the game starts in front of something
             self.here = observation.removeprefix("You are facing the ").split(".", 1)[0].split(", ", 1)[0]
             self.unvisited = ()
+
+    def copy(self) -> AgentNotes:
+        """Returns an independent copy."""
+        twin = copy.copy(self)
+        twin._seen = dict(self._seen)
+        return twin
 
     def note(self, observation: str) -> None:
         """Records the response to an action."""

@@ -73,6 +73,10 @@ class TextWorldPlay:
         _, room, *_ = self._state.feedback.split("\n\n")
         return room
 
+    def copy(self) -> Any:
+        """Raises `EnvError`: the engine cannot copy a running game."""
+        raise EnvError("engine: expected 'fast' to copy a state, got 'textworld'")
+
     def key(self) -> str:
         """Raises `EnvError`: only the fast engine has its state as values."""
         raise EnvError("engine: expected 'fast' for state keys (anchor: state), got 'textworld'")

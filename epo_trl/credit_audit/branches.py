@@ -1,0 +1,94 @@
+"""Plays episodes on from copies of a running episode, many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from epo_trl.envs.base import TextEnv
+from epo_trl.rollout import ContextBuilder, RolloutSettings
+from epo_trl.rollout.loop import Generate
+from epo_trl.rollout.running_episode import RunningEpisode, Sampled
+from epo_trl.types import StopReason, Turn
+
+
+def start(task_id: str, seed: int, env: TextEnv, settings: RolloutSettings) -> RunningEpisode:
+    """Returns a running episode before its first turn."""
+    episode = RunningEpisode(task_id, seed, env, settings)
+    episode.send_reset()
+    episode.await_reset()
+    return episode
+
+
+def branch(episode: RunningEpisode) -> RunningEpisode:
+    """Returns an independent copy of a running episode, with a copy of its environment.
+
+    Raises:
+        EnvError: If the environment cannot copy its state.
+    """
+    return replace(
+        episode,
+        env=episode.env.copy(),
+        turns=list(episode.turns),
+        history=list(episode.history),
+        carried_ids=list(episode.carried_ids),
+    )
+
+
+def repeat_turn(episode: RunningEpisode, turn: Turn, context: ContextBuilder) -> RunningEpisode:
+    """Returns a copy of a running episode in which the policy has given the response of a recorded turn."""
+    twin = branch(episode)
+    twin.send_action(Sampled(turn.response_ids, turn.response, turn.logprobs), context)
+    twin.await_outcome()
+    twin.prompt = None
+    return twin
+
+
+def play_to_end(
+    waiting: Iterator[RunningEpisode],
+    policy: Generate,
+    context: ContextBuilder,
+    *,
+    parallel: int,
+    before_turn: Callable[[RunningEpisode], None] = lambda episode: None,
+) -> Iterator[RunningEpisode]:
+    """Plays episodes to their ends, `parallel` at a time, and yields each when it has ended.
+
+    One that ends makes room for the next at once, so no generation call waits for the longest episode.
+
+    Args:
+        waiting: Running episodes, taken when there is room for them.
+        policy: Policy that maps prompts to responses.
+        context: Builder of the prompts.
+        parallel: Number of episodes in one generation call.
+        before_turn: Called with each episode before its turn, when its prompt is known.
+    """
+    running: list[RunningEpisode] = []
+    while running := [*running, *islice(waiting, parallel - len(running))]:
+        _build_prompts(running, context)
+        active = [episode for episode in running if episode.stop is None]
+        for episode in active:
+            before_turn(episode)
+        if active:
+            _take_turns(active, policy, context)
+        yield from (episode for episode in running if episode.stop is not None)
+        running = [episode for episode in running if episode.stop is None]
+
+
+def _build_prompts(episodes: Sequence[RunningEpisode], context: ContextBuilder) -> None:
+    missing = [episode for episode in episodes if episode.stop is None and episode.prompt is None]
+    for episode, prompt in zip(missing, context.build([episode.view() for episode in missing]), strict=True):
+        episode.prompt = prompt
+        if prompt is None:
+            episode.stop = StopReason.CONTEXT_FULL
+
+
+def _take_turns(episodes: Sequence[RunningEpisode], policy: Generate, context: ContextBuilder) -> None:
+    responses, logprobs = policy([episode.ids_to_continue() for episode in episodes])
+    texts = context.tokenizer.batch_decode(responses, skip_special_tokens=True)
+    for i, (episode, text) in enumerate(zip(episodes, texts, strict=True)):
+        episode.send_action(Sampled(tuple(responses[i]), text, tuple(logprobs[i]) if logprobs else None), context)
+    for episode in episodes:
+        episode.await_outcome()
+        episode.prompt = None

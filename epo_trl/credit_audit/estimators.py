@@ -1,0 +1,126 @@
+"""The credits that an audit compares, and the advantage that each gives to the turns of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods import METHODS, Batch, CriticValues, Method, Need
+from epo_trl.methods.anchors import Anchored
+from epo_trl.methods.gae import TurnGAE
+from epo_trl.methods.token_statistics import per_turn_means
+from epo_trl.types import Episode
+
+SCALES = ("group", "batch", "none")
+_LAST_OBSERVATIONS = 3
+
+
+def list_estimators(*, state_keys: bool, gae: Mapping[str, float] | None) -> tuple[dict[str, Method], dict[str, str]]:
+    """Returns the credits of the registry by name, with variants, and the reasons why others are left out.
+
+    A credit that compares turns by what the agent saw also appears with the last three observations and, with
+    `state_keys`, with the state of the environment.
+
+    Args:
+        state_keys: Whether the environment names its states.
+        gae: `gamma` and `gae_lambda` of the run's critic; `None` if the run has none.
+    """
+    found: dict[str, Method] = {}
+    left_out: dict[str, str] = {}
+    for name, place in METHODS["credit"].items():
+        module, _, attribute = place.partition(":")
+        kind = getattr(import_module(module), attribute)
+        reason = _why_not(kind, has_critic=gae is not None)
+        if reason:
+            left_out[name] = reason
+        elif Need.VALUES in kind.needs:
+            found[name] = kind(**(gae or {}))
+        elif issubclass(kind, Anchored):
+            found |= _anchored(name, kind, state_keys)
+        else:
+            found[name] = kind()
+    if gae is not None:
+        found["turn, lambda 0"] = TurnGAE(gamma=gae["gamma"], gae_lambda=0.0)
+    return found, left_out
+
+
+def _why_not(kind: type[Any], *, has_critic: bool) -> str:
+    if Need.VALUES in kind.needs and not has_critic:
+        return "the run has no critic"
+    if Need.FEATURES in kind.needs:
+        return "its critics read hidden states of the reference policy"
+    if kind.turn_rewards is not Method.turn_rewards:
+        return "it learns from other rewards"
+    if any(entry.init and entry.default is MISSING and entry.default_factory is MISSING for entry in fields(kind)):
+        return "it has settings without a default"
+    return ""
+
+
+def _anchored(name: str, kind: type[Any], state_keys: bool) -> dict[str, Method]:
+    found: dict[str, Method] = {name: kind()}
+    if kind().anchor_turns < _LAST_OBSERVATIONS:
+        found[f"{name}, last {_LAST_OBSERVATIONS}"] = kind(anchor_turns=_LAST_OBSERVATIONS)
+    if state_keys:
+        found[f"{name}, state"] = kind(anchor="state")
+    return found
+
+
+def build_batch(episodes: Sequence[Episode], group_size: int, scale: str, critic: CriticValues | None = None) -> Batch:
+    """Returns the batch that the credits read, with the response tokens of each episode in one row.
+
+    Args:
+        episodes: B episodes, those of a task adjacent.
+        group_size: Number of episodes per task.
+        scale: What GRPO's advantages are divided by: the deviation of the "group", of the "batch", or "none".
+        critic: Values of the run's critic.
+    """
+    rows = [[k for k, turn in enumerate(episode.turns) for _ in turn.response_ids] for episode in episodes]
+    turn_ids = _padded(rows, -1).long()
+    rewards = _padded([[turn.reward for turn in episode.turns] for episode in episodes], 0.0)
+    return Batch(
+        episodes=episodes,
+        group_ids=torch.arange(len(episodes)) // group_size,
+        turn_rewards=rewards,
+        group_advantages=_relative(rewards.sum(1).view(-1, group_size), scale).flatten(),
+        turn_ids=turn_ids,
+        mask=(turn_ids >= 0).long(),
+        critic=critic,
+    )
+
+
+def _padded(rows: Sequence[Sequence[float]], value: float) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], True, value)
+
+
+def _relative(returns: Tensor, scale: str) -> Tensor:
+    """Returns (groups, members) advantages as TRL computes them from the episodes' rewards."""
+    if scale not in SCALES:
+        raise ValueError(f"scale_rewards: expected one of {', '.join(map(repr, SCALES))}, got {scale!r}")
+    centred = returns - returns.mean(1, keepdim=True)
+    if scale == "none":
+        return centred
+    deviation = returns.std(1, keepdim=True) if scale == "group" else returns.std()
+    return centred / (deviation + 1e-4)
+
+
+def turn_credits(
+    estimators: Mapping[str, Method], batch: Batch, turns: Iterable[tuple[int, int]]
+) -> dict[str, list[float]]:
+    """Returns the mean advantage that each credit gives to the tokens of some turns.
+
+    Args:
+        estimators: Credits by name.
+        batch: The batch.
+        turns: Row and turn of each.
+    """
+    chosen = list(turns)
+    credits = {}
+    for name, method in estimators.items():
+        means, _ = per_turn_means(method.credit(batch).advantages, batch)
+        credits[name] = [float(means[row, turn]) for row, turn in chosen]
+    return credits

@@ -1,0 +1,204 @@
+"""The body of `epo-trl audit-credit`: audits the policy of a run on its training tasks."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from rich.console import Console
+from tqdm.auto import tqdm
+from trl import ModelConfig
+
+from epo_trl.credit_audit.audited_round import AuditPlan, Player, play_round
+from epo_trl.credit_audit.critics import SavedCritic
+from epo_trl.credit_audit.estimators import list_estimators
+from epo_trl.credit_audit.report import draw, make_markdown, make_table, to_json
+from epo_trl.credit_audit.statistics import Comparison, compare
+from epo_trl.envs.base import TaskSuite
+from epo_trl.launch.first_options import AlgorithmArguments, algorithm_name
+from epo_trl.launch.options import parse_recipe
+from epo_trl.launch.training import ALGORITHMS
+from epo_trl.launch.warm_start import StartArguments
+from epo_trl.long_runs.checkpoint_files import what_model
+from epo_trl.long_runs.state_file import read_state, write_state, write_whole
+from epo_trl.models import load_policy
+from epo_trl.models.generate import SamplingPolicy
+from epo_trl.models.load import sequence_limit
+from epo_trl.trainers import EPOConfig, EPOPPOConfig
+from epo_trl.trainers.rules import build_rules
+
+SETTINGS = "settings.json"
+_RULES = (  # fields of the config that decide what is played
+    *("max_turns", "history_length", "context", "temperature", "prompt_template", "max_completion_length"),
+    *("invalid_action_penalty", "success_reward", "env_reward_weight", "seed"),
+)
+
+
+@dataclass
+class AuditArguments:
+    """How much an audit plays, and where its files are."""
+
+    audited_run: str = field(
+        default="", metadata={"help": "Folder of the policy: a run's output folder, or a checkpoint in it."}
+    )
+    audit_folder: str = field(default="", metadata={"help": "Folder for the results; by default credit_audit in RUN."})
+    audit_tasks: int = field(default=64, metadata={"help": "Number of training tasks."})
+    audit_round: int = field(
+        default=8, metadata={"help": "Tasks in a round, which is what an interrupted audit repeats."}
+    )
+    audit_minutes: float = field(default=30.0, metadata={"help": "Minutes after which no further round starts."})
+    audit_group: int = field(default=8, metadata={"help": "Episodes per task, which the credits compare."})
+    audit_episodes: int = field(default=2, metadata={"help": "Episodes of each task whose turns are audited."})
+    audit_continuations: int = field(default=16, metadata={"help": "Continuations from each state, an even number."})
+    audit_parallel: int = field(default=256, metadata={"help": "Episodes in one generation call."})
+
+    def plan(self, scale: Any) -> AuditPlan:
+        """Returns how much is played."""
+        return AuditPlan(
+            self.audit_group, self.audit_episodes, self.audit_continuations, self.audit_parallel, str(scale)
+        )
+
+    def check(self) -> None:
+        """Raises `ValueError` for a folder that does not exist, or a number out of range."""
+        if not Path(self.audited_run).is_dir():
+            raise ValueError(f"RUN: expected the output folder of a run, or a checkpoint, got {self.audited_run!r}")
+        for name in ("audit_tasks", "audit_round"):
+            if getattr(self, name) < 2:
+                raise ValueError(f"{name}: expected an integer >= 2, got {getattr(self, name)}")
+
+
+class Audit:
+    """An audit that continues where an earlier one with the same settings stopped.
+
+    Args:
+        suite: The tasks.
+        args: Configuration of the run.
+        model_args: How the model is loaded.
+        audit: How much is played.
+    """
+
+    def __init__(self, suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, audit: AuditArguments) -> None:
+        audit.check()
+        self.suite, self.args, self.audit = suite, args, audit
+        self.folder = Path(audit.audit_folder or Path(audit.audited_run) / "credit_audit")
+        self.plan = audit.plan(args.scale_rewards)
+        self._settings = self._load_settings()
+        model_args.model_name_or_path = audit.audited_run
+        device = (
+            "cpu" if args.use_cpu or not torch.accelerator.is_available() else torch.accelerator.current_accelerator()
+        )
+        model, self._tokenizer = load_policy(model_args, suite, args.prompt_template, device=device, seed=args.seed)
+        self.rules = build_rules(args, suite, self._tokenizer, {"state_key": True})
+        self.policy = SamplingPolicy(
+            model, self._tokenizer, max_new_tokens=args.max_completion_length, temperature=args.temperature
+        )
+        self.rules.set_model_limits(sequence_limit(model.config), self.policy.eos_ids)
+        gae, self._values = None, None
+        if isinstance(args, EPOPPOConfig):
+            gae = {"gamma": args.gamma, "gae_lambda": args.gae_lambda}
+            self._values = SavedCritic(audit.audited_run, model, self._tokenizer, args, self.rules.context)
+        self.estimators, self.left_out = list_estimators(state_keys=self._has_state_keys(), gae=gae)
+
+    def _has_state_keys(self) -> bool:
+        """Returns whether the environment names its states. Raises `EnvError` if it cannot copy them."""
+        env = self.suite.make_env()
+        try:
+            _, info = env.reset(seed=self.args.seed, options={"task_id": self.tasks[0], "state_key": True})
+            env.copy()
+        finally:
+            env.close()
+        return bool(info.get("state_key"))
+
+    @property
+    def tasks(self) -> list[str]:
+        """The training tasks that are played, in an order that the seed decides."""
+        ids = sorted(set(self.suite.task_ids("train")))
+        return Random(f"audit {self.args.seed}").sample(ids, min(self.audit.audit_tasks, len(ids)))
+
+    def _load_settings(self) -> dict[str, Any]:
+        """Returns all settings that affect the result; raises `ValueError` if the folder holds another audit."""
+        settings = {
+            **{name: getattr(self.args, name) for name in _RULES},
+            **{f"plan_{name}": value for name, value in asdict(self.plan).items()},
+            "round": self.audit.audit_round,
+            "weights": what_model(self.audit.audited_run),
+            "suite": self.suite.name,
+            "environment": {name: str(value) for name, value in self.suite.settings.items()},
+        }
+        path = self.folder / SETTINGS
+        if path.is_file():
+            found = read_state(path)
+            differ = [name for name in settings if found.get(name) != settings[name]]
+            if differ:
+                raise ValueError(
+                    f"audit_folder: expected a folder of this audit, got {self.folder}, where {differ[0]} is "
+                    f"{found.get(differ[0])!r}, now {settings[differ[0]]!r}; use another folder, or delete that one"
+                )
+        return settings
+
+    def play(self) -> list[dict[str, Any]]:
+        """Plays the missing rounds within the budget of minutes and returns all that are complete."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_state(self.folder / SETTINGS, self._settings)
+        end = time.monotonic() + 60 * self.audit.audit_minutes
+        return list(self._rounds(end))
+
+    def _rounds(self, end: float) -> Iterator[dict[str, Any]]:
+        tasks, size = self.tasks, self.audit.audit_round
+        for number, first in enumerate(range(0, len(tasks), size)):
+            path = self.folder / f"round-{number:03}.json"
+            if not path.is_file():
+                if time.monotonic() > end:
+                    return
+                write_state(path, self._play_round(number, tasks[first : first + size]))
+            yield read_state(path, "halves", "credits", "task")
+
+    def _play_round(self, number: int, tasks: list[str]) -> dict[str, Any]:
+        draw = Random(f"audit {self.args.seed} {number}")
+        policy = self.policy.seeded(draw.randrange(2**62))
+        player = Player(self.suite, policy, self.rules.context, self.rules.settings, self.args.seed, self._values)
+        with tqdm(desc=f"round {number + 1}", unit="continuation", file=sys.stderr) as bar:
+
+            def show(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            return play_round(player, tasks, self.plan, self.estimators, draw, show)
+
+    def report(self, rounds: list[dict[str, Any]]) -> Comparison:
+        """Writes table, plot and JSON of the complete rounds, and returns the comparison."""
+        halves = [tuple(pair) for one in rounds for pair in one["halves"]]
+        tasks = [task for one in rounds for task in one["task"]]
+        credits = {name: [x for one in rounds for x in one["credits"][name]] for name in self.estimators}
+        success = [won for one in rounds for won in one["success"]]
+        comparison = compare(credits, halves, tasks, seed=self.args.seed)
+        title = f"Credit audit of {self.audit.audited_run}"
+        facts = {"success": sum(success) / len(success), "episodes": len(success), "left_out": self.left_out}
+        write_state(self.folder / "report.json", to_json(comparison, {**facts, "settings": self._settings}))
+        write_whole(self.folder / "report.md", make_markdown(comparison, title))
+        draw(comparison, title, self.folder / "report.png")
+        console = Console()
+        console.print(make_table(comparison, title))
+        console.print(f"success {facts['success']:.0%} of {len(success)} episodes")
+        for name, reason in self.left_out.items():
+            console.print(f"not audited: {name} ({reason})")
+        return comparison
+
+
+def main() -> None:
+    """Parses the command line and audits."""
+    config, _ = ALGORITHMS[algorithm_name()]
+    suite, _, _, args, model_args, audit = parse_recipe(
+        AlgorithmArguments, StartArguments, config, ModelConfig, AuditArguments
+    )
+    one = Audit(suite, args, model_args, audit)
+    rounds = one.play()
+    if not rounds:
+        raise ValueError(f"audit_minutes: expected enough for one round, got {audit.audit_minutes:g}")
+    one.report(rounds)

@@ -1,0 +1,81 @@
+"""The result of an audit as a table, a plot and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.box import SIMPLE
+from rich.table import Table
+
+from epo_trl.credit_audit.statistics import Agreement, Comparison
+
+
+def ranked(comparison: Comparison) -> list[tuple[str, Agreement]]:
+    """Returns the credits, the highest correlation first and undefined ones last."""
+
+    def place(item: tuple[str, Agreement]) -> tuple[bool, float]:
+        value = item[1].correlation.value
+        return value != value, -value
+
+    return sorted(comparison.agreements.items(), key=place)
+
+
+def make_table(comparison: Comparison, title: str) -> Table:
+    """Returns the table for a terminal."""
+    table = Table(title=title, caption=summary(comparison), caption_justify="left", box=SIMPLE)
+    for heading in ("credit", "correlation with A*", "gain over grpo", "sign", "no credit"):
+        table.add_column(heading, justify="left" if heading == "credit" else "right", no_wrap=True)
+    for name, found in ranked(comparison):
+        table.add_row(name, str(found.correlation), str(found.gain), str(found.sign), f"{found.silent:.0%}")
+    return table
+
+
+def make_markdown(comparison: Comparison, title: str) -> str:
+    """Returns the same table in Markdown."""
+    lines = [f"# {title}", "", summary(comparison), ""]
+    lines += [
+        "| credit | correlation with A* | gain over grpo | sign | no credit |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {found.correlation} | {found.gain} | {found.sign} | {found.silent:.0%} |"
+        for name, found in ranked(comparison)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def summary(comparison: Comparison) -> str:
+    """Returns what the numbers rest on."""
+    return (
+        f"{comparison.turns:,} turns of {comparison.tasks} tasks. A*: standard deviation {comparison.deviation:.3f}, "
+        f"standard error of an estimate {comparison.standard_error:.3f}; the correlations are corrected for it. "
+        f"Sign: of the {comparison.clear_turns:,} turns with |A*| of at least two standard errors. "
+        "95 % intervals by bootstrap over tasks."
+    )
+
+
+def to_json(comparison: Comparison, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the comparison with facts about the audit as JSON values."""
+    return {**facts, **asdict(comparison)}
+
+
+def draw(comparison: Comparison, title: str, path: Path) -> None:
+    """Draws the correlations with their intervals."""
+    rows = [
+        (name, found.correlation)
+        for name, found in ranked(comparison)
+        if found.correlation.value == found.correlation.value
+    ]
+    figure = Figure(figsize=(7, 1.2 + 0.3 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    for height, (_, found) in enumerate(reversed(rows)):
+        axes.plot([found.low, found.high], [height, height], color="tab:blue", linewidth=1.5)
+        axes.plot(found.value, height, "o", color="tab:blue")
+    axes.set_yticks(range(len(rows)), [name for name, _ in reversed(rows)])
+    axes.axvline(0, color="grey", linewidth=0.8)
+    axes.set(xlabel="correlation with the true advantage", title=title)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,155 @@
+"""Compares credits with true advantages that are known with noise, with intervals over tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+DRAWS = 2000
+_CLEAR = 2.0  # standard errors from 0 beyond which the sign of an estimate counts
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A statistic with its 95 % interval over tasks; NaN where it is undefined."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        value, low, high = (
+            f"{x:.2f}".replace("-0.", "-.").removeprefix("0") for x in (self.value, self.low, self.high)
+        )
+        return f"{value} [{low}, {high}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How well one credit agrees with the true advantages.
+
+    Args:
+        correlation: Correlation with the true advantages, corrected for the noise of their estimates.
+        gain: Difference of that correlation from the reference's.
+        sign: Share of turns whose credit has the sign of the true advantage, among turns with a clear one. No credit
+            counts as half a turn.
+        silent: Share of turns without credit.
+    """
+
+    correlation: Interval
+    gain: Interval
+    sign: Interval
+    silent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of an audit.
+
+    Args:
+        agreements: Agreement by credit.
+        turns: Number of turns.
+        tasks: Number of tasks.
+        clear_turns: Number of turns whose true advantage is at least two standard errors from 0.
+        deviation: Standard deviation of the true advantages, without the noise of their estimates.
+        standard_error: Standard error of one estimate.
+    """
+
+    agreements: dict[str, Agreement]
+    turns: int
+    tasks: int
+    clear_turns: int
+    deviation: float
+    standard_error: float
+
+
+def compare(
+    credits: Mapping[str, Sequence[float]],
+    halves: Sequence[tuple[float, float]],
+    tasks: Sequence[str],
+    *,
+    reference: str = "grpo",
+    seed: int = 0,
+) -> Comparison:
+    """Compares credits with true advantages.
+
+    An estimate A of a true advantage is the mean of two independent halves. Their covariance estimates the variance of
+    the true advantages without noise, so `cov(credit, A) / sqrt(var(credit) cov(half 1, half 2))` estimates the
+    correlation with the true advantages (Spearman's correction for attenuation). Intervals are percentiles of a
+    bootstrap that draws whole tasks: turns of a task are not independent.
+
+    Args:
+        credits: Advantage of each turn by credit.
+        halves: The two estimates of each turn's true advantage.
+        tasks: Task of each turn.
+        reference: Credit that `gain` compares with.
+        seed: Seed of the bootstrap.
+    """
+    names, codes = np.unique(np.asarray(tasks), return_inverse=True)
+    weights = _draws(len(names), seed)
+    pairs = np.asarray(halves, dtype=np.float64)
+    truth, error = pairs.mean(1), float(np.sqrt(np.mean((pairs[:, 0] - pairs[:, 1]) ** 2) / 4))
+    spread = _covariance(weights, codes, pairs[:, 0], pairs[:, 1])
+    clear = np.abs(truth) >= _CLEAR * error
+    given = {name: np.asarray(values, dtype=np.float64) for name, values in credits.items()}
+    correlations = {name: _correlation(weights, codes, values, truth, spread) for name, values in given.items()}
+    agreements = {
+        name: Agreement(
+            correlation=_interval(correlations[name]),
+            gain=_interval(correlations[name] - correlations[reference]),
+            sign=_interval(_ratio(weights, codes, _same_sign(values, truth) * clear, clear.astype(float))),
+            silent=float(np.mean(_is_silent(values))),
+        )
+        for name, values in given.items()
+    }
+    deviation = float(np.sqrt(max(spread[0], 0.0)))
+    return Comparison(agreements, len(truth), len(names), int(clear.sum()), deviation, error)
+
+
+def _draws(count: int, seed: int) -> Floats:
+    """Returns (1 + DRAWS, tasks) weights of the tasks; those of the first row are 1."""
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=DRAWS)
+    return np.concatenate([np.ones((1, count)), drawn]).astype(np.float64)
+
+
+def _sums(weights: Floats, codes: NDArray[np.intp], values: Floats) -> Floats:
+    """Returns the sum of the values of all turns in each draw."""
+    return weights @ np.bincount(codes, values, minlength=weights.shape[1])
+
+
+def _covariance(weights: Floats, codes: NDArray[np.intp], one: Floats, other: Floats) -> Floats:
+    count = _sums(weights, codes, np.ones_like(one))
+    means = _sums(weights, codes, one) / count * (_sums(weights, codes, other) / count)
+    return _sums(weights, codes, one * other) / count - means
+
+
+def _correlation(weights: Floats, codes: NDArray[np.intp], credit: Floats, truth: Floats, spread: Floats) -> Floats:
+    own = _covariance(weights, codes, credit, credit)
+    known = (own > 1e-12) & (spread > 0)
+    scale = np.sqrt(np.where(known, own * spread, np.nan))
+    found: Floats = _covariance(weights, codes, credit, truth) / scale
+    return found
+
+
+def _ratio(weights: Floats, codes: NDArray[np.intp], part: Floats, whole: Floats) -> Floats:
+    total = _sums(weights, codes, whole)
+    found: Floats = _sums(weights, codes, part) / np.where(total > 0, total, np.nan)
+    return found
+
+
+def _same_sign(credit: Floats, truth: Floats) -> Floats:
+    return np.where(_is_silent(credit), 0.5, (credit > 0) == (truth > 0))
+
+
+def _is_silent(credit: Floats) -> NDArray[np.bool_]:
+    return np.abs(credit) < 1e-9
+
+
+def _interval(draws: Floats) -> Interval:
+    known = draws[1:][~np.isnan(draws[1:])]
+    low, high = np.percentile(known, [2.5, 97.5]) if len(known) else (np.nan, np.nan)
+    return Interval(float(draws[0]), float(low), float(high))

@@ -1,0 +1,258 @@
+"""The body of `recipes/evaluate.py` and `epo-trl evaluate`: evaluates whole test lists under a named protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from operator import itemgetter
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from tqdm.auto import tqdm
+from transformers import AutoConfig
+from trl import ModelConfig
+
+from epo_trl.envs import TaskSuite
+from epo_trl.evaluation import EvalReport, Protocol, format_table
+from epo_trl.evaluation.kept import KeptEpisodes
+from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_settings, split_chunks
+from epo_trl.evaluation.samples import print_episodes
+from epo_trl.launch.evaluation_arguments import EvaluationArguments, context_of, load_protocol, load_task_lists
+from epo_trl.launch.options import parse_recipe
+from epo_trl.long_runs.aborts import SHOWN, TooManyAborted
+from epo_trl.long_runs.checkpoint_files import what_model
+from epo_trl.models import load_policy
+from epo_trl.models.generate import SamplingPolicy
+from epo_trl.models.load import sequence_limit
+from epo_trl.models.vllm_policy import load_vllm_policy
+from epo_trl.rollout import PromptTemplate
+from epo_trl.rollout.few_shot import FewShot, FewShotArguments
+from epo_trl.types import Episode, StopReason
+from epo_trl.watch.choice import choose_samples
+from epo_trl.watch.sample import Sample, write_samples
+from epo_trl.watch.source import evaluation_file
+
+# Options that do not affect the results, or are part of the protocol.
+NOT_SETTINGS = {"output", "show_episodes", "keep_episodes", "protocol", "max_turns", "temperature", "context"}
+NOT_SETTINGS |= {
+    "chat_template_kwargs",
+    "max_aborted_share",
+    "vllm_gpu_memory_utilization",
+    *(field.name for field in fields(FewShotArguments)),
+}
+
+
+def settings_of(
+    suite: TaskSuite,
+    args: EvaluationArguments,
+    model_args: ModelConfig,
+    protocol: Protocol,
+    lists: dict[str, list[str]],
+) -> dict[str, Any]:
+    """Returns all settings that affect the result. Partial results are reused only if these are equal."""
+    loading = {key: str(value) for key, value in asdict(model_args).items() if key != "model_name_or_path"}
+    chosen = {key: value for key, value in asdict(args).items() if key not in NOT_SETTINGS}
+    if args.chat_template_kwargs:  # absent when empty, as in the files of earlier versions
+        chosen["chat_template_kwargs"] = args.chat_template_kwargs
+    return {
+        **chosen,
+        "protocol": protocol.to_dict() | {"description": ""},
+        "tasks": hashlib.sha256(json.dumps([suite.name, lists]).encode()).hexdigest(),
+        "contents": _digest([suite.content(split) for split in lists]),
+        "template": _digest(asdict(PromptTemplate.load(args.prompt_template)) | {"name": ""}),
+        "environment": {key: str(value) for key, value in suite.settings.items()},
+        "model": loading,
+        "weights": what_model(model_args.model_name_or_path or ""),
+        "processes": PartialState().num_processes,
+    }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(_plain(value)).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Converts a value to JSON that is equal in every process; rows may contain arrays, images, or any object."""
+    if isinstance(value, Mapping):
+        return {"mapping": sorted(([repr(key), _plain(each)] for key, each in value.items()), key=itemgetter(0))}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted(json.dumps(_plain(each)) for each in value)
+    if isinstance(value, str | int | float | None):
+        return value
+    if hasattr(value, "tobytes"):
+        shape = [repr(getattr(value, name, None)) for name in ("dtype", "shape", "mode", "size")]
+        return [*shape, hashlib.sha256(value.tobytes()).hexdigest()]
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def load(
+    suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig, protocol: Protocol
+) -> tuple[Any, Any, int | None]:
+    """Loads the policy; returns it with its tokenizer and its maximum sequence length."""
+    state = PartialState()
+    policy: Any
+    sampling: dict[str, Any] = {"max_new_tokens": args.max_completion_length, "temperature": protocol.temperature}
+    if args.backend == "vllm":
+        policy, tokenizer = load_vllm_policy(
+            model_args,
+            **sampling,
+            max_model_len=args.max_prompt_length + args.max_completion_length if protocol.is_windowed else None,
+            gpu_share=args.vllm_gpu_memory_utilization,
+            several_processes=state.num_processes > 1,
+        )
+        config = AutoConfig.from_pretrained(model_args.model_name_or_path, revision=model_args.model_revision)
+    else:
+        model, tokenizer = load_policy(model_args, suite, args.prompt_template, device=state.device, seed=args.seed)
+        policy = SamplingPolicy(model, tokenizer, **sampling, reuse_prefixes=not protocol.is_windowed)
+        config = model.config
+    return policy, tokenizer, sequence_limit(config)
+
+
+class Evaluation:
+    """Plays lists in parts, each with its own random state, and stores the episodes.
+
+    Args:
+        suite: The tasks.
+        args: Settings of the evaluation.
+        protocol: The rules.
+        kept: Storage of the finished parts; `None` to store nothing.
+        loaded: Return value of `load`.
+        shots: Example episodes before the first prompt.
+    """
+
+    def __init__(
+        self,
+        suite: TaskSuite,
+        args: EvaluationArguments,
+        protocol: Protocol,
+        kept: KeptEpisodes | None,
+        loaded: Any,
+        shots: FewShot,
+    ):
+        self.suite, self.args, self.protocol, self.kept, self.state = suite, args, protocol, kept, PartialState()
+        self.samples: list[Sample] = []  # from the lists so far
+        self.policy, tokenizer, longest = loaded
+        self.context = context_of(args, suite, protocol, tokenizer, longest, shots)
+        self.context.end_ids = self.policy.eos_ids
+
+    def report(self, split: str, task_ids: list[str]) -> EvalReport:
+        """Evaluates a list and returns its report. Collective: every process has to call it.
+
+        Raises:
+            TooManyAborted: If more episodes were aborted than `max_aborted_share` allows.
+        """
+        state = self.state
+        with tqdm(
+            total=len(task_ids), desc=split, unit="episode", disable=not state.is_main_process, file=sys.stderr
+        ) as bar:
+            parts = self._play(split, task_ids, bar)
+        if state.num_processes > 1:
+            bare = [(part, [episode.without_tokens() for episode in played], s) for part, played, s in parts]
+            parts = sorted(gather_object(bare), key=lambda part: part[0])
+        episodes = [episode for _, played, _ in parts for episode in played]
+        aborted = _aborted(episodes)
+        if (share := len(aborted) / len(episodes)) > self.args.max_aborted_share:
+            errors = "; ".join(f"task {each.task_id!r}: {each.error}" for each in aborted[:SHOWN])
+            raise TooManyAborted(
+                f"max_aborted_share: {share:.0%} of the episodes of {split} were aborted, "
+                f"{self.args.max_aborted_share:.0%} are allowed. Parts without aborted episodes are stored next "
+                f"to output, if set, and the same command replays the others. First errors: {errors}"
+            )
+        if state.is_main_process and self.args.show_episodes:
+            print_episodes(episodes[: self.args.show_episodes])
+        draw = random.Random(f"{self.args.seed} {split}")
+        self.samples += choose_samples(episodes, self.args.keep_episodes, draw, split=split)
+        seconds = sum(seconds for _, _, seconds in parts) / state.num_processes
+        return EvalReport.from_episodes(
+            episodes, protocol=self.protocol, suite=self.suite.name, split=split, seconds=seconds
+        )
+
+    def _play(self, split: str, task_ids: list[str], bar: Any) -> list[tuple[int, list[Episode], float]]:
+        """Plays the parts of this process; returns number, episodes and seconds of each."""
+        # All processes get parts of equal size, with at most `parallel` episodes each.
+        chunks = split_chunks(task_ids, min(self.args.parallel, -(-len(task_ids) // self.state.num_processes)))
+        mine = range(self.state.process_index, len(chunks), self.state.num_processes)
+        done = {number: played for number in mine if (played := self._kept(split, number)) is not None}
+        bar.update(sum(len(episodes) for episodes, _ in done.values()))
+        to_play = [number for number in mine if number not in done]
+        playing = play_chunks(
+            self.suite,
+            [chunks[number] for number in to_play],
+            lambda i: self.policy.seeded(self._seed(split, to_play[i])),
+            self.context,
+            protocol_settings(self.protocol, require_think=self.args.require_think),
+            seed=self.args.seed,
+            on_finished=bar.update,
+        )
+        for number, (episodes, seconds) in zip(to_play, playing, strict=True):
+            done[number] = episodes, seconds
+            if self.kept is not None and not _aborted(episodes):  # parts with environment errors are replayed
+                self.kept.keep(f"{split}-{number}", episodes, seconds)
+        return [(number, *done[number]) for number in mine]
+
+    def _kept(self, split: str, number: int) -> tuple[list[Episode], float] | None:
+        return None if self.kept is None else self.kept.read(f"{split}-{number}")
+
+    def _seed(self, split: str, number: int) -> int:
+        # Depends on the part only, so a part is reproducible whatever ran before it, in whichever process.
+        return random.Random(f"{self.args.seed} {split} {number}").randrange(2**62)
+
+
+def _aborted(episodes: Sequence[Episode]) -> list[Episode]:
+    return [episode for episode in episodes if episode.stop is StopReason.ABORTED]
+
+
+def kept_for(output: str, settings: dict[str, Any]) -> KeptEpisodes:
+    """Opens the storage of the episodes. No process writes to it before all have checked it. Collective."""
+    kept, state = KeptEpisodes(output, settings), PartialState()
+    state.wait_for_everyone()
+    if kept.finished() is None and state.is_main_process:
+        kept.start()
+    state.wait_for_everyone()
+    return kept
+
+
+def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig) -> list[EvalReport]:
+    """Plays the missing parts, writes and prints the reports, and returns them. Collective."""
+    protocol, lists, is_main = load_protocol(args, suite), load_task_lists(args, suite), PartialState().is_main_process
+    shots = args.few_shot_of(suite, protocol.env_options)
+    protocol = protocol.varied(few_shot=shots.label)
+    kept = kept_for(args.output, settings_of(suite, args, model_args, protocol, lists)) if args.output else None
+    if kept is not None and (finished := kept.finished()) is not None:
+        reports = [EvalReport.from_dict(report) for report in finished["reports"]]
+        if is_main:
+            _say(f"{format_table(reports)}\n{args.output} is finished; nothing was played")
+        return reports
+    evaluation = Evaluation(suite, args, protocol, kept, load(suite, args, model_args, protocol), shots)
+    with contextlib.closing(suite.make_env()) as env:
+        check_first_task(env, next(iter(lists.values()))[0], args.seed, evaluation.context, protocol)
+    reports = [evaluation.report(split, task_ids) for split, task_ids in lists.items()]
+    if is_main:
+        if kept is not None:
+            if evaluation.samples:
+                write_samples(evaluation_file(kept.output), [sample.to_dict() for sample in evaluation.samples])
+            found = {"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]}
+            kept.finish(found | {"examples": evaluation.context.template.shown(shots.examples)})
+        _say(format_table(reports))
+    return reports
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def main() -> None:
+    """Parses the command line and evaluates."""
+    evaluate(*parse_recipe(EvaluationArguments, ModelConfig))
+    PartialState().wait_for_everyone()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,296 @@
+"""The body of `recipes/sft.py` and `epo-trl sft`: supervised fine-tuning on episodes of a scripted expert."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch.utils.data import Sampler
+from tqdm.auto import tqdm
+from transformers.trainer_pt_utils import LengthGroupedSampler
+from trl import ModelConfig, SFTConfig, SFTTrainer
+
+from epo_trl.envs.base import TaskSuite
+from epo_trl.launch.options import parse_recipe
+from epo_trl.long_runs.argument_check import check_training_arguments
+from epo_trl.long_runs.long_run import LongRun, LongRunArguments
+from epo_trl.long_runs.preemption import EXIT_CODE
+from epo_trl.long_runs.run_lock import run_lock
+from epo_trl.models import policy_for_training
+from epo_trl.models.load import sequence_limit
+from epo_trl.models.muon import make_muon
+from epo_trl.rollout import ContextBuilder, PromptTemplate
+from epo_trl.rollout.chat_frame import template_settings
+from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
+from epo_trl.rollout.few_shot import FewShotArguments
+from epo_trl.trainers.config import settle_defaults
+from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules, few_shot_settings
+
+
+@dataclass
+class DemonstrationArguments(FewShotArguments):
+    """Episodes of the expert and their format."""
+
+    episodes: int = field(
+        default=1000,
+        metadata={"help": "Number of expert episodes to play; failed ones are dropped unless keep_lost is set."},
+    )
+    max_turns: int = field(default=50, metadata={"help": "Maximum number of turns; longer episodes are dropped."})
+    demonstrated_types: list[str] | None = field(
+        default=None,
+        metadata={"help": "Task types that the expert plays; all by default. The vocabulary always covers all types."},
+    )
+    prompt_template: str = field(default="alfworld", metadata={"help": "Same as in the RL recipe."})
+    chat_template_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Same as in the RL recipe: settings of the chat template, such as '{\"enable_thinking\": false}'."
+        },
+    )
+    context: str = field(
+        default="windowed",
+        metadata={
+            "help": "Same as in the RL recipe: one training example per turn ('windowed') or per episode "
+            "('concatenated')."
+        },
+    )
+    history_length: int = field(default=2, metadata={"help": "Same as in the RL recipe."})
+    max_prompt_length: int = field(default=2048, metadata={"help": "Same as in the RL recipe, in tokens."})
+    mistake_rate: float = field(
+        default=0.0, metadata={"help": "Fraction of turns with a deliberate mistake; mistakes are not used as labels."}
+    )
+    keep_lost: bool = field(
+        default=False, metadata={"help": "Whether to keep episodes that end in failure, for an expert that guesses."}
+    )
+    thoughts: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether responses include the expert's thoughts. Without them, set require_think: false in RL."
+        },
+    )
+    prompt_label_rate: float = field(
+        default=0.0,
+        metadata={"help": "Weight of the loss on prompt tokens; useful for a model trained from scratch, else 0."},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.chat_template_kwargs = template_settings(self.chat_template_kwargs)
+
+
+def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArguments, seed: int) -> Dataset:
+    """Plays the expert and returns its successes, or with `keep_lost` all finished episodes, as training examples.
+
+    A row is a turn (windowed context) or an episode (concatenated context). It has `input_ids`, and `labels` that are
+    -100 except on the responses.
+    """
+    context = ContextBuilder(
+        tokenizer,
+        PromptTemplate.load(args.prompt_template),
+        mode=args.context,
+        history_length=args.history_length,
+        max_prompt_tokens=args.max_prompt_length,
+        chat_template_kwargs=template_settings(args.chat_template_kwargs),
+        examples=args.few_shot_of(suite).examples,
+    )
+    if args.episodes < 1:
+        raise ValueError(f"episodes: expected an integer >= 1, got {args.episodes}")
+    ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
+    if not ids:
+        raise ValueError(
+            f"max_turns: expected a larger number, got {args.max_turns}, in which the expert solves no task"
+        )
+    tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes)]
+    with tqdm(total=len(tasks), desc="expert episodes", unit="episode") as bar:
+        episodes = expert_episodes(
+            suite,
+            tasks,
+            context,
+            max_turns=args.max_turns,
+            task_types=args.demonstrated_types,
+            mistake_rate=args.mistake_rate,
+            keep_lost=args.keep_lost,
+            thoughts=args.thoughts,
+            on_episode=lambda won: bar.update(),
+        )
+        shown = [turns for turns in episodes if turns]
+    if not shown:
+        raise ValueError(
+            f"episodes: expected at least one demonstration, got none from {args.episodes} episodes: the expert solved "
+            f"none within max_turns ({args.max_turns}), none is of demonstrated_types ({args.demonstrated_types}), "
+            f"or no prompt fits into max_prompt_length ({args.max_prompt_length})"
+        )
+    return training_examples(shown, args.context, args.prompt_label_rate, seed)
+
+
+def training_examples(
+    episodes: Iterable[Sequence[Demonstration]], context: str, prompt_label_rate: float = 0.0, seed: int = 0
+) -> Dataset:
+    """Converts episodes to rows of `input_ids` and `labels`: one per turn (windowed) or per episode (concatenated).
+
+    Args:
+        episodes: Turns of each episode.
+        context: `"windowed"` or `"concatenated"`.
+        prompt_label_rate: See `Demonstration.labels`.
+        seed: Seed for choosing the prompt tokens that become labels.
+    """
+    rng = random.Random(seed)
+    rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+    for turns in episodes:
+        for sequence in [turns] if context == "concatenated" else [[turn] for turn in turns]:
+            rows["input_ids"].append([i for turn in sequence for i in turn.input_ids])
+            rows["labels"].append([i for turn in sequence for i in turn.labels(prompt_label_rate, rng)])
+    return Dataset.from_dict(rows)
+
+
+def check_length(rows: Dataset, limit: int | None, name: str = "max_length") -> None:
+    """Rejects a limit that would truncate demonstrations: a model trained on cut responses learns not to stop.
+
+    Args:
+        rows: Rows of token ids.
+        limit: Maximum number of tokens per row in training; `None` for no limit.
+        name: Name of the limit, for the message.
+
+    Raises:
+        ValueError: If a row is longer.
+    """
+    lengths = [len(row) for row in rows["input_ids"]]
+    longer = sum(length > limit for length in lengths) if limit is not None else 0
+    if longer:
+        raise ValueError(
+            f"{name}: expected {max(lengths)} or more, got {limit}: {longer} of {len(lengths)} demonstrations are "
+            "longer, and their responses would be truncated; reduce max_prompt_length or max_turns to shorten them"
+        )
+
+
+@dataclass
+class ImitationConfig(LongRunArguments, SFTConfig):
+    """TRL's configuration with settings for resuming an interrupted run, and Muon."""
+
+    muon_learning_rate: float | None = field(
+        default=None,
+        metadata={
+            "help": "Learning rate of Muon for the hidden matrices, while AdamW trains the rest with learning_rate; by "
+            "default AdamW trains everything. For a model trained from scratch, on one device or with DDP."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.muon_learning_rate is not None and self.muon_learning_rate <= 0:
+            raise ValueError(f"muon_learning_rate: expected a number > 0 or null, got {self.muon_learning_rate}")
+        settle_defaults(self)
+        super().__post_init__()
+        check_training_arguments(self)
+
+
+class EpochSeeded(Sampler[int]):
+    """Samples rows grouped by length, in an order that depends on the seed and the epoch only.
+
+    The wrapped sampler draws from torch's global generator, whose state at the start of an epoch is not in a
+    checkpoint: a run resumed in its second epoch saw some rows twice and others not at all.
+    """
+
+    def __init__(self, sampler: LengthGroupedSampler, seed: int, epoch: Callable[[], int]) -> None:
+        self.sampler, self.seed, self.epoch = sampler, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        self.sampler.generator = torch.Generator().manual_seed(self.seed + self.epoch())
+        return iter(self.sampler)
+
+
+class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
+    """TRL's `SFTTrainer`, resumable like an RL run, with a model card that describes the demonstrations."""
+
+    def __init__(self, suite: TaskSuite, shown: DemonstrationArguments, **kwargs: Any) -> None:
+        self.suite, self.shown = suite, shown
+        super().__init__(**kwargs)
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
+        sampler = super()._get_train_sampler(train_dataset)
+        if not isinstance(sampler, LengthGroupedSampler):
+            return sampler
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return EpochSeeded(sampler, seed, lambda: int(self.state.epoch or 0))
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Makes Muon if `muon_learning_rate` is set, else TRL's choice."""
+        args = self.args
+        if args.muon_learning_rate is not None and self.optimizer is None:
+            if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+                raise ValueError(
+                    f"muon_learning_rate: expected None where weights are sharded, got {args.muon_learning_rate}; use "
+                    "DDP or leave it out"
+                )
+            self.optimizer = make_muon(
+                self.model,
+                lr=args.learning_rate,
+                matrix_lr=args.muon_learning_rate,
+                weight_decay=args.weight_decay,
+                betas=(args.adam_beta1, args.adam_beta2),
+                eps=args.adam_epsilon,
+            )
+        return super().create_optimizer(model)
+
+    def card_facts(self) -> CardFacts:
+        """Returns the facts of the model card."""
+        shown = self.shown
+        types = ", ".join(shown.demonstrated_types) if shown.demonstrated_types else "all"
+        return CardFacts(
+            method="imitation of a scripted expert (supervised fine-tuning)",
+            suite=self.suite,
+            rows={"demonstrations": f"{shown.episodes} episodes of up to {shown.max_turns} turns; task types: {types}"},
+            rules=PlayRules(
+                template=shown.prompt_template,
+                context=shown.context,
+                history_length=shown.history_length,
+                max_turns=shown.max_turns,
+                max_prompt_length=shown.max_prompt_length,
+                max_completion_length=512,
+                require_think=shown.thoughts,
+                temperature=1.0,
+                few_shot=few_shot_settings(shown),
+                chat_template_kwargs=template_settings(shown.chat_template_kwargs),
+            ),
+        )
+
+
+def main() -> None:
+    """Parses the command line, plays the expert and trains. A finished run in `output_dir` is left unchanged."""
+    imitate(*parse_recipe(DemonstrationArguments, ImitationConfig, ModelConfig))
+
+
+def imitate(
+    suite: TaskSuite, shown: DemonstrationArguments, args: ImitationConfig, model_args: ModelConfig
+) -> ImitationTrainer:
+    """Trains a warm start, resuming from the last checkpoint in `args.output_dir` if any, and returns the trainer.
+
+    Saves the model and its tokenizer to `output_dir` as a Hub-style checkpoint. After a SIGTERM the run saves a
+    checkpoint to resume from, and the program exits with code 143.
+
+    Args:
+        suite: The tasks.
+        shown: Demonstration settings.
+        args: Training configuration.
+        model_args: Model and adapter settings.
+
+    Raises:
+        RunningError: If another process trains in `output_dir`.
+        ValueError: If `output_dir` holds a run with other settings, or there is no demonstration.
+    """
+    with run_lock(args):
+        policy = policy_for_training(model_args, args, suite, shown.prompt_template)
+        rows = demonstrations(suite, policy["processing_class"], shown, args.seed)
+        check_length(rows, args.max_length)
+        trainer = ImitationTrainer(suite, shown, args=args, train_dataset=rows, **policy)
+        check_length(rows, sequence_limit(trainer.model.config), "max_position_embeddings")
+        trainer.train_to_end()
+    if trainer.preempted:
+        raise SystemExit(EXIT_CODE)
+    return trainer

@@ -1,0 +1,282 @@
+"""The audit of credits: its estimates against the exact advantages of the corridor, its statistics, its command."""
+
+import json
+import random
+from statistics import fmean
+
+import numpy as np
+import pytest
+import torch
+from trainer_kit import make_episodes, make_model, make_ppo, toy_tokenizer
+
+from epo_trl.cli import main
+from epo_trl.credit_audit import AuditPlan, Player, compare, list_estimators
+from epo_trl.credit_audit.audited_round import record, true_advantages
+from epo_trl.credit_audit.critics import SavedCritic
+from epo_trl.credit_audit.estimators import build_batch, turn_credits
+from epo_trl.credit_audit.statistics import Interval
+from epo_trl.envs.alfworld import GeneratedAlfworld
+from epo_trl.envs.base import EnvError, TextEnv
+from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on
+from epo_trl.envs.toy import ToySuite
+from epo_trl.envs.trap import HATCH, TrapSuite, go_through
+from epo_trl.models import build_model, build_tokenizer
+from epo_trl.models.corpus import corpus
+from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
+from epo_trl.rollout.demonstrations import ACTION
+from epo_trl.trainers.critic_file import critic_prefix, save_critic
+
+ROOMS, TURNS, REWARD = 4, 8, 10.0
+SUITE = CorridorSuite(ROOMS)
+CONTEXT = ContextBuilder(build_tokenizer(corpus(SUITE, "corridor")), PromptTemplate.load("corridor"), history_length=0)
+SETTINGS = RolloutSettings(max_turns=TURNS, success_reward=REWARD, require_think=False)
+TASKS = [f"train/{number}" for number in range(8 * ROOMS)]
+
+
+class Doors:
+    """A policy that takes the right door of each room with a probability of its own."""
+
+    def __init__(self, seed, right=(0.5, 0.7, 0.6, 0.8)):
+        self.random, self.right = random.Random(seed), right
+        answers = CONTEXT.encode(ACTION, [{"action": door} for door in DOORS])
+        self.answers = {door: [*ids, CONTEXT.tokenizer.eos_token_id] for door, ids in zip(DOORS, answers, strict=True)}
+
+    def __call__(self, prompt_ids):
+        texts = CONTEXT.tokenizer.batch_decode(prompt_ids)
+        return [self.answers[self.door(int(text.rpartition("room ")[2].split()[0]))] for text in texts], None
+
+    def door(self, room):
+        right, wrong = door_on(room), DOORS[1 - DOORS.index(door_on(room))]
+        return right if self.random.random() < self.right[room - 1] else wrong
+
+    def value(self, room, left):
+        """Returns the exact value of a room with some turns left."""
+        if left == 0:
+            return 0.0
+        on = REWARD if room == ROOMS else self.value(room + 1, left - 1)
+        return self.right[room - 1] * on + (1 - self.right[room - 1]) * self.value(1, left - 1)
+
+    def advantage(self, episode, k):
+        """Returns the exact advantage of a recorded turn."""
+        room, left = int(episode.turns[k].observation.rstrip(".").split()[-1]), TURNS - k
+        if episode.turns[k].action != door_on(room):
+            after = self.value(1, left - 1)
+        else:
+            after = REWARD if room == ROOMS else self.value(room + 1, left - 1)
+        return after - self.value(room, left)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_estimates_are_the_exact_advantages_up_to_their_noise(deterministic, monkeypatch):
+    """By the recorded next state, or by stepping again: both must be right where the corridor is deterministic."""
+    monkeypatch.setattr("epo_trl.envs.corridor.Corridor.is_deterministic", deterministic)
+    policy, plan = Doors(0), AuditPlan(group_size=2, audited=2, continuations=200, parallel=512)
+    player = Player(SUITE, policy, CONTEXT, SETTINGS)
+    episodes, points = record(player, TASKS[:6], plan.parallel)
+    turns = [(i, k) for i, episode in enumerate(episodes) for k in range(len(episode.turns))]
+    seen = []
+    halves = true_advantages(player, episodes, points, turns, plan, lambda done, total: seen.append((done, total)))
+    exact = [policy.advantage(episodes[i], k) for i, k in turns]
+    assert seen[-1][0] == seen[-1][1] == len(seen)
+    assert len(turns) > 20 and max(map(abs, exact)) > 2
+    assert all(tuple(pair) != (0.0, 0.0) for pair, value in zip(halves, exact, strict=True) if abs(value) > 1)
+    # The deviation of a return is at most REWARD / 2, so that of a half at most 5 / 10, and of a difference 0.71.
+    errors = np.array(halves) - np.array(exact)[:, None]
+    assert np.abs(errors).max() < 4 * 0.71
+    assert abs(errors.mean()) < 0.15
+    assert abs(np.corrcoef(errors[:, 0], errors[:, 1])[0, 1]) < 0.4  # of about 40 turns
+
+
+def audited(seed, tasks=16):
+    """Returns the comparison of an audit, and the exact advantages of its turns and their credits."""
+    policy, plan, draw = Doors(seed), AuditPlan(group_size=8, continuations=8, parallel=512), random.Random(seed)
+    player = Player(SUITE, policy, CONTEXT, SETTINGS)
+    episodes, points = record(player, [task for task in draw.sample(TASKS, tasks) for _ in range(8)], 512)
+    turns = [(i, k) for i in range(0, len(episodes), 4) for k in range(len(episodes[i].turns))]
+    credits = turn_credits(list_estimators(state_keys=False, gae=None)[0], build_batch(episodes, 8, "group"), turns)
+    halves = true_advantages(player, episodes, points, turns, plan)
+    found = compare(credits, halves, [episodes[i].task_id for i, _ in turns])
+    return found, credits, halves, [policy.advantage(episodes[i], k) for i, k in turns]
+
+
+def test_the_audit_agrees_with_the_exact_advantages_on_ten_seeds():
+    """Each credit's exact correlation lies in the audit's interval, and the correction for noise brings it nearer."""
+    inside, corrected, naive = [], [], []
+    for seed in range(10):
+        comparison, credits, halves, exact = audited(seed)
+        assert comparison.turns == len(exact) and comparison.tasks == 16
+        for name in ("grpo", "gigpo", "gagpo", "graph-gpo", "rloo"):
+            wanted, found = np.corrcoef(credits[name], exact)[0, 1], comparison.agreements[name].correlation
+            inside.append(found.low <= wanted <= found.high)
+            corrected.append(found.value - wanted)
+            naive.append(np.corrcoef(credits[name], np.mean(halves, axis=1))[0, 1] - wanted)
+    assert fmean(inside) >= 0.9
+    assert abs(fmean(corrected)) < 0.05
+    assert fmean(naive) < -0.02 and abs(fmean(corrected)) < abs(fmean(naive))
+
+
+def test_the_correlation_is_corrected_for_noise_and_its_interval_covers_the_truth():
+    """300 tasks of 10 turns; the credit has correlation 0.6 with the truth, whose estimates are mostly noise."""
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=3000)
+    credit = 0.6 * truth + 0.8 * rng.normal(size=3000)
+    halves = truth[:, None] + 2.0 * rng.normal(size=(3000, 2))
+    tasks = [f"train/{number // 10}" for number in range(3000)]
+    credits = {"grpo": credit, "better": truth, "none": np.zeros(3000)}
+    found = compare(credits, halves, tasks)
+    assert found.deviation == pytest.approx(1.0, abs=0.15)
+    assert found.standard_error == pytest.approx(2 / np.sqrt(2), abs=0.05)
+    one = found.agreements["grpo"]
+    assert one.correlation.value == pytest.approx(0.6, abs=0.06)
+    assert one.correlation.low < 0.6 < one.correlation.high < one.correlation.low + 0.25
+    assert np.corrcoef(credit, halves.mean(1))[0, 1] < 0.4
+    assert (one.gain.low, one.gain.value, one.gain.high, one.silent) == (0, 0, 0, 0)
+    assert found.agreements["better"].gain.low > 0.2
+    silent = found.agreements["none"]
+    assert np.isnan(silent.correlation.value) and silent.silent == 1 and silent.sign.value == 0.5
+
+
+def test_the_sign_counts_turns_with_a_clear_advantage_only():
+    """Halves differ by 0 or 0.2, so the standard error is below 0.1; three of four turns are clear, two right."""
+    halves = [(2.0, 2.2), (-2.0, -2.0), (1.0, 1.2), (0.01, -0.01)]
+    found = compare({"grpo": [1.0, -1.0, -1.0, 5.0]}, halves, ["a", "b", "c", "d"])
+    assert found.clear_turns == 3
+    assert found.agreements["grpo"].sign.value == pytest.approx(2 / 3)
+
+
+def test_an_interval_is_written_without_leading_zeros():
+    assert str(Interval(0.254, -0.1, 10.5)) == ".25 [-.10, 10.50]"
+
+
+# ---------------------------------------------------------------------------------------------------------- copies
+
+
+@pytest.mark.parametrize(
+    "suite",
+    [CorridorSuite(4), ToySuite(), TrapSuite(liking=1.0), GeneratedAlfworld(n_train=4, max_receptacles=16)],
+    ids=lambda suite: suite.name,
+)
+def test_a_copied_environment_plays_on_alone(suite):
+    """Copies in the middle of random play: the same actions give the same results, and the original does not move."""
+    rng = random.Random(0)
+    for task in suite.task_ids("train")[:4]:
+        env = suite.make_env()
+        info = env.reset(options={"task_id": task})[1]
+        for _ in range(6):
+            actions = [action for action in info["admissible_actions"] if "low door" not in action]
+            first, second = env.copy(), env.copy()
+            for twin in (first, first.copy()):
+                twin.step(rng.choice(actions))
+            action = rng.choice(actions)
+            result = env.step(action)
+            assert second.step(action) == result
+            if result[2] or result[3]:
+                break
+            info = result[4]
+
+
+def test_copies_of_the_trap_have_luck_of_their_own_and_take_none():
+    def outcomes(env):
+        return env.step(go_through(HATCH))[1]
+
+    suite = TrapSuite(hatch=0.5)
+    alone, watched = suite.make_env(), TrapSuite(hatch=0.5).make_env()
+    for env in (alone, watched):
+        env.reset(options={"task_id": "train/0"})
+    wins = [outcomes(watched.copy()) for _ in range(200)]
+    assert 0.4 < fmean(wins) < 0.6
+    assert outcomes(watched) == outcomes(alone)
+
+
+def test_an_environment_that_cannot_be_copied_is_named():
+    with pytest.raises(EnvError, match=r"can copy its state \(`TextEnv.copy`\), got Fixed"):
+        Fixed().copy()
+
+
+class Fixed(TextEnv):
+    def reset(self, *, seed=None, options=None):
+        return "", {}
+
+    def step(self, action):
+        return "", 0.0, False, False, {}
+
+
+# --------------------------------------------------------------------------------------------------------- critics
+
+
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+@pytest.mark.parametrize("critic", ["separate", "value_head"])
+def test_the_values_of_a_saved_critic_are_those_before_each_token(tmp_path, critic, context):
+    trainer = make_ppo(tmp_path / "run", critic=critic, context=context)
+    save_critic(str(tmp_path), trainer.critic, trainer.model.state_dict(), critic_prefix(trainer.model, trainer.critic))
+    episodes = [episode for episode in make_episodes() if episode.is_usable]
+    found = SavedCritic(str(tmp_path), make_model(), toy_tokenizer(), trainer.args, trainer.rules.context)(episodes)
+    assert found.values.std() > 0.5 and not found.final_values.any()
+    for row, episode in zip(found.values, episodes, strict=True):
+        expected, sequence = [], []
+        for turn in episode.turns:
+            sequence = [*(sequence if context == "concatenated" else []), *turn.prompt_ids]
+            for token in turn.response_ids:
+                with torch.no_grad():
+                    expected.append(
+                        float(trainer.model(input_ids=torch.tensor([sequence]), values_only=True).state_values[0, -1])
+                    )
+                sequence = [*sequence, token]
+        torch.testing.assert_close(row[: len(expected)], torch.tensor(expected), rtol=1e-4, atol=1e-4)
+        assert not row[len(expected) :].any()
+
+
+# --------------------------------------------------------------------------------------------------------- command
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Returns a folder with a tiny policy for the trap, and the config that it belongs to."""
+    suite = TrapSuite()
+    tokenizer = build_tokenizer(corpus(suite, "corridor"))
+    model = build_model(tokenizer, hidden_size=32, heads=2)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "run")
+    config = tmp_path / "trap.yaml"
+    settings = "environment: trap\nprompt_template: corridor\nrequire_think: false\nmax_turns: 3\nuse_cpu: true\n"
+    settings += "max_prompt_length: 64\nmax_completion_length: 4\nhistory_length: 0\noutput_dir: x\n"
+    config.write_text(settings, encoding="utf-8")
+    return tmp_path / "run", config
+
+
+def test_the_command_writes_its_results_and_continues_where_it_stopped(run, capsys, monkeypatch):
+    folder, config = run
+    words = ["audit-credit", str(folder), "--config", str(config), "--audit_tasks", "4", "--audit_round", "2"]
+    words += ["--audit_group", "2", "--audit_episodes", "1", "--audit_continuations", "2"]
+    assert main([*words, "--audit_minutes", "0.0001"]) == 0
+    files = folder / "credit_audit"
+    assert (files / "round-000.json").is_file() and not (files / "round-001.json").is_file()
+    first = (files / "round-000.json").read_bytes()
+    assert main(words) == 0
+    assert (files / "round-000.json").read_bytes() == first
+    report = json.loads((files / "report.json").read_text(encoding="utf-8"))
+    assert report["tasks"] == 4 and report["episodes"] == 8 and report["turns"] == 12
+    assert {"grpo", "gigpo", "hgpo", "rloo"} <= report["agreements"].keys()
+    assert "archer" in report["left_out"]
+    assert "| grpo |" in (files / "report.md").read_text(encoding="utf-8")
+    assert (files / "report.png").stat().st_size > 1000
+    monkeypatch.setattr("epo_trl.credit_audit.program.play_round", None)  # nothing is left to play
+    assert main(words) == 0
+    with pytest.raises(SystemExit):
+        main([*words, "--audit_continuations", "4"])
+    assert "where plan_continuations is 2, now 4" in capsys.readouterr().err
+
+
+def test_a_command_that_cannot_work_says_why(run, capsys):
+    folder, config = run
+    for words, message in (
+        ([str(folder / "nowhere"), "--config", str(config)], "RUN: expected the output folder of a run"),
+        (
+            [str(folder), "--config", str(config), "--audit_continuations", "3"],
+            "continuations: expected an even number",
+        ),
+        ([str(folder), "--config", str(config), "--algorithm", "ppo", "--num_generations", "1"], "critic.safetensors"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["audit-credit", *words])
+        assert message in capsys.readouterr().err
