@@ -64,6 +64,8 @@ CASES = {
     "empg": Case(neutral={"k": 0.0, "zeta": 0.0, "center": False}),
     "clip-cov": Case({"share": 0.2, "low": 0.1}, neutral={"share": 0.0}),
     "kl-cov": Case({"share": 0.2}, {"coefficient": 0.0}, TWO_UPDATES, TWO_UPDATES),
+    "clip-b": Case({"mu": 0.1}, neutral={"mu": 1e9}),
+    "clip-v": Case({"mu": 0.5, "max_share": 0.1}, neutral={"max_share": 0.0}),
     "steer": Case({"min_weight": 0.2}, neutral={"min_weight": 1.0}),
     "entrocraft": Case(neutral={"low_start": 0.0, "low_end": 0.0, "high_start": 1e9, "high_end": 1e9}),
     "aepo": Case(neutral={"alpha": 0.0, "keep_clipped": False}),

@@ -35,6 +35,7 @@ class Need(StrEnum):
     FEATURES = "features"  # hidden states of each turn under the reference policy
     TURN_REWARDS = "turn_rewards"  # per-turn rewards, which TRL's reward functions neither see nor change
     TOP_P = "top_p"  # the policy's own nucleus: the smallest set of tokens with total probability `top_p`
+    DISCRIMINATOR = "discriminator"  # the policy's mean of p (H + log p) at each token, at collection only
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class TokenScores:
         head: (B, T) further statistics of the distribution at each token, by the need that requests them.
             `Need.NUCLEUS`: entropy in nats of the policy renormalised over the reference nucleus; 0 where the nucleus
             has fewer than two tokens. `Need.TOP_P`: entropy in nats over the policy's own nucleus.
+            `Need.DISCRIMINATOR`: the mean of p (H + log p) over the vocabulary, in nats.
         values: (B, T) values of the critic in units of reward; `None` if they were not requested.
     """
 

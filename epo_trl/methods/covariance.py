@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need
-from epo_trl.methods.token_statistics import lowest, token_moments, token_share
+from epo_trl.methods.token_statistics import check_share, lowest, number_of_tokens, token_moments, token_share
 
 
 def rounding_nats(dtype: torch.dtype) -> float:
@@ -35,17 +35,6 @@ def covariances(advantages: Tensor, batch: Batch) -> Tensor:
     mean, _ = token_moments(advantages, batch)
     mean_logp, _ = token_moments(batch.logps, batch)
     return (advantages.double() - mean) * (batch.logps.double() - mean_logp)
-
-
-def _number(share: float, batch: Batch) -> int:
-    """Returns `share` as a number of tokens over all ranks: at least one, unless the share is 0."""
-    tokens = int(batch.ranks.sum(batch.mask.sum()))
-    return min(tokens, max(1, int(share * tokens))) if share else 0
-
-
-def _check_share(share: float) -> None:
-    if not 0 <= share <= 1:
-        raise ValueError(f"share: expected a number from 0 to 1, got {share}")
 
 
 @dataclass
@@ -72,7 +61,7 @@ class ClipCov(Method):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_share(self.share)
+        check_share("share", self.share)
         if not 0 <= self.low < self.high:
             raise ValueError(f"low, high: expected numbers with 0 <= low < high, got {self.low} and {self.high}")
 
@@ -84,7 +73,7 @@ class ClipCov(Method):
         """Sets the advantages of the drawn tokens to 0."""
         covariance = covariances(advantages, batch)
         candidates = (covariance > self.low) & (covariance < self.high) & batch.mask.bool()
-        drawn = lowest(self._keys(batch), candidates, _number(self.share, batch), batch)
+        drawn = lowest(self._keys(batch), candidates, number_of_tokens(self.share, batch), batch)
         metrics = {
             "clip-cov/candidates": token_share(candidates, batch),
             "clip-cov/clipped": token_share(drawn, batch),
@@ -123,7 +112,7 @@ class KLCov(Method):
     coefficient: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_share(self.share)
+        check_share("share", self.share)
         if not 0 <= self.coefficient < math.inf:
             raise ValueError(f"coefficient: expected a number >= 0, got {self.coefficient}")
 
@@ -144,7 +133,7 @@ class KLCov(Method):
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Marks the selected tokens; the advantages are unchanged."""
-        marked = lowest(-covariances(advantages, batch), batch.mask.bool(), _number(self.share, batch), batch)
+        marked = lowest(-covariances(advantages, batch), batch.mask.bool(), number_of_tokens(self.share, batch), batch)
         return ModifiedAdvantages(advantages, {"marked": marked}, {"kl-cov/marked": token_share(marked, batch)})
 
     def loss(self, micro: MicroBatch) -> Tensor | None:

@@ -48,6 +48,8 @@ METHODS: dict[str, dict[str, str]] = {
         "empg": "epo_trl.methods.empg:EMPG",
         "clip-cov": "epo_trl.methods.covariance:ClipCov",
         "kl-cov": "epo_trl.methods.covariance:KLCov",
+        "clip-b": "epo_trl.methods.entropy_discriminator:ClipB",
+        "clip-v": "epo_trl.methods.entropy_discriminator:ClipV",
         "steer": "epo_trl.methods.steer:STEER",
         "entrocraft": "epo_trl.methods.entrocraft:Entrocraft",
         "aepo": "epo_trl.methods.aepo:AEPO",

@@ -37,6 +37,21 @@ def token_share(chosen: Tensor, batch: Batch) -> float:
     return token_moments(chosen.double(), batch)[0]
 
 
+def check_share(name: str, share: float) -> None:
+    """Raises `ValueError` unless a setting is a share of tokens, from 0 to 1."""
+    if not 0 <= share <= 1:
+        raise ValueError(f"{name}: expected a number from 0 to 1, got {share}")
+
+
+def number_of_tokens(share: float, batch: Batch) -> int:
+    """Returns a share of the counted tokens of all ranks as a number: rounded down, but at least 1 unless it is 0.
+
+    Collective.
+    """
+    tokens = int(batch.ranks.sum(batch.mask.sum()))
+    return min(tokens, max(1, int(share * tokens))) if share else 0
+
+
 def per_turn_means(values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Returns (B, K) means of (B, T) values over the counted tokens of each turn, and the (B, K) mask of such turns.
 

@@ -110,7 +110,11 @@ class EPOTrainer(LongRunTrainer):
             self.suite, self.methods, self.ranks, spare_tasks, args, self.num_generations, self.eos_token_ids
         )
         self.scorer = RowScorer(
-            self.accelerator.autocast, buckets=args.turn_buckets, packed=args.pack_turns, top_p=methods.top_p
+            self.accelerator.autocast,
+            buckets=args.turn_buckets,
+            packed=args.pack_turns,
+            top_p=methods.top_p,
+            discriminator=methods.need(Need.DISCRIMINATOR),
         )
         self.step: RLStep | None = None  # the batch collected last
         self._scoring: ScoringTask | None = None  # the rows that TRL scores next

@@ -103,13 +103,38 @@ def nucleus(head: HeadInput, cut: float) -> Tensor:
     """
     most = min(int(1 / cut), len(head.weight))
     found = []
-    for hidden in head.hidden.split(max(1, CHUNK // len(head.weight))):
-        weight, bias = (None if x is None else x.to(hidden.dtype) for x in (head.weight, head.bias))
-        assert weight is not None
-        top = head.logits(linear(hidden, weight, bias).float()).softmax(-1).topk(most)
+    for logits in _logits(head):
+        top = logits.softmax(-1).topk(most)
         inside = top.values > cut
         found.append(torch.where(inside & (inside.sum(-1, keepdim=True) > 1), top.indices, -1))
     return torch.cat(found)
+
+
+@torch.no_grad()
+def mean_discriminator(head: HeadInput) -> Tensor:
+    """Returns (m,) means of p (H + log p) over each position's distribution, in nats: `sum of p^2 (H + log p)`.
+
+    p (H + log p) is the entropy discriminator of a token with probability p (arXiv 2602.03392, Theorem 3.2).
+
+    Args:
+        head: LM head of the measured model.
+    """
+    found = []
+    for logits in _logits(head):
+        log_p = logits.log_softmax(-1)
+        p = log_p.exp()
+        entropy = -(p * log_p).sum(-1, keepdim=True)
+        found.append((p.square() * (entropy + log_p)).sum(-1))
+    return torch.cat(found)
+
+
+def _logits(head: HeadInput) -> Iterator[Tensor]:
+    """Yields (n, V) logits of a few positions at a time, at least in single precision."""
+    for hidden in head.hidden.split(max(1, CHUNK // len(head.weight))):
+        weight, bias = (None if x is None else x.to(hidden.dtype) for x in (head.weight, head.bias))
+        assert weight is not None
+        projected = linear(hidden, weight, bias)
+        yield head.logits(projected.to(torch.promote_types(projected.dtype, torch.float32)))
 
 
 def nucleus_entropy(head: HeadInput, candidates: Tensor) -> Tensor:

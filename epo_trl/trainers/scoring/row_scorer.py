@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from epo_trl.methods import Need, TokenScores
-from epo_trl.trainers.scoring.fused_head import HeadInput, nucleus_entropy
+from epo_trl.trainers.scoring.fused_head import HeadInput, mean_discriminator, nucleus_entropy
 from epo_trl.trainers.scoring.top_p import own_nucleus_entropy
 from epo_trl.trainers.scoring.turn_forward import HeadStatistic, find_nuclei, score_turns, value_turns
 from epo_trl.trainers.scoring.turn_layout import TurnBatch, TurnLayout, cut_turns
@@ -52,6 +52,7 @@ class RowScorer:
         buckets: See `score_turns`.
         packed: See `score_turns`.
         top_p: Total probability of the policy's own nucleus, for `Need.TOP_P`; `None` without it.
+        discriminator: Whether to compute `Need.DISCRIMINATOR` when a batch is collected.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class RowScorer:
         buckets: int,
         packed: bool,
         top_p: float | None = None,
+        discriminator: bool = False,
     ):
-        self._autocast, self._top_p = autocast, top_p
+        self._autocast, self._top_p, self._discriminator = autocast, top_p, discriminator
         self._passes: dict[str, Any] = {"buckets": buckets, "packed": packed}
 
     def score(
@@ -83,7 +85,7 @@ class RowScorer:
         parts: list[TokenScores] = []
         aux_losses = []
         for rows, turns in _cut(input_ids, task.layout, size or len(input_ids)):
-            statistics = self._statistics(None if task.candidates is None else task.candidates[rows], turns)
+            statistics = self._statistics(task, rows, turns)
             with self._autocast():
                 scores = score_turns(model, turns, **self._passes, statistics=statistics, **model_inputs)
             parts.append(
@@ -98,13 +100,16 @@ class RowScorer:
                 aux_losses.append(scores.aux_loss)
         return _joined(parts), torch.stack(aux_losses).mean() if aux_losses else None
 
-    def _statistics(self, candidates: Tensor | None, turns: TurnBatch) -> Mapping[Need, HeadStatistic]:
+    def _statistics(self, task: ScoringTask, rows: slice, turns: TurnBatch) -> Mapping[Need, HeadStatistic]:
         """Returns the requested statistics of the LM head. A new one is one entry here."""
         statistics: dict[Need, HeadStatistic] = {}
-        if candidates is not None:
-            statistics[Need.NUCLEUS] = partial(entropy_over_candidates, candidates[turns.row, turns.column])
+        if task.candidates is not None:
+            candidates = task.candidates[rows][turns.row, turns.column]
+            statistics[Need.NUCLEUS] = partial(entropy_over_candidates, candidates)
         if self._top_p is not None:
             statistics[Need.TOP_P] = partial(entropy_over_top_p, self._top_p)
+        if self._discriminator and task.micro_batch is None:
+            statistics[Need.DISCRIMINATOR] = mean_discriminator_at
         return statistics
 
     def values(self, model: Any, input_ids: Tensor, layout: TurnLayout, size: int) -> Tensor:
@@ -143,6 +148,11 @@ def entropy_over_candidates(candidates: Tensor, head: HeadInput, tokens: Tensor)
 def entropy_over_top_p(top_p: float, head: HeadInput, tokens: Tensor) -> Tensor:
     """Returns (m,) entropies over the model's own nucleus: the `HeadStatistic` of `Need.TOP_P`."""
     return own_nucleus_entropy(head, top_p)
+
+
+def mean_discriminator_at(head: HeadInput, tokens: Tensor) -> Tensor:
+    """Returns (m,) means of p (H + log p): the `HeadStatistic` of `Need.DISCRIMINATOR`."""
+    return mean_discriminator(head)
 
 
 def _cut(input_ids: Tensor, layout: TurnLayout, size: int) -> Iterator[tuple[slice, TurnBatch]]:

@@ -1,0 +1,98 @@
+"""Clip_B and Clip_V (arXiv 2602.03392): penalised tokens whose update would lower the entropy most.
+
+Raising the logit of a token with probability p changes the entropy H by about `-S`, with `S = p (H + log p)` (Theorem
+3.2). Penalising an unlikely token lowers its logit, and S is negative: the entropy falls. Both methods select such
+tokens at collection, over all ranks, and set their advantage to 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
+from epo_trl.methods.token_statistics import check_share, lowest, number_of_tokens, token_moments, token_share
+
+
+def discriminators(batch: Batch) -> Tensor:
+    """Returns (B, T) `S = p (H + log p)` of the sampled tokens, float64: p their probability, H the entropy in nats."""
+    logps = batch.logps.double()
+    return logps.exp() * (batch.entropy.double() + logps)
+
+
+def _check_mu(mu: float) -> None:
+    if not 0 <= mu < math.inf:
+        raise ValueError(f"mu: expected a number >= 0, got {mu}")
+
+
+def _penalised(advantages: Tensor, batch: Batch) -> Tensor:
+    """Returns (B, T) booleans, true on the counted tokens with a negative advantage."""
+    return batch.mask.bool() & (advantages < 0)
+
+
+@dataclass
+class ClipB(Method):
+    """Removes the penalised tokens with `S - mean S < -mu std S`, normalised over the counted tokens of the batch.
+
+    Args:
+        mu: Number of standard deviations below the mean from which a token is removed. The authors use 2.5.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+
+    mu: float = 2.5
+
+    def __post_init__(self) -> None:
+        _check_mu(self.mu)
+
+    def model_card_text(self) -> str:
+        """Returns the method's name, its paper and the threshold."""
+        return f"[Clip_B](https://arxiv.org/abs/2602.03392), mu {self.mu:g}"
+
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
+        """Sets the advantages of the removed tokens to 0."""
+        found = discriminators(batch)
+        mean, std = token_moments(found, batch)
+        removed = _penalised(advantages, batch) & (found - mean < -self.mu * std)
+        return ModifiedAdvantages(
+            advantages.masked_fill(removed, 0.0), metrics={"clip-b/removed": token_share(removed, batch)}
+        )
+
+
+@dataclass
+class ClipV(Method):
+    """Removes the penalised tokens with `D > mu std D`, where `D = E[S] - S`.
+
+    E[S] is the mean of p (H + log p) under the policy, `sum of p^2 (H + log p)` over the vocabulary. The deviation is
+    that of the counted tokens of the batch. At most `max_share` of those tokens, rounded down but at least one, are
+    removed: those with the largest D.
+
+    Args:
+        mu: Number of standard deviations from which a token is removed. The authors use 8.5.
+        max_share: Largest fraction of the batch's tokens to remove. The authors use 1e-4. 0 removes none.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES, Need.DISCRIMINATOR})
+
+    mu: float = 8.5
+    max_share: float = 1e-4
+
+    def __post_init__(self) -> None:
+        _check_mu(self.mu)
+        check_share("max_share", self.max_share)
+
+    def model_card_text(self) -> str:
+        """Returns the method's name, its paper and the settings."""
+        return f"[Clip_V](https://arxiv.org/abs/2602.03392), mu {self.mu:g}, at most {self.max_share:g} of the tokens"
+
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
+        """Sets the advantages of the removed tokens to 0."""
+        excess = batch.statistic(Need.DISCRIMINATOR).double() - discriminators(batch)
+        _, std = token_moments(excess, batch)
+        candidates = _penalised(advantages, batch) & (excess > self.mu * std)
+        removed = lowest(-excess, candidates, number_of_tokens(self.max_share, batch), batch)
+        metrics = {"clip-v/candidates": token_share(candidates, batch), "clip-v/removed": token_share(removed, batch)}
+        return ModifiedAdvantages(advantages.masked_fill(removed, 0.0), metrics=metrics)

@@ -1,0 +1,190 @@
+"""Clip_B and Clip_V: choices by hand, over ranks, the statistic of the head, the gradient in plain loops, resuming."""
+
+import math
+from statistics import fmean, pstdev
+
+import pytest
+import torch
+from fused_heads import HEADS, IDS, PROMPTS, RESPONSE, TURNS, head_of
+from method_batches import batch_of, check_two_ranks
+from plain_steps import assert_gradient, plain_tokens, step_of
+from run_kit import assert_bit_equal, logged, resumable, weights
+from trainer_kit import compute_in_float64, make_config, make_episodes, make_model, make_trainer
+from trl.trainer.utils import add_fused_lm_head
+
+from epo_trl.errors import InputError
+from epo_trl.methods import Need
+from epo_trl.methods.entropy_discriminator import ClipB, ClipV, discriminators
+from epo_trl.trainers.scoring.fused_head import HeadInput, mean_discriminator
+from epo_trl.trainers.scoring.row_scorer import mean_discriminator_at
+from epo_trl.trainers.scoring.turn_forward import score_turns
+from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
+
+
+def with_discriminators(values, means=None):
+    """Returns a batch of two rows, three tokens and two, with these S: p = 1/e and H = 1 + e S give p (H + log p)."""
+    entropy = 1 + math.e * torch.tensor(values, dtype=torch.float64)
+    return batch_of(
+        [[0, 0, 1], [0, 0, -1]], logps=torch.full_like(entropy, -1.0), entropy=entropy, mean_discriminator=means
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- by hand
+
+
+def test_clip_b_by_hand():
+    """S is 1, 1, 1, 1, 0: mean 0.8, population deviation 0.4, so the last lies two below; 1.79 by the sample's."""
+    batch = with_discriminators([[1.0, 1.0, 1.0], [1.0, 0.0, -9.0]])
+    torch.testing.assert_close(discriminators(batch)[1, :2], torch.tensor([1.0, 0.0], dtype=torch.float64))
+    negative = torch.tensor([[-1.0, 2.0, -3.0], [4.0, -5.0, -6.0]])
+    removed = ClipB(mu=1.95).modify_advantages(negative, batch)
+    assert removed.advantages.tolist() == [[-1.0, 2.0, -3.0], [4.0, 0.0, -6.0]]
+    assert removed.metrics == {"clip-b/removed": pytest.approx(1 / 5)}
+    for mu, advantages in ((2.05, negative), (1.95, negative.abs()), (1.95, 0 * negative)):
+        kept = ClipB(mu=mu).modify_advantages(advantages, batch)
+        assert torch.equal(kept.advantages, advantages) and kept.metrics == {"clip-b/removed": 0.0}
+
+
+def test_clip_v_by_hand():
+    """All S are 0, so D is E[S]: 4, 2, 2, 0, 2 with a population deviation of sqrt(8 / 5) = 1.265, not centred."""
+    batch = with_discriminators([[0.0] * 3, [0.0] * 3], [[4.0, 2.0, 2.0], [0.0, 2.0, 99.0]])
+    negative = torch.tensor([[-1.0, -1.0, 1.0], [-1.0, -1.0, -1.0]])
+
+    def removed(advantages=negative, **settings):
+        shaped = ClipV(**settings).modify_advantages(advantages, batch)
+        assert torch.equal(shaped.advantages[shaped.advantages != 0], advantages[shaped.advantages != 0])
+        places = (shaped.advantages == 0).nonzero().tolist()
+        assert shaped.metrics["clip-v/removed"] == pytest.approx(len(places) / 5)
+        return places, round(5 * shaped.metrics["clip-v/candidates"])
+
+    assert removed(mu=1.5, max_share=1.0) == ([[0, 0], [0, 1], [1, 1]], 3)
+    assert removed(mu=1.6, max_share=1.0) == ([[0, 0]], 1)
+    assert removed(mu=1.5, max_share=0.59) == ([[0, 0], [0, 1]], 3), "two of five; of equals the first"
+    assert removed(mu=1.5) == ([[0, 0]], 3), "at least one"
+    assert removed(mu=1.5, max_share=0.0) == ([], 3) and removed(mu=3.2, max_share=1.0) == ([], 0)
+    assert removed(-negative, mu=1.5, max_share=1.0) == ([[0, 2]], 1)
+
+
+@pytest.mark.parametrize("method", [ClipB(mu=0.5), ClipV(mu=0.5, max_share=0.1), ClipV(mu=0.1, max_share=1.0), ClipV()])
+def test_two_ranks_remove_what_one_does(method):
+    check_two_ranks(method)
+
+
+# -------------------------------------------------------------------------------------------- the statistic of the head
+
+
+def test_the_mean_of_the_discriminator_by_hand():
+    p = [0.5, 0.3, 0.2]
+    entropy = -sum(x * math.log(x) for x in p)
+    head, logits = head_of([p, [0.25] * 3])
+    by_hand = sum(x * x * (entropy + math.log(x)) for x in p)
+    assert mean_discriminator(head).tolist() == pytest.approx([by_hand, 0.0], abs=1e-12)
+    rising = logits.detach().requires_grad_()
+    log_p = rising.log_softmax(-1)
+    (slope,) = torch.autograd.grad(-(log_p.exp() * log_p).sum(), rising)
+    torch.testing.assert_close(mean_discriminator(head), -(log_p.exp() * slope).sum(-1).detach())  # dH/dz = -S
+
+
+def test_it_is_computed_in_parts(monkeypatch):
+    torch.manual_seed(0)
+    head = HeadInput(torch.randn(7, 4), torch.randn(12, 4), torch.randn(12), 0.7, 2.0, 1.3)
+    whole = mean_discriminator(head)
+    monkeypatch.setattr("epo_trl.trainers.scoring.fused_head.CHUNK", 30)
+    torch.testing.assert_close(mean_discriminator(head), whole)
+    assert mean_discriminator(HeadInput(head.hidden[:0], head.weight, None, 1.0, None, 1.0)).shape == (0,)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_it_is_what_the_whole_distribution_gives(head):
+    model, temperature = HEADS[head](), 0.7
+    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=False))
+    wanted = torch.zeros(batch.labels[:, 1:].shape, dtype=torch.float64)
+    for i, length in enumerate(batch.lengths.tolist()):
+        log_p = (model(batch.input_ids[i, :length][None]).logits[0, :-1].double() / temperature).log_softmax(-1)
+        entropy = -(log_p.exp() * log_p).sum(-1, keepdim=True)
+        wanted[i, : length - 1] = ((2 * log_p).exp() * (entropy + log_p)).sum(-1)
+    wanted = (wanted * (batch.labels[:, 1:] != -100)).detach()
+    add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
+    got = score_turns(model, batch, statistics={Need.DISCRIMINATOR: mean_discriminator_at}).head[Need.DISCRIMINATOR]
+    assert not got.requires_grad and wanted.abs().max() > 0.005
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_only_collection_pays_for_it(tmp_path):
+    trainer = make_trainer(tmp_path, entropy_method=["clip-v"])
+    trainer.play = lambda tasks, **kwargs: make_episodes()
+    seen, loss = [], trainer.methods["clip-v"].loss
+    trainer.methods["clip-v"].loss = lambda micro: seen.append(micro) or loss(micro)
+    trainer.args.max_steps = 1
+    trainer.train()
+    assert len(seen) == 1 and not seen[0].head
+    with pytest.raises(InputError, match="needs: .*DISCRIMINATOR"):
+        seen[0].statistic(Need.DISCRIMINATOR)
+
+
+# --------------------------------------------------------------------------------------------------------- in a trainer
+
+
+def removed_by_clip_b(tokens, mu):
+    found = [float(t.logp.exp() * (t.entropy + t.logp)) for t in tokens]
+    cut = fmean(found) - mu * pstdev(found)
+    return {i for i, (token, s) in enumerate(zip(tokens, found, strict=True)) if s < cut and token.advantage < 0}
+
+
+def removed_by_clip_v(tokens, mu, number):
+    found = []
+    for token in tokens:
+        s = token.log_p.exp() * (token.entropy + token.log_p)
+        found.append(float((token.log_p.exp() * s).sum() - token.logp.exp() * (token.entropy + token.logp)))
+    cut = mu * pstdev(found)
+    over = [i for i, (token, d) in enumerate(zip(tokens, found, strict=True)) if d > cut and token.advantage < 0]
+    assert len(over) > number
+    return set(sorted(over, key=lambda i: -found[i])[:number])
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+@pytest.mark.parametrize(
+    ("name", "settings", "removed"),
+    [
+        ("clip-b", {"mu": 0.1}, lambda tokens: removed_by_clip_b(tokens, 0.1)),
+        ("clip-v", {"mu": 0.5, "max_share": 0.06}, lambda tokens: removed_by_clip_v(tokens, 0.5, 2)),
+    ],
+)
+def test_the_gradient_is_that_of_plain_loops(tmp_path, monkeypatch, name, settings, removed, context, micro_batches):
+    """Without the removed tokens, which still count in the mean over the 39."""
+    compute_in_float64(monkeypatch)
+    got = step_of(tmp_path, context, micro_batches, entropy_method=[name], method_kwargs={name: settings})
+    model = make_model().double()
+    tokens = plain_tokens(model, context)
+    without = removed(tokens)
+    assert len(tokens) == 39 and 1 <= len(without) < 20
+    loss = -sum(token.advantage * token.logp for i, token in enumerate(tokens) if i not in without) / 39
+    assert_gradient(got, model, loss)
+
+
+@pytest.mark.parametrize(("name", "settings"), [("clip-b", {"mu": 0.1}), ("clip-v", {"mu": 0.5, "max_share": 0.1})])
+def test_a_run_resumes_bit_equal_inside_a_batch(tmp_path, name, settings):
+    given = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "save_steps": 3, "entropy_method": [name],
+             "method_kwargs": {name: settings}, "epo_lambda": 0.0}  # fmt: skip
+    runs = [resumable(tmp_path / "run", **given) for _ in range(2)]
+    for run in runs:
+        run.play = lambda tasks, **kwargs: make_episodes()
+    runs[0].train()
+    runs[1].train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    assert_bit_equal(*map(weights, runs))
+    straight, resumed = (logged(run, f"{name}/removed") for run in runs)
+    assert straight == resumed and len(straight) == 3 and 0 < straight[0] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("clip-b", {"mu": -1}, "mu: expected a number >= 0.*got -1"),
+        ("clip-v", {"mu": "inf"}, "mu: expected a number >= 0.*got inf"),
+        ("clip-v", {"max_share": 1.5}, "max_share: expected a number from 0 to 1.*got 1.5"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, name, settings, message):
+    with pytest.raises(ValueError, match=f"method_kwargs, '{name}': {message}"):
+        make_config(tmp_path, entropy_method=name, method_kwargs={name: settings})
