@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 
@@ -69,11 +70,9 @@ def test_a_copy_of_a_config_trains_in_an_empty_folder(tmp_path):
     words = ["--config", "mine.yaml", "--model_name_or_path", "tiny", "--from_scratch", "--max_steps", "1"]
     small = ["--gradient_accumulation_steps", "1", "--max_turns", "2", "--eval_strategy", "no"]
     small += ["--eval_on_start", "false"]
-    done = subprocess.run(
-        [sys.executable, "-m", "epo_trl.cli", "train", *words, *small, "--output_dir", "run"],
-        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    command = ["-m", "epo_trl.cli", "train", *words, *small, "--output_dir", "run"]
+    done = forked.run(command, cwd=tmp_path, log=tmp_path / "log.txt")
+    assert done.returncode == 0, done.stdout
     assert (tmp_path / "run" / "_finished.json").is_file()
 
 

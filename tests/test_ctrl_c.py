@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 from run_kit import checkpoints
 from trainer_kit import make_trainer
@@ -180,14 +181,17 @@ def test_a_second_ctrl_c_ends_make_train_and_its_recipe_at_once(recipes, tmp_pat
 LONG = ("--episodes", "64", "--max_steps", "2000", "--logging_steps", "1", "--report_to", "none", "--seed", "0")
 
 
-def imitate(folder, *words):
-    return start(
-        folder, "-m", "epo_trl.cli", "sft", *words, "--config", "trap/sft_tiny_cpu", "--output_dir", "run", *LONG
-    )
+def imitate(folder, *words, fork=False):
+    command = ["-m", "epo_trl.cli", "sft", *words, "--config", "trap/sft_tiny_cpu", "--output_dir", "run", *LONG]
+    if fork:
+        log = folder / "log.txt"
+        return forked.start(command, cwd=folder, log=log), log
+    return start(folder, *command)
 
 
 @pytest.mark.slow
 def test_the_command_saves_and_ends_with_130_and_goes_on_afterwards(tmp_path):
+    """Without a warning of any library."""
     process, log = imitate(tmp_path)
     wait_for(process, log, "'loss'")
     os.killpg(process.pid, signal.SIGINT)
@@ -195,17 +199,17 @@ def test_the_command_saves_and_ends_with_130_and_goes_on_afterwards(tmp_path):
     said = log.read_text()
     (saved,) = checkpoints(tmp_path / "run")
     assert said.count(STOPPING) == 1 and "Traceback" not in said and said.rstrip().splitlines()[-1].strip()
-    step = int(saved.partition("-")[2])
-    again, log = imitate(tmp_path)
+    assert [line for line in said.splitlines() if "warn" in line.lower()] == []
+    again, log = imitate(tmp_path, fork=True)
     wait_for(again, log, "'loss'")
     os.killpg(again.pid, signal.SIGINT)
     assert end_of(again) == 130
-    assert max(int(name.partition("-")[2]) for name in checkpoints(tmp_path / "run")) > step
+    assert max(int(name.partition("-")[2]) for name in checkpoints(tmp_path / "run")) > int(saved.partition("-")[2])
 
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_ends_the_command_at_once(tmp_path):
-    process, log = imitate(tmp_path)
+    process, log = imitate(tmp_path, fork=True)
     wait_for(process, log, "'loss'")
     os.kill(process.pid, signal.SIGINT)
     wait_for(process, log, STOPPING)

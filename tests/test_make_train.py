@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 
+import forked
 import pytest
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -64,12 +65,20 @@ def test_a_run_that_failed_is_not_taken_for_ended(make_train, started, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_finished_folder_is_refused_for_another_run(make_train, tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("PYTHONPATH", str(RECIPES.parent))
+def test_a_finished_folder_is_refused_for_another_run(make_train, tmp_path, monkeypatch):
+    said = []
+
+    def in_a_fork(command, check):
+        done = forked.run(command[1:], cwd=tmp_path, log=tmp_path / "log.txt")
+        said.append(done.stdout)
+        done.check_returncode()
+
+    monkeypatch.setattr(make_train.subprocess, "run", in_a_fork)
     sizes = ("--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1", "--report_to", "none")
     sizes += ("--model_name_or_path", "tiny", "--from_scratch")
-    make_train.run("train.py", EXAMPLE, tmp_path, 0, *sizes, "--max_steps", "1")
+    make_train.run("train.py", EXAMPLE, tmp_path / "run", 0, *sizes, "--max_steps", "1")
     with pytest.raises(subprocess.CalledProcessError):
-        make_train.run("train.py", EXAMPLE, tmp_path, 0, *sizes, "--max_steps", "2")
-    assert "is finished; it was made with other settings" in (said := capfd.readouterr().err)
-    assert "max_steps: 1 in the checkpoint, 2 now" in said
+        make_train.run("train.py", EXAMPLE, tmp_path / "run", 0, *sizes, "--max_steps", "2")
+    assert (
+        "is finished; it was made with other settings" in said[1] and "max_steps: 1 in the checkpoint, 2 now" in said[1]
+    )

@@ -1,12 +1,11 @@
 """Bring your own environment: it is found, it trains, and what it lacks is said before anything is trained."""
 
-import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import forked
 import pytest
 from rollout_parts import byte_tokenizer
 from trl import ModelConfig, SFTConfig
@@ -70,17 +69,11 @@ def test_the_example_trains_from_any_folder_with_its_critic_in_workers_of_its_ow
     for name in ("my_env.py", "tiny_cpu.yaml"):
         shutil.copy(EXAMPLE / name, tmp_path)
     sizes = ["--max_steps", "2", "--num_generations", "1", "--per_device_train_batch_size", "2"]
-    done = subprocess.run(
-        [sys.executable, str(RECIPES / "train.py"), "--config", "tiny_cpu.yaml", "--algorithm", "ppo"]
-        + ["--model_name_or_path", "tiny", "--from_scratch"]
-        + [*sizes, "--gradient_accumulation_steps", "1", "--env_workers", "1", "--report_to", "none"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(RECIPES.parent)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "step    2" in done.stdout + done.stderr
+    words = [RECIPES / "train.py", "--config", "tiny_cpu.yaml", "--algorithm", "ppo", "--report_to", "none", *sizes]
+    words += ["--model_name_or_path", "tiny", "--from_scratch", "--env_workers", "1"]
+    done = forked.run([*words, "--gradient_accumulation_steps", "1"], cwd=tmp_path, log=tmp_path / "log.txt")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "step    2" in done.stdout
     assert (tmp_path / "runs" / "guess" / "grpo" / "model.safetensors").is_file()
 
 

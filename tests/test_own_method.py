@@ -1,10 +1,9 @@
 """The method of recipes/my_method, which CONTRIBUTING.md shows: by hand, and in a run of the recipe."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -47,15 +46,14 @@ def test_contributing_shows_the_file_as_it_is():
 @pytest.mark.slow
 def test_the_recipe_runs_with_it(tmp_path):
     command = [
-        sys.executable, str(ROOT / "recipes" / "alfworld_grpo_epo.py"),
-        "--config", str(ROOT / "recipes" / "alfworld" / "tiny_cpu.yaml"),
+        ROOT / "recipes" / "alfworld_grpo_epo.py", "--config", ROOT / "recipes" / "alfworld" / "tiny_cpu.yaml",
         "--policy_method", "my_method:NoRepeats", "--method_kwargs", '{"my_method:NoRepeats": {"penalty": 0.1}}',
-        "--output_dir", str(tmp_path), "--max_steps", "2", "--max_turns", "3", "--gradient_accumulation_steps", "1",
+        "--output_dir", tmp_path / "run", "--max_steps", "2", "--max_turns", "3", "--gradient_accumulation_steps", "1",
         "--model_name_or_path", "tiny", "--from_scratch",
         "--n_train", "8", "--n_iid", "2", "--n_ood", "2", "--report_to", "none", "--eval_strategy", "no",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, cwd=FOLDER, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = forked.run(command, cwd=FOLDER, log=tmp_path / "log.txt")
+    assert done.returncode == 0, done.stdout[-3000:]
     (state,) = tmp_path.rglob("trainer_state.json")
     shares = [line["no_repeats/share"] for line in json.loads(state.read_text())["log_history"] if "loss" in line]
     assert len(shares) == 2 and all(0 <= share <= 1 for share in shares)

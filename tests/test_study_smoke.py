@@ -1,15 +1,14 @@
 """The smallest study with the real recipes, and the results in the repository."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from epo_trl.cli import main
 from epo_trl.study.config import load_study
 from epo_trl.study.run_plan import plan
 from epo_trl.study.runner import Places, known_record
+from epo_trl.study.study_progress import LOG
 from epo_trl.study.study_report import write_report
 
 ROOT = Path(__file__).parents[1]
@@ -17,15 +16,25 @@ SMOKE = Path("studies/smoke.yaml")
 
 
 @pytest.mark.slow
-def test_a_study_runs_from_its_warm_starts_to_its_report(tmp_path):
-    """That a kill changes nothing: tests/test_study.py for the study, tests/test_resume.py for its runs."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "epo_trl.cli", "study", str(SMOKE), "--seeds", "0"]
-    places = ["--runs-dir", str(tmp_path / "runs"), "--results-dir", str(tmp_path / "results")]
-    subprocess.run([*command, *places], cwd=ROOT, env=environment, check=True, timeout=600)
-    assert {path.stem for path in (tmp_path / "results" / "runs").iterdir()} == {"grpo-seed0", "epo-seed0"}
-    assert "| grpo | 1 | " in (tmp_path / "results" / "report.md").read_text()
-    assert (tmp_path / "results" / "curves.png").stat().st_size > 10_000
+def test_a_study_runs_from_its_warm_start_to_its_report_without_a_warning(tmp_path, monkeypatch):
+    """With one of its arms; several, and what a kill changes: tests/test_study.py with a recipe that does nothing."""
+    monkeypatch.chdir(ROOT)
+    for name, value in {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("PYTHONWARNINGS", "DS_ACCELERATOR"):
+        monkeypatch.delenv(name, raising=False)
+    runs, results = tmp_path / "runs", tmp_path / "results"
+    small = tmp_path / "smoke.yaml"
+    assert (text := SMOKE.read_text()).count("max_steps: 12") == 1
+    small.write_text(text.replace("max_steps: 12", "max_steps: 4"))
+    places = ["--runs-dir", str(runs), "--results-dir", str(results)]
+    assert main(["study", str(small), "--seeds", "0", "--arms", "epo", *places]) == 0
+    assert [path.stem for path in (results / "runs").iterdir()] == ["epo-seed0"]
+    assert "| epo | 1 | " in (results / "report.md").read_text()
+    assert (results / "curves.png").stat().st_size > 10_000
+    logs = {log.parent.name: log.read_text() for log in runs.rglob(LOG)}
+    assert len(logs) == 2 and all("'loss'" in said or "step " in said for said in logs.values())
+    assert [line for said in logs.values() for line in said.splitlines() if "warn" in line.lower()] == []
 
 
 def test_the_committed_results_give_the_committed_report(tmp_path, monkeypatch):
