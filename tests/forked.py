@@ -22,7 +22,12 @@ ROOT = Path(__file__).parents[1]
 
 def run(words: Sequence[Any], *, cwd: Path, log: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs `python WORDS...` to its end, and returns what it printed, to both streams."""
-    return subprocess.CompletedProcess(words, start(words, cwd=cwd, log=log, **env).wait(), log.read_text())
+    process = start(words, cwd=cwd, log=log, **env)
+    try:
+        return subprocess.CompletedProcess(words, process.wait(), log.read_text())
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 class Fork:
@@ -37,12 +42,11 @@ class Fork:
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
 
-    def wait(self, seconds: float = 600) -> int:
-        end = time.monotonic() + seconds
+    def wait(self, seconds: float | None = None) -> int:
+        end = time.monotonic() + (600 if seconds is None else seconds)
         while (code := self.poll()) is None:
             if time.monotonic() > end:
-                os.killpg(self.pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(str(self.pid), seconds)
+                raise subprocess.TimeoutExpired(str(self.pid), end)
             time.sleep(0.01)
         return code
 
@@ -68,10 +72,11 @@ def start(words: Sequence[Any], *, cwd: Path, log: Path, **env: str) -> Fork:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except KeyboardInterrupt:
-        code = 130
-    except BaseException:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException as error:
         traceback.print_exc()
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -94,6 +99,8 @@ def _forget_the_tests(cwd: Path, log: Path, env: Mapping[str, str]) -> None:
     for name, module in list(sys.modules.items()):
         if str(ROOT / "recipes") in str(getattr(module, "__file__", "")):
             del sys.modules[name]
+    for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "PYTEST_"))]:
+        del os.environ[name]
     os.environ.update(env)
     os.chdir(cwd)
     paths = env.get("PYTHONPATH", "").split(os.pathsep)

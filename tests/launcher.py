@@ -8,10 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from distributed_worker import WORLD
 from filelock import FileLock
@@ -29,13 +30,14 @@ def free_port() -> int:
 
 
 def launch(
-    script: str, runs: Sequence[str], folder: Path, *arguments: str, timeout_seconds: float = TIMEOUT_SECONDS
-) -> None:
+    script: str, runs: Sequence[str], folder: Path, *arguments: str, timeout_seconds: float = TIMEOUT_SECONDS,
+    start: Callable[..., Any] = forked.start,
+) -> None:  # fmt: skip
     """Runs one process per rank; kills them all and shows what they wrote if one fails or time is up."""
-    words = [sys.executable, str(TESTS / script), ",".join(runs), str(folder), *arguments]
+    words = [str(TESTS / script), ",".join(runs), str(folder), *arguments]
     env = {**_environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD)}
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD)} for rank in range(WORLD)]
-    _run([(words, {**env, **rank}) for rank in ranks], folder, "rank", timeout_seconds)
+    _run([(words, {**env, **rank}) for rank in ranks], folder, "rank", timeout_seconds, start)
 
 
 def launch_nodes(
@@ -53,11 +55,11 @@ def launch_nodes(
     port = str(free_port())
     commands = []
     for rank, host in enumerate(("127.0.0.1", "localhost")):
-        words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+        words = ["-m", "accelerate.commands.launch", "--config_file", str(config)]
         words += ["--num_processes", str(WORLD), "--mixed_precision", "no", "--machine_rank", str(rank)]
         words += ["--main_process_ip", host, "--main_process_port", port]
         commands.append(([*words, str(TESTS / script), ",".join(runs), str(folder)], _environment()))
-    _run(commands, folder, "node", timeout_seconds)
+    _run(commands, folder, "node", timeout_seconds, start_program)
 
 
 def _environment() -> dict[str, str]:
@@ -68,13 +70,20 @@ def _environment() -> dict[str, str]:
     }  # fmt: skip
 
 
-def _run(commands: Sequence[tuple[list[str], dict[str, str]]], folder: Path, name: str, timeout_seconds: float) -> None:
+def start_program(words: Sequence[str], *, cwd: Path, log: Path, **env: str) -> subprocess.Popen[bytes]:
+    """Starts `python WORDS...` as `forked.start` does, but with all its imports."""
+    words = [sys.executable, *words]
+    return subprocess.Popen(words, cwd=cwd, env=env, stdout=log.open("w"), stderr=subprocess.STDOUT, process_group=0)
+
+
+def _run(
+    commands: Sequence[tuple[list[str], dict[str, str]]], folder: Path, name: str, timeout_seconds: float,
+    start: Callable[..., Any],
+) -> None:  # fmt: skip
     processes, logs = [], [folder / f"{name}{number}.log" for number in range(len(commands))]
     try:
         for (words, env), log in zip(commands, logs, strict=True):
-            processes.append(
-                subprocess.Popen(words, env=env, stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True)
-            )
+            processes.append(start(words, cwd=Path.cwd(), log=log, **env))
         end = time.monotonic() + timeout_seconds
         while any(p.poll() is None for p in processes) and time.monotonic() < end:
             if any(p.poll() for p in processes):
@@ -88,7 +97,7 @@ def _run(commands: Sequence[tuple[list[str], dict[str, str]]], folder: Path, nam
     assert codes == [0] * len(commands), f"exit codes {codes} (None: still running after {timeout_seconds} s)\n{tails}"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Any) -> None:
     """Ends a process that still runs: first in the way in which a launcher ends its ranks too."""
     for sign, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, None)):
         if process.poll() is not None:
@@ -98,8 +107,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(patience)
 
 
-def launched_once(factory: Any, script: str, runs: Sequence[str], *arguments: str, **limits: float) -> Path:
-    """Returns the folder of a launch that all processes of pytest share: most of its time is imports."""
+def launched_once(factory: Any, script: str, runs: Sequence[str], *arguments: str, **limits: Any) -> Path:
+    """Returns the folder of a launch that all processes of pytest share."""
     base = factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder = shared / Path(script).stem

@@ -2,7 +2,7 @@
 
 import pytest
 from distributed_worker import TABLE, WORLD
-from launcher import launched_once
+from launcher import launched_once, start_program
 from test_distributed import (  # noqa: F401
     critic,
     left_by,
@@ -23,7 +23,7 @@ RUNS = ["ddp-grpo", "ddp-ppo-separate", "ddp-ppo-value_head", "ddp-dapo-30", "dd
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
     """Returns a function that gives the folder of a run, and what both ranks wrote there."""
-    folder = launched_once(tmp_path_factory, "device/ranks.py", RUNS, timeout_seconds=1200)
+    folder = launched_once(tmp_path_factory, "device/ranks.py", RUNS, timeout_seconds=1200, start=start_program)
     return lambda run: left_by(folder / run)
 
 
