@@ -66,12 +66,14 @@ CASES = {
     "kl-cov": Case({"share": 0.2}, {"coefficient": 0.0}, TWO_UPDATES, TWO_UPDATES),
     "clip-b": Case({"mu": 0.1}, neutral={"mu": 1e9}),
     "clip-v": Case({"mu": 0.5, "max_share": 0.1}, neutral={"max_share": 0.0}),
+    "high-entropy": Case(neutral={"share": 1.0}),
     "steer": Case({"min_weight": 0.2}, neutral={"min_weight": 1.0}),
     "entrocraft": Case(neutral={"low_start": 0.0, "low_end": 0.0, "high_start": 1e9, "high_end": 1e9}),
     "aepo": Case(neutral={"alpha": 0.0, "keep_clipped": False}),
     # policy_method
     "dapo": Case(fields={"max_resamples": 0}, neutral={"overlong_penalty": 0.0}, neutral_fields={"max_resamples": 0}),
     "gspo": Case(),
+    "turn-mean": Case(),
 }
 
 

@@ -50,6 +50,7 @@ METHODS: dict[str, dict[str, str]] = {
         "kl-cov": "epo_trl.methods.covariance:KLCov",
         "clip-b": "epo_trl.methods.entropy_discriminator:ClipB",
         "clip-v": "epo_trl.methods.entropy_discriminator:ClipV",
+        "high-entropy": "epo_trl.methods.high_entropy:HighEntropy",
         "steer": "epo_trl.methods.steer:STEER",
         "entrocraft": "epo_trl.methods.entrocraft:Entrocraft",
         "aepo": "epo_trl.methods.aepo:AEPO",
@@ -57,6 +58,7 @@ METHODS: dict[str, dict[str, str]] = {
     "policy_method": {
         "dapo": "epo_trl.methods.dapo:DAPO",
         "gspo": "epo_trl.methods.gspo:TurnGSPO",
+        "turn-mean": "epo_trl.methods.turn_mean:TurnMean",
     },
 }
 

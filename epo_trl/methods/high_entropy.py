@@ -1,0 +1,53 @@
+"""The policy gradient of the tokens with the highest entropy alone (arXiv 2506.01939, "Beyond the 80/20 Rule")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
+from epo_trl.methods.token_statistics import check_share, lowest, number_of_tokens, token_share
+
+
+@dataclass
+class HighEntropy(Method):
+    """Sets the advantage of all tokens to 0 except the `share` with the highest entropy in the whole batch.
+
+    Entropies are those under the behaviour policy. The share is that of the counted tokens of all ranks, rounded down
+    but at least one token. As in the paper, the other tokens still count in the mean.
+
+    Args:
+        share: Fraction of the tokens with a policy gradient. The paper uses 0.2. 1 keeps all.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_share("share", self.share)
+        if not self.share:
+            raise ValueError(
+                f"share: expected a number above 0, got {self.share}. It would remove the policy gradient."
+            )
+
+    def check(self, args: Any) -> None:
+        """Rejects TRL's own selection beside this one."""
+        if args.top_entropy_quantile != 1.0:
+            raise ValueError(
+                f"top_entropy_quantile: expected 1.0 with 'high-entropy', got {args.top_entropy_quantile}: both select "
+                "tokens by entropy"
+            )
+
+    def model_card_text(self) -> str:
+        """Returns the paper and the share."""
+        return f"[high-entropy tokens](https://arxiv.org/abs/2506.01939) alone, share {self.share:g}"
+
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
+        """Sets the advantages of the other tokens to 0."""
+        kept = lowest(-batch.entropy, batch.mask.bool(), number_of_tokens(self.share, batch), batch)
+        return ModifiedAdvantages(
+            advantages.masked_fill(~kept, 0.0), metrics={"high-entropy/kept": token_share(kept, batch)}
+        )

@@ -1,0 +1,58 @@
+"""A policy loss that is a mean over turns instead of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epo_trl.methods.base import Batch, Method, ModifiedAdvantages
+from epo_trl.methods.token_statistics import on_tokens, token_extremes, turn_lengths
+
+MEANS = ("turns", "episodes")
+LOSSES = ("dapo", "cispo", "vespo")  # means over the tokens of the whole batch
+
+
+@dataclass
+class TurnMean(Method):
+    """`A' = A * N * w`: the loss, a mean over the N counted tokens of the batch, becomes `sum of w * loss of a token`.
+
+    w is the weight of a token in a mean over tokens of each turn, then over turns. Every policy loss of TRL is
+    proportional to the advantage, so a weight on a token's loss is a weight on its advantage. The weights depend on
+    the whole batch, on all ranks, and the mean of `N * w` over the tokens is 1.
+
+    Args:
+        over: `"turns"`, the mean over all turns of the batch, as with one sequence per turn; or `"episodes"`, the mean
+            over the turns of each episode, then over episodes, as EPO's terms (arXiv 2509.22576, Eq. 4).
+    """
+
+    over: str = "turns"
+
+    def __post_init__(self) -> None:
+        if self.over not in MEANS:
+            raise ValueError(f"over: expected one of {MEANS}, got {self.over!r}")
+
+    def check(self, args: Any) -> None:
+        """Rejects losses that are no mean over the tokens of the whole batch."""
+        if args.loss_type not in LOSSES:
+            raise ValueError(
+                f"loss_type: expected one of {LOSSES} with 'turn-mean', got {args.loss_type!r}, which is no mean over "
+                "the tokens of the whole batch. Set loss_type: dapo."
+            )
+
+    def model_card_text(self) -> str:
+        """Returns the mean."""
+        return f"a policy loss averaged over {self.over}"
+
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
+        """Multiplies each advantage by the token's weight in the mean over turns, relative to that in TRL's mean."""
+        lengths = turn_lengths(batch)
+        divisors = lengths * (lengths > 0).sum(1, keepdim=True) if self.over == "episodes" else lengths
+        weights = batch.mask / on_tokens(divisors, batch).clamp(min=1)
+        tokens, total = batch.ranks.sum(torch.stack([lengths.sum(), weights.sum()])).tolist()
+        factors = weights * (tokens / max(total, 1.0))
+        low, high = token_extremes(factors, batch)
+        metrics = {"turn-mean/factor_min": low, "turn-mean/factor_max": high}
+        return ModifiedAdvantages(advantages * factors.to(advantages.dtype), metrics=metrics)

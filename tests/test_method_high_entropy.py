@@ -1,0 +1,88 @@
+"""Policy gradients of the tokens with the highest entropy: by hand, over ranks, in plain loops, and TRL's selection."""
+
+import pytest
+import torch
+from method_batches import batch_of, check_two_ranks
+from plain_steps import assert_gradient, plain_tokens, step_of
+from run_kit import assert_bit_equal, logged, resumable, weights
+from trainer_kit import compute_in_float64, difference, largest, make_config, make_episodes, make_model
+
+from epo_trl.methods.high_entropy import HighEntropy
+
+ADVANTAGES = torch.tensor([[1.0, -2.0, 3.0, 9.0], [-4.0, 5.0, 9.0, 9.0]])
+KEPT = {
+    0.2: [[0, 1, 0], [0, 0, 0]],
+    0.59: [[0, 1, 0], [1, 0, 0]],  # two of five, rounded down
+    0.6: [[0, 1, 1], [1, 0, 0]],
+    0.01: [[0, 1, 0], [0, 0, 0]],  # at least one
+    1.0: [[1, 1, 1], [1, 1, 0]],  # also a token without entropy
+}
+
+
+@pytest.mark.parametrize(("share", "kept"), KEPT.items(), ids=str)
+def test_by_hand(share, kept):
+    """What the mask leaves out is in no share, whatever its entropy is."""
+    entropy = [[0.1, 2.0, 0.3, 9.0], [1.0, 0.0, 9.0, 9.0]]
+    batch = batch_of([[0, 0, 1, 1], [0, 0, 0, -1]], mask=[[1, 1, 1, 0], [1, 1, 0, 0]], entropy=entropy)
+    shaped = HighEntropy(share).modify_advantages(ADVANTAGES, batch)
+    assert torch.equal(shaped.advantages[:, :3], ADVANTAGES[:, :3] * torch.tensor(kept))
+    assert shaped.metrics == {"high-entropy/kept": pytest.approx(sum(map(sum, kept)) / 5)}
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_two_ranks_keep_what_one_does(share):
+    check_two_ranks(HighEntropy(share))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+def test_the_gradient_is_that_of_plain_loops(tmp_path, monkeypatch, context, micro_batches):
+    """7 of 39 tokens; the others still count in the mean."""
+    compute_in_float64(monkeypatch)
+    got = step_of(tmp_path, context, micro_batches, entropy_method=["high-entropy"])
+    model = make_model().double()
+    tokens = sorted(plain_tokens(model, context), key=lambda token: -token.entropy)
+    assert len(tokens) == 39
+    assert_gradient(got, model, -sum(token.advantage * token.logp for token in tokens[:7]) / 39)
+
+
+def test_trls_selection_goes_by_the_micro_batch(tmp_path, monkeypatch):
+    """With one micro-batch both keep the same tokens (8 of 39 above TRL's quantile); with four TRL's are others."""
+    compute_in_float64(monkeypatch)
+    whole, cut = (
+        [
+            step_of(tmp_path, "windowed", parts, **changes)
+            for changes in (
+                {"entropy_method": ["high-entropy"], "method_kwargs": {"high-entropy": {"share": 8 / 39}}},
+                {"entropy_method": [], "top_entropy_quantile": 0.2},
+            )
+        ]
+        for parts in (1, 4)
+    )
+    scale = largest(whole[0])
+    assert difference(*whole) < 1e-6 * scale and difference(whole[0], cut[0]) < 1e-6 * scale
+    assert difference(whole[1], cut[1]) > 1e-2 * scale
+
+
+def test_a_run_resumes_bit_equal_inside_a_batch(tmp_path):
+    given = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "save_steps": 3, "epo_lambda": 0.0}
+    runs = [resumable(tmp_path / "run", entropy_method=["high-entropy"], **given) for _ in range(2)]
+    for run in runs:
+        run.play = lambda tasks, **kwargs: make_episodes()
+    runs[0].train()
+    runs[1].train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    assert_bit_equal(*map(weights, runs))
+    assert [logged(run, "high-entropy/kept") for run in runs] == [[pytest.approx(7 / 39)] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method_kwargs": {"high-entropy": {"share": 1.5}}}, "share: expected a number from 0 to 1.*got 1.5"),
+        ({"method_kwargs": {"high-entropy": {"share": 0}}}, "share: expected a number above 0.*got 0"),
+        ({"top_entropy_quantile": 0.2}, "top_entropy_quantile: expected 1.0 with 'high-entropy', got 0.2"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, entropy_method=["high-entropy"], **changes)

@@ -1,0 +1,109 @@
+"""The mean over turns: factors by hand, over ranks, and gradients in plain loops, however the batch is cut."""
+
+from statistics import fmean
+
+import pytest
+import torch
+from method_batches import batch_of, check_two_ranks
+from plain_steps import assert_gradient, plain_tokens, step_of
+from run_kit import assert_bit_equal, logged, resumable, weights
+from trainer_kit import compute_in_float64, make_config, make_episodes, make_model
+
+from epo_trl.methods.turn_mean import TurnMean
+
+
+def test_two_turns_of_1_and_9_tokens_count_a_half_each():
+    """In a mean over 10 tokens their factors are 5 and 5/9."""
+    batch = batch_of([[0] + [1] * 9])
+    for over in ("turns", "episodes"):
+        shaped = TurnMean(over).modify_advantages(torch.ones(1, 10), batch)
+        torch.testing.assert_close(shaped.advantages, torch.tensor([[5.0] + [5 / 9] * 9]))
+        assert shaped.metrics == pytest.approx({"turn-mean/factor_min": 5 / 9, "turn-mean/factor_max": 5.0})
+
+
+@pytest.mark.parametrize(
+    ("over", "shares"),
+    [
+        ("turns", [[1 / 3, 1 / 6, 1 / 6, 0], [1 / 9, 1 / 9, 0, 1 / 9]]),
+        ("episodes", [[1 / 4, 1 / 8, 1 / 8, 0], [1 / 6, 1 / 6, 0, 1 / 6]]),
+    ],
+)
+def test_by_hand(over, shares):
+    """Turns of one and two tokens, then one of three around a prompt's token; a third episode carries no signal."""
+    batch = batch_of(
+        [[0, 1, 1, -1], [0, 0, 0, 0], [0, 0, 1, 1]], mask=[[1, 1, 1, 0], [1, 1, 0, 1], [0, 0, 0, 0]]
+    )  # fmt: skip
+    advantages = torch.tensor([[2.0] * 4, [-3.0] * 4, [7.0] * 4])
+    got = TurnMean(over).modify_advantages(advantages, batch).advantages
+    torch.testing.assert_close(got / 6, advantages * torch.tensor([*shares, [0.0] * 4]))  # 6 tokens
+
+
+def test_nothing_is_a_mean_of_nothing():
+    shaped = TurnMean().modify_advantages(torch.ones(1, 2), batch_of([[0, 0]], mask=[[0, 0]]))
+    assert shaped.advantages.tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("over", ["turns", "episodes"])
+@pytest.mark.parametrize("cut", [3, 4])
+def test_two_ranks_give_the_mean_of_one(over, cut):
+    check_two_ranks(TurnMean(over), cut=cut)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+@pytest.mark.parametrize("over", ["turns", "episodes"])
+def test_the_gradient_is_that_of_plain_loops(tmp_path, monkeypatch, over, context, micro_batches):
+    compute_in_float64(monkeypatch)
+    settings = {"policy_method": ["turn-mean"], "method_kwargs": {"turn-mean": {"over": over}}}
+    assert_gradient(
+        step_of(tmp_path, context, micro_batches, **settings), model := make_model().double(),
+        mean_over(over, plain_tokens(model, context)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", [{"loss_type": "cispo", "epsilon_high": 5.0}, {"loss_type": "vespo"}], ids=str)
+def test_other_losses_over_the_tokens_of_the_batch_have_the_same_mean(tmp_path, monkeypatch, loss):
+    compute_in_float64(monkeypatch)
+    model = make_model().double()
+    got = step_of(tmp_path, "windowed", 4, policy_method=["turn-mean"], **loss)
+    assert_gradient(got, model, mean_over("turns", plain_tokens(model, "windowed")))
+
+
+def mean_over(over, tokens):
+    turns = {}
+    for token in tokens:
+        turns.setdefault((token.row, token.turn), []).append(-token.advantage * token.logp)
+    means = {key: sum(losses) / len(losses) for key, losses in turns.items()}
+    if over == "turns":
+        return sum(means.values()) / len(means)
+    rows = {row for row, _ in means}
+    return sum(average([x for (i, _), x in means.items() if i == row]) for row in rows) / len(rows)
+
+
+def average(values):
+    return sum(values) / len(values)
+
+
+def test_a_run_resumes_bit_equal_inside_a_batch(tmp_path):
+    given = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "save_steps": 3, "epo_lambda": 0.0}
+    runs = [resumable(tmp_path / "run", policy_method=["turn-mean"], **given) for _ in range(2)]
+    for run in runs:
+        run.play = lambda tasks, **kwargs: make_episodes()
+    runs[0].train()
+    runs[1].train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    assert_bit_equal(*map(weights, runs))
+    straight, resumed = (logged(run, "turn-mean/factor_max") for run in runs)
+    lengths = [len(turn.response_ids) for e in make_episodes() if e.is_usable for turn in e.turns]
+    assert straight == resumed == [pytest.approx(fmean(lengths))] * 3, "that of a turn of one token"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method_kwargs": {"turn-mean": {"over": "tokens"}}}, "over: expected one of.*got 'tokens'"),
+        ({"loss_type": "grpo"}, "loss_type: expected one of .*'dapo'.* with 'turn-mean', got 'grpo'"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, policy_method=["turn-mean"], **changes)
