@@ -27,7 +27,7 @@ def serving(sessions):
 
 @pytest.fixture(scope="module")
 def url():
-    with serving(SESSIONS) as address:
+    with serving(SESSIONS) as (address, _):
         yield address
 
 
@@ -136,7 +136,7 @@ def test_it_trains_for_two_steps(context, url, tmp_path):
 
 @pytest.mark.slow
 def test_a_hundred_rounds_on_three_seats_leave_no_session():
-    with serving(3) as address:
+    with serving(3) as (address, _):
         for _ in range(100):
             envs = [build_suite(address).make_env() for _ in range(3)]
             for number, env in enumerate(envs):

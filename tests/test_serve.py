@@ -14,7 +14,7 @@ pytest.importorskip("openenv")
 import websockets
 from datasets import Dataset
 from openenv.core import GenericEnvClient
-from server_process import running_server
+from server_process import served
 from tool_worlds import chat_tokenizer, scripted_model
 from trl import GRPOConfig, GRPOTrainer
 
@@ -29,19 +29,15 @@ PROMPT = [{"role": "user", "content": "Act."}]
 GAMES = "--games generated --n_train 6 --n_iid 2 --n_ood 2".split()
 
 
-def serving(*words):
-    return running_server(lambda port: [sys.executable, "-m", "epo_trl.cli", "serve", *words, "--port", str(port)])
-
-
 @pytest.fixture(scope="module")
 def trap():
-    with serving("trap", "--hatch", "0", "--seats", "3") as url:
+    with served("trap", "--hatch", "0", "--seats", "3") as (url, _):
         yield url
 
 
 @pytest.fixture(scope="module")
 def alfworld():
-    with serving("alfworld", *GAMES, "--seats", str(SEATS)) as url:
+    with served("alfworld", *GAMES, "--seats", str(SEATS)) as (url, _):
         yield url
 
 
@@ -207,7 +203,7 @@ def test_a_full_server_refuses_and_a_killed_client_frees_its_seats(trap):
 
 @pytest.mark.slow
 def test_an_idle_session_loses_its_seat():
-    with serving("trap", "--seats", "1", "--idle_timeout", "1") as url:
+    with served("trap", "--seats", "1", "--idle_timeout", "1") as (url, _):
         suite = client_suite(url, train_tasks=5)
         env = suite.make_env()
         env.reset(options={"task_id": "train/0"})
@@ -260,7 +256,7 @@ def test_trl_s_trainer_plays_the_served_games(tmp_path):
     wrong = next(action for action in info["admissible_actions"] if action != right)
     tokenizer = chat_tokenizer(["You are an agent and act by calling tools", call])
     model = scripted_model(tokenizer, [call.format(right), call.format(wrong)])
-    with serving("trap", "--rooms", "1", "--doors", "2", "--hatch", "0", "--seats", "8") as Remote.url:
+    with served("trap", "--rooms", "1", "--doors", "2", "--hatch", "0", "--seats", "8") as (Remote.url, _):
         trainer = GRPOTrainer(
             model,
             train_dataset=Dataset.from_list([{"prompt": PROMPT, "index": index} for index in range(8)]),

@@ -10,6 +10,8 @@ import pytest
 from epo_trl.cli import main
 from epo_trl.envs import EnvError, TaskSuite, TextEnv
 from epo_trl.envs.adapters.openenv_server import GameSession, ServedGames
+from epo_trl.envs.alfworld import GeneratedAlfworld
+from epo_trl.envs.trap import TrapSuite
 
 
 class Count(TextEnv):
@@ -160,6 +162,16 @@ def test_all_sessions_play_in_one_thread_and_a_closed_one_frees_its_environment_
             asyncio.run(call)
     asyncio.run(games.call(lambda: None))  # after the closes
     assert len(Count.threads) == 1 and Count.closed == 3
+
+
+def test_an_instant_suite_is_called_without_a_thread():
+    suite = Counts()
+    suite.instant = True
+    Count.threads.clear()
+    play(GameSession(ServedGames(suite), SimpleNamespace, SimpleNamespace, SimpleNamespace), "a", seed=0)
+    assert Count.threads == {threading.get_ident()}
+    assert TrapSuite().instant and GeneratedAlfworld(1, 0, 0).instant
+    assert not GeneratedAlfworld(1, 0, 0, engine="textworld").instant
 
 
 def test_tasks_can_be_listed():

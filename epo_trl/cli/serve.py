@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -78,6 +79,7 @@ def main(argv: Sequence[str]) -> int:
     app = make_app(games, seats=args.seats, idle_timeout_seconds=args.idle_timeout)
     import uvicorn  # comes with openenv
 
+    logging.getLogger("uvicorn.error").addFilter(is_no_disconnect)
     say(f"serving {argv[0]} at http://{args.host}:{args.port}, {args.seats} seats; Ctrl-C ends it")
     sys.stdout.flush()
     uvicorn.run(
@@ -85,6 +87,12 @@ def main(argv: Sequence[str]) -> int:
         ws_per_message_deflate=False, timeout_graceful_shutdown=5,
     )  # fmt: skip
     return 0
+
+
+def is_no_disconnect(record: logging.LogRecord) -> bool:
+    """Returns `False` for the traceback of OpenEnv's answer to a client that was killed in the middle of a call."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not type(error).__name__.startswith("WebSocketDisconnect")
 
 
 def build_games(args: ServeArguments, suite: TaskSuite) -> ServedGames:

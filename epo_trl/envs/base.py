@@ -137,6 +137,8 @@ class TaskSuite(ABC):
         tools: Functions that can be called, with types and docstrings, if actions are tool calls in JSON.
         verbatim: Whether an unlisted action reaches the environment unchanged, including white space: it may be code or
             JSON. Otherwise white space is collapsed, and only the end of a long text is passed on.
+        instant: Whether no reset or step takes more than some milliseconds or can hang. A server then calls them
+            without a thread and a time limit.
     """
 
     name: str
@@ -146,6 +148,7 @@ class TaskSuite(ABC):
     protocol: str = ""
     tools: Sequence[Callable[..., Any]] = ()
     verbatim: bool = False
+    instant: bool = False
 
     @abstractmethod
     def task_ids(self, split: str) -> Sequence[str]:

@@ -179,6 +179,7 @@ class TrapSuite(TaskSuite):
     """
 
     name = "trap"
+    instant = True
 
     def __init__(
         self, rooms: int = 3, *, doors: int = 4, hatch: float = 0.35, liking: float | None = None, move_limit: int = 12

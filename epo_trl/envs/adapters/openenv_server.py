@@ -1,7 +1,8 @@
 """Task suites as OpenEnv servers: `make_app` returns the app that `epo-trl serve` runs.
 
 Each WebSocket session plays its own environment of the suite. One thread makes all calls to the environments, since
-engines of this package share state between the environments of a process.
+engines of this package share state between the environments of a process; the event loop makes them where they are too
+short to wait for.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class ServedGames:
         protocol: Name of the protocol whose rules hold, or `""`.
         max_turns: Turn limit of an episode; `None` for none but the environment's own.
         env_options: Options of every reset.
-        call_timeout_seconds: Time limit of a reset or a step, including the wait for the other sessions' calls.
+        call_timeout_seconds: Time limit of a reset or a step, including the wait for the other sessions' calls. Not for
+            suites that are `instant`.
     """
 
     suite: TaskSuite
@@ -48,11 +50,13 @@ class ServedGames:
         self.tasks = {split: self.suite.task_ids(split) for split in self.suite.splits}
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Calls a function in the thread of the environments.
+        """Calls a function in the thread of the environments, or at once if the suite is `instant`.
 
         Raises:
             EnvError: If the call takes too long.
         """
+        if self.suite.instant:
+            return function()
         running = asyncio.get_running_loop().run_in_executor(self._thread, function)
         try:
             return await asyncio.wait_for(running, self.call_timeout_seconds)
@@ -60,7 +64,10 @@ class ServedGames:
             raise EnvError(f"call_timeout: no answer of the environment in {self.call_timeout_seconds} s") from error
 
     def call_later(self, function: Callable[[], None]) -> None:
-        """Calls a function in the thread of the environments, without waiting for it."""
+        """Calls a function in the thread of the environments, or at once, without waiting for it."""
+        if self.suite.instant:
+            function()
+            return
         with suppress(RuntimeError):  # the interpreter is ending
             self._thread.submit(function)
 

@@ -48,6 +48,7 @@ class _AlfworldSuite(TaskSuite):
             if value not in choices:
                 raise EnvError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
         self.engine, self.expert_search = engine, expert_search
+        self.instant = engine == "fast"
 
     def make_env(self) -> AlfworldEnv:
         """Creates a fresh environment. Environments of one process share the games that they have read."""

@@ -1,16 +1,20 @@
-"""Starts a server in its own process and waits until it accepts connections."""
+"""Starts a server in its own process and waits until it accepts connections. The tests use it too."""
+
+from __future__ import annotations
 
 import os
 import socket
 import subprocess
+import sys
 import time
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def running_server(command):
-    """Yields the server's URL.
+def running_server(command: Callable[[int], Sequence[str]]) -> Iterator[tuple[str, int]]:
+    """Yields the server's URL and process id.
 
     Args:
         command: Function from the port to the words of the command.
@@ -27,7 +31,12 @@ def running_server(command):
                     break
             assert server.poll() is None, "the server did not start"
             time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", server.pid
     finally:
         server.kill()
         server.wait()
+
+
+def served(*words: str) -> AbstractContextManager[tuple[str, int]]:
+    """Runs `epo-trl serve` with these words, see `running_server`."""
+    return running_server(lambda port: [sys.executable, "-m", "epo_trl.cli", "serve", *words, "--port", str(port)])
