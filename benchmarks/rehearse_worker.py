@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from epo_trl.launch import training
+from epo_trl.cli import training
 from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.types import Episode
 

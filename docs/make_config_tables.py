@@ -17,15 +17,16 @@ sys.path.insert(0, str(ROOT / "recipes"))
 
 from agent_evol import EvolutionArguments  # noqa: E402
 
+from epo_trl.cli.evaluation_arguments import EvaluationArguments  # noqa: E402
+from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig  # noqa: E402
+from epo_trl.cli.training import StartArguments  # noqa: E402
 from epo_trl.envs.adapters.gymnasium import GymnasiumArguments  # noqa: E402
 from epo_trl.envs.adapters.numbered import NumberedArguments  # noqa: E402
 from epo_trl.envs.adapters.openenv import OpenEnvArguments  # noqa: E402
 from epo_trl.envs.adapters.tools import ToolsArguments  # noqa: E402
 from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E402
-from epo_trl.launch.evaluation_arguments import EvaluationArguments  # noqa: E402
-from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig  # noqa: E402
-from epo_trl.launch.warm_start import StartArguments  # noqa: E402
+from epo_trl.envs.webshop.arguments import WebShopArguments  # noqa: E402
 from epo_trl.long_runs.long_run import LongRunArguments  # noqa: E402
 from epo_trl.rollout.few_shot import FewShotArguments  # noqa: E402
 from epo_trl.trainers import EPOConfig, EPOPPOConfig  # noqa: E402
@@ -39,6 +40,7 @@ TABLES = {
     "`LongRunArguments`: both of these, and `recipes/sft.py`": LongRunArguments,
     "`AlfworldArguments`: games": AlfworldArguments,
     "`ScienceWorldArguments`: tasks": ScienceWorldArguments,
+    "`WebShopArguments`: products and goals": WebShopArguments,
     "`ToolsArguments`: environments of TRL's `environment_factory`": ToolsArguments,
     "`GymnasiumArguments`: environments of Gymnasium": GymnasiumArguments,
     "`OpenEnvArguments`: environments behind an OpenEnv server": OpenEnvArguments,

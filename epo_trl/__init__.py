@@ -10,7 +10,7 @@ from epo_trl.lazy import load_on_use
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig, imitate
+    from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig, imitate
     from epo_trl.trainers.config import EPOConfig
     from epo_trl.trainers.epo_trainer import EPOTrainer
     from epo_trl.trainers.ppo_config import EPOPPOConfig
@@ -30,12 +30,12 @@ __all__ = [
 __getattr__ = load_on_use(
     __name__,
     {
-        "DemonstrationArguments": "epo_trl.launch.imitation",
+        "DemonstrationArguments": "epo_trl.cli.imitation",
         "EPOConfig": "epo_trl.trainers.config",
         "EPOPPOConfig": "epo_trl.trainers.ppo_config",
         "EPOPPOTrainer": "epo_trl.trainers.ppo_trainer",
         "EPOTrainer": "epo_trl.trainers.epo_trainer",
-        "ImitationConfig": "epo_trl.launch.imitation",
-        "imitate": "epo_trl.launch.imitation",
+        "ImitationConfig": "epo_trl.cli.imitation",
+        "imitate": "epo_trl.cli.imitation",
     },
 )

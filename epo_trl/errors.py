@@ -10,3 +10,7 @@ class EpoTrlError(Exception):
 
 class InputError(EpoTrlError, ValueError):
     """A setting, a file or an argument is invalid. The message names it."""
+
+
+class FileError(EpoTrlError, OSError):
+    """A file or folder that a setting names cannot be read or written. The message names both."""

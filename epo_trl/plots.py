@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from epo_trl.errors import EpoTrlError
+from epo_trl.errors import EpoTrlError, InputError
 
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values
 
@@ -102,7 +102,7 @@ def _need_one_run(folder: Path, files: Sequence[Path]) -> None:
 def running_mean(values: np.ndarray, window: int) -> np.ndarray:
     """Averages each value with the `window - 1` values before it. The first `window - 1` values get no mean."""
     if window < 1:
-        raise ValueError(f"window: expected an integer >= 1, got {window}")
+        raise InputError(f"window: expected an integer >= 1, got {window}")
     if len(values) < window:
         return np.empty(0)
     sums = np.concatenate([[0.0], np.cumsum(values, dtype=float)])
@@ -149,9 +149,9 @@ def plot_runs(
     """
     labels = [default_label(run) for run in runs] if labels is None else list(labels)
     if not runs:
-        raise ValueError("runs: expected at least one run directory, got none")
+        raise InputError("runs: expected at least one run directory, got none")
     if len(labels) != len(runs):
-        raise ValueError(f"labels: expected one per run, got {len(labels)} for {len(runs)} runs")
+        raise InputError(f"labels: expected one per run, got {len(labels)} for {len(runs)} runs")
     groups: dict[str, list[dict[str, Curve]]] = {}
     for run, label in zip(runs, labels, strict=True):
         groups.setdefault(label, []).append(read_run(run, [tag for panel in panels for tag in panel.tags]))

@@ -30,19 +30,21 @@ from datasets import Dataset, concatenate_datasets
 from tqdm.auto import tqdm
 from trl import ModelConfig
 
-from epo_trl.envs.base import TaskSuite
-from epo_trl.errors import InputError
-from epo_trl.evaluation.play import play_chunks, split_chunks
-from epo_trl.launch import parse_recipe, run_recipe
-from epo_trl.launch.evaluation import evaluate
-from epo_trl.launch.evaluation_arguments import EvaluationArguments
-from epo_trl.launch.imitation import (
+from epo_trl.cli.command_line import CommandLine
+from epo_trl.cli.evaluation import evaluate
+from epo_trl.cli.evaluation_arguments import EvaluationArguments
+from epo_trl.cli.imitation import (
     DemonstrationArguments,
     ImitationConfig,
     ImitationTrainer,
     demonstrations,
     training_examples,
 )
+from epo_trl.cli.options import parse_options
+from epo_trl.cli.program import run_recipe
+from epo_trl.envs.base import TaskSuite
+from epo_trl.errors import InputError
+from epo_trl.evaluation.play import play_chunks, split_chunks
 from epo_trl.long_runs.aborts import TooManyAborted, first_errors
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.preemption import EXIT_CODE
@@ -234,10 +236,10 @@ def evaluate_round(
         write_state(file, {"step": number, **now, "reports": [report.to_dict() for report in reports]})
 
 
-def main() -> None:
+def main(line: CommandLine) -> None:
     """Alternates play and training."""
-    suite, shown, evolution, args, model_args = parse_recipe(
-        DemonstrationArguments, EvolutionArguments, ImitationConfig, ModelConfig
+    suite, shown, evolution, args, model_args = parse_options(
+        line, DemonstrationArguments, EvolutionArguments, ImitationConfig, ModelConfig
     )
     if model_args.model_name_or_path is None or tiny_size(model_args.model_name_or_path):
         raise InputError("model_name_or_path: expected a warm start, see recipes/sft.py, got an untrained model")

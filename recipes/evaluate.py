@@ -8,8 +8,8 @@ repeating the command resumes an interrupted evaluation.
 
 import epo_trl.threads  # noqa: F401 - before torch
 
-from epo_trl.launch import run_recipe
-from epo_trl.launch.evaluation import main
+from epo_trl.cli.evaluation import main
+from epo_trl.cli.program import run_recipe
 
 if __name__ == "__main__":
     run_recipe(main, configs=["*/eval_*"])

@@ -7,8 +7,8 @@ The result is a Hub-style checkpoint; give it to the RL recipe as `--model_name_
 
 import epo_trl.threads  # noqa: F401 - before torch
 
-from epo_trl.launch import run_recipe
-from epo_trl.launch.imitation import main
+from epo_trl.cli.imitation import main
+from epo_trl.cli.program import run_recipe
 
 if __name__ == "__main__":
     run_recipe(main, configs=["*/sft_*"])

@@ -14,7 +14,16 @@ The other RL recipes in this folder are this one with environment and algorithm 
 
 import epo_trl.threads  # noqa: F401 - before torch
 
-from epo_trl.launch import rl_recipe
+from epo_trl.cli.training import rl_recipe
 
 if __name__ == "__main__":
-    rl_recipe(configs=["my_env/tiny*", "trap/tiny*", "tools/tiny*", "textworld_express/tiny*"])
+    rl_recipe(
+        configs=[
+            "my_env/tiny*",
+            "trap/tiny*",
+            "tools/tiny*",
+            "textworld_express/tiny*",
+            "webshop/tiny*",
+            "webshop/qwen*",
+        ]
+    )

@@ -20,7 +20,7 @@ from datasets import Dataset
 from trainer_kit import make_ppo
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.long_runs.checkpoint_files import checkpoints, damage
+from epo_trl.long_runs.checkpoint_files import checkpoints, find_corruption
 
 SETTINGS = {
     "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,
@@ -109,7 +109,7 @@ def main(folder: Path, kills: int, seed: int) -> None:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
         counts["kills"] += 1
-        counts["while_saving"] += any(damage(path) for path in checkpoints(run))
+        counts["while_saving"] += any(find_corruption(path) for path in checkpoints(run))
     print(json.dumps(counts))
 
 

@@ -1,6 +1,7 @@
 """When more of a batch is aborted than the limit allows, the run saves its state and stops with one clear error."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from epo_trl.long_runs.aborts import TooManyAborted
 from epo_trl.long_runs.progress import short_line
 from epo_trl.methods import Comm
 from epo_trl.rollout import RolloutTimes
-from epo_trl.trainers.collection import Collected, to_rollout_output
+from epo_trl.trainers.collection import Collected
+from epo_trl.trainers.rl_step import RLStep
 from epo_trl.trainers.rollout_metrics import rollout_metrics
 
 pytestmark = pytest.mark.slow
@@ -124,9 +126,9 @@ def test_rates_leave_aborted_episodes_out():
 @pytest.mark.parametrize(("others_have", "zeros"), [(True, [[0.0]]), (False, None)])
 def test_a_rank_without_a_usable_episode_has_log_probabilities_where_the_others_have_them(others_have, zeros):
     """vLLM gives them, and TRL compares them with its own on every rank."""
-    batch = Collected(["train/0"], [make_episodes()[5]])
-    ranks = Comm(gather=lambda own: [others_have, *own])
-    assert to_rollout_output(batch, batch.rows(0), ranks)["logprobs"] == zeros
+    context = SimpleNamespace(is_windowed=True)
+    step = RLStep.lay_out(Collected(["train/0"], [make_episodes()[5]]), context, placeholder_id=0, multiple=None)
+    assert step.to_rollout_output(Comm(gather=lambda own: [others_have, *own]))["logprobs"] == zeros
 
 
 def test_first_prompts_that_do_not_fit_stop_the_run_like_aborted_episodes(tmp_path):

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, SFTConfig
 
 from epo_trl.cli import main
+from epo_trl.cli.training import train
 from epo_trl.envs.toy import ToySuite
-from epo_trl.launch import train
 from epo_trl.models import adapters, load, load_policy, policy_for_training, quantized
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 

@@ -7,7 +7,7 @@ from distributed_worker import ZERO3, forget_the_mode
 from trainer_kit import make_trainer
 from transformers import TrainingArguments
 
-from epo_trl.launch.imitation import ImitationConfig
+from epo_trl.cli.imitation import ImitationConfig
 from epo_trl.long_runs.argument_check import check_training_arguments
 from epo_trl.trainers import EPOConfig
 

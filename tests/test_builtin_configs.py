@@ -11,9 +11,10 @@ import forked
 import pytest
 import yaml
 
-from epo_trl.cli import main, recipe
-from epo_trl.launch import RecipeError
-from epo_trl.launch.builtin_configs import find_config, list_configs, shipped, shown, with_config_path
+from epo_trl.cli import main, program
+from epo_trl.cli.base import RecipeError
+from epo_trl.cli.builtin_configs import builtin_configs, config_name, find_config, list_configs
+from epo_trl.cli.command_line import read_command_line
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes"
@@ -25,7 +26,7 @@ TRAP = RECIPES / "trap" / "tiny_cpu.yaml"
 def test_every_config_of_the_repository_has_a_name_and_one_command():
     files = {path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.glob("*/*.yaml")}
     by_command = [set(list_configs(command)) for command in ("train", "sft", "evaluate")]
-    assert set(shipped()) == files == set.union(*by_command)
+    assert set(builtin_configs()) == files == set.union(*by_command)
     assert sum(map(len, by_command)) == len(files) > 20
 
 
@@ -42,22 +43,23 @@ def test_every_rl_config_names_its_environment_and_algorithm():
 
 @pytest.mark.parametrize("name", ["alfworld/ppo_tiny_cpu", "alfworld/ppo_tiny_cpu.yaml"])
 def test_a_name_becomes_a_file(name):
-    words = with_config_path(["--seed", "1", "--config", name, "--algorithm", "grpo"])
-    file = str(shipped()["alfworld/ppo_tiny_cpu"])
-    assert words == ["--seed", "1", "--config", file, "--algorithm", "grpo"]
-    assert shown(Path(file)) == "alfworld/ppo_tiny_cpu" and shown(TRAP) == str(TRAP)
+    line = read_command_line(["--seed", "1", "--config", name, "--algorithm", "grpo"])
+    file = builtin_configs()["alfworld/ppo_tiny_cpu"]
+    assert (line.config, line.options, line.algorithm) == (file, ["--seed", "1", "--algorithm=grpo"], "grpo")
+    assert line.values == yaml.safe_load(file.read_text()) and line.environment == "alfworld"
+    assert config_name(file) == "alfworld/ppo_tiny_cpu" and config_name(TRAP) == str(TRAP)
 
 
 def test_a_file_comes_before_a_name(tmp_path, monkeypatch):
     (tmp_path / "alfworld").mkdir()
     shutil.copy(RECIPES / "alfworld" / "ppo_tiny_cpu.yaml", tmp_path / "alfworld")
     monkeypatch.chdir(tmp_path)
-    assert with_config_path(["--config=alfworld/ppo_tiny_cpu.yaml"]) == ["--config", "alfworld/ppo_tiny_cpu.yaml"]
+    assert read_command_line(["--config=alfworld/ppo_tiny_cpu.yaml"]).config == Path("alfworld/ppo_tiny_cpu.yaml")
 
 
 @pytest.mark.parametrize("name", ["alfworld/ppo_tiny_cpu", "trap/tiny_cpu", "scienceworld/tiny_cpu"])
-def test_a_copy_of_a_config_means_the_same_in_an_empty_folder(name, argv, tmp_path, monkeypatch, capsys):
-    shutil.copy(shipped()[name], tmp_path / "mine.yaml")
+def test_a_copy_of_a_config_means_the_same_in_an_empty_folder(name, tmp_path, monkeypatch, capsys):
+    shutil.copy(builtin_configs()[name], tmp_path / "mine.yaml")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="^0$"):
         main(["train", "--check", "mine.yaml"])
@@ -81,14 +83,8 @@ def test_a_config_that_is_not_there_is_an_error_with_a_suggestion():
         find_config("alfword/tiny_cpu")
 
 
-@pytest.fixture
-def argv(monkeypatch):
-    """`sys.argv`, which a recipe's command line replaces, is put back."""
-    monkeypatch.setattr(sys, "argv", ["epo-trl"])
-
-
 @pytest.mark.parametrize("command", ["train", "sft", "evaluate"])
-def test_without_arguments_the_configs_are_listed(command, argv, capsys):
+def test_without_arguments_the_configs_are_listed(command, capsys):
     assert main([command]) == 0
     out = capsys.readouterr().out
     listed = re.findall(r"^  (\S+) +[A-Z]", out, re.M)
@@ -107,14 +103,14 @@ def test_without_arguments_the_configs_are_listed(command, argv, capsys):
         ),
     ],
 )
-def test_the_recipes_take_their_configs_by_name(command, names, wrong, argv, capsys):
+def test_the_recipes_take_their_configs_by_name(command, names, wrong, capsys):
     with pytest.raises(SystemExit) as exit:
         main([command, "--check", *names])
     err = capsys.readouterr().err
     assert exit.value.code == bool(wrong) and re.match(wrong, err) and err.count("\n") == bool(wrong)
 
 
-def test_an_error_says_which_command_it_is_of(argv, capsys):
+def test_an_error_says_which_command_it_is_of(capsys):
     with pytest.raises(SystemExit, match="1"):
         main(["train", "--config", "trap/tiny_cpu", "--epo_lamda", "1"])
     assert capsys.readouterr().err.startswith("epo-trl train: error: --epo_lamda: unknown option")
@@ -123,27 +119,27 @@ def test_an_error_says_which_command_it_is_of(argv, capsys):
 @pytest.mark.parametrize(
     ("words", "launch"),
     [
-        (["--accelerate_config", "zero3"], ["--config_file", str(recipe.ACCELERATE_CONFIGS / "zero3.yaml")]),
-        (["--accelerate-config=zero3"], ["--config_file", str(recipe.ACCELERATE_CONFIGS / "zero3.yaml")]),
+        (["--accelerate_config", "zero3"], ["--config_file", str(program.ACCELERATE_CONFIGS / "zero3.yaml")]),
+        (["--accelerate-config=zero3"], ["--config_file", str(program.ACCELERATE_CONFIGS / "zero3.yaml")]),
         (["--num_processes", "2"], ["--num_processes", "2"]),
         (
             ["--machine-rank", "1", "--main_process_ip=node0", "--accelerate_config", "zero3_2nodes"],
-            ["--config_file", str(recipe.ACCELERATE_CONFIGS / "zero3_2nodes.yaml")]
+            ["--config_file", str(program.ACCELERATE_CONFIGS / "zero3_2nodes.yaml")]
             + ["--machine_rank", "1", "--main_process_ip", "node0"],
         ),
     ],
 )
 def test_several_processes_are_started_by_accelerate(words, launch, monkeypatch):
     started = []
-    monkeypatch.setenv(recipe.TORCHRUN_SIGNALS, "")  # set, so that it is set back
-    monkeypatch.setattr(recipe.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(recipe.os, "execv", lambda *call: started.append(call) or (_ for _ in ()).throw(SystemExit))
+    monkeypatch.setenv(program.TORCHRUN_SIGNALS, "")  # set, so that it is set back
+    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(program.os, "execv", lambda *call: started.append(call) or (_ for _ in ()).throw(SystemExit))
     with pytest.raises(SystemExit):
         main(["train", "--config", "trap/tiny_cpu", *words, "--model_name_or_path", "tiny", "--from_scratch"])
-    ((program, typed),) = started
+    ((executable, typed),) = started
     start = [sys.executable, "-m", "accelerate.commands.launch", *launch, "-m", "epo_trl.cli"]
     rest = ["train", "--config", "trap/tiny_cpu", "--model_name_or_path", "tiny", "--from_scratch"]
-    assert (program, typed) == (sys.executable, [*start, *rest])
+    assert (executable, typed) == (sys.executable, [*start, *rest])
 
 
 def test_settings_of_accelerate_that_are_not_there_are_an_error_that_lists_them(capsys):

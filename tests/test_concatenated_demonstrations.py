@@ -7,10 +7,10 @@ from demonstrated_suites import TASKS, LineSuite, Recorded
 from rollout_parts import THINKING, WIN, byte_tokenizer, context_of, step
 from tokenizer_families import FAMILIES
 
+from epo_trl.cli.imitation import DemonstrationArguments, demonstrations, training_examples
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import protocol_context
-from epo_trl.launch.imitation import DemonstrationArguments, demonstrations, training_examples
 from epo_trl.models import build_tokenizer
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate, RolloutSettings, play_episodes

@@ -13,12 +13,13 @@ from run_kit import checkpoints
 from trainer_kit import make_trainer
 from transformers import TrainerCallback
 
-from epo_trl.launch import training
-from epo_trl.launch.interrupt import EXIT_CODE, INTERRUPTED, STOPPING
-from epo_trl.launch.program import recipe_file, run_program
+from epo_trl.cli import training
+from epo_trl.cli.interrupt import EXIT_CODE, INTERRUPTED, STOPPING
+from epo_trl.cli.program import recipe_file, run_program
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = recipe_file(ROOT / "recipes" / "train.py", [])
+PROGRAM = recipe_file(ROOT / "recipes" / "train.py", [], environment="trap")
+ARGV = ["--seed", "1"]
 
 
 class PressCtrlC(TrainerCallback):
@@ -34,22 +35,21 @@ class PressCtrlC(TrainerCallback):
 
 
 @pytest.fixture
-def python_s_own_handler(monkeypatch):
+def python_s_own_handler():
     """Tests that run in the background inherit that SIGINT is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    monkeypatch.setattr("sys.argv", ["train.py", "--config", "x"])
     yield signal.default_int_handler
     signal.signal(signal.SIGINT, before)
 
 
-def press():
+def press(line):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)
 
 
 def test_before_training_ctrl_c_is_one_line_and_130(python_s_own_handler, capfd):
     with pytest.raises(SystemExit) as end:
-        run_program(press, PROGRAM)
+        run_program(press, PROGRAM, ARGV)
     assert end.value.code == EXIT_CODE == 130
     assert capfd.readouterr().err == f"\ntrain.py: {INTERRUPTED}\n"
     assert signal.getsignal(signal.SIGINT) is python_s_own_handler
@@ -58,7 +58,7 @@ def test_before_training_ctrl_c_is_one_line_and_130(python_s_own_handler, capfd)
 def test_an_end_that_ctrl_c_did_not_bring_keeps_its_code(python_s_own_handler):
     for code in (143, 1):
         with pytest.raises(SystemExit) as end:
-            run_program(lambda code=code: sys.exit(code), PROGRAM)
+            run_program(lambda line, code=code: sys.exit(code), PROGRAM, ARGV)
         assert end.value.code == code
 
 
@@ -80,7 +80,7 @@ def test_while_training_ctrl_c_saves_a_checkpoint(event, changes, tmp_path, monk
     monkeypatch.setattr(training, "policy_for_training", lambda *args: {})
     args = make_trainer(tmp_path).args
     with pytest.raises(SystemExit) as end:
-        run_program(lambda: training.train(None, args, None, trainer_class=make), PROGRAM)
+        run_program(lambda line: training.train(None, args, None, trainer_class=make), PROGRAM, ARGV)
     assert end.value.code == 130
     assert checkpoints(tmp_path) == ["checkpoint-1"] and not (tmp_path / "model.safetensors").exists()
     assert f"train.py: {STOPPING}\n" in (said := capfd.readouterr().err) and "Traceback" not in said
@@ -92,7 +92,8 @@ def test_in_the_last_step_the_run_ends_as_any_other(tmp_path, monkeypatch, pytho
         return make_trainer(tmp_path, callbacks=[PressCtrlC("on_step_begin", 1)], max_steps=2)
 
     monkeypatch.setattr(training, "policy_for_training", lambda *args: {})
-    run_program(lambda: training.train(None, make_trainer(tmp_path).args, None, trainer_class=make), PROGRAM)
+    args = make_trainer(tmp_path).args
+    run_program(lambda line: training.train(None, args, None, trainer_class=make), PROGRAM, ARGV)
     assert (tmp_path / "model.safetensors").exists()
 
 

@@ -7,10 +7,10 @@ from datasets import Dataset
 from demonstrated_suites import TASKS, LineSuite, Recorded
 from rollout_parts import LOSE, THINKING, WIN, byte_tokenizer, context_of, info, step
 
+from epo_trl.cli.imitation import DemonstrationArguments, check_length
+from epo_trl.cli.imitation import demonstrations as rows_of
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.toy import ToySuite
-from epo_trl.launch.imitation import DemonstrationArguments, check_length
-from epo_trl.launch.imitation import demonstrations as rows_of
 from epo_trl.models import build_tokenizer
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate, RolloutSettings, play_episodes

@@ -25,9 +25,8 @@ from run_kit import StopAt
 from trainer_kit import GROUP, ROWS, difference, make_episodes, make_model, make_ppo, make_trainer
 from transformers import AutoModelForCausalLM
 
-from epo_trl.long_runs.long_run import FINISHED
+from epo_trl.long_runs.long_run import FINISHED, STATE_FILE
 from epo_trl.long_runs.run_lock import LOCK
-from epo_trl.long_runs.whole_checkpoints import STATE_FILE
 from epo_trl.trainers.critic_file import CRITIC_FILE
 
 pytestmark = pytest.mark.slow

@@ -123,6 +123,30 @@ def test_a_worker_that_is_lost_in_a_step_loses_its_episodes_and_no_others(pool, 
     assert suite.faults() == Faults(restarts=1, timeouts=timeouts)
 
 
+def until(ready, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["hang", "die"])
+def test_an_answer_or_a_loss_is_seen_without_waiting_for_it(pool, action):
+    suite = pool(workers=2, seconds=3.0)
+    lost, fine = suite.make_env(), suite.make_env()
+    for env in (lost, fine):
+        start(env)
+    fine.step_async("slow")
+    assert not fine.has_answer()
+    lost.step_async(action)
+    until(fine.has_answer)
+    assert fine.step_wait()[0] and fine.has_answer()
+    until(lost.has_answer)
+    with pytest.raises(WorkerLost):
+        lost.step_wait()
+
+
 @pytest.mark.slow
 def test_the_time_of_a_step_starts_when_the_worker_gets_to_it(pool):
     suite = pool(seconds=3.0)

@@ -25,7 +25,7 @@ from trainer_kit import (
 )
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
-from epo_trl.long_runs.whole_checkpoints import STATE_FILE
+from epo_trl.long_runs.long_run import STATE_FILE
 from epo_trl.rollout import ChatTemplateError, TemplateError
 from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.trainers.checks import warn_loss_scale

@@ -17,13 +17,15 @@ import pytest
 from rollout_parts import QWEN, answer, byte_tokenizer, ids_of
 from trl import ModelConfig
 
+from epo_trl.cli import evaluation
+from epo_trl.cli.command_line import read_command_line
+from epo_trl.cli.imitation import DemonstrationArguments
+from epo_trl.cli.options import parse_recipe
 from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.tools import ToolsArguments
 from epo_trl.envs.registry import build_suite
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.evaluation import Protocol, get_protocol
-from epo_trl.launch import evaluation
-from epo_trl.launch.imitation import DemonstrationArguments
 from epo_trl.long_runs.aborts import TooManyAborted
 from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout.context import TurnView
@@ -74,8 +76,7 @@ def play(monkeypatch):
         given = ["--environment", f"{__name__}:ToyArguments", "--model_name_or_path", str(model), *argv]
         given += [] if output is None else ["--output", str(output)]
         fixed = ["--max_episodes", "8", "--parallel", "4", "--max_turns", "2"]
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", *fixed, *given])
-        evaluation.main()
+        evaluation.main(read_command_line([*fixed, *given]))
         return None if output is None else reports_of(output)
 
     return run
@@ -113,7 +114,7 @@ def test_each_environment_has_its_own_protocol(environment, name, tmp_path, monk
     (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     types = (evaluation.EvaluationArguments, ModelConfig)
-    suite, args, _ = evaluation.parse_recipe(*types, argv=["--environment", environment])
+    suite, args, _ = parse_recipe(*types, argv=["--environment", environment])
     assert evaluation.load_protocol(args, suite).name == name
 
 
@@ -332,7 +333,7 @@ def test_a_list_with_the_same_names_and_other_contents_is_another_evaluation(tmp
         args = evaluation.EvaluationArguments(splits=["iid"], protocol="strict30", prompt_template="tools")
         suite = build_suite(list_tools(tmp_path / "rows.jsonl"))
         rules, lists = evaluation.load_protocol(args, suite), evaluation.load_task_lists(args, suite)
-        settings.append(evaluation.settings_of(suite, args, ModelConfig("tiny"), rules, lists))
+        settings.append(evaluation.result_settings(suite, args, ModelConfig("tiny"), rules, lists))
     assert {key for key in settings[0] if settings[0][key] != settings[1][key]} == {"contents"}
     assert settings[0] == settings[2]
 
@@ -380,10 +381,10 @@ def test_a_template_that_has_changed_in_its_folder_is_another_one(tmp_path):
         evaluation.load_protocol(args, suite),
         evaluation.load_task_lists(args, suite),
     )
-    before = evaluation.settings_of(*given)
+    before = evaluation.result_settings(*given)
     first = next(folder.glob("first*"))
     first.write_text(first.read_text() + " Think.")
-    after = evaluation.settings_of(*given)
+    after = evaluation.result_settings(*given)
     assert {key for key in before if before[key] != after[key]} == {"template"}
 
 
@@ -398,7 +399,7 @@ def test_settings_of_the_chat_template_are_those_of_training(given):
             protocol="alfworld50", prompt_template="general", chat_template_kwargs=kwargs
         )
         rules = evaluation.load_protocol(args, suite)
-        context = evaluation.context_of(args, suite, rules, tokenizer, None, args.few_shot_of(suite))
+        context = evaluation.build_context(args, suite, rules, tokenizer, None, args.few_shot_of(suite))
         (prompt,) = context.build([view])
         shown[name] = tokenizer.decode(prompt.ids)
     assert shown["with"] == shown["without"] + "<think> </think> "
@@ -497,11 +498,10 @@ def test_two_processes_share_the_lists_and_go_on_with_what_each_has_played(play,
     ranks = Comm(monkeypatch)
 
     def evaluated(output, on_call=lambda: None):
-        argv = ["evaluate.py", "--environment", f"{__name__}:ToyArguments", "--model_name_or_path", "tiny"]
+        argv = ["--environment", f"{__name__}:ToyArguments", "--model_name_or_path", "tiny"]
         argv += ["--max_episodes", "8", "--parallel", "2", "--max_turns", "2", "--output", str(output)]
-        monkeypatch.setattr(sys, "argv", argv)
         monkeypatch.setattr(evaluation, "load", lambda *_: (RandomPolicy(on_call), TOKENIZER, None))
-        return ranks.run(lambda index: evaluation.main())
+        return ranks.run(lambda index: evaluation.main(read_command_line(argv)))
 
     def interrupt():
         index = ranks.own.state.process_index

@@ -18,10 +18,10 @@ from rollout_parts import (
 from tokenizer_families import FAMILIES
 from trainer_kit import make_config, make_trainer
 
+from epo_trl.cli.imitation import DemonstrationArguments, demonstrations
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.toy import ToySuite
-from epo_trl.launch.imitation import DemonstrationArguments, demonstrations
 from epo_trl.models import build_tokenizer
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate, RolloutSettings, TemplateError, parse_response, play_episodes

@@ -143,8 +143,7 @@ def test_continuous_batching_leaves_a_critic_its_precision(tmp_path):
 
 
 @pytest.mark.parametrize("wrapped", [{}, {"peft_config": LoraConfig(target_modules="all-linear")}])
-@pytest.mark.parametrize("waves", [1, 2])
-def test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept(tmp_path, monkeypatch, wrapped, waves):
+def test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept(tmp_path, monkeypatch, wrapped):
     from epo_trl.trainers import generation
 
     episodes, caches = [], []
@@ -156,7 +155,6 @@ def test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept(tmp_p
             tmp_path,
             context="concatenated",
             max_turns=4,
-            rollout_waves=waves,
             model=make_model(sharpness=4.0),
             **wrapped,
         )

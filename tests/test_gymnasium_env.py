@@ -8,10 +8,10 @@ from rollout_parts import answer
 from tool_worlds import chat_tokenizer, scripted_model
 from trainer_kit import make_config
 
+from epo_trl.cli.options import parse_recipe
 from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.gymnasium import GymnasiumArguments
 from epo_trl.envs.testing import EnvContract
-from epo_trl.launch import parse_recipe
 from epo_trl.rollout.parsing import Response
 from epo_trl.rollout.tool_calls import action_format
 from epo_trl.trainers import EPOConfig, EPOTrainer

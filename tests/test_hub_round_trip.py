@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from epo_trl.cli import main
+from epo_trl.cli.evaluation import evaluate
+from epo_trl.cli.evaluation_arguments import EvaluationArguments
+from epo_trl.cli.training import train
 from epo_trl.envs.toy import ToySuite
-from epo_trl.launch import train
-from epo_trl.launch.evaluation import evaluate
-from epo_trl.launch.evaluation_arguments import EvaluationArguments
 from epo_trl.models import load_policy, load_tokenizer
 
 # An id of the Hub or a folder: these tests with a real model, `make test-hub CHECKPOINT=...`.

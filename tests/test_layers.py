@@ -23,9 +23,8 @@ LAYERS = {
     "trainers": {
         "types", "objectives", "envs", "evaluation", "rollout", "models", "methods", "long_runs", "watch", "devices",
     },
-    "launch": {"types", "envs", "rollout", "evaluation", "models", "long_runs", "trainers", "watch", "lazy"},
     "credit_audit": {
-        "types", "envs", "rollout", "methods", "models", "long_runs", "trainers", "launch",
+        "types", "envs", "rollout", "methods", "models", "long_runs", "trainers",
     },
     "plots": {"types", "evaluation"},
     "study": {"envs", "evaluation", "long_runs", "plots"},

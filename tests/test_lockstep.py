@@ -14,7 +14,7 @@ from run_kit import StopAt
 from trainer_kit import ROWS, difference, largest, make_trainer
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from epo_trl.long_runs.whole_checkpoints import STATE_FILE
+from epo_trl.long_runs.long_run import STATE_FILE
 from epo_trl.types import StopReason
 
 pytestmark = [pytest.mark.slow, needs_deepspeed]

@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
+from trl import ModelConfig
 
 from epo_trl.cli import main
-from epo_trl.launch.command_line import RecipeError
-from epo_trl.launch.plain_settings import plain_settings
+from epo_trl.cli.command_line import AlgorithmArguments, read_command_line
+from epo_trl.cli.options import read_settings
+from epo_trl.cli.training import StartArguments
 from epo_trl.memory import (
     PRESETS,
     MeanTurn,
@@ -21,6 +24,7 @@ from epo_trl.memory import (
     read_run,
     shape_of,
 )
+from epo_trl.trainers import EPOPPOConfig
 
 SETTINGS = {
     "per_device_train_batch_size": 2, "context": "windowed", "max_turns": 6, "max_prompt_length": 10,
@@ -205,15 +209,17 @@ def test_a_missing_or_impossible_setting_is_named(changes, turn, message):
         read_run(SETTINGS | changes, gpus=1, gpu_gb=5, turn=MeanTurn(**turn))
 
 
-def test_the_settings_of_a_config_are_those_that_are_said_and_the_defaults():
-    settings, said = plain_settings("alfworld/ppo_qwen2.5-3b_8gpu", ["--max_turns", "30", "--seed=7"])
+def test_the_settings_of_a_config_are_its_values_the_options_and_the_defaults():
+    line = read_command_line(["--config", "alfworld/ppo_qwen2.5-3b_8gpu", "--max_turns", "30", "--seed=7"])
+    settings = read_settings(line, AlgorithmArguments, StartArguments, EPOPPOConfig, ModelConfig)
     assert (settings["algorithm"], settings["num_generations"], settings["max_turns"]) == ("ppo", 1, 30)
     assert (settings["max_prompt_length"], settings["critic"], settings["seed"]) == (2048, "separate", 7)
-    assert {"max_turns", "seed", "beta"} <= said and "max_prompt_length" not in said
-    with pytest.raises(RecipeError, match="--max_turn: expected a field of a training config; did you mean max_turns"):
-        plain_settings("alfworld/tiny_cpu", ["--max_turn", "30"])
-    with pytest.raises(RecipeError, match="options: expected pairs.*got '30'"):
-        plain_settings("alfworld/tiny_cpu", ["30"])
+
+
+@pytest.mark.parametrize(("options", "message"), [(["--max_turn", "30"], "--max_turn: .*max_turns"), (["30"], "30: ")])
+def test_the_command_refuses_an_option_that_no_config_has(options, message, capsys):
+    assert main(["memory", "--config", "alfworld/tiny_cpu", *options]) == 1
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_the_command_reads_a_shipped_config(capsys):
@@ -234,7 +240,10 @@ def test_the_command_reads_a_shipped_config(capsys):
         (["--json"], "--json: expected only with --config, got True"),
         (["--config", "trap/tiny_cpu", "--critic"], "--critic: expected only without --config"),
         (["--config", "trap/tiny_cpu"], "model_name_or_path: expected an existing folder"),
-        (["--config", "trap/sft_tiny_cpu"], "model_name_or_path: expected a folder or a Hub id, got 'tiny'"),
+        (
+            ["--config", "trap/tiny_cpu", "--model_name_or_path", "tiny"],
+            "model_name_or_path: expected a folder or a Hub id, got 'tiny'",
+        ),
         (["--config", "no/such"], "--config: expected a YAML file"),
     ],
 )

@@ -9,10 +9,10 @@ from peft import LoraConfig
 from trainer_kit import make_model, make_ppo, make_trainer, toy_tokenizer
 from trl import SFTTrainer
 
+from epo_trl.cli.imitation import DemonstrationArguments, ImitationTrainer
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import EvalReport, get_protocol
 from epo_trl.evaluation.report import TypeCount
-from epo_trl.launch.imitation import DemonstrationArguments, ImitationTrainer
 from epo_trl.models import adapters
 from epo_trl.trainers.citations import citation
 from epo_trl.trainers.model_card import CARD, REPORTS, write_card

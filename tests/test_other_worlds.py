@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from trl import ModelConfig
 
-from epo_trl.launch import AlgorithmArguments, parse_recipe
-from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig
+from epo_trl.cli.command_line import AlgorithmArguments
+from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
+from epo_trl.cli.options import parse_recipe
 from epo_trl.trainers import EPOConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"

@@ -10,14 +10,16 @@ import pytest
 from rollout_parts import byte_tokenizer
 from trl import ModelConfig, SFTConfig
 
+from epo_trl.cli.command_line import AlgorithmArguments
+from epo_trl.cli.imitation import DemonstrationArguments
+from epo_trl.cli.options import parse_recipe
+from epo_trl.cli.training import ALGORITHMS, rl_recipe
 from epo_trl.envs import EnvError, TaskSuite
 from epo_trl.envs.registry import ENVIRONMENTS, check_fields, environment_arguments
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task
-from epo_trl.launch import ALGORITHMS, AlgorithmArguments, parse_recipe, rl_recipe
-from epo_trl.launch.imitation import DemonstrationArguments
 from epo_trl.models import load_policy
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.trainers import EPOConfig, EPOPPOConfig

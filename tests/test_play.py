@@ -11,13 +11,12 @@ from rollout_parts import answer, byte_tokenizer, ids_of
 from trl import ModelConfig
 
 from epo_trl.cli import main
+from epo_trl.cli import play as playing
+from epo_trl.cli.play import PLAIN, PlayArguments, bare_tokenizer, play
+from epo_trl.cli.screen import Screen
 from epo_trl.envs import EnvError
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation.play import protocol_context, protocol_settings
-from epo_trl.launch import play as playing
-from epo_trl.launch.play import PLAIN, PlayArguments, play
-from epo_trl.launch.players import bare_tokenizer
-from epo_trl.launch.screen import Screen
 from epo_trl.rollout import PromptTemplate, play_episodes
 
 TOKENIZER = byte_tokenizer()
@@ -237,9 +236,8 @@ class ToyArguments:
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
+def command(capsys):
     """Returns a function that calls `epo-trl play` and returns `(exit code, stdout, stderr)`."""
-    monkeypatch.setattr(sys, "argv", ["epo-trl"])
 
     def call(*words):
         try:

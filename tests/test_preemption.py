@@ -9,7 +9,7 @@ from run_kit import assert_bit_equal, checkpoints, weights
 from trainer_kit import make_trainer
 from transformers import TrainerCallback
 
-from epo_trl.launch import training
+from epo_trl.cli import training
 from epo_trl.long_runs.preemption import EXIT_CODE
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from event_files import write_events
 from transformers import PreTrainedModel, modeling_utils
 
-from epo_trl.launch.quiet import quiet
+from epo_trl.cli.program import hide_warnings
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,7 +28,7 @@ def test_a_renamed_method_is_silent_and_any_other_warning_is_not(restored):
     def warn(text, category=FutureWarning, module=modeling_utils.__name__):
         warnings.warn_explicit(text, category, "x.py", 1, module)
 
-    quiet()
+    hide_warnings()
     warn("`gradient_checkpointing_enable` is deprecated and will be removed in v6.")
     warn("`is_gradient_checkpointing` is deprecated and will be removed in v6.")
     assert restored == []
@@ -40,7 +40,7 @@ def test_a_renamed_method_is_silent_and_any_other_warning_is_not(restored):
 
 
 def test_deepspeed_says_nothing_of_a_missing_gpu_and_all_else(restored, caplog):
-    quiet()
+    hide_warnings()
     logger = logging.getLogger("DeepSpeed")
     logger.addHandler(caplog.handler)
     try:

@@ -10,14 +10,16 @@ import pytest
 import yaml
 from trl import ModelConfig, SFTConfig
 
+from epo_trl.cli import evaluation
+from epo_trl.cli.command_line import AlgorithmArguments, read_command_line
+from epo_trl.cli.evaluation_arguments import EvaluationArguments, load_task_lists
+from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
+from epo_trl.cli.options import parse_recipe
 from epo_trl.envs.alfworld.arguments import AlfworldArguments
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import ENVIRONMENTS, environment_arguments
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import get_protocol
-from epo_trl.launch import AlgorithmArguments, evaluation, parse_recipe
-from epo_trl.launch.evaluation_arguments import EvaluationArguments, load_task_lists
-from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.study.config import load_study
 from epo_trl.study.run_plan import plan
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
@@ -75,6 +77,7 @@ def surroundings(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(RECIPES))
     (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    monkeypatch.setenv("WEBSHOP_DATA", str(tmp_path))
 
 
 @pytest.mark.parametrize(("environment", "largest"), [("alfworld", "qwen2.5-3b"), ("scienceworld", "qwen2.5-7b")])
@@ -199,6 +202,7 @@ def test_a_config_repeats_no_default_but_those_that_a_reader_needs(path):
         ("alfworld", "", ("games", "task_types", "room_types", "max_receptacles"), ("n_iid", "n_ood")),
         ("alfworld", "_real", ("games",), ()),
         ("scienceworld", "", ("task_types", "heldout_types", "tests_per_type"), ()),
+        ("webshop", "", ("goods", "n_products", "hidden_attributes", "page_size"), ()),
     ],
 )
 def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompts(
@@ -225,23 +229,22 @@ def test_a_pretrained_model_s_warm_start_shows_the_prompts_of_its_rl():
     assert warm["prompt_label_rate"] == 0 and warm["max_length"] > warm["max_prompt_length"]
 
 
-def evaluate(monkeypatch, *arguments):
+def evaluate(*arguments):
     config = str(RECIPES / "alfworld" / "eval_tiny_cpu.yaml")
-    monkeypatch.setattr("sys.argv", ["evaluate.py", "--config", config, "--model_name_or_path", "tiny", *arguments])
-    evaluation.main()
+    evaluation.main(read_command_line(["--config", config, "--model_name_or_path", "tiny", *arguments]))
 
 
-def test_the_evaluation_recipe_reports_each_list(monkeypatch, tmp_path, capsys):
+def test_the_evaluation_recipe_reports_each_list(tmp_path, capsys):
     output = tmp_path / "report.json"
-    evaluate(monkeypatch, "--max_episodes", "3", "--max_completion_length", "4", "--output", str(output))
+    evaluate("--max_episodes", "3", "--max_completion_length", "4", "--output", str(output))
     reports = json.loads(output.read_text())["reports"]
     assert [(report["split"], report["episodes"]) for report in reports] == [("iid", 3), ("ood", 3)]
     assert "alfworld-tiny20" in capsys.readouterr().out
 
 
-def test_an_evaluation_without_tasks_is_refused(monkeypatch):
+def test_an_evaluation_without_tasks_is_refused():
     with pytest.raises(ValueError, match="max_episodes: expected an integer >= 1 or null.*got 0"):
-        evaluate(monkeypatch, "--max_episodes", "0")
+        evaluate("--max_episodes", "0")
     with pytest.raises(ValueError, match="splits: expected names of non-empty lists.*has {'train': "):
         load_task_lists(EvaluationArguments(splits=[]), ToySuite())
 

@@ -20,12 +20,10 @@ from run_kit import MINI_BATCHES, StopAt, assert_bit_equal, logged, resumable, r
 from trainer_kit import make_model, make_trainer, make_warm_start
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.long_runs import whole_checkpoints
-from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, damage, seal
+from epo_trl.long_runs import long_run
+from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, find_corruption, write_manifest
 from epo_trl.long_runs.disk_room import DiskFullError, DiskRoom
 from epo_trl.long_runs.resume_check import MAY_CHANGE, differences, settings_of
-from epo_trl.long_runs.state_file import read_state, write_state
-from epo_trl.long_runs.whole_checkpoints import STATE_FILE
 from epo_trl.methods.ea import EntropyAdvantage
 from epo_trl.methods.siren import SIREN
 from epo_trl.rollout.templates import TEMPLATES
@@ -156,26 +154,12 @@ def test_a_run_with_another_default_or_template_is_refused_unless_forced(tmp_pat
     assert forced.state.global_step == 2
 
 
-def test_of_a_checkpoint_of_an_earlier_version_it_is_said_what_is_not_compared(tmp_path):
-    changes = {"max_steps": 2, "save_steps": 1}
-    resumable(tmp_path, **changes).train()
-    checkpoint = tmp_path / "checkpoint-1"
-    state = read_state(checkpoint / STATE_FILE)
-    del state["settings"]["methods"], state["settings"]["template"]
-    write_state(checkpoint / STATE_FILE, state)
-    seal(checkpoint)
-    resumed = resumable(tmp_path, **changes)
-    with pytest.warns(UserWarning, match="earlier version, which did not save methods, template: not compared"):
-        resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert resumed.state.global_step == 2
-
-
 def test_a_trainer_state_without_content_is_named_as_damaged(tmp_path):
     resumable(tmp_path, max_steps=1, save_steps=1).train()
     checkpoint = tmp_path / "checkpoint-1"
     for content in ("{}", "[]", "{"):
         (checkpoint / "trainer_state.json").write_text(content)
-        seal(checkpoint)
+        write_manifest(checkpoint)
         with pytest.raises(ValueError, match="resume_from_checkpoint: .*trainer_state.json is damaged .*earlier check"):
             resumable(tmp_path, max_steps=1, save_steps=1).train(resume_from_checkpoint=str(checkpoint))
 
@@ -217,7 +201,7 @@ def test_after_a_flipped_bit_the_run_goes_on_from_the_one_before_and_ends_the_sa
     with pytest.warns(UserWarning, match="is skipped"):
         resumed.train(resume_from_checkpoint=True)
     assert_bit_equal(weights(resumed), weights(straight))
-    assert damage(newest) is None and not (newest / "of_another_run.bin").exists()
+    assert find_corruption(newest) is None and not (newest / "of_another_run.bin").exists()
 
 
 def test_true_without_a_whole_checkpoint_is_an_error(tmp_path):
@@ -232,17 +216,17 @@ def test_the_old_checkpoint_stays_until_the_new_one_is_whole(tmp_path, monkeypat
     class KilledError(Exception):
         pass
 
-    def seal_or_die(folder, seal=whole_checkpoints.seal):
+    def write_or_die(folder, write_manifest=long_run.write_manifest):
         if folder.endswith("-3"):
             raise KilledError
         assert left(tmp_path) in (["checkpoint-1"], ["checkpoint-1", "checkpoint-2"])
-        seal(folder)
+        write_manifest(folder)
 
-    monkeypatch.setattr(whole_checkpoints, "seal", seal_or_die)
+    monkeypatch.setattr(long_run, "write_manifest", write_or_die)
     with pytest.raises(KilledError):
         resumable(tmp_path, **changes).train()
     assert left(tmp_path) == ["checkpoint-2", "checkpoint-3"]
-    assert damage(tmp_path / "checkpoint-2") is None and not (tmp_path / "checkpoint-3" / MANIFEST).exists()
+    assert find_corruption(tmp_path / "checkpoint-2") is None and not (tmp_path / "checkpoint-3" / MANIFEST).exists()
 
 
 # ----------------------------------------------------------------------------------------------------------- full disk
@@ -266,7 +250,9 @@ def test_a_full_disk_is_an_error_with_the_folder_and_the_need_and_the_last_check
     disk(monkeypatch, lambda: 10**9 if trainer.state.global_step < 2 else 10**4)
     with pytest.raises(DiskFullError, match=NO_ROOM):
         trainer.train()
-    assert left(tmp_path / "before") == ["checkpoint-1"] and damage(tmp_path / "before" / "checkpoint-1") is None
+    assert (
+        left(tmp_path / "before") == ["checkpoint-1"] and find_corruption(tmp_path / "before" / "checkpoint-1") is None
+    )
 
     space, save = [10**9], torch.save
 
@@ -281,7 +267,9 @@ def test_a_full_disk_is_an_error_with_the_folder_and_the_need_and_the_last_check
     with pytest.raises(DiskFullError, match=NO_ROOM) as error:
         resumable(tmp_path / "midway", **changes).train()
     assert error.value.__cause__ is not None
-    assert left(tmp_path / "midway") == ["checkpoint-1"] and damage(tmp_path / "midway" / "checkpoint-1") is None
+    assert (
+        left(tmp_path / "midway") == ["checkpoint-1"] and find_corruption(tmp_path / "midway" / "checkpoint-1") is None
+    )
 
 
 @pytest.mark.slow
@@ -293,7 +281,7 @@ def test_a_full_disk_in_the_final_save_leaves_the_checkpoint_and_the_model_befor
 
     def save_to_full_disk(folder, *args, **kwargs):
         save(folder, *args, **kwargs)
-        if Path(folder).name == whole_checkpoints.SAVING:
+        if Path(folder).name == long_run.SAVING:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     disk(monkeypatch, lambda: space[0])
@@ -304,7 +292,7 @@ def test_a_full_disk_in_the_final_save_leaves_the_checkpoint_and_the_model_befor
     space[0] = 10**4
     with pytest.raises(DiskFullError, match=says):  # seen before anything is written
         trainer.save_model()
-    assert damage(tmp_path / "checkpoint-1", contents=True) is None
+    assert find_corruption(tmp_path / "checkpoint-1", contents=True) is None
     assert (tmp_path / "model.safetensors").read_bytes() == b"of before"
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-1", "README.md", "episodes", "model.safetensors"}
 
@@ -358,7 +346,7 @@ def test_a_checkpoint_of_another_folder_needs_trust_and_a_plain_one_cannot_run_c
     for path in pickled:
         content = path.read_bytes()
         torch.save(Evil(tmp_path / "harm"), path)
-        seal(theirs)
+        write_manifest(theirs)
         with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
             resumable(tmp_path / "mine", trust_checkpoint=True, **mine).train(resume_from_checkpoint=str(theirs))
         path.write_bytes(content)

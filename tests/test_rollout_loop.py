@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rollout_parts import (
@@ -19,6 +20,7 @@ from rollout_parts import (
 )
 
 from epo_trl.rollout import RolloutSettings, RolloutTimes, parse_response, parsing, play_episodes
+from epo_trl.trainers.generation import TurnGenerator
 from epo_trl.types import StopReason
 
 
@@ -160,50 +162,6 @@ def test_all_actions_of_a_turn_are_sent_before_the_first_answer_is_awaited(token
 
     play(tokenizer, [Slow(WIN), Slow(WIN)], [[answer("go"), answer("go")]], RolloutSettings())
     assert calls == ["ask", "ask", "answer", "answer"] * 2
-
-
-def test_environments_of_one_wave_work_while_the_policy_answers_for_the_other(tokenizer):
-    log = []
-
-    class Env(ScriptedEnv):
-        def step_async(self, action):
-            log.append("sent")
-            super().step_async(action)
-
-        def step_wait(self):
-            log.append("awaited")
-            return super().step_wait()
-
-    class Policy(ScriptedPolicy):
-        def __call__(self, prompt_ids):
-            log.append("generate")
-            return super().__call__(prompt_ids)
-
-    envs = [Env(step(), WIN), Env(step(), WIN)]
-    play(tokenizer, envs, policy=Policy(tokenizer), waves=2)
-    first = ["generate", "sent"]
-    between = ["awaited", "generate", "sent"]  # of one, with the action of the other under way
-    assert log == first * 2 + between * 2 + ["awaited"] * 2
-
-
-@pytest.mark.parametrize("mode", ["windowed", "concatenated"])
-@pytest.mark.parametrize("waves", [2, 3, 7])
-def test_waves_play_the_same_episodes(tokenizer, mode, waves):
-    def envs():
-        return [ScriptedEnv(*[step(f"room {i}")] * (i % 3), (WIN, LOSE)[i % 2]) for i in range(5)]
-
-    needed, finished = [], []
-
-    def count(running):
-        needed.append(running)
-        return running
-
-    expected = play(tokenizer, envs(), mode=mode)
-    assert (
-        play(tokenizer, envs(), mode=mode, waves=waves, prompts_needed=count, on_finished=finished.append) == expected
-    )
-    assert sum(finished) == 5 and sum(needed) == sum(len(episode.turns) for episode in expected)
-    assert needed.count(0) == waves  # each ends by itself
 
 
 def test_an_exception_while_sending_aborts_that_episode_alone(tokenizer):
@@ -446,6 +404,14 @@ def test_an_error_of_the_policy_is_not_swallowed(tokenizer):
 # --- Several processes ---------------------------------------------------------------------------------------------
 
 
+class OfSeveralRanks(TurnGenerator):
+    """A generator whose other ranks have the episodes that `needed` says."""
+
+    def __init__(self, tokenizer, policy, needed):
+        super().__init__(SimpleNamespace(processing_class=tokenizer))
+        self._generate, self.prompts_needed = policy, needed
+
+
 def test_dummy_prompts_fill_up_what_is_needed_and_their_responses_are_thrown_away(tokenizer):
     policy = ScriptedPolicy(tokenizer, logprobs=True)
     asked = []
@@ -455,7 +421,7 @@ def test_dummy_prompts_fill_up_what_is_needed_and_their_responses_are_thrown_awa
         return 3 if len(asked) <= 4 else 0
 
     envs = [ScriptedEnv(step(), WIN), ScriptedEnv(WIN)]
-    episodes = play(tokenizer, envs, policy=policy, prompts_needed=needed)
+    episodes = play(tokenizer, envs, policy=OfSeveralRanks(tokenizer, policy, needed))
     assert asked == [2, 1, 0, 0, 0]  # goes on for the other processes after its own last episode
     assert [len(call) for call in policy.calls] == [3, 3, 3, 3]
     dummy = [tokenizer.eos_token_id]
@@ -467,7 +433,8 @@ def test_dummy_prompts_fill_up_what_is_needed_and_their_responses_are_thrown_awa
 def test_a_process_without_tasks_generates_for_dummies_until_all_stop(tokenizer):
     policy = ScriptedPolicy(tokenizer)
     answers = [1, 1, 0]
-    assert play(tokenizer, [], policy=policy, prompts_needed=lambda running: answers.pop(0)) == []
+    ranks = OfSeveralRanks(tokenizer, policy, lambda running: answers.pop(0))
+    assert play(tokenizer, [], policy=ranks) == []
     assert policy.calls == [[[tokenizer.eos_token_id]]] * 2
 
 

@@ -6,14 +6,13 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 from trainer_kit import make_trainer
 
-from epo_trl.launch.program import Program, run_program
+from epo_trl.cli.program import Program, run_program
 from epo_trl.long_runs import folder_lock
 from epo_trl.long_runs.run_lock import LOCK, RunningError, run_lock
 
@@ -146,21 +145,20 @@ def test_a_file_system_without_locks_and_a_damaged_record_is_free(tmp_path, monk
 
 def one_line(tmp_path, capsys):
     """Returns what a recipe prints that takes the lock."""
-    program = Program("train.py", {}, "", "")
+    program = Program("train.py", {}, "", "", environment="trap")
 
-    def main():
+    def main(line):
         with run_lock(args_of(tmp_path)):
             pass
 
     with pytest.raises(SystemExit):
-        run_program(main, program)
+        run_program(main, program, ["--seed", "1"])
     (line,) = capsys.readouterr().err.strip().splitlines()
     return line
 
 
 def test_a_folder_that_cannot_be_written_is_named_in_one_line(tmp_path, monkeypatch, capsys):
     """As a read-only file system answers; a test that runs as root cannot take its own rights away."""
-    monkeypatch.setattr(sys, "argv", ["train.py", "--x", "1"])
 
     def read_only(path, *_, **__):
         raise OSError(errno.EROFS, "Read-only file system", str(path))
@@ -172,7 +170,6 @@ def test_a_folder_that_cannot_be_written_is_named_in_one_line(tmp_path, monkeypa
 
 
 def test_a_folder_in_place_of_the_lock_is_named_in_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--x", "1"])
     (tmp_path / LOCK).mkdir()
     line = one_line(tmp_path, capsys)
     assert (

@@ -12,6 +12,7 @@ from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.corridor import CorridorSuite
 from epo_trl.envs.scienceworld import EngineRules, ScienceWorldSuite
 from epo_trl.envs.toy import ToySuite
+from epo_trl.envs.webshop import GeneratedWebShop, ShopSettings
 from epo_trl.rollout import PromptTemplate, TemplateError
 from epo_trl.rollout.templates import PARTS, TEMPLATES, render
 
@@ -38,6 +39,7 @@ PLAYED_WITH = {
     "tools_compact": ("tools",),
 }
 SCIENCEWORLD = [name for name in SHIPPED if name.startswith("scienceworld")]
+WEBSHOP = [name for name in SHIPPED if name.startswith("webshop")]
 
 
 def views_of(suite, actions):
@@ -64,7 +66,8 @@ def fields(observation, info):
 
 
 def test_there_are_templates():
-    assert PLAYED_WITH.keys() | set(SCIENCEWORLD) == set(SHIPPED) - {"corridor"} and len(SCIENCEWORLD) == 4
+    assert PLAYED_WITH.keys() | {*SCIENCEWORLD, *WEBSHOP} == set(SHIPPED) - {"corridor"}
+    assert (len(SCIENCEWORLD), len(WEBSHOP)) == (4, 2)
 
 
 @pytest.mark.parametrize(("name", "game"), [(name, game) for name, games in PLAYED_WITH.items() for game in games])
@@ -79,6 +82,21 @@ def test_the_corridor_shows_the_room_and_nothing_of_the_past():
     for observation, info in views_of(CorridorSuite(), [None] * 3):
         template.check(info)
         assert render(template.next, fields(observation, info)) == render(template.first, fields(observation, info))
+
+
+@pytest.mark.parametrize("name", WEBSHOP)
+def test_the_webshop_templates_show_the_page_and_what_can_be_done(name):
+    suite, template = GeneratedWebShop(ShopSettings(n_products=50, n_train=5, n_iid=0)), PromptTemplate.load(name)
+    views = views_of(suite, ["search[sneakers]", "click[< prev]"])
+    for observation, info in views:
+        template.check(info)
+        for part in ("first", "next", "followup"):
+            text = render(getattr(template, part), fields(observation, info))
+            assert all(shown in text for shown in info["content"]) and "('" not in text
+            assert part == "followup" or info["task"] in text
+            assert name == "webshop_compact" or all(action in text for action in info["actions"])
+    assert "PAST" in render(template.next, fields(*views[1]))
+    assert "search[sneakers]" in template.past([(views[0][0], "search[sneakers]")])
 
 
 @pytest.mark.games

@@ -2,14 +2,13 @@
 
 import json
 import os
-import sys
 
 import pytest
 import torch
 from trainer_kit import make_model, toy_tokenizer
 from transformers import AutoModelForCausalLM
 
-from epo_trl.launch.program import Program, run_program, worded
+from epo_trl.cli.program import Program, explain, run_program
 
 
 class Payload:
@@ -29,11 +28,11 @@ def folder(tmp_path):
 
 def printed(folder, monkeypatch, capsys):
     """Returns the line that a recipe prints which loads the model of a folder."""
-    monkeypatch.setattr(sys, "argv", ["train.py", "--x", "1"])
     with pytest.raises(SystemExit) as stopped:
         run_program(
-            lambda: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False),
-            Program("train.py", {}, "", ""),
+            lambda line: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False),
+            Program("train.py", {}, "", "", environment="trap"),
+            ["--seed", "1"],
         )
     assert stopped.value.code == 1
     (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
@@ -70,4 +69,4 @@ def test_code_of_a_model_that_is_not_trusted_is_refused(folder, monkeypatch, cap
 
 
 def test_other_errors_of_libraries_keep_their_traceback():
-    assert worded(ValueError("anything")) == worded(KeyError("trust_remote_code")) == ""
+    assert explain(ValueError("anything")) == explain(KeyError("trust_remote_code")) == ""

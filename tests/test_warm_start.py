@@ -8,10 +8,10 @@ import yaml
 
 import epo_trl
 from epo_trl.cli import main
-from epo_trl.launch import RecipeError
-from epo_trl.launch.builtin_configs import list_configs
-from epo_trl.launch.program import overview, shipped_command
-from epo_trl.launch.warm_start import StartArguments, check_start, find_warm_start
+from epo_trl.cli.base import RecipeError
+from epo_trl.cli.builtin_configs import find_warm_start, list_configs
+from epo_trl.cli.program import builtin_command, overview
+from epo_trl.cli.training import StartArguments, check_start
 
 TRAINED = list_configs("train")
 AFTER_WARM_START = {name: find_warm_start(path) for name, path in TRAINED.items() if find_warm_start(path)}
@@ -22,7 +22,6 @@ REFUSED = "model_name_or_path: expected the folder of a warm start, got "
 def typed(monkeypatch, capsys, tmp_path):
     """Returns a function that runs `epo-trl train` in an empty folder and returns its error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def run(*words):
@@ -84,12 +83,12 @@ def test_a_config_of_one_s_own_without_a_warm_start_is_refused_too(tmp_path):
 
 
 def test_the_listing_gives_the_warm_start_before_rl_and_says_what_each_config_is():
-    lines = overview(shipped_command("train"), 0).splitlines()
+    lines = overview(builtin_command("train"), 0).splitlines()
     at = lines.index("  epo-trl train --config alfworld/tiny_cpu")
     assert lines[at - 1] == "  epo-trl sft --config alfworld/sft_tiny_cpu"
     about = {line.split()[0]: line.split()[1:] for line in lines[1 : 1 + len(TRAINED)]}
     assert set(about) == set(TRAINED) and all(about.values())
-    assert not [line for line in overview(shipped_command("sft"), 0).splitlines() if "sft_sft" in line]
+    assert not [line for line in overview(builtin_command("sft"), 0).splitlines() if "sft_sft" in line]
 
 
 def test_a_warm_start_from_python_is_not_in_bf16_on_a_cpu(tmp_path):

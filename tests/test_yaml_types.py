@@ -6,8 +6,9 @@ from typing import Any, Literal
 import pytest
 from trl import ModelConfig
 
-from epo_trl.launch import AlgorithmArguments, RecipeError, parse_recipe
-from epo_trl.launch.yaml_types import check_kinds
+from epo_trl.cli.base import RecipeError
+from epo_trl.cli.command_line import AlgorithmArguments
+from epo_trl.cli.options import check_types, parse_recipe
 from epo_trl.trainers import EPOConfig
 
 
@@ -39,17 +40,18 @@ class Options:
         ("flag", 1, "true or false"),
         ("word", 5, "a string"),
         ("word", ["a"], "a string"),
-        ("maybe", True, "a number or null"),
-        ("late", 1.5, "an integer or null"),
-        ("words", {"a": 1}, "a list or null"),
-        ("words", [1], "a list or null"),
-        ("numbers", [True], "a list"),
-        ("pairs", ["a"], "a string or 'name: value' pairs or null"),
+        ("maybe", True, "a number"),
+        ("late", 1.5, "an integer"),
+        ("words", {"a": 1}, "a list"),
+        ("words", [1], "a list, each element a string"),
+        ("numbers", [True], "a list, each element a number"),
+        ("numbers", ["1e-3"], "a list, each element a number"),
+        ("pairs", ["a"], "'name: value' pairs or a string"),
     ],
 )
 def test_another_kind_is_refused(name, value, takes):
     with pytest.raises(RecipeError) as error:
-        check_kinds({name: value}, [Options], "x.yaml")
+        check_types({name: value}, [Options], "x.yaml")
     assert str(error.value) == f"{name}: expected {takes}, got {value!r} in x.yaml"
 
 
@@ -58,16 +60,16 @@ def test_what_yaml_makes_of_no_is_explained_where_a_word_is_taken():
         with pytest.raises(
             RecipeError, match=f"{name}: expected a string, got False in x.yaml; YAML reads no, .* quotes"
         ):
-            check_kinds({name: False}, [Options], "x.yaml")
+            check_types({name: False}, [Options], "x.yaml")
 
 
 def test_what_is_right_and_what_the_parser_reads_pass():
     right = {
         "count": 3, "rate": 1, "flag": True, "word": "no", "choice": "steps", "maybe": None, "late": None,
-        "words": ["a"], "numbers": [1, 2.5, "1e-3"], "pairs": {"a": None}, "anything": object(), "elsewhere": [],
+        "words": ["a"], "numbers": [1, 2.5], "pairs": {"a": None}, "anything": object(), "elsewhere": [],
     }  # fmt: skip
-    check_kinds(right, [Options], "x.yaml")
-    check_kinds({name: "1e-3" for name in right}, [Options], "x.yaml")
+    check_types(right, [Options], "x.yaml")
+    check_types({name: "1e-3" for name in right}, [Options], "x.yaml")
 
 
 @pytest.mark.parametrize(

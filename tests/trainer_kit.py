@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import TrainerCallback
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
+from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig, ImitationTrainer
 from epo_trl.envs.toy import ToySuite
-from epo_trl.launch.imitation import DemonstrationArguments, ImitationConfig, ImitationTrainer
 from epo_trl.methods import Batch, Credit
 from epo_trl.methods.epo import EPO
 from epo_trl.models import build_model, build_tokenizer

@@ -1,7 +1,8 @@
-"""The command `epo-trl`. Each command is a module of the same name in this folder and a line in `COMMANDS`.
+"""The command `epo-trl`. Each command is a line in `COMMANDS` and a module of this folder.
 
-The module defines `main(argv) -> exit code` and is imported when its command is called. Heavy imports (torch, a game)
-are inside its functions, so `--help` responds at once.
+The module has the command's name and defines `main(argv) -> exit code`; heavy imports (torch, a game) are inside its
+functions, so `--help` responds at once. The modules of `MAINS` load torch and are recipes: their `main` parses a
+`CommandLine`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from epo_trl import __version__
-from epo_trl.cli.base import fail
-from epo_trl.envs.base import EnvError
+from epo_trl.cli.base import TRACEBACK, fail
+from epo_trl.errors import EpoTrlError
 
+# The commands that are recipes, and the modules of this folder with their `main`.
+MAINS = {
+    "train": "training", "sft": "imitation", "evaluate": "evaluation", "play": "play", "audit-credit": "audit_credit"
+}  # fmt: skip
 # Groups of commands with their descriptions, for the help.
 COMMANDS = {
     "Train and evaluate (without arguments: list the configs)": {
@@ -44,11 +49,17 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns 0, or 1 if a check failed or the input is invalid (argparse itself exits with 2)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    name = _parser().parse_args(words[:1]).command
+    given = list(sys.argv[1:] if argv is None else argv)
+    name, options = _parser().parse_args(given[:1]).command, given[1:]
     try:
-        return int(import_module(f"{__name__}.{name.replace('-', '_')}").main(words[1:]))
-    except EnvError as error:
+        if name in MAINS:
+            from epo_trl.cli.program import run_command
+
+            return run_command(name, options)
+        return int(import_module(f"{__name__}.{name}").main([option for option in options if option != TRACEBACK]))
+    except (EpoTrlError, OSError) as error:
+        if TRACEBACK in options:
+            raise
         return fail(error)
 
 

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from epo_trl.errors import FileError, InputError
+
+TRACEBACK = "--traceback"  # shows the traceback of errors that are otherwise one line
+
+
+class RecipeError(InputError):
+    """The command line or the config of a recipe is invalid. The message is for the user."""
 
 
 def make_parser(command: str, description: str) -> argparse.ArgumentParser:
@@ -26,14 +36,30 @@ def at_least(minimum: int) -> Any:
 
 
 def need_file(out: str | None) -> None:
-    """Raises `OSError` if the output file `--out` is a folder, or if one of its parents is a file."""
+    """Raises `FileError` if the output file `--out` is a folder, or if one of its parents is a file."""
     if out is None:
         return
     if Path(out).is_dir():
-        raise IsADirectoryError(f"--out: expected a file, got the folder {out}")
+        raise FileError(f"--out: expected a file, got the folder {out}")
     for parent in Path(out).parents:
         if parent.is_file():
-            raise NotADirectoryError(f"--out: expected a file in a folder, got {out}, but {parent} is a file")
+            raise FileError(f"--out: expected a file in a folder, got {out}, but {parent} is a file")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns the end of a message about an unknown name: the most similar known one, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def refuse_unknown(
+    unknown: Sequence[str],
+    known: Iterable[str],
+    why: str = "unknown option; --help-all lists all, abbreviations are not supported",
+) -> None:
+    """Raises `RecipeError` for the first unknown option, if there is one."""
+    if unknown:
+        raise RecipeError(f"{unknown[0]}: {why}{did_you_mean(unknown[0], known)}")
 
 
 def say(text: str) -> None:
@@ -41,7 +67,7 @@ def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-def fail(error: Exception) -> int:
+def fail(error: Exception | str) -> int:
     """Writes an error to standard error as one line; returns exit code 1."""
     message = " ".join(str(error).split())
     sys.stderr.write(f"epo-trl: error: {message}\n")

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from epo_trl.cli.base import at_least, fail, make_parser, say
+from epo_trl.cli.base import at_least, make_parser, say
+from epo_trl.errors import InputError
 
 # Options that a config sets, and options that need one.
 WITHOUT_CONFIG = ("model", "batch_tokens", "critic", "no_reference", "no_gradient_checkpointing")
@@ -22,14 +23,11 @@ def main(argv: Sequence[str]) -> int:
     args, rest = parser.parse_known_args(argv)
     if rest and args.config is None:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    try:
-        _refuse_mixed(args)
-        if args.config is None:
-            _estimate(args)
-        else:
-            _of_config(args, rest)
-    except (OSError, ValueError) as error:
-        return fail(error)
+    _refuse_mixed(args)
+    if args.config is None:
+        _estimate(args)
+    else:
+        _estimate_config(args, rest)
     return 0
 
 
@@ -49,11 +47,16 @@ def _estimate(args: argparse.Namespace) -> None:
     say("\n\n".join(format_memory(shape, Run(gpus=count, **settings), gpu_gb) for count in gpus))
 
 
-def _of_config(args: argparse.Namespace, options: Sequence[str]) -> None:
-    from epo_trl.launch.plain_settings import plain_settings
+def _estimate_config(args: argparse.Namespace, options: Sequence[str]) -> None:
+    from trl import ModelConfig
+
+    from epo_trl.cli.command_line import AlgorithmArguments, read_command_line
+    from epo_trl.cli.options import read_settings
+    from epo_trl.cli.training import ALGORITHMS, StartArguments
     from epo_trl.memory import MeanTurn, format_memory, memory_per_gpu, read_run
 
-    settings, _ = plain_settings(args.config, options)
+    line = read_command_line(["--config", args.config, *options])
+    settings = read_settings(line, AlgorithmArguments, StartArguments, ALGORITHMS[line.algorithm][0], ModelConfig)
     shape, gpu_gb = _shape(str(settings["model_name_or_path"])), args.gpu_gb or 80.0
     turn = MeanTurn(args.prompt_tokens, args.response_tokens)
     for gpus in args.gpus or (1, 4, 8):
@@ -81,13 +84,17 @@ def _shape(model: str) -> Any:
     from epo_trl.models.tiny import tiny_size
 
     if tiny_size(model):
-        raise ValueError(f"model_name_or_path: expected a folder or a Hub id, got {model!r}, which has no fixed size")
+        raise InputError(f"model_name_or_path: expected a folder or a Hub id, got {model!r}, which has no fixed size")
     if model.count("/") > 1 and not Path(model).is_dir():
-        raise ValueError(f"model_name_or_path: expected an existing folder or a Hub id, got {model!r}")
+        raise InputError(f"model_name_or_path: expected an existing folder or a Hub id, got {model!r}")
     adapter = Adapter.find(model)
     if adapter is not None:
         return _shape(adapter.base)
-    return shape_of(model, AutoConfig.from_pretrained(model).get_text_config().to_dict())
+    try:
+        config = AutoConfig.from_pretrained(model)
+    except ValueError as error:
+        raise InputError(f"model: expected one that transformers can load, got {model!r}: {error}") from error
+    return shape_of(model, config.get_text_config().to_dict())
 
 
 def _size(text: str) -> float:
@@ -98,12 +105,12 @@ def _size(text: str) -> float:
 
 
 def _refuse_mixed(args: argparse.Namespace) -> None:
-    """Raises `ValueError` for an option that needs a config, without one, or that a config sets."""
+    """Raises `InputError` for an option that needs a config, without one, or that a config sets."""
     alone = args.config is None
     why = "only with --config" if alone else "only without --config, which sets it"
     for name in WITH_CONFIG if alone else WITHOUT_CONFIG:
         if getattr(args, name) not in (None, False):
-            raise ValueError(f"--{name.replace('_', '-')}: expected {why}, got {getattr(args, name)}")
+            raise InputError(f"--{name.replace('_', '-')}: expected {why}, got {getattr(args, name)}")
 
 
 def _parser() -> argparse.ArgumentParser:

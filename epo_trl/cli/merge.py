@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from epo_trl.cli.base import fail, make_parser, say
+from epo_trl.cli.base import make_parser, say
 
 
 def main(argv: Sequence[str]) -> int:
@@ -13,10 +13,7 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     from epo_trl.models import merge_adapter
 
-    try:
-        path = merge_adapter(args.adapter, args.out, dtype=args.dtype, trust_remote_code=args.trust_remote_code)
-    except (OSError, ValueError) as error:
-        return fail(error)
+    path = merge_adapter(args.adapter, args.out, dtype=args.dtype, trust_remote_code=args.trust_remote_code)
     say(f"wrote {path}")
     return 0
 

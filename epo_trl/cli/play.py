@@ -1,33 +1,233 @@
-"""`epo-trl play ENV`: play one episode in the terminal."""
+"""`epo-trl play`: one episode in the terminal by a person, the environment's expert, or a model."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
-from importlib import import_module
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from epo_trl.cli.base import say
-from epo_trl.envs.registry import ENVIRONMENTS
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from trl import ModelConfig
 
-USAGE = f"""usage: epo-trl play ENV [--player human|expert|CHECKPOINT] [--option value ...]
+from epo_trl.cli.command_line import CommandLine
+from epo_trl.cli.evaluation import load
+from epo_trl.cli.evaluation_arguments import EvaluationArguments, build_context, load_protocol
+from epo_trl.cli.options import parse_options
+from epo_trl.cli.screen import Screen, turns
+from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.errors import InputError
+from epo_trl.evaluation import Protocol
+from epo_trl.evaluation.play import check_first_task, protocol_settings
+from epo_trl.models.load import tokenizer_of
+from epo_trl.models.names import check_model_name
+from epo_trl.models.tiny import tiny_size
+from epo_trl.rollout import ContextBuilder, PromptTemplate
+from epo_trl.rollout.demonstrations import ANSWER
+from epo_trl.rollout.loop import Generate
+from epo_trl.rollout.running_episode import RunningEpisode, Sampled
+from epo_trl.rollout.templates import TEMPLATES
+from epo_trl.rollout.tool_calls import action_format
+from epo_trl.types import Episode, StopReason
 
-ENV is {", ".join(ENVIRONMENTS)}, or 'module:Class' for a custom environment. Examples:
-  epo-trl play trap
-  epo-trl play alfworld --games generated --player expert --split iid --index 3
-  epo-trl play --config alfworld/eval_tiny_cpu --player runs/alfworld-tiny/grpo_epo-seed0 --show_prompt
-All options: epo-trl play ENV --help"""
+HUMAN, EXPERT = "human", "expert"
+# For an environment without a default protocol.
+PLAIN = Protocol(name="play", max_turns=50, history_length=2, temperature=1.0)
+UNUSED = PromptTemplate("", first="", next="", history="", followup="")  # for a player that reads no prompts
+END = "<|end|>"
 
 
-def main(argv: Sequence[str]) -> int:
-    """Plays the episode and returns the exit code."""
-    if not argv or argv[0] in ("-h", "--help"):
-        say(USAGE)
-        return 0
-    named = [] if argv[0].startswith("-") else ["--environment", argv[0]]
-    sys.argv = ["epo-trl play", *named, *argv[len(named) // 2 :]]
-    import epo_trl.threads  # noqa: F401 - before torch
+@dataclass
+class PlayArguments(EvaluationArguments):
+    """Task and player. The options for lists, numbers of episodes and outputs of an evaluation have no effect."""
 
-    from epo_trl.launch.program import run_program, shipped_command
+    player: str = field(
+        default=HUMAN,
+        metadata={"help": "'human', 'expert' (the environment's own), or a model: a folder, a Hub id, or 'tiny'."},
+    )
+    task_id: str | None = field(
+        default=None, metadata={"help": "Id of the task; by default the one at `index` in `split`."}
+    )
+    split: str = field(default="train", metadata={"help": "List of the task."})
+    index: int = field(default=0, metadata={"help": "Index of the task in the list, from 0."})
+    show_prompt: bool = field(
+        default=False,
+        metadata={
+            "help": "Show the prompt of a model before each turn: with model_name_or_path in the format of that model, "
+            "else the message without a chat template."
+        },
+    )
+    prompt_template: str = field(
+        default="",
+        metadata={"help": "Prompt template; by default the one with the name of the environment, or 'general'."},
+    )
 
-    run_program(lambda: import_module("epo_trl.launch.play").main(), shipped_command("play"))
-    return 0
+    @property
+    def is_model(self) -> bool:
+        """Whether the player is a model."""
+        return self.player not in (HUMAN, EXPERT)
+
+
+def main(line: CommandLine) -> None:
+    """Parses the options and plays."""
+    suite, args, model_args = parse_options(line, PlayArguments, ModelConfig)
+    if args.is_model:
+        check_model_name(args.player, "player", model_args.model_revision)
+    play(suite, args, model_args, Screen())
+
+
+def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen: Screen) -> Episode | None:
+    """Plays an episode and returns it, or `None` if the person quits.
+
+    Args:
+        suite: The tasks.
+        args: Settings of the episode and its player.
+        model_args: Model that plays, or whose prompts are shown.
+        screen: Output of the episode.
+
+    Raises:
+        EnvError: If the environment fails, or the task does not exist.
+    """
+    protocol, task_id = play_protocol(args, suite), find_task(args, suite)
+    args = replace(args, prompt_template=args.prompt_template or default_template(args, suite))
+    context, policy = load_player(suite, args, model_args, protocol)
+    with contextlib.closing(suite.make_env()) as env:
+        if args.is_model or args.show_prompt:
+            check_first_task(env, task_id, args.seed, context, protocol)
+        rules = protocol_settings(protocol, require_think=args.require_think)
+        running = RunningEpisode(task_id, args.seed, env, rules)
+        try:
+            play_turns(running, suite, args, context, policy, screen)
+        except (EOFError, KeyboardInterrupt):
+            screen.say(f"stopped after {turns(len(running.turns))}; reward {total_reward(running):g}", "bold")
+            return None
+    if running.stop is StopReason.ABORTED:
+        raise EnvError(f"{task_id}: {running.error}")
+    screen.end(running.to_episode(), total_reward(running))
+    return running.to_episode()
+
+
+def play_turns(
+    running: RunningEpisode, suite: TaskSuite, args: PlayArguments, context: ContextBuilder, policy: Generate | None,
+    screen: Screen,
+) -> None:  # fmt: skip
+    """Plays a new episode to its end and shows it.
+
+    Raises:
+        EOFError: If the person quits or the input ends.
+    """
+    tokenizer = context.tokenizer
+    expert = suite.make_expert(args.seed) if args.player == EXPERT else None
+    with running.aborted_by_errors():
+        running.send_reset()
+        running.await_reset()
+        screen.start(running.task_id, running.info, running.settings.max_turns, args.player)
+        screen.say(running.observation)
+    if expert and running.stop is None:
+        expert.reset(running.observation, running.info)
+    while running.stop is None:
+        number, before = len(running.turns) + 1, running.info
+        (running.prompt,) = context.build([running.view()])
+        if running.prompt is None:
+            running.stop = StopReason.CONTEXT_FULL
+            break
+        if args.show_prompt:
+            screen.prompt(tokenizer.decode(running.ids_to_continue()))
+        if policy:
+            responses, logprobs = policy([running.ids_to_continue()])
+        else:
+            answer = expert.act(running.observation, before) if expert else ("", screen.ask_action(number, before))
+            responses, logprobs = [encode_answer(context, *answer)], None
+        (text,) = tokenizer.batch_decode(responses, skip_special_tokens=True)
+        with running.aborted_by_errors():
+            running.send_action(Sampled(tuple(responses[0]), text, tuple(logprobs[0]) if logprobs else None), context)
+            assert running.parsed is not None
+            screen.response(number, running.parsed, context.answer_start + text, typed=args.player == HUMAN)
+            running.await_outcome()
+            if running.is_sent:
+                screen.outcome(running.observation, running.turns[-1].env_reward, running.info, before)
+
+
+def total_reward(running: RunningEpisode) -> float:
+    """Returns the sum of the environment's rewards so far."""
+    return sum(turn.env_reward for turn in running.turns)
+
+
+def encode_answer(context: ContextBuilder, thought: str, action: str) -> list[int]:
+    """Returns the token ids of a response in the format required of a model."""
+    answer = ANSWER.removeprefix(context.answer_start)
+    (ids,) = context.encode(answer, [{"thought": thought, "action": action}])
+    return [*ids, context.tokenizer.eos_token_id]
+
+
+def play_protocol(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
+    """Returns the protocol of an evaluation, or `PLAIN` where the environment has no default."""
+    if args.protocol or suite.protocol:
+        return load_protocol(args, suite)
+    return PLAIN.varied(max_turns=args.max_turns, temperature=args.temperature, context=args.context)
+
+
+def find_task(args: PlayArguments, suite: TaskSuite) -> str:
+    """Returns the id of the task.
+
+    Raises:
+        EnvError: If the list does not exist.
+        InputError: If the index is outside the list.
+    """
+    if args.task_id is not None:
+        return args.task_id
+    suite.check_split(args.split)
+    ids = suite.task_ids(args.split)
+    if not 0 <= args.index < len(ids):
+        raise InputError(f"index: expected an integer from 0 to {len(ids) - 1}, got {args.index} for {args.split}")
+    return ids[args.index]
+
+
+def default_template(args: PlayArguments, suite: TaskSuite) -> str:
+    """Returns the name of the environment's prompt template, or `"general"`."""
+    own = suite.name.partition("-")[0]
+    if suite.tools:
+        own = "tools" if args.action_format == "tags" else args.action_format
+    return own if own.isidentifier() and (TEMPLATES / own).is_dir() else "general"
+
+
+def load_player(
+    suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, protocol: Protocol
+) -> tuple[ContextBuilder, Generate | None]:
+    """Returns the builder of the prompts, and the model; `None` if the player is not a model."""
+    if args.is_model:
+        model_args.model_name_or_path = args.player
+        policy, tokenizer, longest = load(suite, args, model_args, protocol)
+        shots = args.few_shot_of(suite, protocol.env_options)
+        context = build_context(args, suite, protocol, tokenizer, longest, shots)
+        context.end_ids = policy.eos_ids
+        return context, policy.seeded(args.seed)
+    name, args = model_args.model_name_or_path, replace(args, action_format="tags")  # the format of `encode_answer`
+    if not args.show_prompt:  # the prompts are empty: no history, and no length limit
+        actions = action_format("tags", None, suite.tools, verbatim=suite.verbatim)
+        return ContextBuilder(
+            bare_tokenizer(), UNUSED, history_length=0, max_prompt_tokens=sys.maxsize, actions=actions
+        ), None
+    shots = args.few_shot_of(suite, protocol.env_options)
+    if name is None or tiny_size(name):
+        args = replace(args, max_prompt_length=sys.maxsize)
+        return build_context(args, suite, protocol, bare_tokenizer(), None, shots), None
+    return build_context(args, suite, protocol, tokenizer_of(model_args), None, shots), None
+
+
+def bare_tokenizer() -> Any:
+    """Creates a tokenizer with one token per byte, whose chat template adds nothing to a message.
+
+    It leaves prompts and actions unchanged, for a player without a tokenizer.
+    """
+    vocabulary = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, pad_token=END)
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message['content'] }}"
+        "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    )
+    return tokenizer

@@ -5,19 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from epo_trl.cli.base import at_least, fail, make_parser, need_file, say
+from epo_trl.cli.base import at_least, make_parser, need_file, say
 
 
 def main(argv: Sequence[str]) -> int:
     """Writes the image and returns the exit code."""
     args = _parser().parse_args(argv)
-    from epo_trl.plots import RunError, plot_runs
+    from epo_trl.plots import plot_runs
 
-    try:
-        need_file(args.out)
-        path = plot_runs(args.runs, args.out, labels=args.labels, window=args.window)
-    except (RunError, ValueError, OSError) as error:
-        return fail(error)
+    need_file(args.out)
+    path = plot_runs(args.runs, args.out, labels=args.labels, window=args.window)
     say(f"wrote {path}")
     return 0
 

@@ -6,31 +6,27 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from epo_trl.cli.base import at_least, fail, make_parser, need_file, say
+from epo_trl.cli.base import at_least, make_parser, need_file, say
 
 
 def main(argv: Sequence[str]) -> int:
     """Writes the page or prints the episodes, and returns the exit code."""
     args = _parser().parse_args(argv)
     from epo_trl.watch.page import write_page
-    from epo_trl.watch.sample import WatchError
     from epo_trl.watch.source import find_samples
     from epo_trl.watch.terminal import print_episode, print_list
 
-    try:
-        samples = find_samples(args.run)
-        if args.episode is not None:
-            print_episode(samples, args.episode)
-        elif args.text:
-            print_list(samples)
-        else:
-            run = Path(args.run)
-            need_file(args.out)
-            out = Path(args.out or (run / "episodes.html" if run.is_dir() else run.with_suffix(".html")))
-            left_out = write_page(out, samples, run.resolve().name, args.max_mb * 2**20)
-            say(f"wrote {out} ({out.stat().st_size / 2**20:.1f} MB). {left_out}".rstrip())
-    except (OSError, WatchError) as error:
-        return fail(error)
+    samples = find_samples(args.run)
+    if args.episode is not None:
+        print_episode(samples, args.episode)
+    elif args.text:
+        print_list(samples)
+    else:
+        run = Path(args.run)
+        need_file(args.out)
+        out = Path(args.out or (run / "episodes.html" if run.is_dir() else run.with_suffix(".html")))
+        left_out = write_page(out, samples, run.resolve().name, args.max_mb * 2**20)
+        say(f"wrote {out} ({out.stat().st_size / 2**20:.1f} MB). {left_out}".rstrip())
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The body of `epo-trl audit-credit`: audits the policy of a run on its training tasks."""
+"""Audits the policy of a run on its training tasks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,9 @@ from epo_trl.credit_audit.estimators import list_estimators
 from epo_trl.credit_audit.report import draw, make_markdown, make_table, to_json
 from epo_trl.credit_audit.statistics import Comparison, compare
 from epo_trl.envs.base import TaskSuite
-from epo_trl.launch.first_options import AlgorithmArguments, algorithm_name
-from epo_trl.launch.options import parse_recipe
-from epo_trl.launch.training import ALGORITHMS
-from epo_trl.launch.warm_start import StartArguments
+from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import what_model
-from epo_trl.long_runs.state_file import read_state, write_state, write_whole
+from epo_trl.long_runs.state_file import read_state, write_atomically, write_state
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.load import sequence_limit
@@ -65,12 +62,12 @@ class AuditArguments:
         )
 
     def check(self) -> None:
-        """Raises `ValueError` for a folder that does not exist, or a number out of range."""
+        """Raises `InputError` for a folder that does not exist, or a number out of range."""
         if not Path(self.audited_run).is_dir():
-            raise ValueError(f"RUN: expected the output folder of a run, or a checkpoint, got {self.audited_run!r}")
+            raise InputError(f"RUN: expected the output folder of a run, or a checkpoint, got {self.audited_run!r}")
         for name in ("audit_tasks", "audit_round"):
             if getattr(self, name) < 2:
-                raise ValueError(f"{name}: expected an integer >= 2, got {getattr(self, name)}")
+                raise InputError(f"{name}: expected an integer >= 2, got {getattr(self, name)}")
 
 
 class Audit:
@@ -122,7 +119,7 @@ class Audit:
         return Random(f"audit {self.args.seed}").sample(ids, min(self.audit.audit_tasks, len(ids)))
 
     def _load_settings(self) -> dict[str, Any]:
-        """Returns all settings that affect the result; raises `ValueError` if the folder holds another audit."""
+        """Returns all settings that affect the result; raises `InputError` if the folder holds another audit."""
         settings = {
             **{name: getattr(self.args, name) for name in _RULES},
             **{f"plan_{name}": value for name, value in asdict(self.plan).items()},
@@ -136,7 +133,7 @@ class Audit:
             found = read_state(path)
             differ = [name for name in settings if found.get(name) != settings[name]]
             if differ:
-                raise ValueError(
+                raise InputError(
                     f"audit_folder: expected a folder of this audit, got {self.folder}, where {differ[0]} is "
                     f"{found.get(differ[0])!r}, now {settings[differ[0]]!r}; use another folder, or delete that one"
                 )
@@ -181,7 +178,7 @@ class Audit:
         title = f"Credit audit of {self.audit.audited_run}"
         facts = {"success": sum(success) / len(success), "episodes": len(success), "left_out": self.left_out}
         write_state(self.folder / "report.json", to_json(comparison, {**facts, "settings": self._settings}))
-        write_whole(self.folder / "report.md", make_markdown(comparison, title))
+        write_atomically(self.folder / "report.md", make_markdown(comparison, title))
         draw(comparison, title, self.folder / "report.png")
         console = Console()
         console.print(make_table(comparison, title))
@@ -191,14 +188,14 @@ class Audit:
         return comparison
 
 
-def main() -> None:
-    """Parses the command line and audits."""
-    config, _ = ALGORITHMS[algorithm_name()]
-    suite, _, _, args, model_args, audit = parse_recipe(
-        AlgorithmArguments, StartArguments, config, ModelConfig, AuditArguments
-    )
+def run_audit(suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, audit: AuditArguments) -> Comparison:
+    """Audits a run and returns the comparison; see `Audit`.
+
+    Raises:
+        InputError: If the minutes are not enough for a round.
+    """
     one = Audit(suite, args, model_args, audit)
     rounds = one.play()
     if not rounds:
-        raise ValueError(f"audit_minutes: expected enough for one round, got {audit.audit_minutes:g}")
-    one.report(rounds)
+        raise InputError(f"audit_minutes: expected enough for one round, got {audit.audit_minutes:g}")
+    return one.report(rounds)

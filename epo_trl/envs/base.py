@@ -105,6 +105,10 @@ class TextEnv(ABC):
         """Returns the result of `step_async`, or raises its error."""
         return self._requested()
 
+    def has_answer(self) -> bool:
+        """Whether the result of the last request can be had without waiting for another process."""
+        return True
+
     def _requested(self) -> Any:
         request, self._request = self._request, None
         if request is None:

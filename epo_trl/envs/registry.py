@@ -27,8 +27,6 @@ class EnvArguments(Protocol):
     """The settings of an environment, as fields of a dataclass.
 
     The class attribute `MAY_CHANGE` names the fields that do not change what is learned: a resumed run may change them.
-    A class method `check_early(given)` may raise `EnvError` before torch is loaded. It gets the settings as they are
-    written in the config and on the command line: `{name: value}`.
     """
 
     def make_suite(self) -> TaskSuite:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from epo_trl.errors import InputError
+from epo_trl.errors import FileError, InputError
 from epo_trl.types import Episode
 
 SETTINGS = "settings.json"
@@ -96,7 +96,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     except ValueError:
         return {}
     except OSError as error:
-        raise OSError(f"output: {path} cannot be read ({error.strerror}); use another file") from error
+        raise FileError(f"output: {path} cannot be read ({error.strerror}); use another file") from error
     return found if isinstance(found, dict) else {}
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from epo_trl.errors import InputError
+
 START_STEPS = 3  # RL steps averaged for the start: few, because an explosion can be over within ten
 WINDOW = 10  # RL steps of a running mean or of a streak, so that no single batch decides
 EXPLODED_RATIO = 2.0  # entropy over its start
@@ -158,7 +160,7 @@ def trapped(success: Sequence[float]) -> bool:
 def _final(success: Sequence[float]) -> float:
     seen = [value for value in success if math.isfinite(value)]
     if len(seen) < LAST_STEPS:
-        raise ValueError(f"success: expected at least {LAST_STEPS} RL steps with a finite value, got {len(seen)}")
+        raise InputError(f"success: expected at least {LAST_STEPS} RL steps with a finite value, got {len(seen)}")
     return fmean(seen[-LAST_STEPS:])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from epo_trl.envs.base import TaskSuite, TextEnv
 from epo_trl.envs.border import close_all
 from epo_trl.envs.checker import check_first_turn
+from epo_trl.errors import InputError
 from epo_trl.evaluation.protocol import Protocol
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
 from epo_trl.rollout.context import TurnView
@@ -82,7 +83,7 @@ def check_first_task(env: TextEnv, task_id: str, seed: int, context: ContextBuil
     context.template.check(info)
     _check_first_prompt(context, TurnView(observation, info, history=()), task_id)
     if protocol.success_rule == "ended-with-score" and "score" not in info:
-        raise ValueError(
+        raise InputError(
             f"protocol: expected one with the success rule 'won', since the environment has no score, got "
             f"{protocol.name!r}, which decides success by the score"
         )
@@ -102,11 +103,11 @@ def _check_first_prompt(context: ContextBuilder, view: TurnView, task_id: str) -
             )
             assert bare is not None
             shown = f" {needed - len(bare.ids)} of them are the examples (few_shot); use fewer or shorter examples."
-        raise ValueError(
+        raise InputError(
             f"max_prompt_length: expected at least {needed}, the number of tokens in the first prompt of task "
             f"{task_id!r}, got {room}.{shown} Later prompts are longer"
         )
-    raise ValueError(
+    raise InputError(
         f"max_completion_length: expected a response that fits the model's {context.max_context_tokens} tokens with "
         f"the {needed} tokens of the first prompt of task {task_id!r}, got {context.max_response_tokens}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from epo_trl.errors import InputError
 from epo_trl.rollout.context import CONTEXTS
 from epo_trl.rollout.rules import INVALID_ACTIONS, SUCCESS_RULES
 
@@ -54,7 +55,7 @@ class Protocol:
 
     def _need(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
-            raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r} (protocol {self.name!r})")
+            raise InputError(f"{name}: expected {expected}, got {getattr(self, name)!r} (protocol {self.name!r})")
 
     @property
     def is_windowed(self) -> bool:
@@ -87,9 +88,9 @@ class Protocol:
         return replace(self, **changed, name=self.name + marks, description=f"{plain} but for what the name says.")
 
     def check_template(self, template: str) -> None:
-        """Raises `ValueError` if the protocol prescribes another prompt template."""
+        """Raises `InputError` if the protocol prescribes another prompt template."""
         if self.prompt_template not in ("", template):
-            raise ValueError(
+            raise InputError(
                 f"prompt_template: expected {self.prompt_template!r}, which protocol {self.name!r} prescribes, got "
                 f"{template!r}"
             )
@@ -103,7 +104,7 @@ class Protocol:
         """Creates a protocol from the output of `to_dict`."""
         unknown = sorted(data.keys() - set(cls.__dataclass_fields__))
         if unknown:
-            raise ValueError(f"protocol: expected the fields {', '.join(cls.__dataclass_fields__)}, got {unknown[0]!r}")
+            raise InputError(f"protocol: expected the fields {', '.join(cls.__dataclass_fields__)}, got {unknown[0]!r}")
         return cls(**data)
 
 
@@ -128,7 +129,7 @@ def register_protocol(protocol: Protocol) -> Protocol:
             for key in old
             if key != "description" and new[key] != old[key]
         ]
-        raise ValueError(
+        raise InputError(
             f"protocol: expected the registered settings of {protocol.name!r}, got {', '.join(differ)}; use these "
             "settings or another name"
         )
@@ -138,7 +139,7 @@ def register_protocol(protocol: Protocol) -> Protocol:
 def get_protocol(name: str) -> Protocol:
     """Looks up a protocol by name."""
     if name not in _PROTOCOLS:
-        raise ValueError(f"protocol: expected one of {', '.join(map(repr, protocol_names()))}, got {name!r}")
+        raise InputError(f"protocol: expected one of {', '.join(map(repr, protocol_names()))}, got {name!r}")
     return _PROTOCOLS[name]
 
 
@@ -251,5 +252,26 @@ register_protocol(
         name="scienceworld-tiny20",
         max_turns=20,
         description="ScienceWorld as in scienceworld-tiny10, with 20 turns.",
+    )
+)
+WEBSHOP = register_protocol(
+    Protocol(
+        name="webshop-500",
+        max_turns=15,
+        history_length=2,
+        temperature=0.4,
+        description="WebShop, the 500 test goals, 15 turns; success is a reward of 1, and the score is 100 times the "
+        "mean reward. The paper allows 100 steps.",
+    )
+)
+register_protocol(
+    replace(
+        WEBSHOP,
+        name="webshop-tiny10",
+        max_turns=10,
+        history_length=3,
+        temperature=1.0,
+        description="A generated shop for a tiny model, 10 turns, sampled at the training temperature. Not comparable "
+        "with any published WebShop number.",
     )
 )

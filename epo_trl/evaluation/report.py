@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from epo_trl.errors import InputError
 from epo_trl.evaluation.protocol import Protocol, get_protocol
 from epo_trl.evaluation.samples import plain
 from epo_trl.evaluation.wilson import wilson_interval
@@ -68,7 +69,7 @@ class EvalReport:
     ) -> EvalReport:
         """Creates the report of a list of episodes; `protocol` may be a registered name."""
         if not episodes:
-            raise ValueError(f"episodes: expected at least one, got none for {suite} {split}")
+            raise InputError(f"episodes: expected at least one, got none for {suite} {split}")
         total = Counter(episode.task_type for episode in episodes)
         wins = Counter(episode.task_type for episode in episodes if episode.won)
         stops = Counter(episode.stop for episode in episodes)
@@ -192,7 +193,7 @@ class EvalReport:
         """Creates a report from the output of `to_dict`; derived numbers are recomputed."""
         missing = [field for field in cls.__dataclass_fields__ if field not in data]
         if missing:
-            raise ValueError(
+            raise InputError(
                 f"evaluation report: expected the fields of EvalReport.to_dict, got no {', '.join(missing)}"
             )
         return cls(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
+from epo_trl.errors import InputError
+
 
 def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Computes the bounds of the Wilson score interval of a rate, both within [0, 1].
@@ -20,9 +22,9 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
         confidence: Coverage, strictly between 0 and 1.
     """
     if not 0 <= successes <= n:
-        raise ValueError(f"successes: expected a number from 0 to n, got {successes} of n = {n}")
+        raise InputError(f"successes: expected a number from 0 to n, got {successes} of n = {n}")
     if not 0.0 < confidence < 1.0:
-        raise ValueError(f"confidence: expected a number strictly between 0 and 1, got {confidence}")
+        raise InputError(f"confidence: expected a number strictly between 0 and 1, got {confidence}")
     if n == 0:
         return 0.0, 1.0
     z = NormalDist().inv_cdf((1 + confidence) / 2)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import xxhash
 
+from epo_trl.errors import InputError
 from epo_trl.long_runs.state_file import read_state, write_state
 
 MANIFEST = "manifest.json"
@@ -19,7 +20,7 @@ _CHUNK_BYTES = 2**23
 _READERS = 8  # files read in parallel; a single reader does not saturate a network disk
 
 
-def seal(folder: str | os.PathLike[str]) -> None:
+def write_manifest(folder: str | os.PathLike[str]) -> None:
     """Flushes the files of a checkpoint to disk, then writes their sizes and checksums to the manifest."""
     files = _files(Path(folder))
     for path in files.values():
@@ -59,25 +60,22 @@ def _checksum(path: Path) -> str:
 
 def what_model(name: str) -> str:
     """Returns an id of a model that does not depend on its path: the checksum of its weights, or its Hub id."""
-    there = sorted(Path(name).glob("*")) if name else []
-    files = [path for path in there if path.suffix in (".safetensors", ".bin") and path.name != _NO_WEIGHTS]
+    found = sorted(Path(name).glob("*")) if name else []
+    files = [path for path in found if path.suffix in (".safetensors", ".bin") and path.name != _NO_WEIGHTS]
     if not files:
         return name
     together = xxhash.xxh3_128("".join(_checksums(files)).encode())
     return f"a folder of weights, XXH3 {together.hexdigest()[:16]}"
 
 
-def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
+def _listed(folder: Path) -> dict[str, tuple[int, str]]:
     """Reads the size and checksum of each file from the manifest; raises `ValueError` if it is damaged."""
     path = folder / MANIFEST
-    content = read_state(path)
-    if "bytes" in content:  # written by an earlier version
-        return {name: (size, None) for name, size in content["bytes"].items()}
     files = read_state(path, "files")["files"]
     try:
         return {name: (int(size), str(checksum)) for name, (size, checksum) in files.items()}
     except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({error})") from error
+        raise InputError(f"{path} is damaged ({error})") from error
 
 
 def checkpoint_size(folder: str | os.PathLike[str]) -> int:
@@ -85,7 +83,7 @@ def checkpoint_size(folder: str | os.PathLike[str]) -> int:
     return sum(size for size, _ in _listed(Path(folder)).values())
 
 
-def damage(folder: str | os.PathLike[str], *, contents: bool = False) -> str | None:
+def find_corruption(folder: str | os.PathLike[str], *, contents: bool = False) -> str | None:
     """Describes the first fault of a checkpoint, or returns `None` if it is complete.
 
     Args:
@@ -94,7 +92,7 @@ def damage(folder: str | os.PathLike[str], *, contents: bool = False) -> str | N
     """
     path = Path(folder)
     if not (path / MANIFEST).is_file():
-        return f"{MANIFEST} is missing: the checkpoint is incomplete, or of another version"
+        return f"{MANIFEST} is missing: the checkpoint is incomplete"
     try:
         listed = _listed(path)
     except ValueError as error:
@@ -105,10 +103,11 @@ def damage(folder: str | os.PathLike[str], *, contents: bool = False) -> str | N
             return f"{name} is missing"
         if file.stat().st_size != size:
             return f"{name} is damaged: it has {file.stat().st_size:,} bytes, {size:,} were written"
-    summed = {name: checksum for name, (_, checksum) in listed.items() if contents and checksum is not None}
-    found = _checksums(path / name for name in summed)
-    spoilt = [name for name, checksum in zip(summed, found, strict=True) if summed[name] != checksum]
-    return f"{spoilt[0]} is damaged: its checksum differs" if spoilt else None
+    checksums = _checksums(path / name for name in listed) if contents else []
+    for name, checksum in zip(listed, checksums, strict=False):
+        if listed[name][1] != checksum:
+            return f"{name} is damaged: its checksum differs"
+    return None
 
 
 def checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
@@ -129,7 +128,7 @@ def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     It verifies the checksums of the contents.
     """
     for path in reversed(checkpoints(folder)):
-        wrong = damage(path, contents=True)
+        wrong = find_corruption(path, contents=True)
         if wrong is None:
             return str(path)
         warnings.warn(f"{path} is skipped: {wrong}", stacklevel=2)
@@ -146,7 +145,7 @@ def rotate(folder: str | os.PathLike[str], limit: int | None, keep: set[str]) ->
     """
     if not limit or limit < 0:
         return
-    found = sorted(checkpoints(folder), key=lambda path: (damage(path) is None, step_of(path)))
-    kept = {os.path.realpath(path) for path in keep}
-    for path in [path for path in found if os.path.realpath(path) not in kept][: max(0, len(found) - limit)]:
+    found = sorted(checkpoints(folder), key=lambda path: (find_corruption(path) is None, step_of(path)))
+    excluded = {os.path.realpath(path) for path in keep}
+    for path in [path for path in found if os.path.realpath(path) not in excluded][: max(0, len(found) - limit)]:
         shutil.rmtree(path, ignore_errors=True)

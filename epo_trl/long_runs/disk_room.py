@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from epo_trl.errors import EpoTrlError
-from epo_trl.long_runs.checkpoint_files import checkpoint_size, checkpoints, damage
+from epo_trl.long_runs.checkpoint_files import checkpoint_size, checkpoints, find_corruption
 
 
 class DiskFullError(EpoTrlError, OSError):
@@ -34,8 +34,8 @@ class DiskRoom:
     @classmethod
     def for_checkpoint(cls, folder: str, weights: int) -> DiskRoom:
         """Estimates the size of a checkpoint: that of the last complete one, or of the weights for the first."""
-        whole = _whole(Path(folder).parent)
-        return cls("the checkpoint", folder, checkpoint_size(whole[-1]) if whole else weights)
+        last = _last_complete(folder)
+        return cls("the checkpoint", folder, checkpoint_size(last) if last else weights)
 
     def check(self) -> None:
         """Raises `DiskFullError` if there is too little free space."""
@@ -65,14 +65,16 @@ class DiskRoom:
         return shutil.disk_usage(existing).free
 
     def _message(self) -> str:
-        whole = _whole(Path(self.folder).parent)
-        kept = f"{whole[-1]} is complete" if whole else "there is no earlier checkpoint"
+        last = _last_complete(self.folder)
+        rest = f"{last} is complete" if last else "there is no earlier checkpoint"
         return (
             f"output_dir: expected at least {self.needed / 1e6:,.1f} MB of free space for {self.what} {self.folder}, "
-            f"got {self._free_bytes() / 1e6:,.1f} MB; {kept}. Free some space and rerun the same command, or lower "
+            f"got {self._free_bytes() / 1e6:,.1f} MB; {rest}. Free some space and rerun the same command, or lower "
             "save_total_limit"
         )
 
 
-def _whole(run_dir: Path) -> list[Path]:
-    return [path for path in checkpoints(run_dir) if damage(path) is None]
+def _last_complete(folder: str) -> Path | None:
+    """Returns the newest complete checkpoint beside a folder."""
+    complete = (path for path in reversed(checkpoints(Path(folder).parent)) if find_corruption(path) is None)
+    return next(complete, None)

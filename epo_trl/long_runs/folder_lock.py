@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from epo_trl.errors import EpoTrlError
+from epo_trl.errors import EpoTrlError, FileError
 
 LOCK = "_running.json"  # in the folder; the Hub client uploads nothing that begins with "_"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)  # errors of file systems without locks
@@ -56,12 +56,12 @@ def make_folder(folder: Path, field: str) -> None:
     """Creates a folder unless it exists.
 
     Raises:
-        OSError: If the folder cannot be created. The message names the field.
+        FileError: If the folder cannot be created. The message names the field.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(
+        raise FileError(
             f"{field}: expected a folder that can be created, got {folder} ({error.strerror}); use another folder"
         ) from error
 
@@ -123,9 +123,9 @@ def _opened(path: Path, field: str) -> TextIO:
     try:
         return open(path, "a+", encoding="utf-8")
     except IsADirectoryError as error:
-        raise OSError(f"{field}: expected {path} to be a file or absent, got a folder; delete it") from error
+        raise FileError(f"{field}: expected {path} to be a file or absent, got a folder; delete it") from error
     except OSError as error:
-        raise OSError(
+        raise FileError(
             f"{field}: expected a writable folder, also for a finished run, got {path.parent} ({error.strerror}); use "
             "a writable copy or another folder"
         ) from error

@@ -5,31 +5,34 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from accelerate.utils import is_peft_model
+from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 
+from epo_trl.errors import InputError
 from epo_trl.long_runs.argument_check import check_deepspeed_runs
-from epo_trl.long_runs.checkpoint_files import damage, last_checkpoint, step_of
+from epo_trl.long_runs.checkpoint_files import find_corruption, last_checkpoint, rotate, step_of, write_manifest
+from epo_trl.long_runs.disk_room import DiskRoom
 from epo_trl.long_runs.main_process import on_main_process
 from epo_trl.long_runs.preemption import StopOnSigterm
-from epo_trl.long_runs.resume_check import differences, model_digest, not_kept, refusal, settings_of
+from epo_trl.long_runs.resume_check import differences, model_digest, refusal, settings_of
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.state_file import read_state, write_state
-from epo_trl.long_runs.whole_checkpoints import STATE_FILE, WholeCheckpoints
 
+STATE_FILE = "epo_state.json"  # in every checkpoint
+SAVING = "_saving"  # in `output_dir`, while the final model is being written
 FINISHED = "_finished.json"  # in `output_dir`, written last
-_READ_BY_TRANSFORMERS = (
-    "global_step",
-    "max_steps",
-    "train_batch_size",
-    "log_history",
-)  # fields of its state in a checkpoint
+# Fields of transformers' state in a checkpoint.
+_READ_BY_TRANSFORMERS = ("global_step", "max_steps", "train_batch_size", "log_history")
 _END: dict[str, type] = {"step": int, "settings": dict, "files": list}  # fields of `FINISHED` and their types
 
 
@@ -53,11 +56,13 @@ class LongRunArguments:
     )
 
 
-class LongRun(WholeCheckpoints):
+class LongRun(Trainer):
     """A mixin for TRL trainers: a run loses at most the work since the last checkpoint, and ends once.
 
     List it before TRL's trainer among the bases. `train` is TRL's with checks; `train_to_end` is a complete run,
-    including the final model. The arguments are TRL's with `LongRunArguments`.
+    including the final model. The arguments are TRL's with `LongRunArguments`. Incomplete checkpoints are ignored, and
+    a full disk corrupts none. Subclasses override `_run_state`, `_load_run_state` and `_save_rank_state` to add state
+    to a checkpoint.
     """
 
     args: Any
@@ -65,6 +70,8 @@ class LongRun(WholeCheckpoints):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         check_deepspeed_runs(self.args, self.accelerator.distributed_type)
+        self._settings: dict[str, Any] = {}  # settings of the run, see `resume_check`
+        self._saved_files: list[str] = []  # files of the final model, on the main process
         self._verified: str | None = None  # the checkpoint whose contents were verified
         self._end_step: int | None = None
         self._nothing_left = False
@@ -94,6 +101,21 @@ class LongRun(WholeCheckpoints):
         if name and not os.path.isdir(name):
             super()._send_telemetry()
 
+    def _run_state(self) -> dict[str, Any]:
+        """Returns the run's state that transformers does not save, as plain JSON types."""
+        return {}
+
+    def _load_run_state(self, state: dict[str, Any]) -> None:
+        """Restores a state returned by `_run_state`."""
+
+    def _save_rank_state(self, folder: str) -> None:
+        """Writes this rank's own state into a checkpoint."""
+
+    def _bytes_of_weights(self) -> int:
+        """Returns the size of the saved weights in bytes: the whole model, or the adapter."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad or not is_peft_model(self.model)]
+        return sum(vars(p).get("ds_numel", p.numel()) * p.element_size() for p in parameters)
+
     # --- A complete run -----------------------------------------------------------------------------------------
 
     def train_to_end(self) -> None:
@@ -110,13 +132,13 @@ class LongRun(WholeCheckpoints):
             end = on_main_process(self.args, self._read_end)
             lines = [] if end is None else differences(end["settings"], settings_of(self))
             if lines and not self.args.resume_with_changes:
-                raise ValueError(refusal(f"output_dir: the run in {self.args.output_dir} is finished; it", lines))
+                raise InputError(refusal(f"output_dir: the run in {self.args.output_dir} is finished; it", lines))
             if end is not None and not lines:
                 self._load_finished(int(end["step"]))
                 return
             checkpoint = self.args.resume_from_checkpoint or self.newest_checkpoint()
             if lines and checkpoint is None:
-                raise ValueError(
+                raise InputError(
                     f"resume_with_changes: expected a complete checkpoint to resume from, got none: the run in "
                     f"{self.args.output_dir} is finished; use another output_dir"
                 )
@@ -141,14 +163,14 @@ class LongRun(WholeCheckpoints):
         try:
             end = read_state(self._end_file, *_END)
             if not all(isinstance(end[name], kind) for name, kind in _END.items()):
-                raise ValueError(f"{self._end_file} is damaged")
+                raise InputError(f"{self._end_file} is damaged")
         except ValueError as error:
-            raise ValueError(
+            raise InputError(
                 f"output_dir: {error}; delete that file to resume from the newest checkpoint and save the final model "
                 "again, or use another output_dir"
             ) from error
-        there = all(os.path.exists(os.path.join(self.args.output_dir, str(name))) for name in end["files"])
-        return end if there else None
+        is_complete = all(os.path.exists(os.path.join(self.args.output_dir, str(name))) for name in end["files"])
+        return end if is_complete else None
 
     def _write_end(self) -> None:
         end = {"step": self.state.global_step, "settings": self._settings, "files": self._saved_files}
@@ -197,7 +219,7 @@ class LongRun(WholeCheckpoints):
         if asked is True:
             asked = self.newest_checkpoint()
             if asked is None:
-                raise ValueError(
+                raise InputError(
                     f"resume_from_checkpoint: expected a complete checkpoint in {self.args.output_dir}, got none"
                 )
         if not asked:
@@ -210,7 +232,7 @@ class LongRun(WholeCheckpoints):
     def _check_origin(self, checkpoint: str) -> None:
         own = os.path.realpath(self.args.output_dir)
         if os.path.commonpath([own, os.path.realpath(checkpoint)]) != own and not self.args.trust_checkpoint:
-            raise ValueError(
+            raise InputError(
                 f"resume_from_checkpoint: expected a folder in output_dir ({self.args.output_dir}), got {checkpoint}: "
                 "a checkpoint from another source can run code when it is loaded. Set trust_checkpoint to true if you "
                 "trust its source"
@@ -218,19 +240,17 @@ class LongRun(WholeCheckpoints):
 
     def _check_contents(self, checkpoint: str) -> None:
         if checkpoint != self._verified:
-            wrong = on_main_process(self.args, lambda: damage(checkpoint, contents=True))
+            wrong = on_main_process(self.args, lambda: find_corruption(checkpoint, contents=True))
             if wrong is not None:
-                raise ValueError(f"resume_from_checkpoint: got {checkpoint}, where {wrong}; use an earlier checkpoint")
+                raise InputError(f"resume_from_checkpoint: got {checkpoint}, where {wrong}; use an earlier checkpoint")
         try:
             saved = read_state(os.path.join(checkpoint, STATE_FILE), "settings")["settings"]
             read_state(os.path.join(checkpoint, TRAINER_STATE_NAME), *_READ_BY_TRANSFORMERS)
         except ValueError as error:
-            raise ValueError(f"resume_from_checkpoint: {error}; use an earlier checkpoint") from error
-        if (unknown := not_kept(saved, self._settings)) and self.args.process_index == 0:
-            warnings.warn(f"{checkpoint} {unknown}", stacklevel=5)
+            raise InputError(f"resume_from_checkpoint: {error}; use an earlier checkpoint") from error
         lines = differences(saved, self._settings)
         if lines and not self.args.resume_with_changes:
-            raise ValueError(refusal(f"resume_from_checkpoint: {checkpoint}", lines))
+            raise InputError(refusal(f"resume_from_checkpoint: {checkpoint}", lines))
         if lines:
             warnings.warn(f"{checkpoint} is resumed with other settings: {'; '.join(lines)}", stacklevel=5)
 
@@ -259,3 +279,78 @@ class LongRun(WholeCheckpoints):
         if self.args.process_index == 0 and os.path.exists(self._end_file):
             os.remove(self._end_file)  # the run continues, so it is no longer finished
         return done
+
+    # --- Checkpoints --------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self) -> str:
+        """Saves a checkpoint of this step and returns its folder. Collective."""
+        self._save_checkpoint(self.model, trial=None)
+        return self._checkpoint_folder(None)
+
+    def _checkpoint_folder(self, trial: Any) -> str:
+        return os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = self._checkpoint_folder(trial)
+        room = on_main_process(self.args, lambda: DiskRoom.for_checkpoint(folder, self._bytes_of_weights()))
+        on_main_process(self.args, room.check)
+        with room.explained():
+            self._write_checkpoint(model, trial, folder)
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            rotate(os.path.dirname(folder), self.args.save_total_limit, {folder, *([best] if best else [])})
+
+    def _write_checkpoint(self, model: Any, trial: Any, folder: str) -> None:
+        if self.args.should_save:
+            shutil.rmtree(folder, ignore_errors=True)  # left by a save that was interrupted
+        self.accelerator.wait_for_everyone()
+        # TRL would delete the last complete checkpoint before this one is complete.
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self._save_rank_state(folder)
+        if self.args.should_save:
+            write_state(os.path.join(folder, STATE_FILE), {**self._run_state(), "settings": self._settings})
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            write_manifest(folder)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self._load_run_state(read_state(os.path.join(checkpoint, STATE_FILE)))
+
+    # --- The final model ----------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the model as transformers does; its files replace older ones once all are written.
+
+        Raises:
+            DiskFullError: If the disk is full. The folder keeps its previous files.
+        """
+        if _internal_call:  # for a checkpoint
+            super().save_model(output_dir, _internal_call)
+            return
+        folder = Path(output_dir if output_dir is not None else self.args.output_dir)
+        room = DiskRoom("the final model", str(folder / SAVING), self._bytes_of_weights())
+        on_main_process(self.args, room.check)
+        with room.explained():
+            super().save_model(room.folder, _internal_call=True)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            self._saved_files = _put_in_place(Path(room.folder), folder)
+        if self.args.push_to_hub:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+
+def _put_in_place(source: Path, folder: Path) -> list[str]:
+    """Moves all files of a folder to another and removes the empty folder. Returns the file names."""
+    names = sorted(path.name for path in source.iterdir())
+    for name in names:
+        if (folder / name).is_dir():  # a checkpoint of DeepSpeed, if the weights were not gathered
+            shutil.rmtree(folder / name)
+        os.replace(source / name, folder / name)
+    source.rmdir()
+    return names

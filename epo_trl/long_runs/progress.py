@@ -34,26 +34,17 @@ def short_line(step: int, logs: dict[str, Any]) -> str:
     return f"step {step:>4}  " + "  ".join(parts) if parts else ""
 
 
-class ShortProgress(ProgressCallback):
-    """A progress bar with short lines as logs."""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Writes the line."""
-        _write(state, logs)
-
-
 class ShortPrinter(TrainerCallback):
     """Short lines without a progress bar, for `disable_tqdm`."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Writes the line."""
-        _write(state, logs)
+        if state.is_world_process_zero and (line := short_line(state.global_step, logs or {})):
+            tqdm.write(line)
 
 
-def _write(state: Any, logs: dict[str, Any] | None) -> None:
-    line = short_line(state.global_step, logs or {}) if state.is_world_process_zero else ""
-    if line:
-        tqdm.write(line)
+class ShortProgress(ShortPrinter, ProgressCallback):
+    """A progress bar with short lines as logs."""
 
 
 def use_short_progress(trainer: Trainer) -> None:

@@ -93,7 +93,7 @@ def _plain(value: Any) -> Any:
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Returns one line per setting that differs. Settings that only one side has belong to another version."""
+    """Returns one line per setting that differs, among those that both sides have."""
     lines = []
     both = saved.keys() & now.keys()
     for name in sorted(both - {written for written, found in RESOLVED.items() if found in both}):
@@ -103,12 +103,6 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
         elif old != new:
             lines.append(f"{prefix}{name}: {old!r} in the checkpoint, {new!r} now")
     return lines
-
-
-def not_kept(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Returns a note about settings that a checkpoint of an earlier version lacks; `""` if it has all."""
-    names = sorted(now.keys() - saved.keys())
-    return f"was written by an earlier version, which did not save {', '.join(names)}: not compared" if names else ""
 
 
 def refusal(run: str, lines: list[str]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from accelerate.utils import gather_object
 from transformers import TrainingArguments
 
+from epo_trl.errors import InputError
 from epo_trl.long_runs.folder_lock import LOCK, RunningError, acquire, release
 from epo_trl.long_runs.main_process import on_main_process
 
@@ -48,7 +49,7 @@ def _acquired(folder: Path) -> str:
 
 
 def _check_shared(folder: Path, lock: str) -> None:
-    """Raises `ValueError` on all ranks if one of them does not see the lock. Collective.
+    """Raises `InputError` on all ranks if one of them does not see the lock. Collective.
 
     Checkpoints hold files of every rank, and all ranks read them on resume.
     """
@@ -57,7 +58,7 @@ def _check_shared(folder: Path, lock: str) -> None:
         time.sleep(min(1.0, SECONDS_UNTIL_SEEN))
     blind = sorted(set(gather_object([] if seen else [socket.gethostname()])))
     if blind:
-        raise ValueError(
+        raise InputError(
             f"output_dir: expected a folder on a file system that all machines of the run share, got {folder}, which "
             f"{', '.join(blind)} does not share with the main process (docs/multi_node.md)"
         )

@@ -6,14 +6,17 @@ import json
 import os
 from typing import Any
 
+from epo_trl.errors import InputError
+
 
 def write_state(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
     """Writes a JSON file atomically: a crash leaves either the old content or the new."""
-    write_whole(path, json.dumps(state))
+    write_atomically(path, json.dumps(state))
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text file in the same way."""
+def write_atomically(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a text file in the same way, and creates its folder."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     partial = f"{os.fspath(path)}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
@@ -36,11 +39,11 @@ def read_state(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
         with open(path, encoding="utf-8") as file:
             state = json.load(file)
     except FileNotFoundError as error:
-        raise ValueError(f"{os.fspath(path)} is missing; no trainer of epo_trl has written this folder") from error
+        raise InputError(f"{os.fspath(path)} is missing; no trainer of epo_trl has written this folder") from error
     except OSError as error:
-        raise ValueError(f"{os.fspath(path)} cannot be read ({error.strerror})") from error
+        raise InputError(f"{os.fspath(path)} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # neither JSON nor UTF-8
-        raise ValueError(f"{os.fspath(path)} is damaged ({error})") from error
+        raise InputError(f"{os.fspath(path)} is damaged ({error})") from error
     if not isinstance(state, dict) or not state.keys() >= set(keys):
-        raise ValueError(f"{os.fspath(path)} is damaged (it has no {', '.join(keys) or 'fields'})")
+        raise InputError(f"{os.fspath(path)} is damaged (it has no {', '.join(keys) or 'fields'})")
     return state

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from epo_trl.errors import InputError
 from epo_trl.memory.sizes import GB, Run
 
 Settings = Mapping[str, Any]
@@ -27,7 +28,7 @@ class MeanTurn:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name}: expected a number > 0, got {value}")
+                raise InputError(f"{name}: expected a number > 0, got {value}")
 
 
 def read_run(
@@ -54,7 +55,7 @@ def read_run(
     """  # fmt: skip
     episodes, turns = _whole(settings, "per_device_train_batch_size"), _whole(settings, "max_turns")
     if turn.prompt_tokens is None and settings.get("context") == "concatenated":
-        raise ValueError(
+        raise InputError(
             "prompt_tokens: expected the mean number of prompt tokens that a turn adds, got nothing; with context "
             "'concatenated' the config limits only the whole sequence, so pass prompt_tokens"
         )
@@ -86,7 +87,7 @@ def read_run(
 def _whole(settings: Settings, name: str) -> int:
     value = settings.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
-        raise ValueError(f"{name}: expected an integer >= 1, got {value!r}")
+        raise InputError(f"{name}: expected an integer >= 1, got {value!r}")
     return int(value)
 
 

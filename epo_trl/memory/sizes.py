@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from epo_trl.errors import InputError
+
 GB = 1e9
 BF16, FP32 = 2, 4
 # CUDA context, communication buffers, fragmentation.
@@ -87,7 +89,7 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
             attention_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
         )
     except KeyError as error:
-        raise ValueError(
+        raise InputError(
             f"model: expected the config of a decoder-only model, got {name!r}, whose config has no {error.args[0]}"
         ) from error
 
@@ -118,11 +120,11 @@ class Run:
     def __post_init__(self) -> None:
         for name, least in {"gpus": 1, "batch_tokens": 1, "lora_rank": 0}.items():
             if getattr(self, name) < least:
-                raise ValueError(f"{name}: expected an integer >= {least}, got {getattr(self, name)}")
+                raise InputError(f"{name}: expected an integer >= {least}, got {getattr(self, name)}")
         if self.zero_stage not in (0, 2, 3):
-            raise ValueError(f"zero_stage: expected 0, 2 or 3, got {self.zero_stage}")
+            raise InputError(f"zero_stage: expected 0, 2 or 3, got {self.zero_stage}")
         if self.offload and self.zero_stage != 3:
-            raise ValueError(
+            raise InputError(
                 f"offload: expected False unless zero_stage is 3, got True with zero_stage={self.zero_stage}"
             )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Method, MicroBatch, StepSummary
 
 
@@ -35,9 +36,9 @@ class AdaptiveEntropy(Method):
     def __post_init__(self) -> None:
         for name in ("target", "delta", "start", "maximum"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: expected a number >= 0, got {getattr(self, name)}")
+                raise InputError(f"{name}: expected a number >= 0, got {getattr(self, name)}")
         if self.start > self.maximum:
-            raise ValueError(f"start: expected a number <= maximum ({self.maximum}), got {self.start}")
+            raise InputError(f"start: expected a number <= maximum ({self.maximum}), got {self.start}")
         self.coefficient, self.active = self.start, True
 
     def model_card_text(self) -> str:

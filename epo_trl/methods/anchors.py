@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Credit, Method, Need
 from epo_trl.methods.token_statistics import on_tokens
 from epo_trl.objectives.gae import rewards_to_go
@@ -37,9 +38,9 @@ class Anchored(Method):
 
     def __post_init__(self) -> None:
         if self.anchor not in ("observation", "state"):
-            raise ValueError(f"anchor: expected 'observation' or 'state', got {self.anchor!r}")
+            raise InputError(f"anchor: expected 'observation' or 'state', got {self.anchor!r}")
         if not self.anchor_turns >= 1:
-            raise ValueError(f"anchor_turns: expected an integer >= 1, got {self.anchor_turns}")
+            raise InputError(f"anchor_turns: expected an integer >= 1, got {self.anchor_turns}")
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per turn."""
@@ -62,7 +63,7 @@ class Anchored(Method):
         if self.anchor == "state":
             seen = [turn.state_key for turn in episode.turns] + [episode.final_info.get("state_key", "")]
             if not all(seen):
-                raise ValueError(
+                raise InputError(
                     "anchor: expected 'observation', got 'state', and the environment of task "
                     f"{episode.task_id!r} gives no info['state_key']"
                 )
@@ -106,12 +107,12 @@ def relative(value: float, others: Sequence[float], *, scale: bool, sample: bool
 
 
 def check_share(name: str, value: float) -> None:
-    """Raises `ValueError` unless a value is a number from 0 to 1."""
+    """Raises `InputError` unless a value is a number from 0 to 1."""
     if not 0 <= value <= 1:
-        raise ValueError(f"{name}: expected a number from 0 to 1, got {value}")
+        raise InputError(f"{name}: expected a number from 0 to 1, got {value}")
 
 
 def check_weight(name: str, value: float) -> None:
-    """Raises `ValueError` unless a weight is a finite number >= 0."""
+    """Raises `InputError` unless a weight is a finite number >= 0."""
     if not 0 <= value < math.inf:
-        raise ValueError(f"{name}: expected a number >= 0, got {value}")
+        raise InputError(f"{name}: expected a number >= 0, got {value}")

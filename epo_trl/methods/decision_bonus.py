@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need, StepSummary
 from epo_trl.methods.decisions import check_decisions, decision_metrics, decision_tokens
 from epo_trl.objectives import check_schedule, scheduled_weight
@@ -39,7 +40,7 @@ class DecisionBonus(Method):
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight < math.inf:
-            raise ValueError(f"weight: expected a number >= 0, got {self.weight}")
+            raise InputError(f"weight: expected a number >= 0, got {self.weight}")
         check_schedule(self.schedule, self.end_weight)
         check_decisions(self.threshold, self.top_share)
 

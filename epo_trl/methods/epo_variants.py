@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import MicroBatch
 from epo_trl.methods.epo import EPO
 from epo_trl.objectives import check_schedule, falling_beta, scheduled_weight, turn_means
@@ -52,10 +53,10 @@ class EPODecay(EPOBase):
 
     def __post_init__(self) -> None:
         if self.over not in OVER:
-            raise ValueError(f"over: expected one of {OVER}, got {self.over!r}")
+            raise InputError(f"over: expected one of {OVER}, got {self.over!r}")
         check_schedule(self.schedule, self.end_weight)
         if self.end_weight > self.epo_lambda:
-            raise ValueError(f"end_weight: expected at most epo_lambda ({self.epo_lambda}), got {self.end_weight}")
+            raise InputError(f"end_weight: expected at most epo_lambda ({self.epo_lambda}), got {self.end_weight}")
         super().__post_init__()
 
     def weight(self, rl_step: int, total_rl_steps: int) -> float:
@@ -89,7 +90,7 @@ class EPOConstantBeta(EPO):
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta_k < math.inf:
-            raise ValueError(f"beta_k: expected a number >= 0, got {self.beta_k}")
+            raise InputError(f"beta_k: expected a number >= 0, got {self.beta_k}")
         super().__post_init__()
 
     def beta(self, rl_step: int, total_rl_steps: int) -> float:

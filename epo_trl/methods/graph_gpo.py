@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from epo_trl.errors import InputError
 from epo_trl.methods.anchors import Anchored, check_weight, gather_by_key, relative, usable_rows
 from epo_trl.methods.base import Batch, Credit
 from epo_trl.methods.grpo import GRPO
@@ -39,7 +40,7 @@ class GraphGPO(Anchored):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.omega < 1:
-            raise ValueError(f"omega: expected a number above 0 and below 1, got {self.omega}")
+            raise InputError(f"omega: expected a number above 0 and below 1, got {self.omega}")
         check_weight("step_weight", self.step_weight)
 
     def model_card_text(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from epo_trl.errors import InputError
 from epo_trl.methods.anchors import Anchored, check_share, discounted_returns, gather_by_key, relative, usable_rows
 from epo_trl.methods.base import Batch
 
@@ -36,7 +37,7 @@ class HGPO(Anchored):
         super().__post_init__()
         check_share("gamma", self.gamma)
         if not -math.inf < self.alpha < math.inf:
-            raise ValueError(f"alpha: expected a finite number, got {self.alpha}")
+            raise InputError(f"alpha: expected a finite number, got {self.alpha}")
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and its depth."""

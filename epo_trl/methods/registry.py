@@ -11,6 +11,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_type_hints
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Method, Need
 from epo_trl.methods.epo import EPO
 from epo_trl.methods.stack import Methods
@@ -78,13 +79,13 @@ def build_methods(args: Any, *, critic: bool) -> Methods:
     for slot, names in named.items():
         for name in names:
             if name in made:
-                raise ValueError(f"{slot}: expected each method once, got {name!r} twice")
+                raise InputError(f"{slot}: expected each method once, got {name!r} twice")
             method_class = _load_class(slot, name)
             _check_needs(slot, name, method_class, args, critic)
             made[name] = _build(slot, name, method_class, args)
     for name in args.method_kwargs:
         if name not in made:
-            raise ValueError(f"method_kwargs: expected settings of {list(made)}, got settings of {name!r}, not in use")
+            raise InputError(f"method_kwargs: expected settings of {list(made)}, got settings of {name!r}, not in use")
     _check_kinds(made, args, critic)
     methods = Methods(made, args.max_turns)
     _check_nucleus(methods, args)
@@ -96,27 +97,27 @@ def build_methods(args: Any, *, critic: bool) -> Methods:
 def _build(slot: str, name: str, method_class: type[Any], args: Any) -> Method:
     given = args.method_kwargs.get(name, {})
     if not isinstance(given, Mapping):
-        raise ValueError(f"method_kwargs: expected a mapping from setting to value for {name!r}, got {given!r}")
+        raise InputError(f"method_kwargs: expected a mapping from setting to value for {name!r}, got {given!r}")
     own = {field.name for field in fields(method_class) if field.init}
     for setting in given:
         if setting in method_class.config_fields:
-            raise ValueError(
+            raise InputError(
                 f"method_kwargs: expected no {name}.{setting}, which is a field of the configuration. Set {setting}."
             )
         if setting not in own:
-            raise ValueError(f"method_kwargs: expected one of {sorted(own)} for {name!r}, got {setting!r}")
+            raise InputError(f"method_kwargs: expected one of {sorted(own)} for {name!r}, got {setting!r}")
     required = [field.name for field in fields(method_class) if field.init and _has_no_default(field)]
     missing = [setting for setting in required if setting not in (*given, *method_class.config_fields)]
     if missing:
-        raise ValueError(f"method_kwargs: expected {', '.join(missing)} for {name!r}, got {dict(given)}")
+        raise InputError(f"method_kwargs: expected {', '.join(missing)} for {name!r}, got {dict(given)}")
     hints = get_type_hints(method_class)
     given = {setting: _value(f"{name}.{setting}", hints[setting], value) for setting, value in given.items()}
     try:
         return method_class(**{setting: getattr(args, setting) for setting in method_class.config_fields}, **given)
     except AttributeError as error:
-        raise ValueError(f"{slot}: got {name!r}, which reads a setting that this trainer lacks: {error}") from error
+        raise InputError(f"{slot}: got {name!r}, which reads a setting that this trainer lacks: {error}") from error
     except (TypeError, ValueError) as error:
-        raise ValueError(f"method_kwargs, {name!r}: {error}" if given else str(error)) from error
+        raise InputError(f"method_kwargs, {name!r}: {error}" if given else str(error)) from error
 
 
 def _value(name: str, kind: Any, value: Any) -> Any:
@@ -130,7 +131,7 @@ def _value(name: str, kind: Any, value: Any) -> Any:
         with suppress(ValueError):
             value = kind(value)
     if isinstance(value, bool | str) or kind is bool or not isinstance(value, kind | int):
-        raise ValueError(f"method_kwargs: expected {expected} for {name}, got {value!r}")
+        raise InputError(f"method_kwargs: expected {expected} for {name}, got {value!r}")
     return value
 
 
@@ -145,28 +146,28 @@ def _load_class(slot: str, name: str) -> type[Any]:
     if not module or not attribute:
         other = next((field for field, names in METHODS.items() if name in names), None)
         hint = f" ({name!r} belongs to {other})" if other else ""
-        raise ValueError(f"{slot}: expected {expected}{hint}, got {name!r}")
+        raise InputError(f"{slot}: expected {expected}{hint}, got {name!r}")
     if str(Path.cwd()) not in sys.path:  # last, so that nothing in it hides a library
         sys.path.append(str(Path.cwd()))
     try:
         method_class = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError) as error:
-        raise ValueError(
+        raise InputError(
             f"{slot}: expected {expected}, got {name!r}, which cannot be imported ({type(error).__name__}: {error})"
         ) from error
     if not (isinstance(method_class, type) and issubclass(method_class, Method) and is_dataclass(method_class)):
-        raise ValueError(f"{slot}: expected a dataclass that derives from epo_trl.methods.Method, got {name!r}")
+        raise InputError(f"{slot}: expected a dataclass that derives from epo_trl.methods.Method, got {name!r}")
     return method_class
 
 
 def _check_needs(slot: str, name: str, method: type[Method], args: Any, critic: bool) -> None:
     if Need.VALUES in method.needs and not critic:
-        raise ValueError(
+        raise InputError(
             f"{slot}: got {name!r}, which needs a critic, but this trainer has none. Use EPOPPOConfig and "
             "EPOPPOTrainer, or another method."
         )
     if Need.GROUPS in method.needs and (args.num_generations or 0) < 2:
-        raise ValueError(
+        raise InputError(
             f"num_generations: expected >= 2 with {slot} {name!r}, got {args.num_generations}. {name!r} compares the "
             "episodes of a task."
         )
@@ -175,19 +176,19 @@ def _check_needs(slot: str, name: str, method: type[Method], args: Any, critic: 
 def _check_kinds(made: Mapping[str, Method], args: Any, critic: bool) -> None:
     """Rejects several methods with an exclusive hook, and fields that conflict with a custom ratio."""
     if not _overrides(made[args.credit], "credit"):
-        raise ValueError(f"credit: expected a method that overrides `credit`, got {args.credit!r}")
+        raise InputError(f"credit: expected a method that overrides `credit`, got {args.credit!r}")
     if critic and Need.VALUES not in made[args.credit].needs:
-        raise ValueError(
+        raise InputError(
             f"credit: expected one that uses the critic of this trainer, got {args.credit!r}. Use EPOConfig and "
             "EPOTrainer, or another credit."
         )
     variants = [name for name, method in made.items() if isinstance(method, EPO)]
     if len(variants) > 1:
-        raise ValueError(f"entropy_method: expected one variant of EPO, got {' and '.join(map(repr, variants))}")
+        raise InputError(f"entropy_method: expected one variant of EPO, got {' and '.join(map(repr, variants))}")
     for hook, slot in (("credit", "credit"), ("ratio", "policy_method")):
         several = [name for name, method in made.items() if _overrides(method, hook)]
         if len(several) > 1:
-            raise ValueError(f"{slot}: expected one method with `{hook}`, got {' and '.join(map(repr, several))}")
+            raise InputError(f"{slot}: expected one method with `{hook}`, got {' and '.join(map(repr, several))}")
     ratios = [name for name, method in made.items() if _overrides(method, "ratio")]
     clashes = {
         "beta": (args.beta, 0, "the KL term would use the log-probabilities that the ratio changes"),
@@ -197,19 +198,19 @@ def _check_kinds(made: Mapping[str, Method], args: Any, critic: bool) -> None:
     for name in ratios:
         for field, (value, neutral, reason) in clashes.items():
             if value != neutral:
-                raise ValueError(f"{field}: got {value!r}, which is incompatible with the ratio of {name!r}: {reason}")
+                raise InputError(f"{field}: got {value!r}, which is incompatible with the ratio of {name!r}: {reason}")
 
 
 def _check_nucleus(methods: Methods, args: Any) -> None:
     """Rejects methods with different nuclei, and a reference policy that changes during the run."""
     cuts = {name: method.cut for name, method in methods.items() if Need.NUCLEUS in method.needs}
     if len(set(cuts.values())) > 1:
-        raise ValueError(f"method_kwargs: expected one cut for all methods, got {cuts}: the nucleus is computed once")
+        raise InputError(f"method_kwargs: expected one cut for all methods, got {cuts}: the nucleus is computed once")
     own = {name: method.top_p for name, method in methods.items() if Need.TOP_P in method.needs}
     if len(set(own.values())) > 1:
-        raise ValueError(f"method_kwargs: expected one top_p for all methods, got {own}: the nucleus is computed once")
+        raise InputError(f"method_kwargs: expected one top_p for all methods, got {own}: the nucleus is computed once")
     if methods.readers_of_reference and args.sync_ref_model:
-        raise ValueError(
+        raise InputError(
             f"sync_ref_model: expected False with {methods.readers_of_reference[0]!r}, got True: the reference policy "
             "stays fixed for the whole run"
         )
@@ -225,5 +226,5 @@ def as_names(slot: str, given: str | Sequence[str] | None) -> list[str]:
         return []
     names = [given] if isinstance(given, str) else list(given)
     if not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{slot}: expected a name or a list of names, got {given!r}")
+        raise InputError(f"{slot}: expected a name or a list of names, got {given!r}")
     return names

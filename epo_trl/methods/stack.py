@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Comm, Credit, Group, Method, MicroBatch, Need, StepSummary
 from epo_trl.methods.entropy_meter import EntropyMeter
 from epo_trl.types import Episode
@@ -104,7 +105,7 @@ class Methods(Mapping[str, Method]):
             if rewards is None:
                 continue
             if len(rewards) != len(episode.turns):
-                raise ValueError(f"{name}: expected {len(episode.turns)} rewards, one per turn, got {len(rewards)}")
+                raise InputError(f"{name}: expected {len(episode.turns)} rewards, one per turn, got {len(rewards)}")
             turns = (replace(turn, reward=float(x)) for turn, x in zip(episode.turns, rewards, strict=True))
             episode = replace(episode, turns=tuple(turns))
         return episode

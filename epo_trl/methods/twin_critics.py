@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from epo_trl.errors import InputError
+
 FEATURE_CLIP = 5.0  # features are clipped at this many standard deviations
 
 
@@ -201,7 +203,7 @@ class TwinCritics:
         critics = cls(settings, replay)
         saved = len(state["heads"]["v_heads.0.0.bias"])
         if saved != settings.hidden_size:
-            raise ValueError(f"hidden_size: expected {saved} as in the saved critics, got {settings.hidden_size}")
+            raise InputError(f"hidden_size: expected {saved} as in the saved critics, got {settings.hidden_size}")
         critics.center, critics.scale, critics.replay = state["center"], state["scale"], replay
         for name in ("heads", "targets", "optimizer"):
             getattr(critics, name).load_state_dict(state[name])

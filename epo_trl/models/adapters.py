@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations import deepspeed
 from transformers.utils.peft_utils import find_adapter_config_file
 
+from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import what_model
 
 BASE = "base"
@@ -56,7 +57,7 @@ class Adapter:
         try:
             settings = json.loads(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"model_name_or_path: got the adapter {name}, whose {path} is no JSON: {error}") from error
+            raise InputError(f"model_name_or_path: got the adapter {name}, whose {path} is no JSON: {error}") from error
         return cls(name, _find_base(name, settings.get("base_model_name_or_path")), settings, revision)
 
     @property
@@ -100,7 +101,7 @@ class Adapter:
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = " ".join(str(error).split())
             what = what or f"whose base {self.base} cannot be read"
-            raise ValueError(f"model_name_or_path: got the adapter {self.name}, {what}: {reason}") from error
+            raise InputError(f"model_name_or_path: got the adapter {self.name}, {what}: {reason}") from error
 
 
 def _find_base(name: str, recorded: str | None) -> str:
@@ -111,10 +112,10 @@ def _find_base(name: str, recorded: str | None) -> str:
             if (beside / "config.json").is_file():
                 return str(beside)
     if recorded is None:
-        raise ValueError(f"model_name_or_path: got the adapter {name}, which names no base model")
+        raise InputError(f"model_name_or_path: got the adapter {name}, which names no base model")
     is_hub_id = recorded.count("/") <= 1 and not recorded.startswith(".")
     if not is_hub_id and not Path(recorded).is_dir():
-        raise ValueError(
+        raise InputError(
             f"model_name_or_path: got the adapter {name}, whose base {recorded} is not there; put it back, or put its "
             f"files in {folder / BASE}"
         )
@@ -140,7 +141,7 @@ def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str
         before = made_from(folder) if any(Path(run_dir).glob("checkpoint-*")) else []
         begun = bool(before)
         if begun and before[-1] not in (source, what_model(source)):  # an earlier version recorded only the name
-            raise ValueError(
+            raise InputError(
                 f"model_name_or_path: got {source}, but {run_dir} was begun with {before[0]}; use another output_dir"
             )
         if state.is_main_process and not begun:

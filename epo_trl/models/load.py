@@ -15,6 +15,7 @@ from trl import ModelConfig, get_peft_config
 from trl.trainer.utils import create_model_from_path
 
 from epo_trl.envs.base import TaskSuite
+from epo_trl.errors import InputError
 from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
 from epo_trl.models.names import check_model_name
@@ -40,7 +41,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
     name, adapter = _find(model_args)
     quantization, trust = build_quantization(model_args), {"trust_remote_code": args.trust_remote_code}
     if quantization is not None and not model_args.use_peft:
-        raise ValueError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
+        raise InputError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
     kwargs = {**_init_kwargs(model_args), **(args.model_init_kwargs or {})}
     if tiny_size(name):
         model, tokenizer = _tiny(model_args, suite, template, args.seed)
@@ -124,11 +125,11 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
     """
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"out: got {folder}, which is there already; expected a new folder")
+        raise InputError(f"out: got {folder}, which is there already; expected a new folder")
     model_args = ModelConfig(name)
     _, adapter = _find(model_args)
     if adapter is None:
-        raise ValueError(
+        raise InputError(
             f"adapter: got {name}, where there is no adapter_config.json; expected the folder of an adapter"
         )
     tokenizer = _load_own_tokenizer(name, adapter, model_args, trust_remote_code)
@@ -181,7 +182,7 @@ def _check_same_lora(model_args: ModelConfig, adapter: Adapter) -> None:
     for name, own in names.items():
         given, saved = getattr(model_args, name), adapter.settings.get(own)
         if given != getattr(ModelConfig(), name) and given != saved:
-            raise ValueError(
+            raise InputError(
                 f"{name}: expected {saved}, as in the adapter {adapter.name}, got {given}; omit it, or merge the "
                 f"adapter and start a new one: epo-trl merge {adapter.name} --out DIR"
             )
@@ -217,7 +218,7 @@ def _named(name: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Itera
         yield
     except errors as error:
         reason = str(error).split("\n")[0]
-        raise ValueError(f"model_name_or_path: got {name!r}, which cannot be read: {reason}") from error
+        raise InputError(f"model_name_or_path: got {name!r}, which cannot be read: {reason}") from error
 
 
 def sequence_limit(config: Any) -> int | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from epo_trl.errors import InputError
+
 TINY = "tiny"
 CONFIGS = ("config.json", "adapter_config.json")  # of a model, of an adapter
 # Compared by name: the class depends on the HTTP library of the installed huggingface_hub.
@@ -17,7 +19,7 @@ def is_tiny(name: str) -> bool:
 
 
 def check_model_name(name: str | None, field: str = "model_name_or_path", revision: str | None = None) -> None:
-    """Raises `ValueError` if a name is neither an existing folder nor, as far as one request can tell, a Hub id.
+    """Raises `InputError` if a name is neither an existing folder nor, as far as one request can tell, a Hub id.
 
     A path that does not exist may look like a Hub id. transformers then requests each file of a model from the Hub,
     five times each without a network. This function sends one request. A slow or failing Hub is left to transformers.
@@ -28,12 +30,12 @@ def check_model_name(name: str | None, field: str = "model_name_or_path", revisi
         revision: Revision on the Hub.
     """
     if name is None:
-        raise ValueError(f"{field}: expected a Hub id, a local path or 'tiny', got nothing")
+        raise InputError(f"{field}: expected a Hub id, a local path or 'tiny', got nothing")
     if is_tiny(name) or Path(name).is_dir():
         return
     reason = _why_unreadable(name, revision)
     if reason is not None:
-        raise ValueError(f"{field}: got {name!r}, which cannot be read: there is no such folder{reason}")
+        raise InputError(f"{field}: got {name!r}, which cannot be read: there is no such folder{reason}")
 
 
 def _why_unreadable(name: str, revision: str | None) -> str | None:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from trl import ModelConfig, get_quantization_config
 
+from epo_trl.errors import InputError
+
 
 def build_quantization(model_args: ModelConfig) -> Any:
     """Builds transformers' `BitsAndBytesConfig`, or returns `None` without quantization.
@@ -22,9 +24,9 @@ def build_quantization(model_args: ModelConfig) -> Any:
     if not asked:
         return None
     if find_spec("bitsandbytes") is None:
-        raise ValueError(
+        raise InputError(
             f"{asked}: got True, but bitsandbytes is not installed; pip install 'epo-trl[qlora]', or omit {asked}"
         )
     if not isinstance(getattr(torch, str(model_args.dtype), None), torch.dtype):
-        raise ValueError(f"dtype: expected 'bfloat16', 'float16' or 'float32', got {model_args.dtype!r} with {asked}")
+        raise InputError(f"dtype: expected 'bfloat16', 'float16' or 'float32', got {model_args.dtype!r} with {asked}")
     return get_quantization_config(model_args)

@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from epo_trl.devices import seeded
+from epo_trl.errors import InputError
 
 PAD, UNK, TURN_START, TURN_END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
 TAGS = ("<think>", "</think>", "<action>", "</action>")
@@ -65,7 +66,7 @@ def _largest_numbers(texts: Iterable[str], entities: Iterable[str] | None) -> di
     for name in names:
         match = _ENTITY.fullmatch(name)
         if match is None:
-            raise ValueError(f"entities: expected a name and its largest number, like 'drawer 12', got {name!r}")
+            raise InputError(f"entities: expected a name and its largest number, like 'drawer 12', got {name!r}")
         largest[match[1]] = max(largest.get(match[1], 0), int(match[2]))
     return largest
 
@@ -165,7 +166,7 @@ def tiny_size(name: str | None) -> tuple[int, int] | None:
         return DEFAULT_SIZE
     match = re.fullmatch(r"([1-9][0-9]{0,3})x([1-9][0-9]?)", size)
     if match is None or int(match[1]) % (2 * HEADS):
-        raise ValueError(
+        raise InputError(
             f"model_name_or_path: got {name!r}; expected 'tiny', or a width, a multiple of {2 * HEADS}, and a number "
             "of layers, as in 'tiny:192x3'"
         )
@@ -199,9 +200,9 @@ def build_model(
         seed: Seed for the weights. The global random state is unchanged.
     """
     if family not in FAMILIES:
-        raise ValueError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}")
+        raise InputError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}")
     if hidden_size % (2 * heads):
-        raise ValueError(f"hidden_size: expected a multiple of 2 * heads = {2 * heads}, got {hidden_size}")
+        raise InputError(f"hidden_size: expected a multiple of 2 * heads = {2 * heads}, got {hidden_size}")
     names = FAMILIES[family]
     extra: dict[str, Any] = {name: hidden_size // heads for name in names.extra}
     config = getattr(transformers, names.config)(

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import GenerationConfig
 from trl import ModelConfig
 
+from epo_trl.errors import InputError
 from epo_trl.models.generate import end_ids
 from epo_trl.models.load import load_tokenizer
 from epo_trl.models.tiny import tiny_size
@@ -87,7 +88,7 @@ def load_vllm_policy(
     try:
         from vllm import LLM, SamplingParams
     except ImportError as error:
-        raise ValueError(
+        raise InputError(
             f"backend: got 'vllm', which cannot be imported ({error}); pip install 'epo-trl[vllm]', or use "
             "'transformers'"
         ) from error
@@ -113,11 +114,11 @@ def load_vllm_policy(
 def _check_model(model_args: ModelConfig) -> None:
     name = model_args.model_name_or_path
     if not name or tiny_size(name):
-        raise ValueError(f"model_name_or_path: expected a Hub id or a saved model, got {name!r} with backend='vllm'")
+        raise InputError(f"model_name_or_path: expected a Hub id or a saved model, got {name!r} with backend='vllm'")
     if (Path(name) / "adapter_config.json").is_file():
-        raise ValueError(
+        raise InputError(
             f"model_name_or_path: got {name!r}, an adapter, with backend='vllm'; merge it into its base first: "
             f"epo-trl merge {name} --out DIR"
         )
     if model_args.load_in_4bit or model_args.load_in_8bit:
-        raise ValueError("load_in_4bit, load_in_8bit: expected backend='transformers', got True with backend='vllm'")
+        raise InputError("load_in_4bit, load_in_8bit: expected backend='transformers', got True with backend='vllm'")

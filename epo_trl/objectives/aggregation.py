@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
+
 
 def turn_mean_weights(
     turn_ids: Tensor,
@@ -32,13 +34,13 @@ def turn_mean_weights(
             GPU it would force a synchronization.
     """
     if turn_ids.shape != response_mask.shape or turn_ids.dim() != 2:
-        raise ValueError(
+        raise InputError(
             f"turn_ids, response_mask: expected the same shape (B, T), got {tuple(turn_ids.shape)} and "
             f"{tuple(response_mask.shape)}"
         )
     mask = response_mask.bool()
     if turn_ids.device.type == "cpu" and bool((mask & (turn_ids < 0)).any()):
-        raise ValueError("turn_ids: expected >= 0 on every response token, got a response token with turn id -1")
+        raise InputError("turn_ids: expected >= 0 on every response token, got a response token with turn id -1")
     if turn_ids.numel() == 0:
         return torch.zeros(turn_ids.shape, dtype=dtype, device=turn_ids.device)
 

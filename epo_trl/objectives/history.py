@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
+
 GRANULARITIES = ("step", "turn")
 
 
@@ -26,9 +28,9 @@ class EntropyHistory:
 
     def __init__(self, per: str = "step", window: int | None = None):
         if per not in GRANULARITIES:
-            raise ValueError(f"per: expected one of {GRANULARITIES}, got {per!r}")
+            raise InputError(f"per: expected one of {GRANULARITIES}, got {per!r}")
         if window is not None and window < 1:
-            raise ValueError(f"window: expected an integer >= 1 or None, got {window}")
+            raise InputError(f"window: expected an integer >= 1 or None, got {window}")
         self.per = per
         self.window = window
         self._entries: deque[dict[int, float]] = deque(maxlen=window)
@@ -66,7 +68,7 @@ class EntropyHistory:
         if self.per == "step":
             return sum(e[0] for e in self._entries) / len(self._entries) if self._entries else None
         if turn_ids is None:
-            raise ValueError("turn_ids: expected the turn index of each token with per='turn', got None")
+            raise InputError("turn_ids: expected the turn index of each token with per='turn', got None")
         values: dict[int, list[float]] = {}
         for entry in self._entries:
             for turn, value in entry.items():
@@ -91,7 +93,7 @@ class EntropyHistory:
         for name in ("per", "window"):
             if state[name] != getattr(self, name):
                 mine, saved = getattr(self, name), state[name]
-                raise ValueError(f"entropy history: expected {name}={mine!r}, got {saved!r} in the saved state")
+                raise InputError(f"entropy history: expected {name}={mine!r}, got {saved!r} in the saved state")
         self._entries = deque([_checked(entry) for entry in state["entries"]], maxlen=self.window)
         self.total_appended = int(state["total_appended"])
 
@@ -100,7 +102,7 @@ def _checked(entry: Mapping[Any, Any]) -> dict[int, float]:
     checked = {int(turn): float(value) for turn, value in entry.items()}
     for turn, value in checked.items():
         if turn < 0:
-            raise ValueError(f"entropy: expected turn indices >= 0, got {turn}")
+            raise InputError(f"entropy: expected turn indices >= 0, got {turn}")
         if not 0.0 <= value < float("inf"):
-            raise ValueError(f"entropy: expected a finite number >= 0 (nats), got {value}")
+            raise InputError(f"entropy: expected a finite number >= 0 (nats), got {value}")
     return checked

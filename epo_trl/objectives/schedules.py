@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from epo_trl.errors import InputError
+
 SCHEDULES = ("constant", "linear", "cosine")
 
 
@@ -27,9 +29,9 @@ def scheduled_weight(
         ValueError: If `rl_step` is negative, `total_rl_steps` is not positive, or `check_schedule` rejects the others.
     """
     if rl_step < 0:
-        raise ValueError(f"rl_step: expected an integer >= 0, got {rl_step}")
+        raise InputError(f"rl_step: expected an integer >= 0, got {rl_step}")
     if total_rl_steps < 1:
-        raise ValueError(f"total_rl_steps: expected an integer >= 1, got {total_rl_steps}")
+        raise InputError(f"total_rl_steps: expected an integer >= 1, got {total_rl_steps}")
     check_schedule(schedule, end)
     if end is None:
         return start
@@ -38,15 +40,15 @@ def scheduled_weight(
 
 
 def check_schedule(schedule: str, end_weight: float | None) -> None:
-    """Raises `ValueError` if the schedule is unknown, lacks an end weight, or has one that it would ignore.
+    """Raises `InputError` if the schedule is unknown, lacks an end weight, or has one that it would ignore.
 
     Args:
         schedule: One of `SCHEDULES`.
         end_weight: Weight at the last RL step, or `None`.
     """
     if schedule not in SCHEDULES:
-        raise ValueError(f"schedule: expected one of {SCHEDULES}, got {schedule!r}")
+        raise InputError(f"schedule: expected one of {SCHEDULES}, got {schedule!r}")
     if schedule == "constant" and end_weight is not None:
-        raise ValueError(f"end_weight: expected None with schedule 'constant', got {end_weight}")
+        raise InputError(f"end_weight: expected None with schedule 'constant', got {end_weight}")
     if schedule != "constant" and (end_weight is None or not 0 <= end_weight < math.inf):
-        raise ValueError(f"end_weight: expected a number >= 0 with schedule {schedule!r}, got {end_weight}")
+        raise InputError(f"end_weight: expected a number >= 0 with schedule {schedule!r}, got {end_weight}")

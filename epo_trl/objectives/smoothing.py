@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
+
 PENALTIES = ("hinge", "indicator")
 
 
@@ -50,11 +52,11 @@ def falling_beta(rl_step: int, total_rl_steps: int, *, start: float, decay: floa
 
 def _check_schedule(rl_step: int, total_rl_steps: int, decay: float) -> None:
     if rl_step < 0:
-        raise ValueError(f"rl_step: expected an integer >= 0, got {rl_step}")
+        raise InputError(f"rl_step: expected an integer >= 0, got {rl_step}")
     if total_rl_steps < 1:
-        raise ValueError(f"total_rl_steps: expected an integer >= 1, got {total_rl_steps}")
+        raise InputError(f"total_rl_steps: expected an integer >= 1, got {total_rl_steps}")
     if decay < 0:
-        raise ValueError(f"decay: expected a number >= 0, got {decay}")
+        raise InputError(f"decay: expected a number >= 0, got {decay}")
 
 
 def smoothing_penalty(
@@ -85,13 +87,13 @@ def smoothing_penalty(
         ValueError: If `kind` is unknown, or the band is empty (`kappa_low > kappa_high`), or `alpha` is negative.
     """
     if kind not in PENALTIES:
-        raise ValueError(f"kind: expected one of {PENALTIES}, got {kind!r}")
+        raise InputError(f"kind: expected one of {PENALTIES}, got {kind!r}")
     if not 0 <= kappa_low <= kappa_high:
-        raise ValueError(
+        raise InputError(
             f"kappa_low, kappa_high: expected 0 <= kappa_low <= kappa_high, got {kappa_low} and {kappa_high}"
         )
     if alpha < 0:
-        raise ValueError(f"alpha: expected a number >= 0, got {alpha}")
+        raise InputError(f"alpha: expected a number >= 0, got {alpha}")
     if reference is None:
         return torch.zeros_like(entropy)
     reference = _like(entropy, reference).detach()

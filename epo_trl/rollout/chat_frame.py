@@ -25,7 +25,7 @@ def template_settings(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, Mapping):
-        raise ValueError(
+        raise InputError(
             f"chat_template_kwargs: expected 'name: value' pairs, as JSON on a command line, got {given!r}"
         )
     return dict(found)

@@ -14,6 +14,7 @@ from itertools import takewhile
 from typing import Any
 
 from epo_trl.envs.base import Info
+from epo_trl.errors import InputError
 from epo_trl.rollout.chat_frame import ChatFrame, ChatTemplateError
 from epo_trl.rollout.encoding import control_tokens, prompt_encoder
 from epo_trl.rollout.examples import Example
@@ -82,9 +83,9 @@ class ContextBuilder:
 
     def __post_init__(self) -> None:
         if self.mode not in CONTEXTS:
-            raise ValueError(f"context: expected one of {CONTEXTS}, got {self.mode!r}")
+            raise InputError(f"context: expected one of {CONTEXTS}, got {self.mode!r}")
         if self.history_length < 0:
-            raise ValueError(f"history_length: expected an integer >= 0, got {self.history_length}")
+            raise InputError(f"history_length: expected an integer >= 0, got {self.history_length}")
         kwargs = {**self.chat_template_kwargs, **self.actions.chat_template_kwargs}
         self.frame = ChatFrame.of(self.tokenizer, "user" if self.is_windowed else self.actions.reply_role, **kwargs)
         self._encoder = prompt_encoder(self.tokenizer)

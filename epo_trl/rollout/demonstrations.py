@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from epo_trl.envs.base import Info, TaskSuite, TextEnv
+from epo_trl.errors import InputError
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
 from epo_trl.rollout.examples import PastTurn
 
@@ -86,9 +87,9 @@ def expert_episodes(
         on_episode: Callback after each task; its argument is whether the expert played and won it.
     """
     if not 0 <= mistake_rate < 1:
-        raise ValueError(f"mistake_rate: expected a number in [0, 1), got {mistake_rate}")
+        raise InputError(f"mistake_rate: expected a number in [0, 1), got {mistake_rate}")
     if not thoughts and context.answer_start:
-        raise ValueError(f"thoughts: expected True, got False: the chat template begins with {context.answer_start}")
+        raise InputError(f"thoughts: expected True, got False: the chat template begins with {context.answer_start}")
     env = suite.make_env()
     try:
         for task_id, seed in tasks:
@@ -141,7 +142,7 @@ def _with_mistake(action: str, known: set[str], info: Info, rate: float, chance:
     """Returns the action or, at the given rate, an inadmissible one of `known`; adds to `known`."""
     admissible = info["admissible_actions"]
     if admissible is None:
-        raise ValueError(f"mistake_rate: expected 0 for an environment that lists no admissible actions, got {rate}")
+        raise InputError(f"mistake_rate: expected 0 for an environment that lists no admissible actions, got {rate}")
     known.update(admissible)
     wrong = sorted(known.difference(admissible))
     return chance.choice(wrong) if wrong and chance.random() < rate else action

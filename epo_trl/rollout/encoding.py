@@ -19,6 +19,8 @@ from typing import Any, Protocol
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import Model
 
+from epo_trl.errors import InputError
+
 
 class PromptEncoder(Protocol):
     """Encodes texts whose control tokens have secret names; only `write` inserts those names."""
@@ -154,7 +156,7 @@ class SlowEncoder:
         ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] if text else []
         found = [token for token, index in self._control.items() if index in ids and token in text]
         if found:
-            raise ValueError(
+            raise InputError(
                 f"the tokenizer turns text of an environment into the control token {found[0]!r}; use another tokenizer"
             )
         return list(ids)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.errors import InputError
 from epo_trl.rollout.demonstrations import play_expert
 from epo_trl.rollout.examples import Example, PastTurn
 
@@ -65,13 +66,13 @@ class FewShotArguments:
         self.check_few_shot()
 
     def check_few_shot(self) -> None:
-        """Raises `ValueError` for invalid settings."""
+        """Raises `InputError` for invalid settings."""
         if self.few_shot < 0:
-            raise ValueError(f"few_shot: expected an integer >= 0, got {self.few_shot}")
+            raise InputError(f"few_shot: expected an integer >= 0, got {self.few_shot}")
         if self.few_shot_turns < 1:
-            raise ValueError(f"few_shot_turns: expected an integer >= 1, got {self.few_shot_turns}")
+            raise InputError(f"few_shot_turns: expected an integer >= 1, got {self.few_shot_turns}")
         if self.few_shot and self.few_shot_file:
-            raise ValueError(
+            raise InputError(
                 f"few_shot_file: expected few_shot=0, got {self.few_shot_file!r} with few_shot={self.few_shot}: "
                 "the file is shown in place of the expert's episodes"
             )
@@ -135,7 +136,7 @@ def expert_examples(
                 found.append(Example(str(start[1]["task"]), tuple(past)))
             if len(found) == count:
                 return tuple(found)
-    raise ValueError(
+    raise InputError(
         f"few_shot: got {count}, but of {len(ids)} training tasks the expert solved {len(found)} within "
         f"few_shot_turns={max_turns}; use fewer examples, or more turns"
     )
@@ -147,7 +148,7 @@ def read_example(path: str) -> str:
     try:
         text = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"few_shot_file: {expected}, got {path!r}, which cannot be read ({error})") from error
+        raise InputError(f"few_shot_file: {expected}, got {path!r}, which cannot be read ({error})") from error
     if not text:
-        raise ValueError(f"few_shot_file: {expected}, got {path!r}, which is empty")
+        raise InputError(f"few_shot_file: {expected}, got {path!r}, which is empty")
     return text

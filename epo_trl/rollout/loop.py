@@ -1,21 +1,22 @@
-"""The rollout loop: many episodes in lockstep, one generation call per turn."""
+"""The rollout loop: episodes play against an engine, together or each at its own pace."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from epo_trl.envs.base import TextEnv
 from epo_trl.envs.border import ends_episode_alone
+from epo_trl.errors import InputError
 from epo_trl.rollout.context import ContextBuilder, Prompt
+from epo_trl.rollout.engine import Engine, Generate, InStep, Response
 from epo_trl.rollout.rules import RolloutSettings
 from epo_trl.rollout.running_episode import RunningEpisode, Sampled
 from epo_trl.types import Episode, StopReason
 
-# Maps token ids of prompts to token ids of responses, and their log-probabilities if the generator returns them.
-Generate = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
+_POLL_SECONDS = 0.001  # between two looks at environments in other processes
 
 
 @dataclass(slots=True)
@@ -26,91 +27,112 @@ class RolloutTimes:
     env: float = 0.0
     text: float = 0.0
 
-
-@dataclass(slots=True)
-class _Wave:
-    """Episodes that advance together; those in `waiting` have sent an action and await its outcome."""
-
-    episodes: list[RunningEpisode]
-    waiting: list[RunningEpisode] = field(default_factory=list)
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        """Adds the duration of the block to a field."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, part, getattr(self, part) + time.perf_counter() - start)
 
 
 def play_episodes(
     envs: Sequence[TextEnv],
     tasks: Sequence[tuple[str, int]],
-    generate: Generate,
+    policy: Engine | Generate,
     context: ContextBuilder,
     settings: RolloutSettings,
     *,
-    prompts_needed: Callable[[int], int] = lambda active: active,
     on_finished: Callable[[int], None] = lambda count: None,
     times: RolloutTimes | None = None,
-    waves: int = 1,
 ) -> list[Episode]:
     """Plays one episode per task and returns the episodes in order.
 
-    All episodes advance in lockstep: each turn is one generation call with the prompts of the episodes still running.
-    All actions of a turn are sent before the first outcome is awaited. With several waves, the environments of one wave
-    step while the policy responds for another. An exception in an environment or in the parser, or an observation that
-    cannot be encoded, aborts only that episode.
+    With an engine that generates in step, as with a function, each turn of all running episodes is one generation call.
+    With another engine an episode goes on as soon as its own response and its own environment have answered. All
+    environments are asked before any is awaited. An exception in an environment or in the parser, or an observation
+    that cannot be encoded, aborts only that episode.
 
     Args:
         envs: Environments, at least one per task.
         tasks: `(task_id, seed)` pairs. Equal pairs start from the identical state.
-        generate: Policy that maps prompts to responses.
+        policy: Engine, or a function that maps prompts to responses.
         context: Builder of the prompts.
         settings: Rules of the rollout.
-        prompts_needed: Called once a turn with the number of running episodes; returns how many prompts this process
-            must generate for, 0 to stop. A distributed caller uses it to make all ranks stop together; dummy prompts,
-            whose responses are discarded, make up the difference.
-        on_finished: Called with the number of episodes that ended in a turn, for a progress bar.
+        on_finished: Called with the number of episodes that have ended since the last call, for a progress bar.
         times: Accumulator of the time spent in each phase.
-        waves: Number of groups that the episodes are split into. While the policy responds for one group, the
-            environments of the others step; each group makes its own generation calls.
     """
     times = times if times is not None else RolloutTimes()
     if len(envs) < len(tasks):
-        raise ValueError(f"envs: expected at least one per task, got {len(envs)} for {len(tasks)} tasks")
+        raise InputError(f"envs: expected at least one per task, got {len(envs)} for {len(tasks)} tasks")
+    engine = policy if isinstance(policy, Engine) else InStep(policy)
     episodes = [RunningEpisode(task_id, seed, env, settings) for (task_id, seed), env in zip(tasks, envs, strict=False)]
-    start = time.perf_counter()
-    _reset_all(episodes)
-    times.env += time.perf_counter() - start
+    with times.measure("env"):
+        _reset_all(episodes)
+    observed = list(range(len(episodes)))  # episodes with a new observation, or an end
+    acting: list[int] = []  # episodes whose environment is working on an action
+    asked = 0  # number of episodes that await a response
+    while True:
+        with times.measure("text"):
+            prompted = _with_prompts([episodes[i] for i in observed if episodes[i].stop is None], context)
+        on_finished(sum(episodes[i].stop is not None for i in observed))
+        running = [i for i in observed if episodes[i].stop is None]
+        for i, episode in zip(running, prompted, strict=True):
+            engine.submit(i, episode.ids_to_continue())
+        asked += len(running)
+        if not (asked or acting or engine.in_step):
+            break
 
-    turning = deque(_Wave(episodes[i::waves]) for i in range(waves))
-    finished = 0
-    while turning:
-        wave = turning.popleft()
-        start = time.perf_counter()
-        _await_outcomes(wave)
-        times.env += time.perf_counter() - start
+        responses: list[Response] | None = []
+        if asked or engine.in_step:
+            with times.measure("generate"):
+                responses = engine.collect(_POLL_SECONDS if acting else None)
+        if responses is None:
+            break
+        asked -= len(responses)
+        if responses:
+            _act(episodes, responses, context, times)
+        acting += [response.number for response in responses]
 
-        start = time.perf_counter()
-        wave.waiting = _with_prompts([episode for episode in wave.episodes if episode.stop is None], context)
-        times.text += time.perf_counter() - start
-        done = sum(episode.stop is not None for episode in episodes)
-        on_finished(done - finished)
-        finished = done
-
-        needed = prompts_needed(len(wave.waiting))
-        if needed == 0:
-            continue
-        prompt_ids = [episode.ids_to_continue() for episode in wave.waiting]
-        prompt_ids += [[context.tokenizer.eos_token_id]] * (needed - len(wave.waiting))
-        start = time.perf_counter()
-        response_ids, logprobs = generate(prompt_ids)
-        times.generate += time.perf_counter() - start
-
-        start = time.perf_counter()
-        texts = context.tokenizer.batch_decode(response_ids[: len(wave.waiting)], skip_special_tokens=True)
-        times.text += time.perf_counter() - start
-        start = time.perf_counter()
-        for i, (episode, text) in enumerate(zip(wave.waiting, texts, strict=False)):
-            sampled = Sampled(tuple(response_ids[i]), text, tuple(logprobs[i]) if logprobs else None)
-            with episode.aborted_by_errors():
-                episode.send_action(sampled, context)
-        times.env += time.perf_counter() - start
-        turning.append(wave)
+        with times.measure("env"):
+            observed = _answered(episodes, acting, wait=not asked, for_all=engine.in_step)
+            for i in observed:
+                with episodes[i].aborted_by_errors():
+                    if episodes[i].stop is None:
+                        episodes[i].await_outcome()
+        acting = [i for i in acting if i not in observed]
     return [episode.to_episode() for episode in episodes]
+
+
+def _act(
+    episodes: Sequence[RunningEpisode], responses: Sequence[Response], context: ContextBuilder, times: RolloutTimes
+) -> None:
+    """Sends the action in each response to its environment."""
+    with times.measure("text"):
+        texts = context.tokenizer.batch_decode([response.ids for response in responses], skip_special_tokens=True)
+    with times.measure("env"):
+        for response, text in zip(responses, texts, strict=True):
+            logprobs = None if response.logprobs is None else tuple(response.logprobs)
+            episode = episodes[response.number]
+            with episode.aborted_by_errors():
+                episode.send_action(Sampled(tuple(response.ids), text, logprobs), context)
+
+
+def _answered(episodes: Sequence[RunningEpisode], acting: Sequence[int], *, wait: bool, for_all: bool) -> list[int]:
+    """Returns those of the acting episodes whose environment has answered.
+
+    Args:
+        episodes: All episodes.
+        acting: Indices of episodes whose environment is working.
+        wait: Whether to wait for the first one.
+        for_all: Whether to return all, whose answers are then awaited one by one.
+    """
+    while True:
+        ready = [i for i in acting if for_all or episodes[i].has_answer()]
+        if ready or not acting or not wait:
+            return ready
+        time.sleep(_POLL_SECONDS)
 
 
 def _reset_all(episodes: list[RunningEpisode]) -> None:
@@ -121,13 +143,6 @@ def _reset_all(episodes: list[RunningEpisode]) -> None:
         with episode.aborted_by_errors():
             if episode.stop is None:
                 episode.await_reset()
-
-
-def _await_outcomes(wave: _Wave) -> None:
-    for episode in wave.waiting:
-        with episode.aborted_by_errors():
-            if episode.stop is None:
-                episode.await_outcome()
 
 
 def _with_prompts(episodes: list[RunningEpisode], context: ContextBuilder) -> list[RunningEpisode]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from epo_trl.errors import InputError
+
 INVALID_ACTIONS = ("pass", "skip")
 SUCCESS_RULES = {
     "won": "the engine's own `won`: the task is solved, whatever the reward",
@@ -45,13 +47,13 @@ class RolloutSettings:
 
     def __post_init__(self) -> None:
         if self.max_turns < 1:
-            raise ValueError(f"max_turns: expected an integer >= 1, got {self.max_turns}")
+            raise InputError(f"max_turns: expected an integer >= 1, got {self.max_turns}")
         if self.invalid_action not in INVALID_ACTIONS:
-            raise ValueError(f"invalid_action: expected one of {INVALID_ACTIONS}, got {self.invalid_action!r}")
+            raise InputError(f"invalid_action: expected one of {INVALID_ACTIONS}, got {self.invalid_action!r}")
         if self.success_rule not in SUCCESS_RULES:
-            raise ValueError(f"success_rule: expected one of {tuple(SUCCESS_RULES)}, got {self.success_rule!r}")
+            raise InputError(f"success_rule: expected one of {tuple(SUCCESS_RULES)}, got {self.success_rule!r}")
         if self.invalid_action_penalty < 0:
-            raise ValueError(f"invalid_action_penalty: expected a number >= 0, got {self.invalid_action_penalty}")
+            raise InputError(f"invalid_action_penalty: expected a number >= 0, got {self.invalid_action_penalty}")
 
     def is_won(self, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> bool:
         """Returns whether an episode is solved.

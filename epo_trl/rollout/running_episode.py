@@ -97,6 +97,10 @@ class RunningEpisode:
         if self.is_sent:
             self.env.step_async(self.parsed.action)
 
+    def has_answer(self) -> bool:
+        """Whether the outcome of the action can be had without waiting, or the episode has ended."""
+        return self.stop is not None or not self.is_sent or self.env.has_answer()
+
     def await_outcome(self) -> None:
         """Awaits the outcome of the action, computes the reward and records the turn."""
         prompt, parsed, sampled = self.prompt, self.parsed, self.sampled

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from epo_trl.envs.adapters import FINAL_ANSWER
+from epo_trl.errors import InputError
 from epo_trl.rollout.chat_frame import ChatTemplateError
 from epo_trl.rollout.encoding import control_tokens
 from epo_trl.rollout.parsing import MAX_PASSED_CHARS, ActionFormat, ParsedResponse, Response, TaggedActions
@@ -36,11 +37,11 @@ def action_format(
         ChatTemplateError: If the chat template cannot show tools, or no response template is known for its calls.
     """
     if name not in ACTION_FORMATS:
-        raise ValueError(f"action_format: expected one of {ACTION_FORMATS}, got {name!r}")
+        raise InputError(f"action_format: expected one of {ACTION_FORMATS}, got {name!r}")
     if name == "tags":
         return TaggedActions(verbatim=verbatim or bool(tools))
     if not tools:
-        raise ValueError(
+        raise InputError(
             f"action_format: expected 'tags', got {name!r} with an environment that has no tools (docs/other_worlds.md)"
         )
     return ToolCalls(tokenizer, tools)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from epo_trl import __version__
 from epo_trl.long_runs.checkpoint_files import what_model
-from epo_trl.long_runs.state_file import read_state, write_whole
+from epo_trl.long_runs.state_file import read_state, write_atomically
 from epo_trl.study.config import StudyError
 from epo_trl.study.run_plan import StudyRun
 
@@ -204,7 +204,7 @@ def write_record(path: Path, record: Record) -> None:
         elif name == "evaluations":
             text = _lines("[", [_compact(evaluation) for evaluation in value], "]")
         parts.append(f"{_compact(name)}: {text}")
-    write_text(path, "{\n" + ",\n".join(parts) + "\n}\n")
+    write_atomically(path, "{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def _lines(begin: str, items: list[str], end: str) -> str:
@@ -213,12 +213,6 @@ def _lines(begin: str, items: list[str], end: str) -> str:
 
 def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), default=str)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file atomically and creates its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
 
 
 def read_record(path: Path) -> Record:

@@ -15,10 +15,10 @@ from pathlib import Path
 import yaml
 
 from epo_trl.long_runs.folder_lock import folder_lock
-from epo_trl.long_runs.state_file import read_state, write_state
+from epo_trl.long_runs.state_file import read_state, write_atomically, write_state
 from epo_trl.study.config import Study, StudyError
 from epo_trl.study.programs import Programs
-from epo_trl.study.record import Record, collect, read_record, write_record, write_text
+from epo_trl.study.record import Record, collect, read_record, write_record
 from epo_trl.study.run_plan import StudyRun, plan
 
 # In the folder of a run: its config, its output, and the seconds of its attempts with the checksum of a finished one.
@@ -152,7 +152,7 @@ def check_configs(runs: Sequence[StudyRun], folder: Path, threads: int) -> None:
 def _check(runs: Sequence[StudyRun], folder: Path, threads: int) -> str:
     files = [folder / f"{run.name}.yaml" for run in runs]
     for run, file in zip(runs, files, strict=True):
-        write_text(file, yaml.safe_dump(dict(run.settings), allow_unicode=True))
+        write_atomically(file, yaml.safe_dump(dict(run.settings), allow_unicode=True))
     command = [sys.executable, str(runs[0].recipe), "--check", *map(str, files)]
     done = subprocess.run(command, env=_environment(runs, threads), capture_output=True, text=True)
     return done.stderr.strip()[-3000:] if done.returncode else ""
@@ -170,7 +170,7 @@ def _run(run: StudyRun, places: Places, programs: Programs, threads: int) -> str
     config, log, state = run.folder / CONFIG, run.folder / LOG, run.folder / STATE
     try:
         begin = time.monotonic() - (read_state(state, "seconds")["seconds"] if state.is_file() else 0.0)
-        write_text(config, yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True))
+        write_atomically(config, yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True))
         _say(f"{run.name}: starts, log in {log}")
         command = [sys.executable, str(run.recipe), "--config", str(config)]
         error = programs.run(command, log, _environment([run], threads))

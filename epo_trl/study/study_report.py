@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from epo_trl.long_runs.state_file import write_atomically
 from epo_trl.study import tables
 from epo_trl.study.builtin_configs import shown
 from epo_trl.study.config import Study
 from epo_trl.study.markdown import code, percent, plain, table
 from epo_trl.study.outcomes import SUCCESS, by_arm, compare_starts, final_success, find_pairs, judge, select_arm
-from epo_trl.study.record import Record, write_text
+from epo_trl.study.record import Record
 
 REPORT, PICTURE = "report.md", "curves.png"
 
@@ -35,7 +36,7 @@ def write_report(study: Study, records: Sequence[Record], folder: Path) -> list[
 
         draw(study, records, folder / PICTURE)
         written.append(folder / PICTURE)
-    write_text(folder / REPORT, report(study, records, outcomes, picture=has_curves))
+    write_atomically(folder / REPORT, report(study, records, outcomes, picture=has_curves))
     return written
 
 

@@ -10,6 +10,7 @@ import torch
 from accelerate.utils import is_peft_model, parse_flag_from_env
 from trl import GRPOTrainer
 
+from epo_trl.errors import InputError
 from epo_trl.methods import Methods
 from epo_trl.models import load_tokenizer
 from epo_trl.models.load import sequence_limit
@@ -18,17 +19,17 @@ from epo_trl.trainers.config import EPOConfig
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raises `ValueError` if the tokenizer cannot mark padding or the end of a turn."""
+    """Raises `InputError` if the tokenizer cannot mark padding or the end of a turn."""
     for token in ("pad_token", "eos_token"):
         if getattr(tokenizer, token, None) is None:
-            raise ValueError(
+            raise InputError(
                 f"processing_class: expected a tokenizer with `{token}`, got none. Set one that is not used for "
                 f"anything else, for example `tokenizer.{token} = '<|endoftext|>'` for a Qwen model."
             )
 
 
 def check_settings(args: EPOConfig, context: ContextBuilder) -> None:
-    """Raises `ValueError` or warns if settings are incompatible with the chat template or with each other."""
+    """Raises `InputError` or warns if settings are incompatible with the chat template or with each other."""
     warn_loss_scale(args)
     check_sampling(args)
     check_half_precision(args)
@@ -36,14 +37,14 @@ def check_settings(args: EPOConfig, context: ContextBuilder) -> None:
 
 
 def check_reference(args: EPOConfig, methods: Methods, model: Any, peft_config: Any) -> None:
-    """Raises `ValueError` if TRL would load a reference model but the model has no path."""
+    """Raises `InputError` if TRL would load a reference model but the model has no path."""
     readers = methods.readers_of_reference
     if not (args.beta or readers) or isinstance(model, str) or peft_config is not None or is_peft_model(model):
         return
     if not model.config.name_or_path:
         slot = "credit" if args.credit in readers else "entropy_method"
         field = f"beta: got {args.beta}" if args.beta else f"{slot}: got {readers[0]!r}"
-        raise ValueError(
+        raise InputError(
             f"{field}, which loads the reference model from the policy's path, but this model was created in memory. "
             "Save the model and pass its path, or use no reference."
         )
@@ -102,14 +103,14 @@ def _ratios_differ_from_1(args: EPOConfig) -> bool:
 
 
 def check_half_precision(args: EPOConfig) -> None:
-    """Raises `ValueError` if generation would leave the weights in half precision.
+    """Raises `InputError` if generation would leave the weights in half precision.
 
     TRL casts the policy for continuous batching. `keeping_precision` restores it, but not under FSDP's sharding.
     """
     half = "bf16" if args.bf16 else "fp16" if args.fp16 else ""
     is_split = args.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP")
     if args.use_transformers_continuous_batching and half and is_split:
-        raise ValueError(
+        raise InputError(
             f"use_transformers_continuous_batching: expected False with {half} under FSDP, got True. TRL would cast "
             f"the weights to {half} permanently. Set it to False, or use_vllm to True, or use ZeRO or DDP."
         )
@@ -129,7 +130,7 @@ _FIXED: dict[str, Any] = {
 
 
 def check_sampling(args: EPOConfig) -> None:
-    """Raises `ValueError` if `generation_kwargs` bypass a setting; warns if sampling cannot reach every token.
+    """Raises `InputError` if `generation_kwargs` bypass a setting; warns if sampling cannot reach every token.
 
     The loss must know how responses were sampled, so each of these settings has one place.
     """
@@ -138,12 +139,12 @@ def check_sampling(args: EPOConfig) -> None:
     given: dict[str, Any] = args.generation_kwargs or {}
     for name, value in given.items():
         if name in own and value != getattr(args, own[name]):
-            raise ValueError(
+            raise InputError(
                 f"generation_kwargs: expected no {name}, got {name}={value!r}. It would override {own[name]} "
                 f"({getattr(args, own[name])!r}), which the loss assumes. Set {own[name]} instead."
             )
         if name in _FIXED and value != _FIXED[name]:
-            raise ValueError(
+            raise InputError(
                 f"generation_kwargs: expected no {name}, got {name}={value!r}. The loss is that of one sampled "
                 "response per prompt, which ends at the model's own end tokens."
             )
@@ -170,7 +171,7 @@ def warn_empty_thought(args: EPOConfig, context: ContextBuilder) -> None:
 
 
 def check_packing(model: Any, attention: str) -> None:
-    """Raises `ValueError` if sequences packed into one row affect each other; warns if padding is faster.
+    """Raises `InputError` if sequences packed into one row affect each other; warns if padding is faster.
 
     Architectures differ: some have recurrent states or convolutions, some ignore positions in their mask. The check
     therefore runs the model: the same sequence twice in a row must give the same logits twice, up to the square root of
@@ -195,7 +196,7 @@ def check_packing(model: Any, attention: str) -> None:
     model.train(training)
     difference = (first - second).float().norm() / first.float().norm()
     if not difference <= _rounding(model, first.dtype) ** 0.5:
-        raise ValueError(
+        raise InputError(
             "pack_turns: expected a model whose attention uses position_ids to separate the turns of a row, got one "
             f"whose logits differ by {difference:.1%} between two copies of a turn. Set pack_turns=False."
         )
@@ -234,7 +235,7 @@ def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: A
         advice = "max_prompt_length, max_completion_length"
         if turns > 1:
             advice += " or max_turns, or use context='windowed'"
-        raise ValueError(
+        raise InputError(
             f"max_turns, max_prompt_length, max_completion_length: expected at most {name} = {known[name]} tokens, got "
             f"{args.max_prompt_length} + {per_turn}{args.max_completion_length} = {needed} in {args.context} context. "
             f"Lower {advice}."
@@ -243,7 +244,7 @@ def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: A
 
 
 def check_backbone(critic: str, model: Any, peft_config: Any) -> None:
-    """Raises `ValueError` if the policy has no separate transformer to build a critic on.
+    """Raises `InputError` if the policy has no separate transformer to build a critic on.
 
     Args:
         critic: `"separate"` or `"value_head"`.
@@ -251,19 +252,19 @@ def check_backbone(critic: str, model: Any, peft_config: Any) -> None:
         peft_config: Configuration of the policy's adapter, or `None`.
     """
     if model.base_model is model:
-        raise ValueError(
+        raise InputError(
             f"critic: got {critic!r}, which needs a policy whose transformer is separate from its LM head, but "
             f"{type(model).__name__}.base_model is the model itself (base_model_prefix={model.base_model_prefix!r})"
         )
     if critic == "value_head" and getattr(peft_config, "is_prompt_learning", False):
-        raise ValueError(
+        raise InputError(
             f"critic: expected 'separate' with {type(peft_config).__name__}, got 'value_head'. Its virtual tokens are "
             "not part of the text that is valued."
         )
 
 
 def check_critic_vocabulary(path: str, vocabulary_size: int, tokenizer: Any, **kwargs: Any) -> None:
-    """Raises `ValueError` if a critic cannot read the policy's tokens.
+    """Raises `InputError` if a critic cannot read the policy's tokens.
 
     Args:
         path: Value of `critic_model_name_or_path`.
@@ -273,19 +274,19 @@ def check_critic_vocabulary(path: str, vocabulary_size: int, tokenizer: Any, **k
     """
     needed = len(tokenizer)
     if vocabulary_size < needed:
-        raise ValueError(
+        raise InputError(
             f"critic_model_name_or_path: expected a model with the policy's tokenizer ({needed} tokens), got {path!r} "
             f"with a vocabulary of {vocabulary_size} tokens"
         )
     try:
         own = load_tokenizer(path, **kwargs)
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise InputError(
             f"critic_model_name_or_path: expected a model saved with its tokenizer, got {path!r}, whose tokenizer "
             f"cannot be read ({error}). It must be the policy's tokenizer."
         ) from error
     if own.get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
+        raise InputError(
             f"critic_model_name_or_path: expected a model with the policy's tokenizer, got {path!r}, whose tokenizer "
             "gives the same text other ids"
         )

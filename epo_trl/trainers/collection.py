@@ -10,7 +10,7 @@ from typing import Any
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.evaluation.samples import spelled
-from epo_trl.long_runs.aborts import aborts_warning, first_errors
+from epo_trl.long_runs.aborts import first_errors
 from epo_trl.methods import Comm, Group, Methods
 from epo_trl.rollout import RolloutTimes
 from epo_trl.trainers.config import EPOConfig
@@ -90,7 +90,12 @@ class Collector:
         if self._aborts.add(metrics["env/aborted"] > 0):
             errors = self._ranks.gather(first_errors(batch.played, self._ranks.index))
             if self._ranks.index == 0:
-                warnings.warn(spelled(aborts_warning(metrics["env/aborted"], errors)), stacklevel=2)
+                share = metrics["env/aborted"]
+                message = (
+                    f"{share:.0%} of the episodes of this batch were aborted; they are excluded from training and from "
+                    f"rates (see env/aborted). The first error: {errors[0]}"
+                )
+                warnings.warn(spelled(message), stacklevel=2)
         if self._methods.choose_groups:
             metrics |= {"rollout/resampled_groups": batch.resampled, "rollout/unwanted_groups": batch.unwanted}
         return batch, metrics

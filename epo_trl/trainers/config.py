@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
+from epo_trl.errors import InputError
 from epo_trl.long_runs.argument_check import check_training_arguments
 from epo_trl.long_runs.long_run import LongRunArguments
 from epo_trl.methods import as_names, build_methods
@@ -186,7 +187,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         self.check_few_shot()
         settle_defaults(self)
         if self.num_generations_eval not in (None, 1):
-            raise ValueError(
+            raise InputError(
                 f"num_generations_eval: expected 1 or null, got {self.num_generations_eval}. An evaluation plays every "
                 "task of its lists once."
             )
@@ -195,16 +196,16 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         check_training_arguments(self)
         self._check_methods()
         if self.loss_type == "cispo" and not (self.epsilon if self.epsilon_high is None else self.epsilon_high) >= 1:
-            raise ValueError(
+            raise InputError(
                 f"epsilon_high: expected a number >= 1 with loss_type 'cispo', got {self.epsilon_high}. CISPO caps "
                 f"every ratio at epsilon_high, or at epsilon ({self.epsilon}) without one. A smaller cap would scale "
                 "down every ratio near 1, and with it the gradient. ScaleRL (arXiv 2510.13786) uses epsilon_high: 5.0."
             )
 
     def _check_methods(self) -> None:
-        """Raises `ValueError` for methods that are unknown or incompatible with the configuration."""
+        """Raises `InputError` for methods that are unknown or incompatible with the configuration."""
         if not isinstance(self.method_kwargs, dict):
-            raise ValueError(
+            raise InputError(
                 f"method_kwargs: expected a mapping from method to its settings, got {self.method_kwargs!r}"
             )
         build_methods(self, critic=self.has_critic)
@@ -223,25 +224,25 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}: expected one of {allowed}, got {getattr(self, name)!r}")
+                raise InputError(f"{name}: expected one of {allowed}, got {getattr(self, name)!r}")
         at_least = {
             "epo_lambda": 0, "smoothing_alpha": 0, "smoothing_decay": 0, "kappa_low": 0, "history_length": 0,
             "max_turns": 1, "max_prompt_length": 1, "max_completion_length": 1, "invalid_action_penalty": 0,
             "smoothing_beta_start": 0, "smoothing_beta_end": 0, "turn_buckets": 1, "max_skipped_updates": 1,
-            "env_workers": 0, "env_reset_retries": 0, "rollout_waves": 1, "num_generations": 1, "num_iterations": 1,
+            "env_workers": 0, "env_reset_retries": 0, "num_generations": 1, "num_iterations": 1,
             "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "gradient_accumulation_steps": 1,
             "max_resamples": 0, "keep_episodes": 0, "beta": 0, "epsilon": 0,
         }  # fmt: skip
         for name, least in at_least.items():
             value = getattr(self, name)
             if value is None or not least <= value < math.inf:
-                raise ValueError(f"{name}: expected a number >= {least}, got {value!r}")
+                raise InputError(f"{name}: expected a number >= {least}, got {value!r}")
         if not self.kappa_low <= self.kappa_high < math.inf:
-            raise ValueError(f"kappa_high: expected a number >= kappa_low ({self.kappa_low}), got {self.kappa_high}")
+            raise InputError(f"kappa_high: expected a number >= kappa_low ({self.kappa_low}), got {self.kappa_high}")
 
     def _check_limits(self) -> None:
         if not 0 <= self.max_aborted_share <= 1:
-            raise ValueError(f"max_aborted_share: expected a number from 0 to 1, got {self.max_aborted_share}")
+            raise InputError(f"max_aborted_share: expected a number from 0 to 1, got {self.max_aborted_share}")
         checks = {
             "a number > 0": (("temperature", "env_step_seconds", "env_reset_seconds"), lambda x: 0 < x < math.inf),
             "a number >= 0": (("eval_temperature",), lambda x: 0 <= x < math.inf),
@@ -266,9 +267,9 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         for expected, (names, holds) in checks.items():
             for name in names:
                 if not holds(getattr(self, name)):
-                    raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)}")
+                    raise InputError(f"{name}: expected {expected}, got {getattr(self, name)}")
         if self.max_steps < 0 and not self.num_train_epochs > 0:
-            raise ValueError(f"num_train_epochs: expected a number > 0 without max_steps, got {self.num_train_epochs}")
+            raise InputError(f"num_train_epochs: expected a number > 0 without max_steps, got {self.num_train_epochs}")
 
     @property
     def micro_steps_per_rl_step(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.models.critic import Critic
 
 CRITIC_FILE = "critic.safetensors"
@@ -31,7 +32,7 @@ def check_critic_file(folder: str) -> str:
     """Returns the path of the critic's file; raises `ValueError` if it is missing."""
     path = os.path.join(folder, CRITIC_FILE)
     if not os.path.isfile(path):
-        raise ValueError(f"resume_from_checkpoint: expected a checkpoint of EPOPPOTrainer, but {path} is missing")
+        raise InputError(f"resume_from_checkpoint: expected a checkpoint of EPOPPOTrainer, but {path} is missing")
     return path
 
 
@@ -39,7 +40,7 @@ def load_critic(path: str, critic: Critic) -> None:
     """Loads the critic's file; raises `ValueError` if it holds another kind of critic."""
     saved, expected = safetensors.torch.load_file(path), set(critic.trained_names())
     if saved.keys() != expected:
-        raise ValueError(
+        raise InputError(
             f"resume_from_checkpoint: expected the same kind of critic, got {path} with {len(saved.keys() - expected)} "
             f"extra and {len(expected - saved.keys())} missing parameters. Set critic, critic_use_peft and the models "
             "as in the original run."

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from epo_trl.errors import InputError
+
 PART, CRITIC = "part", "critic"  # a parameter group of the critic has group["part"] == "critic"
 
 
@@ -23,7 +25,7 @@ def separate_critic_groups(optimizer: Any, critic: nn.Module, rate: float | None
         ValueError: If the optimizer does not hold the critic's parameters, or was configured by DeepSpeed.
     """
     if type(optimizer).__name__ == "DummyOptim":  # Accelerate's class, which is only defined with DeepSpeed
-        raise ValueError(
+        raise InputError(
             "deepspeed: expected a configuration without an optimizer, which would give policy and critic the same "
             "learning rate. Remove the `optimizer` and `scheduler` blocks; the trainer creates both."
         )
@@ -31,7 +33,7 @@ def separate_critic_groups(optimizer: Any, critic: nn.Module, rate: float | None
         return
     own = {id(p) for p in critic.parameters() if p.requires_grad}
     if not own <= {id(p) for group in optimizer.param_groups for p in group["params"]}:
-        raise ValueError(
+        raise InputError(
             "optimizers: expected none, got an optimizer created before the trainer added the critic. Set optim and "
             "learning_rate instead."
         )
@@ -57,7 +59,7 @@ def delay_policy(scheduler: Any, steps: int, kind: Any) -> None:
     if not steps:
         return
     if not isinstance(scheduler, LambdaLR):
-        raise ValueError(
+        raise InputError(
             f"critic_warmup_steps: expected 0 with lr_scheduler_type={kind!r}, got {steps}. Use a schedule that is a "
             "function of the step, such as 'cosine' or 'constant'."
         )

@@ -9,6 +9,7 @@ from trl import GRPOTrainer
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import disable_dropout_in_model
 
+from epo_trl.errors import InputError
 from epo_trl.models.critic import Critic, causal_lm, copied_backbone, critic_aside, loaded_backbone, with_adapter
 from epo_trl.trainers.checks import check_backbone, check_critic_vocabulary
 from epo_trl.trainers.ppo_config import EPOPPOConfig
@@ -54,7 +55,7 @@ def make_critic(
         backbone = _load_backbone(base, args, tokenizer)
     if args.critic_use_peft:
         if peft_config is None:
-            raise ValueError("critic_use_peft: expected False for a policy without an adapter, got True")
+            raise InputError("critic_use_peft: expected False for a policy without an adapter, got True")
         backbone = with_adapter(backbone, peft_config)
     config = (backbone if backbone is not None else base).config.get_text_config()
     critic = Critic(config.hidden_size, backbone)
@@ -67,7 +68,7 @@ def _load_backbone(policy: Any, args: EPOPPOConfig, tokenizer: Any) -> Any:
     other = args.critic_model_name_or_path
     path = other or policy.config.name_or_path
     if not path:
-        raise ValueError(
+        raise InputError(
             "critic: got 'separate' for a policy that was created in memory and is already wrapped. Pass the plain "
             "model with peft_config, or set critic_model_name_or_path."
         )

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from epo_trl.envs.base import TaskSuite
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.samples import print_episodes
-from epo_trl.long_runs.aborts import check_aborts
+from epo_trl.long_runs.aborts import check_aborts, first_errors
 from epo_trl.long_runs.progress import use_short_progress
 from epo_trl.long_runs.update_guard import spread_nonfinite
 from epo_trl.methods import Batch, MicroBatch, Need, TokenScores, build_methods
@@ -87,7 +87,7 @@ class EPOTrainer(LongRunTrainer):
         setup = set_up(model, suite, args, methods, train_dataset, processing_class, reward_funcs, kwargs)
         self.suite, self.rules, self.methods = setup.suite, setup.rules, methods
         quiet = args.disable_tqdm or args.process_index != 0
-        self.player = Player(self.suite, TurnGenerator(self), waves=args.rollout_waves, quiet=quiet)
+        self.player = Player(self.suite, TurnGenerator(self), quiet=quiet)
         self.player.check_first_task(setup.train_dataset[0]["prompt"], args.seed, self.rules)
         with warnings.catch_warnings(), keeping_reference(self, args):
             # This trainer relies on rollout_func; tests/test_trl_contract.py checks its name and behaviour.
@@ -160,7 +160,9 @@ class EPOTrainer(LongRunTrainer):
         self._keep_metrics(metrics)
         self.health.add_rollout(metrics)
         share, limit, ranks = metrics["env/aborted"], self.args.max_aborted_share, self.ranks
-        check_aborts(share, limit, batch.played, ranks.index, ranks.gather, self.save_between_updates)
+        check_aborts(
+            share, limit, lambda: ranks.gather(first_errors(batch.played, ranks.index)), self.save_between_updates
+        )
         self.last_episodes, self._to_print = batch.episodes, batch.played[: self.args.print_episodes]
         return batch
 

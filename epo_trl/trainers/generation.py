@@ -12,7 +12,7 @@ from trl import GRPOTrainer
 from epo_trl.devices import seeded
 from epo_trl.models.generate import decoding
 from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes, settings_allow_reuse
-from epo_trl.rollout import ContextBuilder
+from epo_trl.rollout import ContextBuilder, InStep, Response
 
 
 @contextmanager
@@ -37,18 +37,26 @@ def keeping_precision(model: torch.nn.Module) -> Iterator[None]:
                 setattr(module, name, original)
 
 
-class TurnGenerator:
-    """The policy as a function from the token ids of prompts to the token ids of responses.
+class TurnGenerator(InStep):
+    """TRL's generation, one turn of all running episodes of all ranks per call.
 
     Args:
         trainer: Trainer whose policy, settings and back end (transformers, continuous batching, vLLM) are used.
     """
 
     def __init__(self, trainer: GRPOTrainer):
+        super().__init__(self._generate_turn)
         self._trainer = trainer
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # wraps each generation call
 
-    def __call__(self, prompt_ids: list[list[int]]) -> Any:
+    def collect(self, seconds: float | None) -> list[Response] | None:
+        """Generates for this rank's prompts, and for dummies where other ranks still have some. Collective."""
+        prompts, self._prompts = self._prompts, {}
+        needed = self.prompts_needed(len(prompts))
+        dummy = [self._trainer.processing_class.eos_token_id]
+        return self.respond(prompts, [dummy] * (needed - len(prompts))) if needed else None
+
+    def _generate_turn(self, prompt_ids: list[list[int]]) -> Any:
         """Generates a response to each prompt. Restores mode and weights, which continuous batching changes."""
         model = self._trainer.model
         training = model.training
@@ -84,7 +92,7 @@ class TurnGenerator:
         if trainer.use_transformers_continuous_batching:
             return nullcontext()
         if can_reuse(model) and settings_allow_reuse(model, trainer.generation_config):
-            return reusing_prefixes(model, 0 if context.is_windowed else trainer.args.rollout_waves)
+            return reusing_prefixes(model, int(not context.is_windowed))
         return nullcontext()
 
     def weights_changed(self) -> None:

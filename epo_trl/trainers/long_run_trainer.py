@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from epo_trl.envs.base import TaskSuite
-from epo_trl.long_runs.collected_batch import load_batch, load_learned, save_batch, save_learned
 from epo_trl.long_runs.long_run import LongRun
 from epo_trl.long_runs.resume_check import model_digest
 from epo_trl.long_runs.update_guard import UpdateGuard, check_skipped
@@ -23,6 +23,8 @@ from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.player import Player
 from epo_trl.trainers.rules import RolloutRules
 from epo_trl.trainers.run_health import RunHealth
+
+LEARNED = "learned_by_methods.pt"  # in a checkpoint; it is equal on all ranks
 
 
 class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
@@ -104,20 +106,30 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
 
     def _save_rank_state(self, folder: str) -> None:
         if self.micro_steps_done:
-            save_batch(folder, self.accelerator.process_index, self._batch_state())
-        if self.args.should_save:
-            save_learned(folder, self.methods.learned_state())
+            torch.save(self._batch_state(), self._batch_path(folder))
+        if self.args.should_save and (learned := self.methods.learned_state()):
+            torch.save(learned, os.path.join(folder, LEARNED))
+
+    def _batch_path(self, folder: str) -> str:
+        return os.path.join(folder, f"collected_batch_{self.accelerator.process_index}.pt")
+
+    def _load_tensors(self, path: str) -> dict[str, Any] | None:
+        """Loads a file of plain containers of tensors; `None` if a checkpoint of fewer ranks or methods lacks it."""
+        device = self.accelerator.device
+        # With several processes it is `cpu:0`, to which torch cannot load.
+        where = "cpu" if device.type == "cpu" else device
+        return torch.load(path, map_location=where, weights_only=True) if os.path.isfile(path) else None
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        self.methods.load_learned_state(load_learned(checkpoint, self.accelerator.device))
+        self.methods.load_learned_state(self._load_tensors(os.path.join(checkpoint, LEARNED)) or {})
         if self.micro_steps_done:
             self._resume_inside_rl_step(checkpoint)
 
     def _resume_inside_rl_step(self, checkpoint: str) -> None:
-        state = load_batch(checkpoint, self.accelerator.process_index, self.accelerator.device)
+        state = self._load_tensors(self._batch_path(checkpoint))
         fits = state is not None and state["methods"]["methods"].keys() == self.methods.keys()
         found = torch.tensor(float(fits), device=self.accelerator.device)
         everywhere = bool(self.accelerator.reduce(found, reduction="sum") == self.accelerator.num_processes)

@@ -21,14 +21,13 @@ class Player:
     Args:
         suite: Suite that creates the environments.
         generator: Generator of the policy's responses.
-        waves: Number of parts into which a batch is split. See `rollout_waves`.
         quiet: Whether to hide the progress bar.
     """
 
-    def __init__(self, suite: TaskSuite, generator: TurnGenerator, *, waves: int, quiet: bool):
+    def __init__(self, suite: TaskSuite, generator: TurnGenerator, *, quiet: bool):
         self.suite, self.generator = suite, generator
         self.envs: list[TextEnv] = []
-        self._waves, self._quiet = waves, quiet
+        self._quiet = quiet
 
     def check_first_task(self, task_id: str, seed: int, rules: RolloutRules) -> None:
         """Raises `ValueError` if the first task cannot be played with these rules."""
@@ -56,10 +55,8 @@ class Player:
                 self.generator,
                 context,
                 settings,
-                prompts_needed=self.generator.prompts_needed,
                 on_finished=bar.update,
                 times=times,
-                waves=self._waves,
             )
 
     def _provide(self, count: int) -> None:

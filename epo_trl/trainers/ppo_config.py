@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from epo_trl.errors import InputError
 from epo_trl.trainers.config import EPOConfig
 
 CRITICS = ("separate", "value_head")
@@ -94,7 +95,7 @@ class EPOPPOConfig(EPOConfig):
         steps = self.steps_per_generation or self.gradient_accumulation_steps
         size = self.generation_batch_size or self.per_device_train_batch_size * steps
         if size < 2:
-            raise ValueError(
+            raise InputError(
                 "per_device_train_batch_size: expected a batch of at least 2 episodes per process, got "
                 f"{self.per_device_train_batch_size} with one step per generation"
             )
@@ -102,9 +103,9 @@ class EPOPPOConfig(EPOConfig):
 
     def _check_ppo(self) -> None:
         if self.critic not in CRITICS:
-            raise ValueError(f"critic: expected one of {CRITICS}, got {self.critic!r}")
+            raise InputError(f"critic: expected one of {CRITICS}, got {self.critic!r}")
         if self.num_generations is None or self.num_generations < 1:
-            raise ValueError(f"num_generations: expected an integer >= 1, got {self.num_generations!r}")
+            raise InputError(f"num_generations: expected an integer >= 1, got {self.num_generations!r}")
         checks = {
             "a number from 0 to 1": (("gamma", "gae_lambda"), lambda x: 0 <= x <= 1),
             "a number >= 0": (("critic_warmup_steps", "value_coef"), lambda x: x >= 0),
@@ -113,14 +114,14 @@ class EPOPPOConfig(EPOConfig):
         for expected, (names, holds) in checks.items():
             for name in names:
                 if not holds(getattr(self, name)):
-                    raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
+                    raise InputError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
         self._check_value_head()
 
     def _check_value_head(self) -> None:
         if self.critic == "value_head":
             for name in ("critic_model_name_or_path", "critic_use_peft"):
                 if getattr(self, name):
-                    raise ValueError(
+                    raise InputError(
                         f"{name}: expected its default with critic='value_head', got {getattr(self, name)!r}. A value "
                         "head has no transformer of its own. Set critic='separate'."
                     )

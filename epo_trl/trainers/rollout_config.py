@@ -61,13 +61,6 @@ class RolloutArguments(FewShotArguments):
     env_reset_retries: int = field(
         default=2, metadata={"help": "Number of times a reset is retried after its worker died or was killed."}
     )
-    rollout_waves: int = field(
-        default=1,
-        metadata={
-            "help": "Number of parts into which a batch is split for the rollout. With 2, the environments of one half "
-            "run while the policy generates for the other. Useful if environments are slower than generation."
-        },
-    )
     keep_episodes: int = field(
         default=4,
         metadata={

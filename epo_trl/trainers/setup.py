@@ -11,6 +11,7 @@ from datasets import Dataset
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite, PoolSettings
+from epo_trl.errors import InputError
 from epo_trl.methods import Comm, Methods
 from epo_trl.models import load_tokenizer
 from epo_trl.models.tiny import tiny_size
@@ -76,7 +77,7 @@ def set_up(
     if args.eval_strategy != "no":
         check_test_tasks(test_tasks, suite.name)
     if isinstance(model, str) and tiny_size(model) and not Path(model).is_dir():
-        raise ValueError(
+        raise InputError(
             f"model: expected a model, a Hub id or a path, got {model!r}. Only recipes and epo_trl.models.load_policy("
             f"ModelConfig({model!r}), ...) create it, with a tokenizer of the suite's words."
         )
@@ -87,10 +88,10 @@ def set_up(
     rules = build_rules(args, suite, tokenizer, methods.env_options)
     check_settings(args, rules.context)
     if methods.choose_groups and reward_funcs is not None:
-        raise ValueError("reward_funcs: expected none with a method that selects groups by the episodes' own rewards")
+        raise InputError("reward_funcs: expected none with a method that selects groups by the episodes' own rewards")
     if methods.readers_of_turn_rewards and reward_funcs is not None:
         names = ", ".join(map(repr, methods.readers_of_turn_rewards))
-        raise ValueError(f"reward_funcs: expected none with {names}, which learns from the rewards of the turns")
+        raise InputError(f"reward_funcs: expected none with {names}, which learns from the rewards of the turns")
     return Setup(_in_workers(suite, args), train_dataset, test_tasks, tokenizer, rules)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from datasets import Dataset
 
 from epo_trl.envs.base import TaskSuite
+from epo_trl.errors import InputError
 from epo_trl.trainers.config import EPOConfig
 
 TEST_SPLITS = ("iid", "ood")
@@ -23,14 +24,14 @@ _UNSUPPORTED = {
 
 
 def check_arguments(kwargs: dict[str, Any]) -> None:
-    """Raises `ValueError` for an unsupported argument of TRL's trainer; removes those that are not set."""
+    """Raises `InputError` for an unsupported argument of TRL's trainer; removes those that are not set."""
     for name, advice in _UNSUPPORTED.items():
         if kwargs.pop(name, None):
-            raise ValueError(f"{name}: expected none; {advice}")
+            raise InputError(f"{name}: expected none; {advice}")
 
 
 def check_train_tasks(args: EPOConfig, dataset: Any, suite: str) -> None:
-    """Raises `ValueError` if there are no task ids, or too few for one RL step.
+    """Raises `InputError` if there are no task ids, or too few for one RL step.
 
     Args:
         args: Configuration of the trainer.
@@ -39,20 +40,20 @@ def check_train_tasks(args: EPOConfig, dataset: Any, suite: str) -> None:
     """
     expected = "a datasets.Dataset whose `prompt` column holds task ids, such as Dataset.from_dict({'prompt': [...]})"
     if not isinstance(dataset, Dataset):
-        raise ValueError(
+        raise InputError(
             f"train_dataset: expected {expected}, got {type(dataset).__name__}. For a stream, make a list of ids first."
         )
     if "prompt" not in dataset.column_names:
-        raise ValueError(f"train_dataset: expected {expected}, got the columns {dataset.column_names}")
+        raise InputError(f"train_dataset: expected {expected}, got the columns {dataset.column_names}")
     needed = args.tasks_per_rl_step
     if len(dataset) < needed:
-        raise ValueError(
+        raise InputError(
             f"train_dataset: expected at least {needed} tasks, got {len(dataset)} of {suite!r}. One RL step plays "
             f"{args.generation_batch_size} episodes, num_generations={args.num_generations} per task. Add tasks, raise "
             "num_generations, or lower per_device_train_batch_size or gradient_accumulation_steps."
         )
     if not isinstance(dataset[0]["prompt"], str):
-        raise ValueError(f"train_dataset: expected {expected}, got the prompt {dataset[0]['prompt']!r}")
+        raise InputError(f"train_dataset: expected {expected}, got the prompt {dataset[0]['prompt']!r}")
 
 
 def listed_test_tasks(suite: TaskSuite, limit: int | None) -> dict[str, list[str]]:
@@ -61,7 +62,7 @@ def listed_test_tasks(suite: TaskSuite, limit: int | None) -> dict[str, list[str
 
 
 def check_test_tasks(lists: Mapping[str, Sequence[str]], suite: str) -> None:
-    """Raises `ValueError` if there is nothing to evaluate.
+    """Raises `InputError` if there is nothing to evaluate.
 
     Args:
         lists: Test lists by name.
@@ -70,7 +71,7 @@ def check_test_tasks(lists: Mapping[str, Sequence[str]], suite: str) -> None:
     empty = [name for name, ids in lists.items() if not ids]
     if empty or not lists:
         found = f"its list {empty[0]!r} is empty" if empty else "it has no list 'iid' or 'ood'"
-        raise ValueError(
+        raise InputError(
             f"suite: expected test tasks for an evaluation, got {suite!r}, but {found}. Add test tasks, remove an "
             "empty list from `splits`, or set eval_strategy to 'no'."
         )

@@ -21,6 +21,7 @@ from typing import Any
 from datasets import Dataset
 
 from epo_trl.envs.base import Info, TaskSuite
+from epo_trl.errors import InputError
 from epo_trl.rollout import RolloutSettings
 from epo_trl.rollout.parsing import admissible_spelling
 
@@ -101,7 +102,7 @@ class SuiteEnvironment:
             What you see then.
         """
         if self.done or not self.info:
-            raise ValueError(OVER)
+            raise InputError(OVER)
         listed, squeezed = self.info["admissible_actions"], " ".join(action.split())
         matched = admissible_spelling(squeezed, listed or ()) or (action.strip() if self._verbatim else squeezed)
         observation, env_reward, terminated, truncated, info = self._env.step(matched)

@@ -19,7 +19,7 @@ from importlib.resources import files
 from typing import Any
 
 from epo_trl.evaluation.samples import spelled
-from epo_trl.long_runs.state_file import write_whole
+from epo_trl.long_runs.state_file import write_atomically
 from epo_trl.types import Episode, StopReason
 from epo_trl.watch.sample import Sample
 
@@ -40,7 +40,7 @@ NO_PROMPTS = "The prompt is not on this page."
 def write_page(path: str | os.PathLike[str], samples: Sequence[Sample], name: str, max_bytes: int) -> str:
     """Writes the page atomically; returns a note about omitted content. The arguments are those of `render_page`."""
     page, left_out = render_page(samples, name, max_bytes)
-    write_whole(path, page)
+    write_atomically(path, page)
     return left_out
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.state_file import write_whole
+from epo_trl.long_runs.state_file import write_atomically
 from epo_trl.types import Episode
 
 MAX_CHARS = 20_000  # length limit of one text
@@ -102,7 +102,7 @@ class Sample:
             own = {name: data[name] for name in ("split", "rl_step", "why", "group")}
             sample = cls(Episode.from_dict(data), texts, **own)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+            raise InputError(f"{type(error).__name__}: {error}") from error
         for part in (sample, sample.episode, *sample.episode.turns, *texts):
             _check_kinds(part)
         return sample
@@ -128,7 +128,7 @@ def write_samples(path: str | os.PathLike[str], samples: Iterable[Mapping[str, A
         samples: Return values of `Sample.to_dict`.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, "".join(json.dumps(sample, allow_nan=False) + "\n" for sample in samples))
+    write_atomically(path, "".join(json.dumps(sample, allow_nan=False) + "\n" for sample in samples))
 
 
 def read_samples(path: str | os.PathLike[str]) -> list[Sample]:
@@ -150,16 +150,16 @@ def read_samples(path: str | os.PathLike[str]) -> list[Sample]:
 def _texts(turn: Mapping[str, Any]) -> TurnTexts:
     tokens, entropy = tuple(map(str, turn.get("tokens", ()))), tuple(map(float, turn.get("entropy", ())))
     if entropy and len(entropy) != len(tokens) or not all(map(math.isfinite, entropy)):
-        raise ValueError(f"entropy: expected {len(tokens)} finite numbers, one per token, got {str(entropy):.60}")
+        raise InputError(f"entropy: expected {len(tokens)} finite numbers, one per token, got {str(entropy):.60}")
     return TurnTexts(turn.get("prompt", ""), tokens, entropy)
 
 
 def _check_kinds(part: Any) -> None:
-    """Raises `ValueError` if a field of a dataclass has the wrong type or is a non-finite number."""
+    """Raises `InputError` if a field of a dataclass has the wrong type or is a non-finite number."""
     for field in fields(part):
         value, kind = getattr(part, field.name), _KINDS.get(str(field.type))
         if kind and (not isinstance(value, kind) or isinstance(value, float) and not math.isfinite(value)):
-            raise ValueError(f"{field.name}: expected {field.type}, got {value!r:.60}")
+            raise InputError(f"{field.name}: expected {field.type}, got {value!r:.60}")
 
 
 def _cut(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from epo_trl.envs.base import EnvError
+from epo_trl.errors import InputError
 
 FORM = '{"name": ..., "arguments": {...}}'
 
@@ -123,4 +124,4 @@ def _short(value: Any) -> str:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(name)  # NaN and Infinity are not JSON
+    raise InputError(name)  # NaN and Infinity are not JSON

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from epo_trl.envs.alfworld.alfworld_suite import AlfworldData, GeneratedAlfworld, data_folder
+from epo_trl.envs.alfworld.alfworld_suite import AlfworldData, GeneratedAlfworld
 from epo_trl.envs.base import EnvError, TaskSuite
 
 GAMES = ("generated", "data")
@@ -42,12 +41,6 @@ class AlfworldArguments:
     max_receptacles: int | None = field(
         default=None, metadata={"help": "Maximum number of receptacles in a generated room; no limit by default."}
     )
-
-    @classmethod
-    def check_early(cls, given: Mapping[str, Any]) -> None:
-        """Raises `EnvError` if the games named in the raw config are missing."""
-        if given.get("games", cls.games) == "data":
-            data_folder(given.get("alfworld_data"))
 
     def make_suite(self) -> TaskSuite:
         """Creates the task suite.

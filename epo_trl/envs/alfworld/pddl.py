@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from epo_trl.envs.alfworld.object_states import BY_STATE
 from epo_trl.envs.base import EnvError
+from epo_trl.errors import InputError
 
 FactTable = dict[str, list[tuple[str, ...]]]
 
@@ -167,7 +168,7 @@ def _parse(text: str) -> list:
                 return done
         else:
             stack[-1].append(token)
-    raise ValueError("unbalanced brackets")
+    raise InputError("unbalanced brackets")
 
 
 def _flatten(node: list) -> tuple[list[tuple[str, ...]], dict[str, str]]:
@@ -188,7 +189,7 @@ def _flatten(node: list) -> tuple[list[tuple[str, ...]], dict[str, str]]:
         elif head in KNOWN_FACTS or head == "holds":
             literals.append((head, *rest))
         else:
-            raise ValueError(f"unexpected {head!r}")
+            raise InputError(f"unexpected {head!r}")
     return literals, variables
 
 
@@ -223,7 +224,7 @@ def _match(literals: list[tuple[str, ...]], variables: dict[str, str]) -> Goal:
     wanted = next((_TREATED[name] for name, *_ in rest if name in _TREATED), None)
     expected = _PUT + Counter([(wanted.ability.lower(), "object"), (f"is{wanted.state}", "object")] if wanted else [])
     if shape != expected or uses["object"] != 1 or uses["receptacle"] != 1:
-        raise ValueError("not one of the six task types")
+        raise InputError("not one of the six task types")
     if wanted is None:
         return Goal("pick_and_place_simple", object_type, target_type)
     return Goal(wanted.task_type, object_type, target_type, state=wanted.state)
@@ -234,5 +235,5 @@ def _find_common_type(role: str, literals: list[tuple[str, ...]], roles: dict[st
     types = {literal[1]: literal[2].removesuffix("type") for literal in literals if literal[0].endswith("type")}
     found = {types.get(variable, "") for variable in roles if roles[variable] == role}
     if len(found) != 1 or "" in found:
-        raise ValueError(f"the {role} of the goal has several types")
+        raise InputError(f"the {role} of the goal has several types")
     return found.pop()

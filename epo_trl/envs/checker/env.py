@@ -10,6 +10,7 @@ from typing import Any
 from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.envs.checker.error import failure, require
 from epo_trl.envs.checker.results import checked_reset, checked_step, require_same
+from epo_trl.errors import InputError
 
 _UNKNOWN_ACTION = "fly to the moon"
 _ODD_ACTIONS = ("", "   ", _UNKNOWN_ACTION, "look\nlook", "Ünïcödé ✨", "x" * 5000)
@@ -42,7 +43,7 @@ def check_text_env(
             actions; an environment that lists none needs a player.
     """
     if not task_ids:
-        raise ValueError("task_ids: expected at least one task id of the environment, got none")
+        raise InputError("task_ids: expected at least one task id of the environment, got none")
     player = player or _any_listed
     _check_bad_calls(env)
     for task_id in task_ids:

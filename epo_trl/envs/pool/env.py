@@ -74,6 +74,10 @@ class PooledEnv(TextEnv):
         """Returns the result of `step_async`."""
         return self._wait()
 
+    def has_answer(self) -> bool:
+        """Whether the process has answered the last request, died, or exceeded its time limit."""
+        return self._number is None or self._process is None or self._process.has_answer(self._number)
+
     def close(self) -> None:
         """Frees the environment and, with a worker's last one, stops the process. May be called twice."""
         if self._free.detach():

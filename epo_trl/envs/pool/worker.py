@@ -113,6 +113,18 @@ class WorkerProcess:
             raise EnvError(result)
         return result
 
+    def has_answer(self, number: int) -> bool:
+        """Whether `wait` returns or raises at once."""
+        while number not in self._answers and not self.child.end:
+            seconds = next(iter(self._limits.values()))
+            if not self._ours.poll() and time.monotonic() < self._since + seconds:
+                return False
+            try:
+                self._read_one()
+            except WorkerLost:  # `wait` raises it to whoever waits for this number
+                break
+        return True
+
     def forget(self, number: int) -> None:
         """Records that nobody will wait for this request."""
         if self._answers.pop(number, None) is None and number in self._limits:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.webshop.generator import ShopSettings
-from epo_trl.envs.webshop.release import data_folder
 from epo_trl.envs.webshop.webshop_suite import PAGE_SIZE, GeneratedWebShop, WebShopData
 
 GOODS = ("data", "generated")
@@ -54,12 +52,6 @@ class WebShopArguments:
             "default the reward compares all words of titles."
         },
     )
-
-    @classmethod
-    def check_early(cls, given: Mapping[str, Any]) -> None:
-        """Raises `EnvError` if the folder named in the raw config is missing."""
-        if given.get("goods", cls.goods) == "data":
-            data_folder(given.get("webshop_data"))
 
     def make_suite(self) -> TaskSuite:
         """Creates the task suite.

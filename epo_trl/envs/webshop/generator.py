@@ -163,7 +163,7 @@ def _is_test_wish(goal: Goal) -> bool:
     return crc32(repr(key).encode()) % _TEST_SHARE == 0
 
 
-_KIND = re.compile("|".join(sorted((re.escape(kind.query) for kind in KINDS), key=len, reverse=True)))
+_WORD = re.compile(r"[\w-]+")
 _PRICE = re.compile(r", and price lower than ([0-9.]+) dollars$")
 _OPTION = re.compile(r"[a-z]+: (.*)")
 
@@ -176,13 +176,13 @@ def read_instruction(instruction: str) -> Wish:
     """
     price = _PRICE.search(instruction)
     rest, _, options = (instruction[: price.start()] if price else instruction).partition(" with ")
-    kind = _KIND.search(rest)
+    words = _WORD.findall(rest)
+    kind = next((kind for kind in KINDS if kind.query in words), None)
     if kind is None:
         raise EnvError(f"task: expected an instruction of the generated shop, got {instruction!r}")
-    known = next(other for other in KINDS if other.query == kind[0])
     return Wish(
-        kind[0],
-        tuple(attribute for attribute in known.attributes if attribute in rest),
+        kind.query,
+        tuple(word for word in words if word in kind.attributes),
         tuple(match[1] for part in options.split(", and ") if (match := _OPTION.fullmatch(part))),
         float(price[1]) if price else NO_BOUND,
     )

@@ -84,7 +84,8 @@ class Shopper:
         wish = self._wish
         if wish.asin:
             return asin == wish.asin
-        return asin not in self._rejected and wish.query in title.lower() and _price(price) <= wish.price_bound
+        is_kind = wish.query in title.lower().replace(",", "").split()
+        return is_kind and asin not in self._rejected and _price(price) <= wish.price_bound
 
     def _inspect(self, info: Info) -> Step:
         labels = [action[len("click[") : -1] for action in info["actions"]]

@@ -19,18 +19,21 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig
 from trl import ModelConfig
 
+from epo_trl.cli.base import say
+from epo_trl.cli.command_line import CommandLine
+from epo_trl.cli.evaluation_arguments import EvaluationArguments, build_context, load_protocol, load_task_lists
+from epo_trl.cli.options import parse_options
 from epo_trl.envs import TaskSuite
 from epo_trl.evaluation import EvalReport, Protocol, format_table
 from epo_trl.evaluation.kept import KeptEpisodes
 from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_settings, split_chunks
 from epo_trl.evaluation.samples import print_episodes
-from epo_trl.launch.evaluation_arguments import EvaluationArguments, context_of, load_protocol, load_task_lists
-from epo_trl.launch.options import parse_recipe
 from epo_trl.long_runs.aborts import SHOWN, TooManyAborted
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.load import sequence_limit
+from epo_trl.models.names import check_model_name
 from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
@@ -49,7 +52,7 @@ NOT_SETTINGS |= {
 }
 
 
-def settings_of(
+def result_settings(
     suite: TaskSuite,
     args: EvaluationArguments,
     model_args: ModelConfig,
@@ -141,7 +144,7 @@ class Evaluation:
         self.suite, self.args, self.protocol, self.kept, self.state = suite, args, protocol, kept, PartialState()
         self.samples: list[Sample] = []  # from the lists so far
         self.policy, tokenizer, longest = loaded
-        self.context = context_of(args, suite, protocol, tokenizer, longest, shots)
+        self.context = build_context(args, suite, protocol, tokenizer, longest, shots)
         self.context.end_ids = self.policy.eos_ids
 
     def report(self, split: str, task_ids: list[str]) -> EvalReport:
@@ -226,11 +229,11 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
     protocol, lists, is_main = load_protocol(args, suite), load_task_lists(args, suite), PartialState().is_main_process
     shots = args.few_shot_of(suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)
-    kept = kept_for(args.output, settings_of(suite, args, model_args, protocol, lists)) if args.output else None
+    kept = kept_for(args.output, result_settings(suite, args, model_args, protocol, lists)) if args.output else None
     if kept is not None and (finished := kept.finished()) is not None:
         reports = [EvalReport.from_dict(report) for report in finished["reports"]]
         if is_main:
-            _say(f"{format_table(reports)}\n{args.output} is finished; nothing was played")
+            say(f"{format_table(reports)}\n{args.output} is finished; nothing was played")
         return reports
     evaluation = Evaluation(suite, args, protocol, kept, load(suite, args, model_args, protocol), shots)
     with contextlib.closing(suite.make_env()) as env:
@@ -242,17 +245,15 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
                 write_samples(evaluation_file(kept.output), [sample.to_dict() for sample in evaluation.samples])
             found = {"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]}
             kept.finish(found | {"examples": evaluation.context.template.shown(shots.examples)})
-        _say(format_table(reports))
+        say(format_table(reports))
     return reports
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-
-
-def main() -> None:
-    """Parses the command line and evaluates."""
-    evaluate(*parse_recipe(EvaluationArguments, ModelConfig))
+def main(line: CommandLine) -> None:
+    """Parses the options and evaluates."""
+    suite, args, model_args = parse_options(line, EvaluationArguments, ModelConfig)
+    check_model_name(model_args.model_name_or_path, revision=model_args.model_revision)
+    evaluate(suite, args, model_args)
     PartialState().wait_for_everyone()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

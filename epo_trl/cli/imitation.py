@@ -14,8 +14,10 @@ from tqdm.auto import tqdm
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
+from epo_trl.cli.command_line import CommandLine
+from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
-from epo_trl.launch.options import parse_recipe
+from epo_trl.errors import InputError
 from epo_trl.long_runs.argument_check import check_training_arguments
 from epo_trl.long_runs.long_run import LongRun, LongRunArguments
 from epo_trl.long_runs.preemption import EXIT_CODE
@@ -98,10 +100,10 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
         examples=args.few_shot_of(suite).examples,
     )
     if args.episodes < 1:
-        raise ValueError(f"episodes: expected an integer >= 1, got {args.episodes}")
+        raise InputError(f"episodes: expected an integer >= 1, got {args.episodes}")
     ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
     if not ids:
-        raise ValueError(
+        raise InputError(
             f"max_turns: expected a larger number, got {args.max_turns}, in which the expert solves no task"
         )
     tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes)]
@@ -119,7 +121,7 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
         )
         shown = [turns for turns in episodes if turns]
     if not shown:
-        raise ValueError(
+        raise InputError(
             f"episodes: expected at least one demonstration, got none from {args.episodes} episodes: the expert solved "
             f"none within max_turns ({args.max_turns}), none is of demonstrated_types ({args.demonstrated_types}), "
             f"or no prompt fits into max_prompt_length ({args.max_prompt_length})"
@@ -161,7 +163,7 @@ def check_length(rows: Dataset, limit: int | None, name: str = "max_length") -> 
     lengths = [len(row) for row in rows["input_ids"]]
     longer = sum(length > limit for length in lengths) if limit is not None else 0
     if longer:
-        raise ValueError(
+        raise InputError(
             f"{name}: expected {max(lengths)} or more, got {limit}: {longer} of {len(lengths)} demonstrations are "
             "longer, and their responses would be truncated; reduce max_prompt_length or max_turns to shorten them"
         )
@@ -181,7 +183,7 @@ class ImitationConfig(LongRunArguments, SFTConfig):
 
     def __post_init__(self) -> None:
         if self.muon_learning_rate is not None and self.muon_learning_rate <= 0:
-            raise ValueError(f"muon_learning_rate: expected a number > 0 or null, got {self.muon_learning_rate}")
+            raise InputError(f"muon_learning_rate: expected a number > 0 or null, got {self.muon_learning_rate}")
         settle_defaults(self)
         super().__post_init__()
         check_training_arguments(self)
@@ -224,7 +226,7 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
         args = self.args
         if args.muon_learning_rate is not None and self.optimizer is None:
             if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-                raise ValueError(
+                raise InputError(
                     f"muon_learning_rate: expected None where weights are sharded, got {args.muon_learning_rate}; use "
                     "DDP or leave it out"
                 )
@@ -261,9 +263,9 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
         )
 
 
-def main() -> None:
-    """Parses the command line, plays the expert and trains. A finished run in `output_dir` is left unchanged."""
-    imitate(*parse_recipe(DemonstrationArguments, ImitationConfig, ModelConfig))
+def main(line: CommandLine) -> None:
+    """Parses the options, plays the expert and trains. A finished run in `output_dir` is left unchanged."""
+    imitate(*parse_options(line, DemonstrationArguments, ImitationConfig, ModelConfig))
 
 
 def imitate(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from epo_trl.envs.base import TaskSuite
+from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol, protocol_names
 from epo_trl.evaluation.play import protocol_context
 from epo_trl.rollout import ContextBuilder
@@ -75,23 +76,23 @@ class EvaluationArguments(FewShotArguments):
         super().__post_init__()
         self.chat_template_kwargs = template_settings(self.chat_template_kwargs)
         if self.backend not in BACKENDS:
-            raise ValueError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {self.backend!r}")
+            raise InputError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {self.backend!r}")
         if self.parallel < 1:
-            raise ValueError(f"parallel: expected an integer >= 1, got {self.parallel}")
+            raise InputError(f"parallel: expected an integer >= 1, got {self.parallel}")
         for name in ("keep_episodes", "show_episodes"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name}: expected an integer >= 0, got {getattr(self, name)}")
+                raise InputError(f"{name}: expected an integer >= 0, got {getattr(self, name)}")
         if self.max_episodes is not None and self.max_episodes < 1:
-            raise ValueError(f"max_episodes: expected an integer >= 1 or null, got {self.max_episodes}")
+            raise InputError(f"max_episodes: expected an integer >= 1 or null, got {self.max_episodes}")
         if not 0 <= self.max_aborted_share <= 1:
-            raise ValueError(f"max_aborted_share: expected a number from 0 to 1, got {self.max_aborted_share}")
+            raise InputError(f"max_aborted_share: expected a number from 0 to 1, got {self.max_aborted_share}")
 
 
 def load_protocol(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
     """Returns the protocol with the overrides of the options, which its name then records."""
     name = args.protocol or suite.protocol
     if not name:
-        raise ValueError(
+        raise InputError(
             f"protocol: expected one of {', '.join(map(repr, protocol_names()))}, or one that the environment's module "
             f"registers (docs/environments.md), got nothing; the environment {suite.name!r} has no default"
         )
@@ -103,14 +104,14 @@ def load_task_lists(args: EvaluationArguments, suite: TaskSuite) -> dict[str, li
     lists = {split: list(suite.task_ids(split))[: args.max_episodes] for split in args.splits}
     if not lists or not all(lists.values()):
         lengths = {split: len(suite.task_ids(split)) for split in suite.splits}
-        raise ValueError(
+        raise InputError(
             f"splits: expected names of non-empty lists, got {args.splits} (max_episodes={args.max_episodes}); "
             f"{suite.name} has {lengths}"
         )
     return lists
 
 
-def context_of(
+def build_context(
     args: EvaluationArguments,
     suite: TaskSuite,
     protocol: Protocol,

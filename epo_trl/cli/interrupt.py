@@ -17,7 +17,7 @@ EXIT_CODE = 128 + signal.SIGINT  # exit code that a shell reports after Ctrl-C
 STOPPING = "stopping: the run saves a checkpoint after this step; press Ctrl-C again to end it at once"
 INTERRUPTED = "interrupted; repeat the command to resume from the last checkpoint"
 # torchrun forwards a signal that the terminal has already sent to all processes.
-SECONDS_OF_ONE = 1.0
+SECONDS_TO_FORWARD = 1.0
 
 
 class CtrlC:
@@ -32,7 +32,7 @@ class CtrlC:
         self._stopping_since: float | None = None
 
     @contextmanager
-    def answered(self) -> Iterator[None]:
+    def handled(self) -> Iterator[None]:
         """Handles Ctrl-C inside the block. Does nothing outside the main thread.
 
         Raises:
@@ -64,7 +64,7 @@ class CtrlC:
 
     def _second(self, *_: Any) -> None:
         since = time.monotonic() - (self._stopping_since or 0.0)
-        if "TORCHELASTIC_RUN_ID" in os.environ and since < SECONDS_OF_ONE:
+        if "TORCHELASTIC_RUN_ID" in os.environ and since < SECONDS_TO_FORWARD:
             return
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)

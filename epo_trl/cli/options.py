@@ -1,4 +1,4 @@
-"""Parses the command line and a YAML file into a task suite and config objects, with readable help."""
+"""Parses the options of a program and its YAML file into a task suite and config objects, with readable help."""
 
 from __future__ import annotations
 
@@ -8,30 +8,23 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 import torch
-from transformers import TrainingArguments
-from trl import TrlParser
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from transformers import HfArgumentParser, TrainingArguments
 
+from epo_trl.cli.base import RecipeError, refuse_unknown
+from epo_trl.cli.builtin_configs import config_name
+from epo_trl.cli.command_line import HELP_ALL, CommandLine, ConfigIsValid, EnvironmentArguments, read_command_line
 from epo_trl.envs.registry import build_suite, check_fields, environment_arguments
-from epo_trl.launch.builtin_configs import shown
-from epo_trl.launch.command_line import (
-    CHECK,
-    HELP_ALL,
-    ConfigIsRight,
-    RecipeError,
-    config_path,
-    read_config,
-    refuse_unknown,
-    with_config_apart,
-)
-from epo_trl.launch.first_options import EnvironmentArguments, environment_name
-from epo_trl.launch.yaml_types import check_kinds
 from epo_trl.trainers.config import settle_defaults
+
+WIDTH = 120  # columns of a line in the short help
+_THEIRS = {"trl": 1, "transformers": 2}  # packages whose options come last in the help
 
 
 def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
@@ -48,76 +41,85 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
     Raises:
         EnvError: If the environment or one of its settings is invalid.
         RecipeError: If the command line or the config is invalid.
-        ConfigIsRight: If all is valid and `--check` is set.
     """
-    argv = with_config_apart(sys.argv[1:] if argv is None else argv)
-    check_only, argv = CHECK in argv, [word for word in argv if word != CHECK]
-    environment = environment_name(argv, environment)
-    path = config_path(argv)
-    settings = environment_arguments(environment, path.parent if path else None) if environment else None
-    if settings is not None:
-        check_fields(settings, (EnvironmentArguments, *types))
-    parser = RecipeParser((EnvironmentArguments, *([settings] if settings else []), *types), config=path)
-    if environment:
-        parser.set_defaults(environment=environment)  # for a config that omits it
-    _, chosen, *rest = parser.parse_args_and_config(argv)  # ends the program for --help
+    return parse_options(read_command_line(sys.argv[1:] if argv is None else argv, environment), *types)
+
+
+def parse_options(line: CommandLine, *types: type) -> tuple[Any, ...]:
+    """Parses a command line that has been read, see `parse_recipe`.
+
+    Raises:
+        ConfigIsValid: If all is valid and `line` only asks for the check.
+    """
+    chosen, *rest = RecipeParser(line, types).parse()
     suite = build_suite(chosen)
-    if check_only:
-        raise ConfigIsRight
+    if line.check_only:
+        raise ConfigIsValid
     return suite, *rest
 
 
-class RecipeParser(TrlParser):
-    """TRL's parser, with errors that name the option, no abbreviations, and help grouped by class.
+def read_settings(line: CommandLine, *types: type) -> dict[str, Any]:
+    """Returns the options as plain values, defaults included, for programs that inspect a run without starting it."""
+    return vars(RecipeParser(line, types).parse_known_args(line.options)[0])
 
-    `--help` shows the options of this package, one line each, and `--help-all` the whole help of all options.
+
+class RecipeParser(HfArgumentParser):
+    """A parser whose errors name the option, without abbreviations, and with help grouped by class.
+
+    `--help` shows the options of this package, one line each, and `--help-all` the whole help of all options. The
+    values of the YAML file are the defaults.
 
     Args:
+        line: Command line.
         types: Dataclasses.
-        config: Path of the YAML file, for messages.
+
+    Raises:
+        RecipeError: If the YAML file has an unknown name, or a value of the wrong type.
     """
 
-    def __init__(self, types: Iterable[type], config: Path | None = None):
-        self._config = config
+    def __init__(self, line: CommandLine, types: Iterable[type]):
+        self._line = line
+        folder = line.config.parent if line.config else None
+        settings = [environment_arguments(line.environment, folder)] if line.environment else []
+        for each in settings:
+            check_fields(each, (EnvironmentArguments, *types))
         super().__init__(
-            types,
+            (EnvironmentArguments, *settings, *types),
             allow_abbrev=False,
             usage="%(prog)s --config FILE [--option value ...]",
             description="The YAML file sets options as `option: value`; the command line overrides it.",
             formatter_class=_ShortOptions,
         )
+        self._check_values()
+        for action in self._actions:
+            if action.dest in line.values:
+                action.default, action.required = line.values[action.dest], False
+        self.set_defaults(environment=line.environment)
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options")
         self.add_argument(HELP_ALL, action=_HelpAll, help="show all options, with those of TRL and transformers")
 
-    def error(self, message: str) -> NoReturn:
-        """Raises an error of argparse as `RecipeError`."""
-        raise RecipeError(message)
+    def parse(self) -> list[Any]:
+        """Returns the settings of the environment and one object per type. Ends the program for `--help`.
 
-    def parse_args_and_config(self, args: Iterable[str] | None = None, *rest: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Returns one object per type. Raises errors of their own checks as `RecipeError`."""
-        if self._config is not None:
-            read_config(self._config)
+        Raises:
+            RecipeError: If an option is invalid, or a dataclass rejects its value.
+        """
+        given, _ = self.parse_known_args(self._line.options)
+        _check_device(given, self._line.config)
+        settle_defaults(given)
         try:
-            return super().parse_args_and_config(args, *rest, **kwargs)
+            return [
+                each(**{entry.name: getattr(given, entry.name) for entry in fields(each) if entry.init})
+                for each in self.dataclass_types[1:]
+            ]
         except RecipeError:
             raise
         except ValueError as error:
             raise RecipeError(str(error)) from error
 
-    def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
-        """Makes the values of the config the defaults. Raises `RecipeError` for an unknown name."""
-        assert self._config is not None
-        known = {action.dest for action in self._actions} - {"help", "help_all", "config"}
-        unknown = [key for key in kwargs if key not in known]
-        trained = [key for key in unknown if key in {entry.name for entry in fields(TrainingArguments)}]
-        if trained and not any(issubclass(kind, TrainingArguments) for kind in self.dataclass_types):
-            raise RecipeError(
-                f"--config: expected the config of an evaluation, such as {_to_play(self._config)}, got "
-                f"{shown(self._config)}, the config of a training run ({trained[0]}: {kwargs[trained[0]]})"
-            )
-        refuse_unknown(unknown, known, f"unknown in {shown(self._config)}")
-        check_kinds(kwargs, self.dataclass_types, str(shown(self._config)))
-        return super().set_defaults_with_config(**kwargs)
+    def error(self, message: str) -> NoReturn:
+        """Raises an error of argparse as `RecipeError`."""
+        raise RecipeError(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Returns the values and an empty rest: an unknown option is an error."""
@@ -127,16 +129,27 @@ class RecipeParser(TrlParser):
         refuse_unknown(options or rest, known)
         for name, value in vars(given).items():
             if isinstance(value, str) and value.startswith("{"):
-                self._check_mapping(name, value)
-        _check_device(given, self._config)
-        settle_defaults(given)
+                try:
+                    json.loads(value)
+                except ValueError as error:
+                    self.error(f"{name}: expected 'name: value' pairs as JSON, got {value!r} ({error})")
         return given, rest
 
-    def _check_mapping(self, name: str, value: str) -> None:
-        try:
-            json.loads(value)
-        except ValueError as error:
-            self.error(f"{name}: expected 'name: value' pairs as JSON, got {value!r} ({error})")
+    def _check_values(self) -> None:
+        """Raises `RecipeError` for an unknown name in the YAML file, or a value of the wrong type."""
+        values, config = self._line.values, self._line.config
+        if config is None:
+            return
+        known = {action.dest for action in self._actions} - {"help"}
+        unknown = [key for key in values if key not in known]
+        trained = [key for key in unknown if key in {entry.name for entry in fields(TrainingArguments)}]
+        if trained and not any(issubclass(kind, TrainingArguments) for kind in self.dataclass_types):
+            raise RecipeError(
+                f"--config: expected the config of an evaluation, such as {_evaluation_config(config)}, got "
+                f"{config_name(config)}, the config of a training run ({trained[0]}: {values[trained[0]]})"
+            )
+        refuse_unknown(unknown, known, f"unknown in {config_name(config)}")
+        check_types(values, self.dataclass_types, config_name(config))
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help on the first rank only."""
@@ -180,8 +193,43 @@ class RecipeParser(TrlParser):
         return [("general", rest), *((_heading(home), groups[home]) for home in ordered)]
 
 
-WIDTH = 120  # columns of a line in the short help
-_THEIRS = {"trl": 1, "transformers": 2}
+# Names of pydantic's errors, and the value that the user should write.
+_EXPECTED = {
+    "bool_type": "true or false", "int_type": "an integer", "float_type": "a number", "string_type": "a string",
+    "literal_error": "a string", "list_type": "a list", "dict_type": "'name: value' pairs",
+}  # fmt: skip
+
+
+def check_types(values: Mapping[str, Any], classes: Iterable[type], where: str) -> None:
+    """Rejects values of another type than their field. Strings are left to the parser.
+
+    Args:
+        values: Values of the YAML file, by option.
+        classes: Dataclasses whose fields are the options.
+        where: Name of the file, for the message.
+
+    Raises:
+        RecipeError: If a value has the wrong type. The message names the field, the expected type and the value.
+    """
+    for each in classes:
+        hints = get_type_hints(each)
+        for entry in fields(each):
+            value = values.get(entry.name, "")
+            if isinstance(value, str) or (value is None and entry.default is None):
+                continue
+            kind = TypeAdapter(hints[entry.name], config=ConfigDict(arbitrary_types_allowed=True))
+            try:
+                kind.validate_python(value, strict=True)
+            except ValidationError as error:
+                expected = " or ".join(dict.fromkeys(_expected(one["type"], one["loc"]) for one in error.errors()))
+                quotes = isinstance(value, bool) and "a string" in expected
+                hint = "; YAML reads no, yes, on and off as true or false: put the word in quotes" if quotes else ""
+                raise RecipeError(f"{entry.name}: expected {expected}, got {value!r} in {where}{hint}") from error
+
+
+def _expected(error: str, place: Sequence[int | str]) -> str:
+    expected = _EXPECTED.get(error, error)
+    return f"a list, each element {expected}" if any(isinstance(part, int) for part in place) else expected
 
 
 def _home(config: type, name: str) -> type:
@@ -238,20 +286,20 @@ def _check_device(given: argparse.Namespace, config: Path | None) -> None:
         return
     name, advice = wanted[0], "set use_cpu: true and bf16: false"
     if config is not None:
-        beside = [path for path in sorted(config.parent.glob("*tiny_cpu*.yaml")) if _kind(path) == _kind(config)]
-        advice = f"use --config {shown(beside[0])}, or {advice}" if beside else advice
+        beside = [path for path in sorted(config.parent.glob("*tiny_cpu*.yaml")) if _prefix(path) == _prefix(config)]
+        advice = f"use --config {config_name(beside[0])}, or {advice}" if beside else advice
     raise RecipeError(f"{name}: expected false on a machine without a GPU, got true; {advice}")
 
 
-def _to_play(config: Path) -> str:
-    """Returns the evaluation config for a training config, else another in its folder, or a shipped one."""
+def _evaluation_config(config: Path) -> str:
+    """Returns the evaluation config for a training config, else another in its folder, or a built-in one."""
     own = f"eval_{config.name.removeprefix('sft_').removeprefix('ppo_')}"
     beside = sorted(
         config.parent.glob("eval_*.yaml"), key=lambda path: (path.name != own, "cpu" not in path.name, path)
     )
-    return shown(beside[0]) if beside else "alfworld/eval_tiny_cpu"
+    return config_name(beside[0]) if beside else "alfworld/eval_tiny_cpu"
 
 
-def _kind(config: Path) -> str:
+def _prefix(config: Path) -> str:
     """Returns the prefix of a config's name, which marks its command or algorithm; empty for GRPO."""
     return "".join(re.findall(r"^(?:sft|eval|ppo)_", config.name))

@@ -1,0 +1,134 @@
+"""Reads a command line and its YAML file once, before the other options are known: environment and algorithm decide
+which others exist."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from epo_trl.cli.base import RecipeError
+from epo_trl.cli.builtin_configs import find_config
+from epo_trl.envs.base import EnvError
+from epo_trl.envs.registry import ENVIRONMENTS
+
+HELP_ALL = "--help-all"
+HELP = {"-h", "--help", HELP_ALL}
+ALGORITHM_NAMES = ("grpo", "ppo")
+
+
+@dataclass
+class EnvironmentArguments:
+    """Environment of the tasks."""
+
+    environment: str = field(default="", metadata={"help": f"One of {', '.join(ENVIRONMENTS)}, or 'module:Class'."})
+
+
+@dataclass
+class AlgorithmArguments:
+    """Training algorithm."""
+
+    algorithm: str = field(
+        default="grpo", metadata={"help": "'grpo', or 'ppo' with a critic. epo_lambda=0 disables the EPO terms."}
+    )
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A command line and its YAML file.
+
+    Args:
+        options: Options for the parser of the program.
+        config: Path of the YAML file, if any.
+        values: Content of the YAML file.
+        environment: Name of the environment; `None` for `--help` without one.
+        algorithm: One of `ALGORITHM_NAMES`.
+        check_only: Whether the program ends after checking the options.
+    """
+
+    options: Sequence[str]
+    config: Path | None
+    values: Mapping[str, Any]
+    environment: str | None
+    algorithm: str
+    check_only: bool = False
+
+
+class ConfigIsValid(Exception):  # noqa: N818 - not an error: it ends a program that only checks its config
+    """Raised when all options are valid and the command line only asks for the check."""
+
+
+class FirstParser(argparse.ArgumentParser):
+    """Reads some options and leaves the others. Its errors are `RecipeError`s."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises an error of argparse."""
+        raise RecipeError(message)
+
+
+def read_command_line(
+    argv: Sequence[str], environment: str | None = None, algorithm: str | None = None, check_only: bool = False
+) -> CommandLine:
+    """Reads a command line and the YAML file after `--config`.
+
+    Args:
+        argv: Command line without the program.
+        environment: Environment of a recipe for one environment, which the config may omit.
+        algorithm: Algorithm of a recipe for one algorithm, which the config may omit.
+        check_only: See `CommandLine`.
+
+    Raises:
+        EnvError: If there is no environment.
+        RecipeError: If there is no such config or algorithm, or another than that of the recipe.
+    """
+    parser = FirstParser()
+    parser.add_argument("--config", nargs="?", action="append", default=[])
+    parser.add_argument("--environment")
+    parser.add_argument("--algorithm")
+    given, options = parser.parse_known_args(argv)
+    if len(given.config) > 1 or None in given.config:
+        got = "nothing" if None in given.config else "more than one"
+        raise RecipeError(f"--config: expected a YAML file, or the name of a built-in config, got {got}")
+    config = find_config(given.config[0]) if given.config else None
+    values = read_config(config) if config else {}
+    chosen = {}
+    for name, only in (("environment", environment), ("algorithm", algorithm)):
+        typed = getattr(given, name)
+        options += [] if typed is None else [f"--{name}={typed}"]
+        chosen[name] = str(typed or values.get(name) or only or "")
+        if only is not None and chosen[name] != only:
+            raise RecipeError(
+                f"{name}: expected {only!r}, which this recipe trains, got {chosen[name]!r}; recipes/train.py trains "
+                "any config"
+            )
+    if not chosen["environment"] and HELP.isdisjoint(options):
+        raise EnvError(
+            f"environment: expected one of {', '.join(ENVIRONMENTS)} or 'module:Class', in the YAML or as an option, "
+            "got nothing"
+        )
+    name = chosen["algorithm"] or AlgorithmArguments.algorithm
+    if name not in ALGORITHM_NAMES:
+        raise RecipeError(f"algorithm: expected one of {', '.join(map(repr, ALGORITHM_NAMES))}, got {name!r}")
+    return CommandLine(options, config, values, chosen["environment"] or None, name, check_only)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Reads a YAML file.
+
+    Raises:
+        RecipeError: If it cannot be read, or does not contain options.
+    """
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise RecipeError(f"--config: expected a readable YAML file, got {path}: {error}") from error
+    if not isinstance(config, dict):
+        raise RecipeError(f"--config: expected a YAML file with 'name: value' pairs, got {path}")
+    return config

@@ -1,0 +1,343 @@
+"""Runs a recipe as a program: lists its configs when called without arguments, and prints errors as one line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import re
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from epo_trl.cli import MAINS
+from epo_trl.cli.base import TRACEBACK, RecipeError, say
+from epo_trl.cli.builtin_configs import find_warm_start, list_configs, warm_start_command
+from epo_trl.cli.command_line import HELP, CommandLine, ConfigIsValid, FirstParser, read_command_line
+from epo_trl.cli.interrupt import CtrlC
+from epo_trl.envs.registry import ENVIRONMENTS
+from epo_trl.errors import EpoTrlError
+from epo_trl.evaluation.samples import spelled
+
+CHECK = "--check"
+SECONDS_BEFORE_OTHER_RANKS = 60.0
+# A link to the folder of that name in the repository.
+ACCELERATE_CONFIGS = Path(__file__).parents[1] / "accelerate_configs"
+# Options that are passed to `accelerate launch`: numbers of processes and machines, and the rank of this machine.
+LAUNCH_OPTIONS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
+TORCHRUN_SIGNALS = "PET_SIGNALS_TO_HANDLE"  # signals that torchrun forwards; it kills the processes after 30 seconds
+PLAY_USAGE = f"""usage: epo-trl play ENV [--player human|expert|CHECKPOINT] [--option value ...]
+
+ENV is {", ".join(ENVIRONMENTS)}, or 'module:Class' for a custom environment. Examples:
+  epo-trl play trap
+  epo-trl play alfworld --games generated --player expert --split iid --index 3
+  epo-trl play --config alfworld/eval_tiny_cpu --player runs/alfworld-tiny/grpo_epo-seed0 --show_prompt
+All options: epo-trl play ENV --help"""
+
+AUDIT_USAGE = """usage: epo-trl audit-credit RUN --config FILE [--option value ...]
+
+RUN is the output folder of a run, or a checkpoint in it, and FILE the config that it was trained with. Example:
+  epo-trl audit-credit runs/alfworld-tiny/grpo_epo --config alfworld/tiny_cpu --audit_minutes 30
+The same command continues an interrupted audit. All options: epo-trl audit-credit RUN --config FILE --help"""
+# Commands whose first argument is positional: the option that it stands for, and the command's usage.
+POSITIONAL = {"play": ("--environment", PLAY_USAGE), "audit-credit": ("--audited_run", AUDIT_USAGE)}
+
+Main = Callable[[CommandLine], object]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A recipe as a program: a file of the repository, or a command of the package.
+
+    Args:
+        name: Name in messages.
+        configs: Configs to list, by the name that the user types.
+        one: Command for one process, up to `--config`.
+        several: Command for several processes, with placeholders: `{settings}`, the name of a file in
+            `accelerate_configs`, and `{processes}`, the option for their number.
+        environment: Environment of a recipe for one environment.
+        algorithm: Algorithm of a recipe for one algorithm.
+    """
+
+    name: str
+    configs: Mapping[str, Path]
+    one: str
+    several: str
+    environment: str | None = None
+    algorithm: str | None = None
+
+
+def recipe_file(
+    recipe: Path, patterns: Sequence[str], environment: str | None = None, algorithm: str | None = None
+) -> Program:
+    """Creates the program of a recipe file in the repository.
+
+    Args:
+        recipe: Path of the file.
+        patterns: Glob patterns of its configs, relative to its own folder.
+        environment: See `Program`.
+        algorithm: See `Program`.
+    """
+    found = sorted({path for pattern in patterns for path in recipe.parent.glob(f"{pattern}.yaml")})
+    launch = f"accelerate launch --config_file accelerate_configs/{{settings}}.yaml{{processes}} {recipe}"
+    configs = {str(path): path for path in found}
+    return Program(recipe.name, configs, f"python {recipe}", launch, environment, algorithm)
+
+
+def builtin_command(name: str) -> Program:
+    """Creates the program of `epo-trl train`, `sft`, `evaluate` or `play`."""
+    command = f"epo-trl {name}"
+    return Program(command, list_configs(name), command, f"{command} --accelerate_config {{settings}}{{processes}}")
+
+
+def run_recipe(
+    main: Main, configs: Sequence[str], environment: str | None = None, algorithm: str | None = None
+) -> None:
+    """Runs the `main` of a recipe file with the command line of this process, see `run_program`.
+
+    Args:
+        main: Function that parses the options and runs the recipe.
+        configs: Glob patterns of the recipe's YAML files, relative to its own folder.
+        environment: See `Program`.
+        algorithm: See `Program`.
+    """
+    run_program(main, recipe_file(Path(sys.argv[0]), configs, environment, algorithm), sys.argv[1:])
+
+
+def run_command(name: str, argv: Sequence[str]) -> int:
+    """Runs a command of `MAINS` and returns its exit code. Does not return if accelerate starts several processes.
+
+    Raises:
+        EpoTrlError: If several processes are wanted, and the command line or a config is invalid.
+    """
+    if name in POSITIONAL:
+        option, usage = POSITIONAL[name]
+        if not argv or argv[0] in ("-h", "--help"):
+            say(usage)
+            return 0
+        if not argv[0].startswith("-"):
+            argv = [option, *argv]
+    parser = FirstParser()
+    parser.add_argument("--accelerate_config", "--accelerate-config")
+    for option in LAUNCH_OPTIONS:
+        parser.add_argument(f"--{option}", f"--{option.replace('_', '-')}")
+    asked, rest = parser.parse_known_args(argv)
+    options = {option: value for option in LAUNCH_OPTIONS if (value := getattr(asked, option)) is not None}
+    if asked.accelerate_config is not None or options:
+        _launch(launch_command(asked.accelerate_config, options), name, rest)
+    import epo_trl.threads  # noqa: F401 - before torch
+
+    try:
+        run_program(lambda line: import_module(f"epo_trl.cli.{MAINS[name]}").main(line), builtin_command(name), rest)
+    finally:
+        if not HELP.isdisjoint(rest) and _rank() == 0:
+            say(launch_help())
+    return 0
+
+
+def _launch(launch: Sequence[str], name: str, argv: Sequence[str]) -> None:
+    if argv and argv[0] != CHECK:
+        read_command_line(argv)  # one error message, not one per process
+    # Only the training processes handle Ctrl-C: the launchers wait until they have saved a checkpoint.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.setdefault(TORCHRUN_SIGNALS, "SIGTERM,SIGHUP,SIGQUIT")
+    os.execv(sys.executable, [*launch, name, *argv])
+
+
+def launch_help() -> str:
+    """Returns the help for the options of accelerate and for those that a config cannot set."""
+    return (
+        "several processes, started by accelerate launch:\n"
+        f"  --accelerate_config FILE  a YAML file, or one of {', '.join(sorted(_accelerate_configs()))}\n"
+        f"  {', '.join(f'--{name}' for name in LAUNCH_OPTIONS)}\n"
+        "check configs without running them:\n"
+        "  --check FILE [FILE ...]\n"
+        "show the traceback of every error:\n"
+        "  --traceback"
+    )
+
+
+def launch_command(config: str | None, options: Mapping[str, str]) -> list[str]:
+    """Returns the command that starts `epo-trl` in several processes, without its own arguments.
+
+    Args:
+        config: A file for `accelerate launch --config_file`, or the name of a built-in one.
+        options: Values of `LAUNCH_OPTIONS` that override the config.
+
+    Raises:
+        RecipeError: If there is no such config.
+    """
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    if config is not None:
+        known = _accelerate_configs()
+        file = known.get(config, Path(config))
+        if not file.is_file():
+            names = ", ".join(sorted(known))
+            raise RecipeError(f"--accelerate_config: expected a YAML file or one of {names}, got {config!r}")
+        command += ["--config_file", str(file)]
+    command += [word for name, value in options.items() for word in (f"--{name}", value)]
+    return [*command, "-m", "epo_trl.cli"]
+
+
+def _accelerate_configs() -> dict[str, Path]:
+    return {path.stem: path for path in ACCELERATE_CONFIGS.glob("*.yaml")}
+
+
+def run_program(main: Main, program: Program, argv: Sequence[str]) -> None:
+    """Runs the `main` of a recipe. An `EpoTrlError` prints one line and exits with 1; Ctrl-C exits with 130. Other
+    errors keep their traceback; `--traceback` shows it for all.
+
+    Without arguments it only lists the configs of the recipe and the command for this machine, and exits with 0: after
+    a failure, `accelerate launch` would add its own traceback. `--check FILE ...` only checks these configs.
+
+    Args:
+        main: Function that parses the options and runs the recipe.
+        program: Program that was called.
+        argv: Command line without the program.
+    """
+    hide_warnings()
+    options = [word for word in argv if word != TRACEBACK]
+    with CtrlC(program.name).handled():
+        if not options:
+            if _rank() == 0:
+                import torch
+
+                sys.stdout.write(overview(program, torch.accelerator.device_count()))
+        elif options[0] == CHECK:
+            raise SystemExit(check_configs(main, options[1:], program))
+        else:
+            message = _run(main, options, program, with_traceback=len(options) < len(argv))
+            if message:
+                has_config = any(word.startswith("--config") for word in options)
+                advice = overview(program, 0) if program.configs and not has_config else ""
+                _print_error(f"{program.name}: error: {message}\n{advice}")
+                raise SystemExit(1)
+
+
+def check_configs(main: Main, configs: Sequence[str], program: Program) -> int:
+    """Checks configs and prints the error of each; returns 1 if one is invalid, else 0.
+
+    Args:
+        main: `main` of the recipe, which stops after parsing the options.
+        configs: YAML files, or names of built-in configs.
+        program: Program that was called.
+    """
+    messages = {config: _run(main, ["--config", config], program, check_only=True) for config in configs}
+    for config, message in messages.items():
+        if message:
+            _print_error(f"{config}: {message}\n")
+    return int(any(messages.values()))
+
+
+def _run(
+    main: Main, argv: Sequence[str], program: Program, *, check_only: bool = False, with_traceback: bool = False
+) -> str:
+    """Runs `main`; returns the message of its error as one line, or `""`. Other errors are raised."""
+    try:
+        main(read_command_line(argv, program.environment, program.algorithm, check_only))
+    except ConfigIsValid:
+        pass
+    except Exception as error:
+        message = str(error) if isinstance(error, EpoTrlError) else explain(error)
+        if with_traceback or not message:
+            raise
+        return " ".join(message.split())
+    return ""
+
+
+def explain(error: Exception) -> str:
+    """Explains a known error of a library and its fix; returns `""` for other errors.
+
+    Args:
+        error: The exception.
+    """
+    first_line = str(error).strip().split("\n")[0]
+    if isinstance(error, pickle.UnpicklingError):
+        return (
+            "model_name_or_path, resume_from_checkpoint: expected tensors, got a pickle of other objects, which could "
+            "run code when it is loaded; use safetensors. If you trust the source of the model, convert it: load its "
+            f"weights with torch.load(FILE, weights_only=False), save them with save_pretrained ({first_line})"
+        )
+    if isinstance(error, ValueError) and "trust_remote_code" in str(error):
+        return (
+            f"trust_remote_code: expected true for a model with code of its own, got false: {first_line} Read the "
+            "code, and set trust_remote_code to true if you trust it, or use a model that transformers supports"
+        )
+    return ""
+
+
+def hide_warnings() -> None:
+    """Hides warnings of other libraries that appear in every run and that users cannot act on, one filter for each.
+
+    TRL 1.16 calls methods that newer versions of transformers have renamed. DeepSpeed, where it is installed, warns of
+    a machine without a GPU as soon as accelerate imports it, also in a run without DeepSpeed.
+    """
+    old = r"`(is_)?gradient_checkpointing\w*` is deprecated"
+    warnings.filterwarnings("ignore", old, FutureWarning, r"transformers\.modeling_utils")
+    logging.getLogger("DeepSpeed").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Setting accelerator to CPU")
+
+
+def overview(program: Program, gpus: int) -> str:
+    """Formats the list of configs, each with the first sentence of its file, and the commands for a machine.
+
+    A config with its own warm start has two commands.
+
+    Args:
+        program: Program that runs the recipe.
+        gpus: Number of GPUs in the machine.
+    """
+    width = max(map(len, program.configs), default=0)
+    lines = [f"{program.name} needs a config:"]
+    lines += [f"  {typed:{width}}  {_about(path)}" for typed, path in program.configs.items()]
+    lines.append(f"For this machine, where torch finds {({0: 'no GPU', 1: 'one GPU'}).get(gpus, f'{gpus} GPUs')}:")
+    fitting = program.configs.get(_config_for(program, gpus))
+    warm_start = find_warm_start(fitting) if fitting else None
+    lines += [f"  {warm_start_command(warm_start)}"] if warm_start else []
+    return "\n".join([*lines, f"  {command(program, gpus)}", "Options: --help, --help-all\n"])
+
+
+def command(program: Program, gpus: int) -> str:
+    """Returns the command for a machine with `gpus` GPUs."""
+    config = _config_for(program, gpus)
+    if config not in program.configs or "cpu" in program.configs[config].stem:
+        return f"{program.one} --config {config}"
+    settings = "single_gpu" if gpus == 1 else "zero3"
+    processes = "" if gpus in (1, 8) else f" --num_processes {gpus}"
+    return f"{program.several.format(settings=settings, processes=processes)} --config {config}"
+
+
+def _config_for(program: Program, gpus: int) -> str:
+    size = "cpu" if gpus == 0 else "1gpu" if gpus == 1 else "8gpu"
+    stems = {typed: path.stem for typed, path in program.configs.items()}
+    fitting = [typed for typed in stems if size in stems[typed]] or [typed for typed in stems if "cpu" in stems[typed]]
+    return min(fitting, key=lambda typed: len(stems[typed]), default="FILE")
+
+
+def _about(path: Path) -> str:
+    sentence = re.match(r"# (.+?\.)(?=\s)", path.read_text(encoding="utf-8"))
+    return sentence[1] if sentence else ""
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _print_error(text: str) -> None:
+    """Writes to stderr from the first rank.
+
+    Usually all ranks have the same error, and the launcher ends the others after the first. A rank that still runs
+    a minute later has an error that the first does not have, and prints it.
+    """
+    if _rank():
+        time.sleep(SECONDS_BEFORE_OTHER_RANKS)
+    sys.stderr.write(spelled(text))  # the text may quote an environment or a file
+    sys.stderr.flush()

@@ -1,0 +1,115 @@
+"""The RL recipe: parse, check the initial policy, load, train, resume, and save the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trl import ModelConfig
+
+from epo_trl.cli.base import RecipeError
+from epo_trl.cli.builtin_configs import find_warm_start, warm_start_command
+from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, read_config
+from epo_trl.cli.options import parse_options
+from epo_trl.cli.program import run_recipe
+from epo_trl.envs.base import TaskSuite
+from epo_trl.long_runs.preemption import EXIT_CODE
+from epo_trl.long_runs.run_lock import run_lock
+from epo_trl.models import policy_for_training
+from epo_trl.models.names import is_tiny
+from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
+
+ALGORITHMS: dict[str, tuple[type[EPOConfig], type[EPOTrainer]]] = {
+    "grpo": (EPOConfig, EPOTrainer),
+    "ppo": (EPOPPOConfig, EPOPPOTrainer),
+}
+
+
+@dataclass
+class StartArguments:
+    """Initial policy of RL."""
+
+    from_scratch: bool = field(
+        default=False,
+        metadata={
+            "help": "Allow RL to start from the random weights of `model_name_or_path: tiny`, for debugging. Such a "
+            "policy never succeeds, so it learns nothing."
+        },
+    )
+
+
+def rl_recipe(configs: Sequence[str], environment: str | None = None, algorithm: str | None = None) -> None:
+    """Runs an RL recipe from its command line.
+
+    Args:
+        configs: Glob patterns of the recipe's YAML files, relative to its own folder.
+        environment: Environment of a recipe for one environment; by default the option `environment` sets it.
+        algorithm: Key of `ALGORITHMS`, of a recipe for one algorithm; by default the option `algorithm` sets it.
+    """
+    run_recipe(main, configs, environment, algorithm)
+
+
+def main(line: CommandLine) -> None:
+    """Parses the options and trains."""
+    config, trainer_class = ALGORITHMS[line.algorithm]
+    types = (AlgorithmArguments, StartArguments, config, ModelConfig)
+    suite, _, start, args, model_args = parse_options(line, *types)
+    check_start(model_args.model_name_or_path, start, line.config)
+    train(suite, args, model_args, trainer_class)
+
+
+def check_start(model: str | None, start: StartArguments, config: Path | None) -> None:
+    """Rejects an RL run that would start from random weights, or from a warm start that does not exist.
+
+    Args:
+        model: Value of `model_name_or_path`.
+        start: Whether random weights are intended.
+        config: YAML file of the run, if any.
+
+    Raises:
+        RecipeError: If the start is invalid. The message contains the command that makes the warm start.
+    """
+    warm_start = find_warm_start(config) if config else None
+    folder = str(read_config(warm_start).get("output_dir")) if warm_start else ""
+    make_it = f"make it with: {warm_start_command(warm_start)}" if warm_start else "make it with epo-trl sft"
+    if model is not None and is_tiny(model) and not start.from_scratch:
+        raise RecipeError(
+            f"model_name_or_path: expected the folder of a warm start, got {model!r}, random weights that never "
+            f"succeed, so RL teaches them nothing; {make_it}, then add --model_name_or_path {folder or 'FOLDER'}; to "
+            "debug with random weights, add --from_scratch"
+        )
+    if model is not None and model == folder and not Path(model).is_dir():
+        raise RecipeError(
+            f"model_name_or_path: expected the folder of a warm start, got {model!r}, which does not exist; {make_it}"
+        )
+
+
+def train(
+    suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, trainer_class: type[EPOTrainer] = EPOTrainer
+) -> EPOTrainer:
+    """Trains with RL, resuming from the last checkpoint in `args.output_dir` if any, and returns the trainer.
+
+    Saves the final model and tokenizer to `output_dir` as a Hub-style checkpoint. A finished run is left unchanged.
+    After a SIGTERM the run saves a checkpoint to resume from, and the program exits with code 143.
+
+    Args:
+        suite: The tasks.
+        args: Training configuration of the type that the trainer expects.
+        model_args: Model and adapter settings.
+        trainer_class: `EPOTrainer` or a subclass.
+
+    Raises:
+        RunningError: If another process trains in `output_dir`.
+        ValueError: If `output_dir` holds a run with other settings.
+    """
+    with run_lock(args):
+        policy = policy_for_training(model_args, args, suite, args.prompt_template)
+        trainer = trainer_class(suite=suite, args=args, **policy)
+        try:
+            trainer.train_to_end()
+        finally:
+            trainer.close_envs()
+    if trainer.preempted:
+        raise SystemExit(EXIT_CODE)
+    return trainer

@@ -1,0 +1,86 @@
+"""Engines: what samples the responses of a rollout."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# Maps token ids of prompts to token ids of responses, and their log-probabilities if the generator returns them.
+Generate = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A sampled response.
+
+    Args:
+        number: Number of the request.
+        ids: Token ids, up to and including the token that ends the response.
+        logprobs: Their log-probabilities in nats, if the engine returns them.
+    """
+
+    number: int
+    ids: list[int]
+    logprobs: list[float] | None = None
+
+
+class Engine(ABC):
+    """Samples a response to each prompt. The rollout submits the next prompt of an episode when it is known.
+
+    Attributes:
+        in_step: Whether `collect` generates for all submitted prompts in one call, so that the rollout first submits
+            those of all running episodes. Otherwise each episode goes on as soon as its own response is there.
+    """
+
+    in_step = False
+
+    @abstractmethod
+    def submit(self, number: int, prompt_ids: list[int]) -> None:
+        """Requests a response.
+
+        Args:
+            number: Number of the episode, which has at most one request at a time.
+            prompt_ids: Token ids of everything that the policy sees.
+        """
+
+    @abstractmethod
+    def collect(self, seconds: float | None) -> list[Response] | None:
+        """Returns the responses that are ready, in any order.
+
+        Args:
+            seconds: Time to wait for the first one; `None` waits until there is one.
+
+        Returns:
+            The responses; with `in_step`, `None` ends the rollout: no process has a request.
+        """
+
+
+class InStep(Engine):
+    """Responds to all running episodes in one call per turn.
+
+    Args:
+        generate: Policy that maps prompts to responses.
+    """
+
+    in_step = True
+
+    def __init__(self, generate: Generate):
+        self._generate = generate
+        self._prompts: dict[int, list[int]] = {}
+
+    def submit(self, number: int, prompt_ids: list[int]) -> None:
+        """Keeps the prompt for the next call."""
+        self._prompts[number] = prompt_ids
+
+    def collect(self, seconds: float | None) -> list[Response] | None:
+        """Generates for all prompts; `None` without any."""
+        prompts, self._prompts = self._prompts, {}
+        return self.respond(prompts) if prompts else None
+
+    def respond(self, prompts: dict[int, list[int]], dummies: list[list[int]] | None = None) -> list[Response]:
+        """Returns the responses to the prompts. Those to `dummies`, in the same call, are discarded."""
+        response_ids, logprobs = self._generate([*prompts.values(), *(dummies or [])])
+        return [
+            Response(number, response_ids[i], logprobs[i] if logprobs else None) for i, number in enumerate(prompts)
+        ]

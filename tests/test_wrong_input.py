@@ -1,0 +1,116 @@
+"""Wrong input is one line that names the option, and a model's name is checked before anything is loaded."""
+
+import re
+
+import httpx
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RepositoryNotFoundError
+from trl import ModelConfig
+
+from epo_trl.cli import main
+from epo_trl.cli.command_line import ALGORITHM_NAMES
+from epo_trl.cli.training import ALGORITHMS
+from epo_trl.models import load_policy
+from epo_trl.models.names import check_model_name
+
+# A command line, and its error.
+WRONG = [
+    (["train", "--config", "alfworld/tiny"], "--config: expected a YAML file.*got 'alfworld/tiny'"),
+    (["train", "--config", "broken.yaml"], "--config: expected a readable YAML file, got broken.yaml"),
+    (["train", "--config", "trap/tiny_cpu", "--max_step", "3"], "--max_step: unknown option.*mean --max_steps"),
+    (["train", "--config", "typo.yaml"], "epo_lamda: unknown in typo.yaml; did you mean epo_lambda"),
+    (["train", "--config", "trap/tiny_cpu", "--environment", "trip"], "environment: expected 'alfworld'.*got 'trip'"),
+    (["train", "--config", "trap/tiny_cpu", "--algorithm", "reinforce"], "algorithm: expected one of.*got 'reinforce'"),
+    (["train", "--config", "trap/tiny_cpu", "--epo_lambda=much"], "epo_lambda.*: invalid float value: 'much'"),
+    (["train", "--config", "trap/tiny_cpu", "--rooms", "many"], "rooms: invalid int value: 'many'"),
+    (["train", "--config", "trap/tiny_cpu", "--model_name_or_path", "runs/sft"], "model_name_or_path: got 'runs/sft'"),
+    (["train", "--accelerate_config", "cpu", "--config", "trap/tiny"], "--config: expected .*got 'trap/tiny'"),
+    (["sft", "--config", "trap/sft_tiny_cpu", "--model_name_or_path", "./sft"], "model_name_or_path: got './sft'"),
+    (["evaluate", "--config", "alfworld/eval_tiny_cpu", "--model_name_or_path", "runs/sft/"], "got 'runs/sft/'"),
+    (["evaluate", "--config", "alfworld/eval_tiny_cpu"], "model_name_or_path: expected a Hub id.*got nothing"),
+    (["play", "trap", "--player", "no_such_model"], "player: got 'no_such_model', which cannot be read"),
+    (["play", "alfworld"], "alfworld_data: expected a folder of games.*--games generated"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+def test_wrong_input_is_one_line(words, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken.yaml").write_text("a: [\n")
+    (tmp_path / "typo.yaml").write_text("environment: trap\nepo_lamda: 0.1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    try:
+        code = main(words)
+    except SystemExit as end:
+        code = end.code
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert code == 1 and re.search(message, line), line
+
+
+def test_the_names_of_algorithms_are_those_that_train():
+    assert tuple(ALGORITHMS) == ALGORITHM_NAMES
+
+
+# ------------------------------------------------------------------------------------------------- names of models
+
+
+class Refused(Exception):
+    pass
+
+
+Refused.__name__ = "ConnectError"
+
+
+def answered(kind):
+    return kind("no", response=httpx.Response(404, request=httpx.Request("HEAD", "https://localhost")))
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (Refused(), "the Hub cannot be reached, and its local cache does not have"),
+        (RepositoryNotFoundError, "the Hub has no such model that you may read"),
+        (GatedRepoError, None),
+        (RemoteEntryNotFoundError, None),
+        (TimeoutError(), None),
+        (None, None),
+    ],
+)
+def test_the_hub_is_asked_once_about_what_may_be_an_id(error, says, monkeypatch, tmp_path):
+    asked = []
+
+    def head(url):
+        asked.append(url)
+        if error is not None:
+            raise answered(error) if isinstance(error, type) else error
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", head)
+    if says:
+        with pytest.raises(ValueError, match=f"^model_name_or_path: got 'runs/x', .*no such folder, and {says}|{says}"):
+            check_model_name("runs/x")
+    else:
+        check_model_name("runs/x")
+    assert len(asked) == 1 and asked[0].endswith("/runs/x/resolve/main/config.json")
+
+
+def test_the_hub_is_not_asked_about_a_path_a_folder_tiny_or_a_cached_model(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url: pytest.fail(url))
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    for name in ("runs/x", "tiny", "tiny:32x1"):
+        check_model_name(name)
+    for name in ("./y", "/y", "~/y", "runs/y/", "a/b/c", "a b/c"):
+        with pytest.raises(ValueError, match="there is no such folder"):
+            check_model_name(name)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file, revision: file)
+    check_model_name("owner/name")
+
+
+def test_loading_checks_the_name_too(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match="model_name_or_path: got 'a/b/c', which cannot be read"):
+        load_policy(ModelConfig("a/b/c"), None, "general")
