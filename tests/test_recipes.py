@@ -202,7 +202,7 @@ def test_a_config_repeats_no_default_but_those_that_a_reader_needs(path):
         ("alfworld", "", ("games", "task_types", "room_types", "max_receptacles"), ("n_iid", "n_ood")),
         ("alfworld", "_real", ("games",), ()),
         ("scienceworld", "", ("task_types", "heldout_types", "tests_per_type"), ()),
-        ("webshop", "", ("goods", "n_products", "hidden_attributes", "page_size"), ()),
+        ("webshop", "", ("goods", "departments", "n_products", "hidden_attributes", "page_size"), ()),
     ],
 )
 def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompts(

@@ -154,6 +154,13 @@ def test_the_reward_distinguishes_the_values_of_a_kind(kind):
         assert [pair for pair in combinations(values, 2) if token_set_ratio(*pair) > SAME] == []
 
 
+def test_a_shop_of_chosen_departments_sells_nothing_else():
+    shop = generate(replace(SMALL, departments=("grocery", "beauty")))
+    assert {product.category for product in shop.products} == {"grocery", "beauty"}
+    with pytest.raises(EnvError, match="departments: expected names from fashion, .*grocery, got 'toys'"):
+        ShopSettings(departments=("grocery", "toys"))
+
+
 def test_another_seed_makes_another_shop():
     one, two = generate(SMALL), generate(replace(SMALL, seed=1))
     assert {p.asin for p in one.products} & {p.asin for p in two.products} == set()

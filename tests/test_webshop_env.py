@@ -214,9 +214,9 @@ def test_an_expert_of_the_release_knows_the_goal(tmp_path):
 
 def test_the_settings_make_the_suite_that_they_name(tmp_path):
     arguments = environment_arguments("webshop")
-    generated = build_suite(arguments(goods="generated", n_products=60, n_train=20, n_iid=5, page_size=3))
+    generated = build_suite(arguments(goods="generated", n_products=60, n_train=20, n_iid=5, departments=["beauty"]))
     assert generated.name == "webshop-generated" and len(generated.task_ids("iid")) == 5
-    assert generated.protocol == "webshop-500"
+    assert generated.protocol == "webshop-500" and generated.goal("iid/0").product.category == "beauty"
     data = build_suite(arguments(webshop_data=str(write_release(tmp_path)), n_iid=1, n_dev=0))
     assert data.name == "webshop" and data.splits == ("train", "iid")
     assert build_suite(arguments(goods="generated", n_iid=0)).splits == ("train",)

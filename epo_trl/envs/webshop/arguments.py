@@ -43,6 +43,10 @@ class WebShopArguments:
         default=1,
         metadata={"help": "Number of a generated product's three attributes that only its features page shows."},
     )
+    departments: list[str] | None = field(
+        default=None,
+        metadata={"help": "Departments of a generated shop: fashion, beauty, electronics, furniture, grocery; or all."},
+    )
     shop_seed: int = field(default=0, metadata={"help": "Seed of the generated shop."})
     page_size: int = field(default=PAGE_SIZE, metadata={"help": "Number of products on a page of results."})
     spacy_model: str = field(
@@ -71,5 +75,6 @@ class WebShopArguments:
             )
         if self.goods != "generated":
             raise EnvError(f"goods: expected one of {', '.join(GOODS)}, got {self.goods!r}")
-        shop = ShopSettings(self.n_products, self.n_train, self.n_iid, self.hidden_attributes, self.shop_seed)
+        sizes = self.n_products, self.n_train, self.n_iid, self.hidden_attributes
+        shop = ShopSettings(*sizes, self.shop_seed, tuple(self.departments or ()))
         return GeneratedWebShop(shop, page_size=self.page_size, spacy_model=self.spacy_model)

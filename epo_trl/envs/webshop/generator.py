@@ -12,7 +12,7 @@ from functools import lru_cache
 from zlib import crc32
 
 from epo_trl.envs.base import EnvError
-from epo_trl.envs.webshop.kinds import BRANDS, KINDS
+from epo_trl.envs.webshop.kinds import BRANDS, KINDS, Kind
 from epo_trl.envs.webshop.products import (
     NO_BOUND,
     Catalogue,
@@ -58,6 +58,7 @@ class ShopSettings:
         n_train, n_iid: Number of goals of each list.
         hidden: Number of a product's three attributes that its title does not show, only its page of features.
         seed: Seed of the products and goals.
+        departments: Departments whose kinds of product it sells; all if empty.
 
     Raises:
         EnvError: If a setting is out of range.
@@ -68,6 +69,7 @@ class ShopSettings:
     n_iid: int = 500
     hidden: int = 1
     seed: int = 0
+    departments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("n_products", 5), ("n_train", 1), ("n_iid", 0)):
@@ -75,6 +77,15 @@ class ShopSettings:
                 raise EnvError(f"{name}: expected an integer >= {least}, got {getattr(self, name)}")
         if not 0 <= self.hidden <= _ATTRIBUTES:
             raise EnvError(f"hidden_attributes: expected an integer from 0 to {_ATTRIBUTES}, got {self.hidden}")
+        known = tuple(dict.fromkeys(kind.category for kind in KINDS))
+        unknown = [name for name in self.departments if name not in known]
+        if unknown:
+            raise EnvError(f"departments: expected names from {', '.join(known)}, got {unknown[0]!r}")
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The kinds of product that the shop sells."""
+        return [kind for kind in KINDS if kind.category in self.departments or not self.departments]
 
 
 @lru_cache(maxsize=4)
@@ -96,7 +107,7 @@ def generate(settings: ShopSettings) -> Catalogue:
 
 def _product(settings: ShopSettings, index: int) -> Product:
     rng = random.Random(f"webshop/{settings.seed}/product/{index}")
-    kind = KINDS[index % len(KINDS)]
+    kind = settings.kinds[index % len(settings.kinds)]
     brand = rng.choice(BRANDS)
     attributes = tuple(rng.sample(kind.attributes, _ATTRIBUTES))
     shown = attributes[: _ATTRIBUTES - settings.hidden]
