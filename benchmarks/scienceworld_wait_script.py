@@ -10,7 +10,7 @@ import argparse
 
 from epo_trl.envs.scienceworld import ScienceWorldSuite, TaskLists
 from epo_trl.evaluation import EvalReport, format_table, get_protocol
-from epo_trl.evaluation.play import play_split, protocol_context
+from epo_trl.evaluation.play import play_chunks, protocol_context, protocol_settings
 from epo_trl.models import build_tokenizer
 from epo_trl.rollout.demonstrations import ANSWER
 
@@ -50,7 +50,8 @@ def main() -> None:
         context = protocol_context(
             protocol, tokenizer, "scienceworld_compact", max_prompt_tokens=10**6, max_response_tokens=20
         )
-        episodes, seconds = play_split(suite, tasks, WaitScript(tokenizer), context, protocol, parallel=len(tasks))
+        script, settings = WaitScript(tokenizer), protocol_settings(protocol)
+        ((episodes, seconds),) = play_chunks(suite, [tasks], lambda _, script=script: script, context, settings)
         reports.append(
             EvalReport.from_episodes(episodes, protocol=protocol, suite=suite.name, split=args.split, seconds=seconds)
         )

@@ -31,8 +31,8 @@ from tqdm.auto import tqdm
 from trl import ModelConfig
 
 from epo_trl.cli.command_line import CommandLine
-from epo_trl.cli.evaluation import evaluate
-from epo_trl.cli.evaluation_arguments import EvaluationArguments
+from epo_trl.cli.evaluation import evaluate, load
+from epo_trl.cli.evaluation_arguments import EvaluationArguments, build_context
 from epo_trl.cli.imitation import (
     DemonstrationArguments,
     ImitationConfig,
@@ -44,25 +44,24 @@ from epo_trl.cli.options import parse_options
 from epo_trl.cli.program import run_recipe
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
-from epo_trl.evaluation.play import play_chunks, split_chunks
+from epo_trl.evaluation import Protocol
+from epo_trl.evaluation.play import play_chunks, protocol_settings, split_chunks
 from epo_trl.long_runs.aborts import TooManyAborted, first_errors
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.preemption import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.state_file import read_state, write_state
-from epo_trl.models import load_policy, policy_for_training
-from epo_trl.models.generate import SamplingPolicy
-from epo_trl.models.load import sequence_limit
+from epo_trl.models import policy_for_training
 from epo_trl.models.tiny import tiny_size
-from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
-from epo_trl.rollout.chat_frame import template_settings
 from epo_trl.rollout.demonstrations import Demonstration
 from epo_trl.rollout.few_shot import FewShotArguments
-from epo_trl.rollout.tool_calls import action_format
 from epo_trl.trainers.model_card import REPORTS, CardFacts
 from epo_trl.types import Episode
 
 MAX_ABORTED_SHARE = 0.5  # share of a process's episodes, as in RL
+# Settings that demonstrations and evaluations share.
+SHARED = ("prompt_template", "max_prompt_length", "context", "chat_template_kwargs")
+SHARED += tuple(entry.name for entry in fields(FewShotArguments))
 
 
 @dataclass
@@ -104,34 +103,39 @@ class EvolutionTrainer(ImitationTrainer):
         return replace(facts, method=method, rows={**facts.rows, "own successes": f"{self.own_turns} turns"})
 
 
+def rollout_arguments(
+    suite: TaskSuite, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int
+) -> EvaluationArguments:
+    """Returns the settings of the policy's episodes, on training tasks and on the test lists."""
+    return EvaluationArguments(
+        protocol=evolution.protocol,
+        splits=[split for split in suite.splits if split != "train"],
+        max_completion_length=evolution.max_completion_length,
+        require_think=evolution.require_think,
+        parallel=evolution.parallel,
+        seed=seed,
+        **{name: getattr(shown, name) for name in SHARED},
+    )
+
+
 def play_round(
     suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int,
     max_length: int | None,
 ) -> Iterator[Episode]:  # fmt: skip
     """Yields this process's episodes of a round. A concatenated episode ends before it exceeds `max_length`."""
-    state = PartialState()
-    model, tokenizer = load_policy(player, suite, shown.prompt_template, device=state.device)
-    policy = SamplingPolicy(
-        model,
-        tokenizer,
-        max_new_tokens=evolution.max_completion_length,
-        temperature=evolution.sampling_temperature,
-        reuse_prefixes=shown.context == "concatenated",
-    )
-    context = ContextBuilder(
-        tokenizer,
-        PromptTemplate.load(shown.prompt_template),
-        mode=shown.context,
-        max_context_tokens=min((n for n in (max_length, sequence_limit(model.config)) if n), default=None),
-        max_response_tokens=evolution.max_completion_length,
+    state, args = PartialState(), rollout_arguments(suite, shown, evolution, seed)
+    rules = Protocol(
+        name="agent-evol",
+        max_turns=shown.max_turns,
         history_length=shown.history_length,
-        max_prompt_tokens=shown.max_prompt_length,
-        end_ids=policy.eos_ids,
-        chat_template_kwargs=template_settings(shown.chat_template_kwargs),
-        examples=shown.few_shot_of(suite).examples,
-        actions=action_format("tags", tokenizer, suite.tools, verbatim=suite.verbatim),
+        temperature=evolution.sampling_temperature,
+        context=shown.context,
     )
-    settings = RolloutSettings(max_turns=shown.max_turns, require_think=evolution.require_think)
+    policy, tokenizer, longest = load(suite, args, player, rules)
+    longest = min((n for n in (max_length, longest) if n), default=None)
+    context = build_context(args, suite, rules, tokenizer, longest, shown.few_shot_of(suite))
+    context.end_ids = policy.eos_ids
+    settings = protocol_settings(rules, require_think=evolution.require_think)
     ids = list(suite.task_ids("train"))
     random.Random(seed).shuffle(ids)
     tasks = [ids[i % len(ids)] for i in range(evolution.samples)][state.process_index :: state.num_processes]
@@ -217,20 +221,7 @@ def evaluate_round(
             if found.get(name, value) != value:
                 raise InputError(f"{name}: expected {found[name]} as in {file}, got {value}; use another output_dir")
         return
-    asked = EvaluationArguments(
-        protocol=evolution.protocol,
-        splits=[split for split in suite.splits if split != "train"],
-        prompt_template=shown.prompt_template,
-        max_prompt_length=shown.max_prompt_length,
-        max_completion_length=evolution.max_completion_length,
-        require_think=evolution.require_think,
-        context=shown.context,
-        chat_template_kwargs=shown.chat_template_kwargs,
-        parallel=evolution.parallel,
-        seed=args.seed,
-        **{field.name: getattr(shown, field.name) for field in fields(FewShotArguments)},
-    )
-    reports = evaluate(suite, asked, player)
+    reports = evaluate(suite, rollout_arguments(suite, shown, evolution, args.seed), player)
     if PartialState().is_main_process:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_state(file, {"step": number, **now, "reports": [report.to_dict() for report in reports]})

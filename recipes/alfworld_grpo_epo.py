@@ -15,10 +15,12 @@ On a laptop, with generated games and a tiny model, after its warm start (`make 
 
 import epo_trl.threads  # noqa: F401 - before torch
 
-from epo_trl.cli.training import rl_recipe
+from epo_trl.cli.program import run_recipe
+from epo_trl.cli.training import main
 
 if __name__ == "__main__":
-    rl_recipe(
+    run_recipe(
+        main,
         configs=["alfworld/tiny*", "alfworld/plain*", "alfworld/smollm2*", "alfworld/pretrained*", "alfworld/qwen*"],
         environment="alfworld",
         algorithm="grpo",

@@ -15,7 +15,8 @@ On a laptop, with a tiny model, after its warm start (`make train ENV=sciencewor
 
 import epo_trl.threads  # noqa: F401 - before torch
 
-from epo_trl.cli.training import rl_recipe
+from epo_trl.cli.program import run_recipe
+from epo_trl.cli.training import main
 
 if __name__ == "__main__":
-    rl_recipe(configs=["scienceworld/tiny*", "scienceworld/qwen*"], environment="scienceworld", algorithm="grpo")
+    run_recipe(main, configs=["scienceworld/tiny*", "scienceworld/qwen*"], environment="scienceworld", algorithm="grpo")

@@ -14,10 +14,12 @@ The other RL recipes in this folder are this one with environment and algorithm 
 
 import epo_trl.threads  # noqa: F401 - before torch
 
-from epo_trl.cli.training import rl_recipe
+from epo_trl.cli.program import run_recipe
+from epo_trl.cli.training import main
 
 if __name__ == "__main__":
-    rl_recipe(
+    run_recipe(
+        main,
         configs=[
             "my_env/tiny*",
             "trap/tiny*",

@@ -6,7 +6,7 @@ from rollout_parts import LOSE, WIN, ScriptedEnv, ScriptedPolicy, answer, byte_t
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import Protocol, get_protocol
-from epo_trl.evaluation.play import check_first_task, play_split, protocol_context, protocol_settings
+from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_context, protocol_settings, split_chunks
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes
 from epo_trl.types import StopReason
@@ -55,10 +55,17 @@ def context_for(rules, tokenizer, **kwargs):
     return protocol_context(rules, tokenizer, "alfworld", **sizes)
 
 
+def play_list(suite, ids, policy, context, rules, *, parallel=64, require_think=True, **kwargs):
+    """Returns the episodes of a list in order, and the seconds."""
+    settings = protocol_settings(rules, require_think=require_think)
+    chunks = list(play_chunks(suite, split_chunks(ids, parallel), lambda _: policy, context, settings, **kwargs))
+    return [episode for episodes, _ in chunks for episode in episodes], sum(seconds for _, seconds in chunks)
+
+
 def play(suite, tokenizer, rules=None, policy=None, **kwargs):
     rules = rules or protocol()
     policy = policy or ScriptedPolicy(tokenizer)
-    return play_split(suite, suite.task_ids("iid"), policy, context_for(rules, tokenizer), rules, **kwargs)
+    return play_list(suite, suite.task_ids("iid"), policy, context_for(rules, tokenizer), rules, **kwargs)
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 5, 64])
@@ -187,6 +194,6 @@ def test_an_expert_wins_all_test_tasks_of_the_toy_suite_through_the_rollout(toke
     turns = list(expert_episodes(suite, [(task_id, 0) for task_id in ids], context, max_turns=7))
     answers = {tuple(turn.prompt_ids): turn.response_ids for episode in turns for turn in episode}
     policy = lambda prompt_ids: ([answers[tuple(ids)] for ids in prompt_ids], None)  # noqa: E731
-    episodes, _ = play_split(suite, ids, policy, context, rules, parallel=16)
+    episodes, _ = play_list(suite, ids, policy, context, rules, parallel=16)
     assert len(episodes) == 40
     assert all(episode.won for episode in episodes)

@@ -13,7 +13,8 @@ from trl import ModelConfig, SFTConfig
 from epo_trl.cli.command_line import AlgorithmArguments
 from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.cli.options import parse_recipe
-from epo_trl.cli.training import ALGORITHMS, rl_recipe
+from epo_trl.cli.program import run_recipe
+from epo_trl.cli.training import ALGORITHMS, main
 from epo_trl.envs import EnvError, TaskSuite
 from epo_trl.envs.registry import ENVIRONMENTS, check_fields, environment_arguments
 from epo_trl.envs.testing import EnvContract
@@ -89,7 +90,7 @@ def test_the_configs_of_the_example_have_only_known_keys():
 def test_an_unknown_algorithm_is_named(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["train.py", "--config", "tiny_cpu.yaml", "--algorithm", "reinforce"])
     with pytest.raises(SystemExit):
-        rl_recipe(configs=[])
+        run_recipe(main, configs=[])
     assert "algorithm: expected one of 'grpo', 'ppo', got 'reinforce'" in capsys.readouterr().err
 
 

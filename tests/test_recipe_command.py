@@ -16,7 +16,7 @@ from epo_trl.cli.base import RecipeError, at_least
 from epo_trl.cli.command_line import AlgorithmArguments
 from epo_trl.cli.options import parse_options, parse_recipe
 from epo_trl.cli.program import command, overview, recipe_file, run_recipe
-from epo_trl.cli.training import rl_recipe
+from epo_trl.cli.training import main as train_main
 from epo_trl.envs.base import EnvError
 from epo_trl.errors import InputError
 from epo_trl.evaluation import get_protocol
@@ -84,7 +84,7 @@ def test_a_recipe_without_a_config_for_gpus_names_the_one_it_has():
 def test_every_shipped_config_belongs_to_a_recipe_that_lists_it():
     listed = set()
     for recipe in sorted((ROOT / "recipes").glob("*.py")):
-        patterns = re.findall(r"_recipe\([^)]*configs=(\[.*?\])", recipe.read_text())
+        patterns = re.findall(r"_recipe\([^)]*configs=(\[.*?\])", recipe.read_text(), re.S)
         for pattern in ast.literal_eval(patterns[0]) if patterns else []:
             found = list(recipe.parent.glob(f"{pattern}.yaml"))
             assert found, f"{recipe.name}: {pattern}"
@@ -203,7 +203,7 @@ def test_a_wrong_command_line_is_an_error_that_names_it(argv, says):
 def test_an_option_that_is_read_early_lacks_its_value_like_any_other(argv, says, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["train.py", *argv])
     with pytest.raises(SystemExit, match="^1$"):
-        rl_recipe(configs=[])
+        run_recipe(train_main, configs=[])
     assert f"train.py: error: {says}" in capsys.readouterr().err
 
 

@@ -11,19 +11,15 @@ from epo_trl.cli.base import at_least, fail, make_parser
 def main(argv: Sequence[str]) -> int:
     """Runs the study, writes the report, and returns the exit code."""
     args = _parser().parse_args(argv)
-    from epo_trl.long_runs.folder_lock import RunningError
-
     try:
         from epo_trl.study.command import study
     except ImportError as error:
-        return fail(RuntimeError(f"{error}; pip install 'epo-trl[study]'"))
+        return fail(f"{error}; pip install 'epo-trl[study]'")
     options = {name: value for name, value in vars(args).items() if name != "config"}
     try:
         return study(args.config, **options)
-    except (OSError, ValueError, RunningError) as error:
-        return fail(error)
     except KeyboardInterrupt:
-        return fail(RuntimeError("interrupted; repeat the command to resume from the last checkpoints"))
+        return fail("interrupted; repeat the command to resume from the last checkpoints")
 
 
 def _parser() -> argparse.ArgumentParser:

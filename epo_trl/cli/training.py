@@ -1,8 +1,7 @@
-"""The RL recipe: parse, check the initial policy, load, train, resume, and save the results."""
+"""The body of the RL recipes and `epo-trl train`: check the initial policy, load, train, resume, save."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from epo_trl.cli.base import RecipeError
 from epo_trl.cli.builtin_configs import find_warm_start, warm_start_command
 from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, read_config
 from epo_trl.cli.options import parse_options
-from epo_trl.cli.program import run_recipe
 from epo_trl.envs.base import TaskSuite
 from epo_trl.long_runs.preemption import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
@@ -37,17 +35,6 @@ class StartArguments:
             "policy never succeeds, so it learns nothing."
         },
     )
-
-
-def rl_recipe(configs: Sequence[str], environment: str | None = None, algorithm: str | None = None) -> None:
-    """Runs an RL recipe from its command line.
-
-    Args:
-        configs: Glob patterns of the recipe's YAML files, relative to its own folder.
-        environment: Environment of a recipe for one environment; by default the option `environment` sets it.
-        algorithm: Key of `ALGORITHMS`, of a recipe for one algorithm; by default the option `algorithm` sets it.
-    """
-    run_recipe(main, configs, environment, algorithm)
 
 
 def main(line: CommandLine) -> None:

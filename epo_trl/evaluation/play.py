@@ -113,38 +113,6 @@ def _check_first_prompt(context: ContextBuilder, view: TurnView, task_id: str) -
     )
 
 
-def play_split(
-    suite: TaskSuite,
-    task_ids: Sequence[str],
-    generate: Generate,
-    context: ContextBuilder,
-    protocol: Protocol,
-    *,
-    seed: int = 0,
-    parallel: int = 64,
-    require_think: bool = True,
-    on_finished: Callable[[int], None] = lambda count: None,
-) -> tuple[list[Episode], float]:
-    """Plays one episode per task; returns them in order, with the wall time in seconds.
-
-    Args:
-        suite: Task suite.
-        task_ids: Ids of all tasks in the list.
-        generate: The policy, which samples at the protocol's temperature.
-        context: See `protocol_context`.
-        protocol: Evaluation protocol.
-        seed: Seed passed to every `reset`.
-        parallel: Number of episodes played in parallel.
-        require_think: Whether a response without reasoning is invalid.
-        on_finished: Called with the number of episodes that have ended since the last call.
-    """
-    settings = protocol_settings(protocol, require_think=require_think)
-    chunks = split_chunks(task_ids, parallel)
-    played = play_chunks(suite, chunks, lambda _: generate, context, settings, seed=seed, on_finished=on_finished)
-    results = list(played)
-    return [episode for episodes, _ in results for episode in episodes], sum(seconds for _, seconds in results)
-
-
 def split_chunks(task_ids: Sequence[str], size: int) -> list[Sequence[str]]:
     """Splits the list into chunks of `size` tasks; the last may have fewer."""
     return [task_ids[first : first + size] for first in range(0, len(task_ids), size)]

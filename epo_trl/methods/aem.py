@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import on_tokens, per_turn_means, turns_by_group
 
@@ -30,7 +31,7 @@ class AEM(Method):
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature: expected a number >= 0, got {self.temperature}")
+            raise InputError(f"temperature: expected a number >= 0, got {self.temperature}")
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and T."""

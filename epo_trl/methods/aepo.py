@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import token_extremes, token_moments
 
@@ -41,7 +42,7 @@ class AEPO(Method):
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < math.inf:
-            raise ValueError(f"alpha: expected a number >= 0, got {self.alpha}")
+            raise InputError(f"alpha: expected a number >= 0, got {self.alpha}")
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and alpha."""
@@ -52,19 +53,19 @@ class AEPO(Method):
         if not self.keep_clipped:
             return
         if args.loss_type not in _CLIPPED_LOSSES:
-            raise ValueError(
+            raise InputError(
                 f"loss_type: expected one of {_CLIPPED_LOSSES}, got {args.loss_type!r}, which has no upper clip whose "
                 "gradient 'aepo' could keep. Set another loss_type, or keep_clipped=false in method_kwargs."
             )
         if "gspo" in args.policy_method or args.importance_sampling_level != "token":
-            raise ValueError(
+            raise InputError(
                 f"policy_method, importance_sampling_level: expected a ratio per token, got {args.policy_method} and "
                 f"{args.importance_sampling_level!r}. 'aepo' finds clipped tokens by their own ratio. Use token-level "
                 "ratios, or set keep_clipped=false in method_kwargs."
             )
         for field, neutral in (("top_entropy_quantile", 1.0), ("off_policy_mask_threshold", None)):
             if getattr(args, field) != neutral:
-                raise ValueError(
+                raise InputError(
                     f"{field}: expected {neutral}, got {getattr(args, field)}. It excludes tokens whose gradient "
                     "'aepo' would restore. Set keep_clipped=false in method_kwargs to use it."
                 )

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Credit, Need, StepSummary
 from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.methods.token_statistics import on_tokens
@@ -57,16 +58,16 @@ class ArCHer(Tallied):
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 1:
-            raise ValueError(f"gamma: expected a number from 0 to 1, got {self.gamma}")
+            raise InputError(f"gamma: expected a number from 0 to 1, got {self.gamma}")
         if not 0 < self.polyak <= 1:
-            raise ValueError(f"polyak: expected a number above 0, up to 1, got {self.polyak}")
+            raise InputError(f"polyak: expected a number above 0, up to 1, got {self.polyak}")
         if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate: expected a number > 0, got {self.learning_rate}")
+            raise InputError(f"learning_rate: expected a number > 0, got {self.learning_rate}")
         for name in ("critic_epochs", "replay_size", "batch_size", "hidden_size"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected an integer >= 1, got {getattr(self, name)}")
+                raise InputError(f"{name}: expected an integer >= 1, got {getattr(self, name)}")
         if self.warmup_rl_steps < 0:
-            raise ValueError(f"warmup_rl_steps: expected an integer >= 0, got {self.warmup_rl_steps}")
+            raise InputError(f"warmup_rl_steps: expected an integer >= 0, got {self.warmup_rl_steps}")
         self.critics: TwinCritics | None = None  # created from the first turns
         self.tally = Tally("rl_steps", "q_loss", "v_loss", "turns", "q", "v", "advantage", "squared_advantage")
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import check_share, lowest, number_of_tokens, token_moments, token_share
 
@@ -63,7 +64,7 @@ class ClipCov(Method):
     def __post_init__(self) -> None:
         check_share("share", self.share)
         if not 0 <= self.low < self.high:
-            raise ValueError(f"low, high: expected numbers with 0 <= low < high, got {self.low} and {self.high}")
+            raise InputError(f"low, high: expected numbers with 0 <= low < high, got {self.low} and {self.high}")
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and the share."""
@@ -114,7 +115,7 @@ class KLCov(Method):
     def __post_init__(self) -> None:
         check_share("share", self.share)
         if not 0 <= self.coefficient < math.inf:
-            raise ValueError(f"coefficient: expected a number >= 0, got {self.coefficient}")
+            raise InputError(f"coefficient: expected a number >= 0, got {self.coefficient}")
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and settings."""
@@ -124,7 +125,7 @@ class KLCov(Method):
     def check(self, args: Any) -> None:
         """Rejects a run in which the penalty would always be 0."""
         if args.gradient_accumulation_steps % args.micro_steps_per_rl_step == 0:
-            raise ValueError(
+            raise InputError(
                 "num_iterations: expected num_iterations * steps_per_generation > gradient_accumulation_steps with "
                 f"'kl-cov', got {args.num_iterations} with steps_per_generation={args.steps_per_generation} and "
                 f"gradient_accumulation_steps={args.gradient_accumulation_steps}. With one update per batch, the "

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Group, Need, StepSummary
 from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.types import Episode
@@ -44,11 +45,11 @@ class DAPO(Tallied):
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
-            raise ValueError(f"outcome: expected one of {OUTCOMES}, got {self.outcome!r}")
+            raise InputError(f"outcome: expected one of {OUTCOMES}, got {self.outcome!r}")
         if not 0 < self.overlong_share <= 1:
-            raise ValueError(f"overlong_share: expected a number > 0 and <= 1, got {self.overlong_share}")
+            raise InputError(f"overlong_share: expected a number > 0 and <= 1, got {self.overlong_share}")
         if not 0 <= self.overlong_penalty < math.inf:
-            raise ValueError(f"overlong_penalty: expected a number >= 0, got {self.overlong_penalty}")
+            raise InputError(f"overlong_penalty: expected a number >= 0, got {self.overlong_penalty}")
         self.tally = Tally("overlong", "turns")
 
     def model_card_text(self) -> str:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch
 from epo_trl.methods.token_statistics import lowest
 
@@ -35,18 +36,18 @@ def decision_tokens(batch: Batch, *, threshold: float | None = None, top_share: 
 
 
 def check_decisions(threshold: float | None, top_share: float | None) -> None:
-    """Raises `ValueError` unless exactly one of the settings is given and in its range.
+    """Raises `InputError` unless exactly one of the settings is given and in its range.
 
     Args:
         threshold: In nats, at least 0.
         top_share: Above 0, at most 1.
     """
     if (threshold is None) == (top_share is None):
-        raise ValueError(f"threshold, top_share: expected exactly one of them, got {threshold} and {top_share}")
+        raise InputError(f"threshold, top_share: expected exactly one of them, got {threshold} and {top_share}")
     if threshold is not None and not 0 <= threshold < math.inf:
-        raise ValueError(f"threshold: expected a number >= 0 (nats), got {threshold}")
+        raise InputError(f"threshold: expected a number >= 0 (nats), got {threshold}")
     if top_share is not None and not 0 < top_share <= 1:
-        raise ValueError(f"top_share: expected a number above 0, at most 1, got {top_share}")
+        raise InputError(f"top_share: expected a number above 0, at most 1, got {top_share}")
 
 
 def decision_metrics(decisions: Tensor, batch: Batch) -> dict[str, float]:

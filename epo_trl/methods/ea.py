@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 
 
@@ -29,9 +30,9 @@ class EntropyAdvantage(Method):
 
     def __post_init__(self) -> None:
         if not self.alpha >= 0:
-            raise ValueError(f"alpha: expected a number >= 0, got {self.alpha}")
+            raise InputError(f"alpha: expected a number >= 0, got {self.alpha}")
         if not self.kappa > 1:
-            raise ValueError(f"kappa: expected a number > 1, got {self.kappa}. Smaller values can flip an advantage.")
+            raise InputError(f"kappa: expected a number > 1, got {self.kappa}. Smaller values can flip an advantage.")
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and alpha."""

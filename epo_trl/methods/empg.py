@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import on_tokens, per_turn_means, turns_by_group
 
@@ -37,7 +38,7 @@ class EMPG(Method):
     def __post_init__(self) -> None:
         for name in ("k", "zeta"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: expected a number >= 0, got {getattr(self, name)}")
+                raise InputError(f"{name}: expected a number >= 0, got {getattr(self, name)}")
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and settings."""

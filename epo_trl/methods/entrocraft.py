@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import token_moments, token_share
 from epo_trl.objectives import scheduled_weight
@@ -41,7 +42,7 @@ class Entrocraft(Method):
         for part in ("start", "end"):
             low, high = getattr(self, f"low_{part}"), getattr(self, f"high_{part}")
             if not 0 <= low <= high < math.inf:
-                raise ValueError(
+                raise InputError(
                     f"low_{part}, high_{part}: expected 0 <= low_{part} <= high_{part}, got {low} and {high}"
                 )
 

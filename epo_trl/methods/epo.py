@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import MicroBatch, StepSummary
 from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.objectives import EntropyHistory, band_shares, beta_schedule, smoothing
@@ -51,7 +52,7 @@ class EPO(Tallied):
     def check(self, args: Any) -> None:
         """Rejects TRL's entropy bonus in addition to this one. Its size depends on how a batch is split."""
         if self.epo_lambda and (args.entropy_coef or args.use_adaptive_entropy):
-            raise ValueError(
+            raise InputError(
                 f"entropy_coef: expected 0 with epo_lambda={self.epo_lambda}, got {args.entropy_coef} "
                 f"(use_adaptive_entropy={args.use_adaptive_entropy}). Both are entropy bonuses, and TRL's is a mean "
                 "per micro-batch, so it depends on how a batch is split. Set entropy_coef=0 and "

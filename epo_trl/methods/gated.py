@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import StepSummary
 from epo_trl.methods.grpo import GRPO
 from epo_trl.methods.tally import Tallied, Tally
@@ -31,9 +32,9 @@ class Gated(Tallied, GRPO):
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.threshold):
-            raise ValueError(f"threshold: expected a finite number, got {self.threshold}")
+            raise InputError(f"threshold: expected a finite number, got {self.threshold}")
         if not 0 <= self.weight < math.inf:
-            raise ValueError(f"weight: expected a number >= 0, got {self.weight}")
+            raise InputError(f"weight: expected a number >= 0, got {self.weight}")
         self.tally = Tally("opened", "episodes")
 
     def model_card_text(self) -> str:
@@ -43,7 +44,7 @@ class Gated(Tallied, GRPO):
     def check(self, args: Any) -> None:
         """Rejects environment rewards that bypass the gate."""
         if args.env_reward_weight:
-            raise ValueError(
+            raise InputError(
                 f"env_reward_weight: expected 0 with credit 'gated', got {args.env_reward_weight}. 'gated' already "
                 "adds the environment's rewards behind its gate."
             )

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, MicroBatch, ModifiedAdvantages, Need, StepSummary
 from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.objectives import check_schedule, scheduled_weight
@@ -37,9 +38,9 @@ class ReferenceNucleus(Tallied):
 
     def __post_init__(self) -> None:
         if not 0.001 <= self.cut < 0.5:
-            raise ValueError(f"cut: expected a number from 0.001 to below 0.5, so that two tokens fit, got {self.cut}")
+            raise InputError(f"cut: expected a number from 0.001 to below 0.5, so that two tokens fit, got {self.cut}")
         if not 0 <= self.weight < math.inf:
-            raise ValueError(f"weight: expected a number >= 0, got {self.weight}")
+            raise InputError(f"weight: expected a number >= 0, got {self.weight}")
         check_schedule(self.schedule, self.end_weight)
         self.tally = Tally("choices", "forced", "nucleus_entropy", "choice_entropy", "forced_entropy")
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Credit, Need, StepSummary
 from epo_trl.methods.grpo import GRPO
 from epo_trl.methods.tally import Tallied, Tally
@@ -50,9 +51,9 @@ class RLVMR(Tallied, GRPO):
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha: expected a number from 0 to 1, got {self.alpha}")
+            raise InputError(f"alpha: expected a number from 0 to 1, got {self.alpha}")
         if not 0 <= self.format_penalty < math.inf:
-            raise ValueError(f"format_penalty: expected a number >= 0, got {self.format_penalty}")
+            raise InputError(f"format_penalty: expected a number >= 0, got {self.format_penalty}")
         self.tally = Tally("turns", "reward", *TAGS)
 
     def model_card_text(self) -> str:
@@ -62,7 +63,7 @@ class RLVMR(Tallied, GRPO):
     def check(self, args: Any) -> None:
         """Rejects `require_think`, since the tags replace <think> </think>."""
         if args.require_think:
-            raise ValueError(
+            raise InputError(
                 "require_think: expected False with credit 'rlvmr', got True. The tags of 'rlvmr' replace <think> "
                 "</think>. Use a prompt that asks for the tags (prompt_template: general_tags)."
             )

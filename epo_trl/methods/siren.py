@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import token_share
 
@@ -71,13 +72,13 @@ class SIREN(Method):
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight < math.inf:
-            raise ValueError(f"weight: expected a number >= 0, got {self.weight}")
+            raise InputError(f"weight: expected a number >= 0, got {self.weight}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: expected a number above 0, at most 1, got {self.top_p}")
+            raise InputError(f"top_p: expected a number above 0, at most 1, got {self.top_p}")
         if not 0 <= self.quantile < 1:
-            raise ValueError(f"quantile: expected a number from 0 to below 1, got {self.quantile}")
+            raise InputError(f"quantile: expected a number from 0 to below 1, got {self.quantile}")
         if self.anchor is not None and not 0 <= self.anchor < math.inf:
-            raise ValueError(f"anchor: expected a number >= 0 (nats), got {self.anchor}")
+            raise InputError(f"anchor: expected a number >= 0 (nats), got {self.anchor}")
         self._anchor = self.anchor
         self._entropy = math.nan  # Hbar of the batch at collection
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import token_extremes, token_moments
 
@@ -35,9 +36,9 @@ class STEER(Method):
 
     def __post_init__(self) -> None:
         if not 0 < self.min_weight <= 1:
-            raise ValueError(f"min_weight: expected a number above 0, at most 1, got {self.min_weight}")
+            raise InputError(f"min_weight: expected a number above 0, at most 1, got {self.min_weight}")
         if not 0 < self.floor < math.inf:
-            raise ValueError(f"floor: expected a number > 0, got {self.floor}")
+            raise InputError(f"floor: expected a number > 0, got {self.floor}")
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and the minimum weight."""

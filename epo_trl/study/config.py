@@ -12,11 +12,12 @@ import yaml
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from epo_trl.errors import InputError
 from epo_trl.evaluation.outcomes import LAST_STEPS, SOLVED, TRAPPED, WINDOW
 from epo_trl.study.builtin_configs import find, find_study, names
 
 
-class StudyError(ValueError):
+class StudyError(InputError):
     """A study cannot be run. The message is for the author of the file or the command."""
 
 

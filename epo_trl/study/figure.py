@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from epo_trl.errors import InputError
 from epo_trl.plots import average_seeds, running_mean
 from epo_trl.study.config import Study
 from epo_trl.study.outcomes import INVALID, SUCCESS, TOKENS
@@ -55,7 +56,7 @@ def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[st
     """
     for panel in panels or ():
         if panel not in (*MEASURES, EVALUATIONS):
-            raise ValueError(f"panels: expected names from {', '.join((*MEASURES, EVALUATIONS))}, got {panel!r}")
+            raise InputError(f"panels: expected names from {', '.join((*MEASURES, EVALUATIONS))}, got {panel!r}")
     by_arm = {arm.name: [one for one in records if one.arm == arm.name] for arm in study.arms}
     arms = [name for name, each in by_arm.items() if any(record.curves for record in each)]
     splits = list(dict.fromkeys(one.split for record in records for one in record.evaluations))[:2]

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from epo_trl.errors import InputError
+
 Mean = Callable[[Tensor], Tensor]
 
 
@@ -33,7 +35,7 @@ def policy_mean(trainer: Any, inputs: dict[str, Any]) -> Mean:
     elif kind == "luspo":
         weights = mask / len(mask) / steps
     else:
-        raise ValueError(f"loss_type: expected a loss with a known mean over tokens, got {kind!r}")
+        raise InputError(f"loss_type: expected a loss with a known mean over tokens, got {kind!r}")
     if "importance_sampling_ratio" in inputs and kind != "vespo":  # corrects vLLM's log-probabilities
         weights = weights * inputs["importance_sampling_ratio"]
     return lambda values: (weights * values).sum()
