@@ -31,8 +31,8 @@ from tqdm.auto import tqdm
 from trl import ModelConfig
 
 from epo_trl.cli.command_line import CommandLine
-from epo_trl.cli.evaluation import evaluate, load
-from epo_trl.cli.evaluation_arguments import EvaluationArguments, build_context
+from epo_trl.cli.evaluation import evaluate, load_player
+from epo_trl.cli.evaluation_arguments import EvaluationArguments
 from epo_trl.cli.imitation import (
     DemonstrationArguments,
     ImitationConfig,
@@ -131,10 +131,7 @@ def play_round(
         temperature=evolution.sampling_temperature,
         context=shown.context,
     )
-    policy, tokenizer, longest = load(suite, args, player, rules)
-    longest = min((n for n in (max_length, longest) if n), default=None)
-    context = build_context(args, suite, rules, tokenizer, longest, shown.few_shot_of(suite))
-    context.end_ids = policy.eos_ids
+    policy, context = load_player(suite, args, player, rules, shown.few_shot_of(suite), max_length)
     settings = protocol_settings(rules, require_think=evolution.require_think)
     ids = list(suite.task_ids("train"))
     random.Random(seed).shuffle(ids)

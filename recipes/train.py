@@ -27,5 +27,5 @@ if __name__ == "__main__":
             "textworld_express/tiny*",
             "webshop/tiny*",
             "webshop/qwen*",
-        ]
+        ],
     )

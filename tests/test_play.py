@@ -10,7 +10,7 @@ from rich.console import Console
 from rollout_parts import answer, byte_tokenizer, ids_of
 from trl import ModelConfig
 
-from epo_trl.cli import main
+from epo_trl.cli import evaluation, main
 from epo_trl.cli import play as playing
 from epo_trl.cli.play import PLAIN, PlayArguments, bare_tokenizer, play
 from epo_trl.cli.screen import Screen
@@ -108,7 +108,7 @@ class RandomPolicy:
 
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
 def test_a_model_plays_as_in_an_evaluation(show, monkeypatch, context):
-    monkeypatch.setattr(playing, "load", lambda *_: (RandomPolicy(), TOKENIZER, None))
+    monkeypatch.setattr(evaluation, "load", lambda *_: (RandomPolicy(), TOKENIZER, None))
     rules = dict(max_turns=9, context=context, seed=4)
     episode, written = show(player="some/model", split="iid", index=7, max_prompt_length=9999, **rules)
     protocol = PLAIN.varied(max_turns=9, context=context)

@@ -8,7 +8,7 @@ import json
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, field, fields
 from operator import itemgetter
 from typing import Any
 
@@ -35,7 +35,7 @@ from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.load import sequence_limit
 from epo_trl.models.names import check_model_name
 from epo_trl.models.vllm_policy import load_vllm_policy
-from epo_trl.rollout import PromptTemplate
+from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
 from epo_trl.types import Episode, StopReason
 from epo_trl.watch.choice import choose_samples
@@ -45,10 +45,9 @@ from epo_trl.watch.source import evaluation_file
 # Options that do not affect the results, or are part of the protocol.
 NOT_SETTINGS = {"output", "show_episodes", "keep_episodes", "protocol", "max_turns", "temperature", "context"}
 NOT_SETTINGS |= {
-    "chat_template_kwargs",
     "max_aborted_share",
     "vllm_gpu_memory_utilization",
-    *(field.name for field in fields(FewShotArguments)),
+    *(entry.name for entry in fields(FewShotArguments)),
 }
 
 
@@ -62,8 +61,6 @@ def result_settings(
     """Returns all settings that affect the result. Partial results are reused only if these are equal."""
     loading = {key: str(value) for key, value in asdict(model_args).items() if key != "model_name_or_path"}
     chosen = {key: value for key, value in asdict(args).items() if key not in NOT_SETTINGS}
-    if args.chat_template_kwargs:  # absent when empty, as in the files of earlier versions
-        chosen["chat_template_kwargs"] = args.chat_template_kwargs
     return {
         **chosen,
         "protocol": protocol.to_dict() | {"description": ""},
@@ -120,6 +117,32 @@ def load(
     return policy, tokenizer, sequence_limit(config)
 
 
+def load_player(
+    suite: TaskSuite,
+    args: EvaluationArguments,
+    model_args: ModelConfig,
+    protocol: Protocol,
+    shots: FewShot,
+    max_length: int | None = None,
+) -> tuple[Any, ContextBuilder]:
+    """Loads the policy and creates the builder of its prompts.
+
+    Args:
+        suite: The tasks.
+        args: Lengths, template and back end.
+        model_args: Model settings.
+        protocol: The rules.
+        shots: Example episodes before the first prompt.
+        max_length: Maximum sequence length in tokens, if less than the model's.
+    """
+    policy, tokenizer, longest = load(suite, args, model_args, protocol)
+    longest = min((limit for limit in (longest, max_length) if limit), default=None)
+    context = build_context(args, suite, protocol, tokenizer, longest, shots)
+    context.end_ids = policy.eos_ids
+    return policy, context
+
+
+@dataclass
 class Evaluation:
     """Plays lists in parts, each with its own random state, and stores the episodes.
 
@@ -128,24 +151,18 @@ class Evaluation:
         args: Settings of the evaluation.
         protocol: The rules.
         kept: Storage of the finished parts; `None` to store nothing.
-        loaded: Return value of `load`.
-        shots: Example episodes before the first prompt.
+        policy: The policy.
+        context: Builder of its prompts.
+        samples: Episodes of the lists so far, for `epo-trl watch`.
     """
 
-    def __init__(
-        self,
-        suite: TaskSuite,
-        args: EvaluationArguments,
-        protocol: Protocol,
-        kept: KeptEpisodes | None,
-        loaded: Any,
-        shots: FewShot,
-    ):
-        self.suite, self.args, self.protocol, self.kept, self.state = suite, args, protocol, kept, PartialState()
-        self.samples: list[Sample] = []  # from the lists so far
-        self.policy, tokenizer, longest = loaded
-        self.context = build_context(args, suite, protocol, tokenizer, longest, shots)
-        self.context.end_ids = self.policy.eos_ids
+    suite: TaskSuite
+    args: EvaluationArguments
+    protocol: Protocol
+    kept: KeptEpisodes | None
+    policy: Any
+    context: ContextBuilder
+    samples: list[Sample] = field(default_factory=list)
 
     def report(self, split: str, task_ids: list[str]) -> EvalReport:
         """Evaluates a list and returns its report. Collective: every process has to call it.
@@ -153,7 +170,7 @@ class Evaluation:
         Raises:
             TooManyAborted: If more episodes were aborted than `max_aborted_share` allows.
         """
-        state = self.state
+        state = PartialState()
         with tqdm(
             total=len(task_ids), desc=split, unit="episode", disable=not state.is_main_process, file=sys.stderr
         ) as bar:
@@ -181,40 +198,37 @@ class Evaluation:
 
     def _play(self, split: str, task_ids: list[str], bar: Any) -> list[tuple[int, list[Episode], float]]:
         """Plays the parts of this process; returns number, episodes and seconds of each."""
+        state, args = PartialState(), self.args
         # All processes get parts of equal size, with at most `parallel` episodes each.
-        chunks = split_chunks(task_ids, min(self.args.parallel, -(-len(task_ids) // self.state.num_processes)))
-        mine = range(self.state.process_index, len(chunks), self.state.num_processes)
-        done = {number: played for number in mine if (played := self._kept(split, number)) is not None}
+        chunks = split_chunks(task_ids, min(args.parallel, -(-len(task_ids) // state.num_processes)))
+        mine = range(state.process_index, len(chunks), state.num_processes)
+        stored = {number: self.kept.read(f"{split}-{number}") for number in mine} if self.kept else {}
+        done = {number: played for number, played in stored.items() if played}
         bar.update(sum(len(episodes) for episodes, _ in done.values()))
         to_play = [number for number in mine if number not in done]
+        # The seed depends on the part only, so a part is reproducible whatever ran before it, in whichever process.
+        seeds = [random.Random(f"{args.seed} {split} {number}").randrange(2**62) for number in to_play]
         playing = play_chunks(
             self.suite,
             [chunks[number] for number in to_play],
-            lambda i: self.policy.seeded(self._seed(split, to_play[i])),
+            lambda i: self.policy.seeded(seeds[i]),
             self.context,
-            protocol_settings(self.protocol, require_think=self.args.require_think),
-            seed=self.args.seed,
+            protocol_settings(self.protocol, require_think=args.require_think),
+            seed=args.seed,
             on_finished=bar.update,
         )
         for number, (episodes, seconds) in zip(to_play, playing, strict=True):
             done[number] = episodes, seconds
-            if self.kept is not None and not _aborted(episodes):  # parts with environment errors are replayed
+            if self.kept and not _aborted(episodes):  # parts with environment errors are replayed
                 self.kept.keep(f"{split}-{number}", episodes, seconds)
         return [(number, *done[number]) for number in mine]
-
-    def _kept(self, split: str, number: int) -> tuple[list[Episode], float] | None:
-        return None if self.kept is None else self.kept.read(f"{split}-{number}")
-
-    def _seed(self, split: str, number: int) -> int:
-        # Depends on the part only, so a part is reproducible whatever ran before it, in whichever process.
-        return random.Random(f"{self.args.seed} {split} {number}").randrange(2**62)
 
 
 def _aborted(episodes: Sequence[Episode]) -> list[Episode]:
     return [episode for episode in episodes if episode.stop is StopReason.ABORTED]
 
 
-def kept_for(output: str, settings: dict[str, Any]) -> KeptEpisodes:
+def open_storage(output: str, settings: dict[str, Any]) -> KeptEpisodes:
     """Opens the storage of the episodes. No process writes to it before all have checked it. Collective."""
     kept, state = KeptEpisodes(output, settings), PartialState()
     state.wait_for_everyone()
@@ -229,22 +243,23 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
     protocol, lists, is_main = load_protocol(args, suite), load_task_lists(args, suite), PartialState().is_main_process
     shots = args.few_shot_of(suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)
-    kept = kept_for(args.output, result_settings(suite, args, model_args, protocol, lists)) if args.output else None
+    kept = open_storage(args.output, result_settings(suite, args, model_args, protocol, lists)) if args.output else None
     if kept is not None and (finished := kept.finished()) is not None:
         reports = [EvalReport.from_dict(report) for report in finished["reports"]]
         if is_main:
             say(f"{format_table(reports)}\n{args.output} is finished; nothing was played")
         return reports
-    evaluation = Evaluation(suite, args, protocol, kept, load(suite, args, model_args, protocol), shots)
+    policy, context = load_player(suite, args, model_args, protocol, shots)
     with contextlib.closing(suite.make_env()) as env:
-        check_first_task(env, next(iter(lists.values()))[0], args.seed, evaluation.context, protocol)
+        check_first_task(env, next(iter(lists.values()))[0], args.seed, context, protocol)
+    evaluation = Evaluation(suite, args, protocol, kept, policy, context)
     reports = [evaluation.report(split, task_ids) for split, task_ids in lists.items()]
     if is_main:
         if kept is not None:
             if evaluation.samples:
                 write_samples(evaluation_file(kept.output), [sample.to_dict() for sample in evaluation.samples])
             found = {"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]}
-            kept.finish(found | {"examples": evaluation.context.template.shown(shots.examples)})
+            kept.finish(found | {"examples": context.template.shown(shots.examples)})
         say(format_table(reports))
     return reports
 

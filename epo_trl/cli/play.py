@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from trl import ModelConfig
 
 from epo_trl.cli.command_line import CommandLine
-from epo_trl.cli.evaluation import load
+from epo_trl.cli.evaluation import load_player
 from epo_trl.cli.evaluation_arguments import EvaluationArguments, build_context, load_protocol
 from epo_trl.cli.options import parse_options
 from epo_trl.cli.screen import Screen, turns
@@ -91,7 +91,7 @@ def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen:
     """
     protocol, task_id = play_protocol(args, suite), find_task(args, suite)
     args = replace(args, prompt_template=args.prompt_template or default_template(args, suite))
-    context, policy = load_player(suite, args, model_args, protocol)
+    context, policy = open_player(suite, args, model_args, protocol)
     with contextlib.closing(suite.make_env()) as env:
         if args.is_model or args.show_prompt:
             check_first_task(env, task_id, args.seed, context, protocol)
@@ -192,16 +192,14 @@ def default_template(args: PlayArguments, suite: TaskSuite) -> str:
     return own if own.isidentifier() and (TEMPLATES / own).is_dir() else "general"
 
 
-def load_player(
+def open_player(
     suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, protocol: Protocol
 ) -> tuple[ContextBuilder, Generate | None]:
     """Returns the builder of the prompts, and the model; `None` if the player is not a model."""
     if args.is_model:
         model_args.model_name_or_path = args.player
-        policy, tokenizer, longest = load(suite, args, model_args, protocol)
         shots = args.few_shot_of(suite, protocol.env_options)
-        context = build_context(args, suite, protocol, tokenizer, longest, shots)
-        context.end_ids = policy.eos_ids
+        policy, context = load_player(suite, args, model_args, protocol, shots)
         return context, policy.seeded(args.seed)
     name, args = model_args.model_name_or_path, replace(args, action_format="tags")  # the format of `encode_answer`
     if not args.show_prompt:  # the prompts are empty: no history, and no length limit

@@ -14,7 +14,6 @@ from epo_trl.errors import FileError, InputError
 from epo_trl.types import Episode
 
 SETTINGS = "settings.json"
-LATER = ("contents", "template")  # settings that earlier versions did not write
 
 
 class OtherEvaluationError(InputError):
@@ -69,8 +68,6 @@ class KeptEpisodes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _need_same(self, path: Path, found: Any) -> None:
-        if isinstance(found, dict):
-            found = {key: self.settings[key] for key in LATER if key in self.settings} | found
         if found == self.settings:
             return
         differ = "its settings are missing"
