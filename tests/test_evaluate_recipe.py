@@ -349,18 +349,6 @@ def test_contents_are_told_apart_and_are_the_same_in_every_process():
         assert evaluation._digest(rows) != evaluation._digest([rows[0] | {key: other}])
 
 
-def test_a_report_of_an_earlier_version_is_still_of_the_same_evaluation(play, tmp_path):
-    whole = play(tmp_path / "r.json")
-    found = json.loads((tmp_path / "r.json").read_text())
-    assert "chat_template_kwargs" not in found["settings"]
-    for key in ("contents", "template"):
-        del found["settings"][key]
-    (tmp_path / "r.json").write_text(json.dumps(found))
-    assert play(tmp_path / "r.json", on_call=lambda: pytest.fail("something was played")) == whole
-    with pytest.raises(ValueError, match="is of another evaluation .*chat_template_kwargs null there"):
-        play(tmp_path / "r.json", "--chat_template_kwargs", '{"enable_thinking": false}')
-
-
 def test_a_prompt_that_does_not_fit_is_no_failure_of_an_environment():
     full = Episode("iid/0", "t", "t", (), StopReason.CONTEXT_FULL)
     assert not evaluation._aborted([full]) and evaluation._aborted([replace(full, stop=StopReason.ABORTED)])

@@ -12,6 +12,7 @@ from typing import Any
 from epo_trl.credit_audit.branches import branch, play_to_end, repeat_turn, start
 from epo_trl.credit_audit.estimators import build_batch, turn_credits
 from epo_trl.envs.base import TaskSuite
+from epo_trl.errors import InputError
 from epo_trl.methods import CriticValues, Method
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.rollout.loop import Generate
@@ -41,13 +42,13 @@ class AuditPlan:
 
     def __post_init__(self) -> None:
         if self.group_size < 2:
-            raise ValueError(f"group_size: expected an integer >= 2, got {self.group_size}")
+            raise InputError(f"group_size: expected an integer >= 2, got {self.group_size}")
         if not 1 <= self.audited <= self.group_size:
-            raise ValueError(f"audited: expected an integer from 1 to {self.group_size}, got {self.audited}")
+            raise InputError(f"audited: expected an integer from 1 to {self.group_size}, got {self.audited}")
         if self.continuations < 2 or self.continuations % 2:
-            raise ValueError(f"continuations: expected an even number >= 2, got {self.continuations}")
+            raise InputError(f"continuations: expected an even number >= 2, got {self.continuations}")
         if self.parallel < 1:
-            raise ValueError(f"parallel: expected an integer >= 1, got {self.parallel}")
+            raise InputError(f"parallel: expected an integer >= 1, got {self.parallel}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods import CriticValues
 from epo_trl.models.critic import attach_critic
 from epo_trl.rollout import ContextBuilder
@@ -37,7 +38,7 @@ class SavedCritic:
     def __init__(self, folder: str, model: Any, tokenizer: Any, args: EPOPPOConfig, context: ContextBuilder) -> None:
         path = Path(folder) / CRITIC_FILE
         if not path.is_file():
-            raise ValueError(f"RUN: expected a folder with {CRITIC_FILE} for algorithm 'ppo', got {folder}")
+            raise InputError(f"RUN: expected a folder with {CRITIC_FILE} for algorithm 'ppo', got {folder}")
         critic = make_critic(model, args, tokenizer, backbone=copy_of_policy(model, args)).to(model.device)
         load_critic(str(path), critic)
         attach_critic(model, critic.eval())

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods import METHODS, Batch, CriticValues, Method, Need
 from epo_trl.methods.anchors import Anchored
 from epo_trl.methods.gae import TurnGAE
@@ -100,7 +101,7 @@ def _padded(rows: Sequence[Sequence[float]], value: float) -> Tensor:
 def _relative(returns: Tensor, scale: str) -> Tensor:
     """Returns (groups, members) advantages as TRL computes them from the episodes' rewards."""
     if scale not in SCALES:
-        raise ValueError(f"scale_rewards: expected one of {', '.join(map(repr, SCALES))}, got {scale!r}")
+        raise InputError(f"scale_rewards: expected one of {', '.join(map(repr, SCALES))}, got {scale!r}")
     centred = returns - returns.mean(1, keepdim=True)
     if scale == "none":
         return centred

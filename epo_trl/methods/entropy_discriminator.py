@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import check_share, lowest, number_of_tokens, token_moments, token_share
 
@@ -25,7 +26,7 @@ def discriminators(batch: Batch) -> Tensor:
 
 def _check_mu(mu: float) -> None:
     if not 0 <= mu < math.inf:
-        raise ValueError(f"mu: expected a number >= 0, got {mu}")
+        raise InputError(f"mu: expected a number >= 0, got {mu}")
 
 
 def _penalised(advantages: Tensor, batch: Batch) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch
 
 
@@ -38,9 +39,9 @@ def token_share(chosen: Tensor, batch: Batch) -> float:
 
 
 def check_share(name: str, share: float) -> None:
-    """Raises `ValueError` unless a setting is a share of tokens, from 0 to 1."""
+    """Raises `InputError` unless a setting is a share of tokens, from 0 to 1."""
     if not 0 <= share <= 1:
-        raise ValueError(f"{name}: expected a number from 0 to 1, got {share}")
+        raise InputError(f"{name}: expected a number from 0 to 1, got {share}")
 
 
 def number_of_tokens(share: float, batch: Batch) -> int:
