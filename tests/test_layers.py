@@ -124,6 +124,11 @@ def test_a_file_is_short_enough_to_be_read_at_once(path):
     assert lines < LONGEST, f"{path.relative_to(PACKAGE)} has {lines} lines, takes less than {LONGEST}: split it"
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_an_error_of_a_setting_is_one_that_programs_print_as_one_line(path):
+    assert "raise ValueError" not in path.read_text(), "raise InputError, of epo_trl/errors.py"
+
+
 def test_a_part_without_a_place_is_found():
     assert "give it one" in violations(PACKAGE / "helpers" / "misc.py", "")[0]
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import check_share, lowest, number_of_tokens, token_share
 
@@ -29,14 +30,14 @@ class HighEntropy(Method):
     def __post_init__(self) -> None:
         check_share("share", self.share)
         if not self.share:
-            raise ValueError(
+            raise InputError(
                 f"share: expected a number above 0, got {self.share}. It would remove the policy gradient."
             )
 
     def check(self, args: Any) -> None:
         """Rejects TRL's own selection beside this one."""
         if args.top_entropy_quantile != 1.0:
-            raise ValueError(
+            raise InputError(
                 f"top_entropy_quantile: expected 1.0 with 'high-entropy', got {args.top_entropy_quantile}: both select "
                 "tokens by entropy"
             )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages
 from epo_trl.methods.token_statistics import on_tokens, token_extremes, turn_lengths
 
@@ -32,12 +33,12 @@ class TurnMean(Method):
 
     def __post_init__(self) -> None:
         if self.over not in MEANS:
-            raise ValueError(f"over: expected one of {MEANS}, got {self.over!r}")
+            raise InputError(f"over: expected one of {MEANS}, got {self.over!r}")
 
     def check(self, args: Any) -> None:
         """Rejects losses that are no mean over the tokens of the whole batch."""
         if args.loss_type not in LOSSES:
-            raise ValueError(
+            raise InputError(
                 f"loss_type: expected one of {LOSSES} with 'turn-mean', got {args.loss_type!r}, which is no mean over "
                 "the tokens of the whole batch. Set loss_type: dapo."
             )

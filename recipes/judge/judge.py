@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 import torch
 
 from epo_trl.envs.named import named_object
+from epo_trl.errors import InputError
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.methods import Method, Need, StepSummary
 from epo_trl.types import Episode
@@ -79,13 +80,13 @@ class Judge(Method):
 
     def __post_init__(self) -> None:
         if bool(self.function) == bool(self.url):
-            raise ValueError(f"function, url: expected one of them, got {self.function!r} and {self.url!r}")
+            raise InputError(f"function, url: expected one of them, got {self.function!r} and {self.url!r}")
         if self.url and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url: expected http://... or https://..., got {self.url!r}")
+            raise InputError(f"url: expected http://... or https://..., got {self.url!r}")
         if not 0 <= self.weight < math.inf:
-            raise ValueError(f"weight: expected a number >= 0, got {self.weight}")
+            raise InputError(f"weight: expected a number >= 0, got {self.weight}")
         if self.timeout_seconds <= 0 or self.retries < 0 or self.retry_seconds < 0:
-            raise ValueError("timeout_seconds, retries, retry_seconds: expected a time above 0 and numbers >= 0")
+            raise InputError("timeout_seconds, retries, retry_seconds: expected a time above 0 and numbers >= 0")
         self._score: Callable[[Episode], Sequence[float]] = (
             named_object("function", self.function, "'module:function'") if self.function else self._ask
         )
@@ -153,7 +154,7 @@ class Judge(Method):
                 return str(json.load(answer)["choices"][0]["message"]["content"])
         except urllib.error.HTTPError as error:
             if error.code < 500 and error.code not in _WORTH_A_RETRY:
-                raise ValueError(f"url: {self.url} refused the request: {error.code} {error.reason}") from error
+                raise InputError(f"url: {self.url} refused the request: {error.code} {error.reason}") from error
             raise NoScoresError(str(error)) from error
         except (OSError, ValueError, LookupError, TypeError) as error:  # unreachable, too slow, or not as documented
             raise NoScoresError(str(error)) from error
