@@ -5,6 +5,7 @@ import torch
 from peft import LoraConfig
 from trainer_kit import make_config, make_model, make_ppo, make_trainer
 
+from epo_trl.rollout import EngineError
 from epo_trl.trainers.checks import check_half_precision
 from epo_trl.trainers.generation import keeping_precision
 
@@ -86,8 +87,8 @@ def test_continuous_batching_leaves_the_weights_as_they_are(tmp_path, wrapped):
     """TRL casts the policy to the precision of the run: rollouts, one after another, and evaluations change no bit."""
     trainer = make_trainer(tmp_path, bf16=True, **wrapped, **CONTINUOUS)
     policy, casts = trainer.accelerator.unwrap_model(trainer.model), []
-    generate = policy.generate_batch
-    policy.generate_batch = lambda *args, **kwargs: casts.append(policy.dtype) or generate(*args, **kwargs)
+    begin = policy.init_continuous_batching
+    policy.init_continuous_batching = lambda *args: casts.append(policy.dtype) or begin(*args)
     before = state_of(trainer.model)
     assert torch.float32 in {tensor.dtype for tensor in before.values()}
     for _ in range(2):
@@ -199,7 +200,8 @@ def test_a_sleeping_engine_is_awake_for_a_rollout_and_sleeps_again_even_after_an
     trainer = make_trainer(tmp_path)
     trainer.vllm_generation = engine = SleepingEngine()
     trainer.use_vllm, trainer._last_loaded_step, engine._llm_weights_sleeping = True, 0, not loaded
-    with pytest.raises(KeyError), trainer.player.generator.keeping_prefixes(trainer.rules.context):
+    trainer.vllm_mode = "colocate"
+    with pytest.raises(KeyError), trainer.player.engine.keeping_vllm_awake():
         assert not engine.enable_sleep_mode
         raise KeyError
     assert engine.asked == [*["sync"] * (not loaded), "kv_cache", "sleep 2"]
@@ -209,7 +211,38 @@ def test_a_sleeping_engine_is_awake_for_a_rollout_and_sleeps_again_even_after_an
 def test_a_server_is_left_to_itself_whatever_the_settings_say_about_sleep(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.vllm_generation = engine = SleepingEngine()
-    trainer.use_vllm, trainer.vllm_mode = True, "server"
-    with trainer.player.generator.keeping_prefixes(trainer.rules.context):
+    trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", 0
+    engine._llm_weights_sleeping = False
+    with trainer.player.engine.keeping_vllm_awake():
         assert engine.enable_sleep_mode and not engine.asked
     assert not engine.asked
+
+
+# ------------------------------------------------------------------------------------------- without a barrier
+
+
+def test_continuous_batching_serves_episodes_at_their_own_pace_and_plays_the_same(tmp_path):
+    """At a temperature near zero the episodes are those of generation in step."""
+    played, managers = [], []
+    for backend in ({}, CONTINUOUS):
+        trainer = make_trainer(tmp_path, temperature=1e-4, max_turns=4, **backend)
+        begin = trainer.model.init_continuous_batching
+        trainer.model.init_continuous_batching = lambda *args, begin=begin: managers.append(1) or begin(*args)
+        played.append(trainer.play([(f"train/{i}", 0) for i in range(6)]))
+    in_step, continuous = played
+    assert continuous == in_step and len(managers) == 1, "one manager for the whole rollout"
+    assert len({turn.response_ids for episode in in_step for turn in episode.turns}) > 1
+    assert not trainer.player.engine.in_step
+    assert trainer.play([]) == [], "a rank without episodes"
+
+
+def test_a_cache_that_is_too_small_for_a_prompt_is_named(tmp_path):
+    """64 blocks of 32 tokens."""
+    trainer = make_trainer(tmp_path, max_turns=2, **CONTINUOUS)
+    engine = trainer.player.engine
+    submit = engine.submit
+    engine.submit = lambda number, ids: submit(number, (ids * 3000)[:3000])
+    with pytest.raises(EngineError, match="transformers_continuous_batching_config: .* got 64 blocks of 32 tokens"):
+        trainer.play([("train/0", 0)])
+    del engine.submit
+    assert len(trainer.play([("train/0", 0)])[0].turns) == 2, "the next rollout begins anew"

@@ -1,7 +1,7 @@
 """Rollouts: play episodes with a policy and environments, and turn them into rows of a batch."""
 
 from epo_trl.rollout.context import ChatTemplateError, ContextBuilder
-from epo_trl.rollout.engine import Engine, InStep, Response
+from epo_trl.rollout.engine import Engine, EngineError, InStep, Response
 from epo_trl.rollout.loop import RolloutTimes, play_episodes
 from epo_trl.rollout.parsing import ParsedResponse, parse_response
 from epo_trl.rollout.rows import Row, episode_to_row
@@ -12,6 +12,7 @@ __all__ = [
     "ChatTemplateError",
     "ContextBuilder",
     "Engine",
+    "EngineError",
     "InStep",
     "ParsedResponse",
     "PromptTemplate",

@@ -6,8 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from epo_trl.errors import EpoTrlError
+
 # Maps token ids of prompts to token ids of responses, and their log-probabilities if the generator returns them.
 Generate = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
+
+
+class EngineError(EpoTrlError, RuntimeError):
+    """An engine could not respond to a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +24,13 @@ class Response:
         number: Number of the request.
         ids: Token ids, up to and including the token that ends the response.
         logprobs: Their log-probabilities in nats, if the engine returns them.
+        error: Reason why there is no response; the episode is aborted.
     """
 
     number: int
     ids: list[int]
     logprobs: list[float] | None = None
+    error: str = ""
 
 
 class Engine(ABC):

@@ -11,7 +11,7 @@ from epo_trl.envs.base import TextEnv
 from epo_trl.envs.border import ends_episode_alone
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import ContextBuilder, Prompt
-from epo_trl.rollout.engine import Engine, Generate, InStep, Response
+from epo_trl.rollout.engine import Engine, EngineError, Generate, InStep, Response
 from epo_trl.rollout.rules import RolloutSettings
 from epo_trl.rollout.running_episode import RunningEpisode, Sampled
 from epo_trl.types import Episode, StopReason
@@ -116,6 +116,8 @@ def _act(
             logprobs = None if response.logprobs is None else tuple(response.logprobs)
             episode = episodes[response.number]
             with episode.aborted_by_errors():
+                if response.error:
+                    raise EngineError(response.error)
                 episode.send_action(Sampled(tuple(response.ids), text, logprobs), context)
 
 

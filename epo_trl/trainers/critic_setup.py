@@ -105,4 +105,4 @@ def hide_critic(trainer: GRPOTrainer) -> None:
 
         trainer.vllm_generation.sync_weights = sync_policy_weights
     if trainer.use_transformers_continuous_batching and not trainer.is_deepspeed_enabled:
-        trainer.player.generator.around = lambda: critic_aside(trainer.model)
+        trainer.player.engine.around = lambda: critic_aside(trainer.model)

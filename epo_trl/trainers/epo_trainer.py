@@ -37,9 +37,9 @@ from epo_trl.trainers import batches
 from epo_trl.trainers.checks import check_context_fits, check_packing
 from epo_trl.trainers.collection import Collected, Collector, episode_return
 from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.engines import make_engine
 from epo_trl.trainers.episode_samples import EpisodeSamples
 from epo_trl.trainers.evaluator import Evaluator, scalars
-from epo_trl.trainers.generation import TurnGenerator
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import CardFacts, card_facts
 from epo_trl.trainers.player import Player
@@ -87,7 +87,7 @@ class EPOTrainer(LongRunTrainer):
         setup = set_up(model, suite, args, methods, train_dataset, processing_class, reward_funcs, kwargs)
         self.suite, self.rules, self.methods = setup.suite, setup.rules, methods
         quiet = args.disable_tqdm or args.process_index != 0
-        self.player = Player(self.suite, TurnGenerator(self), quiet=quiet)
+        self.player = Player(self.suite, quiet=quiet)
         self.player.check_first_task(setup.train_dataset[0]["prompt"], args.seed, self.rules)
         with warnings.catch_warnings(), keeping_reference(self, args):
             # This trainer relies on rollout_func; tests/test_trl_contract.py checks its name and behaviour.
@@ -103,6 +103,7 @@ class EPOTrainer(LongRunTrainer):
                 **kwargs,
             )
         use_short_progress(self)
+        self.player.engine = make_engine(self)
         self.rules.set_model_limits(check_context_fits(args, self.rules.context, self.model.config), self.eos_token_ids)
         self.ranks = make_comm(self.accelerator)
         spare_tasks = setup.train_dataset["prompt"]
@@ -118,7 +119,7 @@ class EPOTrainer(LongRunTrainer):
         )
         self.step: RLStep | None = None  # the batch collected last
         self._scoring: ScoringTask | None = None  # the rows that TRL scores next
-        self.evaluator = Evaluator(self.player.generator, self.rules, setup.test_tasks, suite.name, args, self.ranks)
+        self.evaluator = Evaluator(self.player.engine, self.rules, setup.test_tasks, suite.name, args, self.ranks)
         self.samples = EpisodeSamples(args, self.processing_class, self.ranks, self.num_generations)
         self.last_episodes: list[Episode] = []
         self.last_reports: list[EvalReport] = []

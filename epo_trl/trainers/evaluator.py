@@ -10,7 +10,7 @@ from epo_trl.long_runs.state_file import write_state
 from epo_trl.methods import Comm
 from epo_trl.rollout import RolloutTimes
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.generation import TurnGenerator
+from epo_trl.trainers.generation import PolicyEngine
 from epo_trl.trainers.model_card import REPORTS
 from epo_trl.trainers.rules import RolloutRules
 from epo_trl.trainers.task_checks import check_test_tasks
@@ -21,7 +21,7 @@ class Evaluator:
     """Periodic evaluation. Its sampling has a separate seed and leaves the random state of training unchanged.
 
     Args:
-        generator: Generator of the policy's responses.
+        engine: Engine that samples the policy's responses.
         rules: Rules of the rollout, including the evaluation protocol.
         tasks: Task ids of each list.
         suite_name: Name of the task suite.
@@ -31,14 +31,14 @@ class Evaluator:
 
     def __init__(
         self,
-        generator: TurnGenerator,
+        engine: PolicyEngine,
         rules: RolloutRules,
         tasks: Mapping[str, Sequence[str]],
         suite_name: str,
         args: EPOConfig,
         ranks: Comm,
     ):
-        self._generator, self._rules, self._args, self._ranks = generator, rules, args, ranks
+        self._engine, self._rules, self._args, self._ranks = engine, rules, args, ranks
         self._suite_name = suite_name
         self.tasks = tasks
 
@@ -55,7 +55,7 @@ class Evaluator:
         rounds = -(-len(tasks) // (size * world))
         times = RolloutTimes()
         episodes: list[Episode] = []
-        with self._generator.sampling(self._rules.protocol.temperature, self._args.eval_seed + rank):
+        with self._engine.sampling(self._rules.protocol.temperature, self._args.eval_seed + rank):
             for i in range(rounds):
                 episodes += play(
                     local[i * size : (i + 1) * size],

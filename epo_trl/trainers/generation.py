@@ -1,4 +1,4 @@
-"""Generates one turn of all running episodes at a time, with TRL's generation on each of its back ends."""
+"""Engines over the policy of a trainer; TRL's generation, one turn of all running episodes at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trl import GRPOTrainer
 from epo_trl.devices import seeded
 from epo_trl.models.generate import decoding
 from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes, settings_allow_reuse
-from epo_trl.rollout import ContextBuilder, InStep, Response
+from epo_trl.rollout import ContextBuilder, Engine, InStep, Response
 
 
 @contextmanager
@@ -37,17 +37,90 @@ def keeping_precision(model: torch.nn.Module) -> Iterator[None]:
                 setattr(module, name, original)
 
 
-class TurnGenerator(InStep):
-    """TRL's generation, one turn of all running episodes of all ranks per call.
+class PolicyEngine(Engine):
+    """An engine that samples from the policy of a trainer, at the trainer's settings.
 
     Args:
-        trainer: Trainer whose policy, settings and back end (transformers, continuous batching, vLLM) are used.
+        trainer: Trainer whose policy, settings and back end are used.
+
+    Attributes:
+        around: Context manager around everything that uses the policy.
     """
 
     def __init__(self, trainer: GRPOTrainer):
-        super().__init__(self._generate_turn)
         self._trainer = trainer
-        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # wraps each generation call
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def rollout(self, context: ContextBuilder, count: int) -> AbstractContextManager[Any]:
+        """Returns the context manager of one rollout. Collective.
+
+        Args:
+            context: Builder of the prompts.
+            count: Number of this rank's episodes.
+        """
+        return nullcontext()
+
+    def load_weights(self) -> None:
+        """Sends the weights to vLLM, unless it has those of this optimizer step. Collective."""
+        trainer, step = self._trainer, self._trainer.state.global_step
+        if trainer._last_loaded_step != step or trainer.vllm_generation._llm_weights_sleeping:
+            trainer.vllm_generation.sync_weights()  # also wakes the weights
+            trainer._last_loaded_step = step
+
+    def weights_changed(self) -> None:
+        """Makes the next rollout send the weights to vLLM: otherwise they are sent if the optimizer step changed."""
+        self._trainer._last_loaded_step = -1
+
+    @contextmanager
+    def keeping_vllm_awake(self) -> Iterator[None]:
+        """Lets a colocated vLLM sleep only between rollouts.
+
+        TRL puts it to sleep after every generation call. vLLM then drops its weights and its prefix cache, and TRL
+        sends the weights again at the next call: once per turn.
+        """
+        vllm = self._trainer.vllm_generation
+        self.load_weights()
+        if self._trainer.vllm_mode != "colocate" or not vllm.enable_sleep_mode:  # a server never sleeps
+            yield
+            return
+        vllm.llm.wake_up(tags=["kv_cache"])
+        vllm.enable_sleep_mode = False
+        try:
+            yield
+        finally:
+            vllm.enable_sleep_mode = True
+            vllm.llm.sleep(level=2)
+            vllm._llm_weights_sleeping = True
+
+    @contextmanager
+    def sampling(self, temperature: float, seed: int) -> Iterator[None]:
+        """Samples at another temperature, greedily at 0, from a separate random stream."""
+        trainer = self._trainer
+        holder: Any = trainer.vllm_generation if trainer.use_vllm else trainer.generation_config
+        changes = {"temperature": temperature} if trainer.use_vllm else decoding(temperature)
+        # Plain generation also reads the changes from here; with vLLM there is no such dictionary.
+        kwargs: dict[str, Any] = {} if trainer.use_vllm else trainer.generation_kwargs
+        before, kwargs_before = {name: getattr(holder, name) for name in changes}, dict(kwargs)
+        with seeded(seed, trainer.accelerator.device):
+            try:
+                vars(holder).update(changes)
+                kwargs.update(changes)
+                yield
+            finally:
+                vars(holder).update(before)
+                kwargs.update(kwargs_before)
+
+
+class TurnGenerator(InStep, PolicyEngine):
+    """TRL's generation: one turn of all running episodes of all ranks per call, on each of its back ends.
+
+    Args:
+        trainer: See `PolicyEngine`.
+    """
+
+    def __init__(self, trainer: GRPOTrainer):
+        InStep.__init__(self, self._generate_turn)
+        PolicyEngine.__init__(self, trainer)
 
     def collect(self, seconds: float | None) -> list[Response] | None:
         """Generates for this rank's prompts, and for dummies where other ranks still have some. Collective."""
@@ -77,62 +150,17 @@ class TurnGenerator(InStep):
         counts = accelerator.gather(torch.tensor([running], device=accelerator.device)).tolist()
         if not any(counts):
             return 0
-        # A vLLM server splits one list by rank, so every rank must send the same number.
+        # vLLM's tensor parallel ranks join their prompts and split the responses by rank.
         return max(counts) if self._trainer.use_vllm else max(running, 1)
 
-    def keeping_prefixes(self, context: ContextBuilder) -> AbstractContextManager[Any]:
+    def rollout(self, context: ContextBuilder, count: int) -> AbstractContextManager[Any]:
         """Reuses the key-value cache of the previous turn, unless the back end already does so."""
         trainer = self._trainer
         if trainer.use_vllm:
-            sleeps = (
-                trainer.vllm_mode == "colocate" and trainer.vllm_generation.enable_sleep_mode
-            )  # a server never does
-            return self._keeping_vllm_awake() if sleeps else nullcontext()
+            return self.keeping_vllm_awake()
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
         if trainer.use_transformers_continuous_batching:
             return nullcontext()
         if can_reuse(model) and settings_allow_reuse(model, trainer.generation_config):
             return reusing_prefixes(model, int(not context.is_windowed))
         return nullcontext()
-
-    def weights_changed(self) -> None:
-        """Makes TRL send the weights to vLLM before the next generation: it does so if the optimizer step changed."""
-        self._trainer._last_loaded_step = -1
-
-    @contextmanager
-    def _keeping_vllm_awake(self) -> Iterator[None]:
-        """Lets a colocated vLLM sleep only between rollouts.
-
-        TRL puts it to sleep after every generation call. vLLM then drops its weights and its prefix cache, and TRL
-        sends the weights again at the next call: once per turn.
-        """
-        vllm, step = self._trainer.vllm_generation, self._trainer.state.global_step
-        if vllm._llm_weights_sleeping or self._trainer._last_loaded_step != step:
-            vllm.sync_weights()  # also wakes the weights
-            self._trainer._last_loaded_step = step
-        vllm.llm.wake_up(tags=["kv_cache"])
-        vllm.enable_sleep_mode = False
-        try:
-            yield
-        finally:
-            vllm.enable_sleep_mode = True
-            vllm.llm.sleep(level=2)
-            vllm._llm_weights_sleeping = True
-
-    @contextmanager
-    def sampling(self, temperature: float, seed: int) -> Iterator[None]:
-        """Samples at another temperature, greedily at 0, from a separate random stream."""
-        trainer = self._trainer
-        holder: Any = trainer.vllm_generation if trainer.use_vllm else trainer.generation_config
-        changes = {"temperature": temperature} if trainer.use_vllm else decoding(temperature)
-        # Plain generation also reads the changes from here; with vLLM there is no such dictionary.
-        kwargs: dict[str, Any] = {} if trainer.use_vllm else trainer.generation_kwargs
-        before, kwargs_before = {name: getattr(holder, name) for name in changes}, dict(kwargs)
-        with seeded(seed, trainer.accelerator.device):
-            try:
-                vars(holder).update(changes)
-                kwargs.update(changes)
-                yield
-            finally:
-                vars(holder).update(before)
-                kwargs.update(kwargs_before)

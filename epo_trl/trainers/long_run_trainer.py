@@ -146,7 +146,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     def _load_best_model(self) -> None:
         """Loads the weights of the best evaluation, and sends them to vLLM before the next generation."""
         super()._load_best_model()
-        self.player.generator.weights_changed()
+        self.player.engine.weights_changed()
 
     # --- Training -----------------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         self.health.load_state_dict(health)
         self._load_batch_state(batch)
         self._metrics["train"].clear()
-        self.player.generator.weights_changed()
+        self.player.engine.weights_changed()
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Runs one forward-backward pass and records its loss for the report of a non-finite update."""

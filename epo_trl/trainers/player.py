@@ -10,7 +10,7 @@ from epo_trl.envs.base import TaskSuite, TextEnv
 from epo_trl.envs.border import close_all
 from epo_trl.evaluation.play import check_first_task
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, play_episodes
-from epo_trl.trainers.generation import TurnGenerator
+from epo_trl.trainers.generation import PolicyEngine
 from epo_trl.trainers.rules import RolloutRules
 from epo_trl.types import Episode
 
@@ -20,12 +20,16 @@ class Player:
 
     Args:
         suite: Suite that creates the environments.
-        generator: Generator of the policy's responses.
         quiet: Whether to hide the progress bar.
+
+    Attributes:
+        engine: Engine that samples the policy's responses; set when TRL has loaded the policy.
     """
 
-    def __init__(self, suite: TaskSuite, generator: TurnGenerator, *, quiet: bool):
-        self.suite, self.generator = suite, generator
+    engine: PolicyEngine
+
+    def __init__(self, suite: TaskSuite, *, quiet: bool):
+        self.suite = suite
         self.envs: list[TextEnv] = []
         self._quiet = quiet
 
@@ -47,12 +51,12 @@ class Player:
         self._provide(len(tasks))
         with (
             tqdm(total=len(tasks), desc=description, unit="episode", leave=False, disable=self._quiet) as bar,
-            self.generator.keeping_prefixes(context),
+            self.engine.rollout(context, len(tasks)),
         ):
             return play_episodes(
                 self.envs,
                 tasks,
-                self.generator,
+                self.engine,
                 context,
                 settings,
                 on_finished=bar.update,

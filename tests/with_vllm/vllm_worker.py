@@ -14,18 +14,18 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 
 
-def count_cached_tokens(trainer: EPOTrainer) -> list[int]:
-    """Returns a list that gets, for every generation call, the prompt tokens that were not run again."""
-    cached: list[int] = []
-    llm = trainer.vllm_generation.llm
-    generate = llm.generate
+def count_cached_tokens(trainer: EPOTrainer) -> list[tuple[str, int]]:
+    """Returns a list that gets, for every response, its episode and the prompt tokens that were not run again."""
+    cached: list[tuple[str, int]] = []
+    llm = trainer.vllm_generation.llm.llm_engine
+    step = llm.step
 
-    def counted(*args, **kwargs):
-        outputs = generate(*args, **kwargs)
-        cached.append(sum(output.num_cached_tokens for output in outputs))
+    def counted():
+        outputs = step()
+        cached.extend((output.request_id, output.num_cached_tokens) for output in outputs if output.finished)
         return outputs
 
-    llm.generate = counted
+    llm.step = counted
     return cached
 
 

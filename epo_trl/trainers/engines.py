@@ -1,0 +1,248 @@
+"""Engines without a barrier: each episode of each rank gets its next response as soon as it has asked for it.
+
+Generation in step is needed where it is collective: where the weights are sharded over ranks (ZeRO-3, FSDP) or vLLM's
+tensor parallel group must see the same prompts. `make_engine` chooses.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+from accelerate.utils import parse_flag_from_env
+from requests.adapters import HTTPAdapter
+from transformers.generation.continuous_batching.utils import WorkloadHints
+from trl import GRPOTrainer
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import extract_logprobs
+from trl.models.utils import unwrap_model_for_generation
+
+from epo_trl.models.load import get_attention
+from epo_trl.rollout import ContextBuilder, EngineError, Response
+from epo_trl.trainers.generation import PolicyEngine, TurnGenerator, keeping_precision
+
+_LARGEST_POOL = 256  # requests that a rank has at a server at once
+
+
+def make_engine(trainer: GRPOTrainer) -> PolicyEngine:
+    """Returns the engine for a trainer's back end: without a barrier where generation is not collective."""
+    args = trainer.args
+    if trainer.use_vllm:
+        if args.vllm_mode == "server":
+            return VllmServerEngine(trainer)
+        return VllmEngine(trainer) if args.vllm_tensor_parallel_size == 1 else TurnGenerator(trainer)
+    is_sharded = trainer.is_deepspeed_enabled or args.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP")
+    if trainer.use_transformers_continuous_batching and not is_sharded:
+        return ContinuousBatchingEngine(trainer)
+    return TurnGenerator(trainer)
+
+
+class ContinuousBatchingEngine(PolicyEngine):
+    """transformers' continuous batching, with one manager for the whole rollout.
+
+    Its scheduler runs in this thread and not in its own, so that the order of the samples is always the same.
+    """
+
+    _manager: Any
+    _processor: Any
+
+    @contextmanager
+    def rollout(self, context: ContextBuilder, count: int) -> Iterator[None]:
+        """Prepares the cache and the policy, which keeps the precision of the run for the rollout."""
+        trainer = self._trainer
+        training, precision = trainer.model.training, self._precision
+        checkpointing = trainer.args.gradient_checkpointing_kwargs
+        with (
+            self.around(),
+            keeping_precision(trainer.model),
+            unwrap_model_for_generation(
+                trainer.model_wrapped, trainer.accelerator, gradient_checkpointing_kwargs=checkpointing
+            ) as policy,
+        ):
+            policy.to(precision)
+            if trainer.args.cast_lm_head_to_fp32:
+                policy.lm_head.float()
+            attention = get_attention(policy)
+            config = copy.deepcopy(trainer.continuous_batching_config)
+            config.use_async_batching = False
+            self._manager = policy.init_continuous_batching(
+                trainer.generation_config, config, WorkloadHints(num_requests=count)
+            )
+            try:
+                self._manager.warmup()
+                self._processor = self._manager.batch_processor
+                yield
+            finally:
+                self._manager.destroy()
+                del self._manager, self._processor
+                policy.set_attn_implementation(attention)
+        trainer.model.train(training)
+
+    @property
+    def _precision(self) -> torch.dtype | None:
+        args = self._trainer.args
+        return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+
+    def submit(self, number: int, prompt_ids: list[int]) -> None:
+        """Adds the request to the manager's queue."""
+        config = self._trainer.generation_config
+        self._manager.add_request(
+            prompt_ids, str(number), max_new_tokens=config.max_new_tokens, eos_token_id=config.eos_token_id
+        )
+
+    def collect(self, seconds: float | None) -> list[Response]:
+        """Runs one step of the scheduler, or as many as it takes until a response is ready.
+
+        Raises:
+            EngineError: If the cache is too small for a sequence.
+        """
+        while True:
+            self._step()
+            results = []
+            while (result := self._manager.get_result(timeout=0.0)) is not None:
+                results.append(result)
+            if results or seconds is not None:
+                return [Response(int(one.request_id), one.generated_tokens, error=one.error or "") for one in results]
+
+    def _step(self) -> None:
+        try:
+            if self._processor.prepare_next_batch():
+                self._processor._generation_step(self._manager.model)
+                self._processor.update_batch()
+        except RuntimeError as error:
+            if "scheduled" not in str(error):
+                raise
+            raise EngineError(
+                "transformers_continuous_batching_config: expected a cache that holds the longest sequence, got "
+                f"{self._processor.cache.num_blocks} blocks of {self._manager.continuous_batching_config.page_size} "
+                f"tokens ({error}). Raise num_blocks"
+            ) from error
+
+
+class VllmEngine(PolicyEngine):
+    """A vLLM in the process of each rank, one step at a time: each step adds a token to all running responses."""
+
+    _params: Any
+
+    @contextmanager
+    def rollout(self, context: ContextBuilder, count: int) -> Iterator[None]:
+        """Keeps vLLM awake, and drops the requests that an error leaves behind."""
+        from vllm import SamplingParams
+
+        with self.around(), self.keeping_vllm_awake():
+            self._params = SamplingParams(**sampling_settings(self._trainer))
+            self._pending: set[str] = set()
+            try:
+                yield
+            finally:
+                self._llm.abort_request(list(self._pending))
+
+    @property
+    def _llm(self) -> Any:
+        return self._trainer.vllm_generation.llm.llm_engine
+
+    def submit(self, number: int, prompt_ids: list[int]) -> None:
+        """Adds the request to vLLM's scheduler."""
+        self._pending.add(str(number))
+        self._llm.add_request(str(number), {"prompt_token_ids": prompt_ids}, self._params)
+
+    def collect(self, seconds: float | None) -> list[Response]:
+        """Runs one step of vLLM, or as many as it takes until a response is ready."""
+        while True:
+            finished = [output for output in self._llm.step() if output.finished]
+            if finished or seconds is not None:
+                break
+        self._pending -= {output.request_id for output in finished}
+        logprobs, _ = extract_logprobs(finished)
+        return [
+            Response(int(output.request_id), list(output.outputs[0].token_ids), [token[0] for token in logprobs[i]])
+            for i, output in enumerate(finished)
+        ]
+
+
+class VllmServerEngine(PolicyEngine):
+    """A vLLM server that every rank asks by itself. Only rank 0 sends weights, between rollouts."""
+
+    _client: VLLMClient | None = None
+    _pool: ThreadPoolExecutor
+
+    @contextmanager
+    def rollout(self, context: ContextBuilder, count: int) -> Iterator[None]:
+        """Sends the weights, and waits until the server has them before any rank asks."""
+        self.load_weights()
+        self._trainer.accelerator.wait_for_everyone()
+        self._settings = sampling_settings(self._trainer)
+        self._responses: SimpleQueue[Response] = SimpleQueue()
+        self._client = self._client or self._connect()
+        with ThreadPoolExecutor(max(1, min(count, _LARGEST_POOL))) as self._pool:
+            yield
+
+    def _connect(self) -> VLLMClient:
+        vllm = self._trainer.vllm_generation
+        url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
+        client = VLLMClient(base_url=url, connection_timeout=vllm.server_timeout)
+        for scheme in ("http://", "https://"):
+            retries = client.session.get_adapter(scheme).max_retries
+            client.session.mount(
+                scheme, _WithTimeout(vllm.server_timeout, max_retries=retries, pool_maxsize=_LARGEST_POOL)
+            )
+        return client
+
+    def submit(self, number: int, prompt_ids: list[int]) -> None:
+        """Sends the request from a thread."""
+        self._pool.submit(self._ask, number, prompt_ids)
+
+    def _ask(self, number: int, prompt_ids: list[int]) -> None:
+        assert self._client is not None
+        settings = {name: value for name, value in self._settings.items() if name != "n"}
+        known = ("repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens", "logprobs")
+        given = {name: settings.pop(name) for name in known}
+        try:
+            answer = self._client.generate([prompt_ids], n=1, **given, generation_kwargs=settings)
+            logprobs = [token[0] for token in answer["logprobs"][0]]
+            self._responses.put(Response(number, list(answer["completion_ids"][0]), logprobs))
+        except Exception as error:
+            self._responses.put(Response(number, [], None, f"the vLLM server at {self._client.base_url}: {error}"))
+
+    def collect(self, seconds: float | None) -> list[Response]:
+        """Returns the responses that the server has sent."""
+        responses = []
+        try:
+            responses.append(self._responses.get(timeout=seconds))
+            while True:
+                responses.append(self._responses.get_nowait())
+        except Empty:
+            return responses
+
+
+class _WithTimeout(HTTPAdapter):
+    """Ends a request that takes longer than `seconds`."""
+
+    def __init__(self, seconds: float, **kwargs: Any):
+        self._seconds = seconds
+        super().__init__(**kwargs)
+
+    def send(self, *args: Any, **kwargs: Any) -> Any:
+        """Sends a request with the time limit, unless it has one."""
+        return super().send(*args, **{**kwargs, "timeout": kwargs.get("timeout") or self._seconds})
+
+
+def sampling_settings(trainer: GRPOTrainer) -> dict[str, Any]:
+    """Returns the arguments of vLLM's `SamplingParams` for the trainer's settings, as TRL combines them."""
+    vllm = trainer.vllm_generation
+    settings = {
+        "n": 1,
+        "repetition_penalty": vllm.repetition_penalty,
+        "temperature": vllm.temperature,
+        "top_p": vllm.top_p,
+        "top_k": vllm.top_k,
+        "min_p": vllm.min_p or 0.0,
+        "max_tokens": vllm.max_completion_length,
+        "logprobs": vllm.logprobs,
+    }
+    return settings | vllm.generation_kwargs
