@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "recipes"))
 
 from agent_evol import EvolutionArguments  # noqa: E402
 
+from epo_trl.bounds import Range, read_bounds  # noqa: E402
 from epo_trl.cli.evaluation_arguments import EvaluationArguments  # noqa: E402
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig  # noqa: E402
 from epo_trl.cli.training import StartArguments  # noqa: E402
@@ -66,11 +67,15 @@ def read_default(field: dataclasses.Field) -> str:
 def table(config: type) -> str:
     """Returns the fields that the class adds to TRL's, or whose defaults it changes, in order."""
     inherited = {} if not issubclass(config, GRPOConfig) else {f.name: f for f in dataclasses.fields(GRPOConfig)}
+    bounds = {name: each.bounds for name, each in read_bounds(config).items()}
     lines = ["| field | default | |", "|---|---|---|"]
     for field in dataclasses.fields(config):
         if inherited.get(field.name) is field or field.name not in vars(config)["__annotations__"]:
             continue
-        text = str(field.metadata["help"]).replace("|", "\\|").replace("<", "\\<")
+        text = str(field.metadata["help"])
+        if isinstance(bounds.get(field.name), Range):
+            text += f" ({bounds[field.name]})"
+        text = text.replace("|", "\\|").replace("<", "\\<")
         lines.append(f"| `{field.name}` | `{read_default(field)}` | {text} |")
     return "\n".join(lines)
 

@@ -30,6 +30,7 @@ from datasets import Dataset, concatenate_datasets
 from tqdm.auto import tqdm
 from trl import ModelConfig
 
+from epo_trl.bounds import Count, Positive, check_bounds
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.evaluation import evaluate, load_player
 from epo_trl.cli.evaluation_arguments import EvaluationArguments
@@ -68,12 +69,12 @@ SHARED += tuple(entry.name for entry in fields(FewShotArguments))
 class EvolutionArguments:
     """Settings of the policy's exploration."""
 
-    rounds: int = field(default=4, metadata={"help": "Number of rounds of play and training; 4 in the paper."})
-    samples: int = field(default=1000, metadata={"help": "Number of episodes per round, over all processes."})
-    sampling_temperature: float = field(default=1.0, metadata={"help": "Sampling temperature of the episodes."})
-    max_completion_length: int = field(default=512, metadata={"help": "Maximum number of tokens per response."})
+    rounds: Count = field(default=4, metadata={"help": "Number of rounds of play and training; 4 in the paper."})
+    samples: Count = field(default=1000, metadata={"help": "Number of episodes per round, over all processes."})
+    sampling_temperature: Positive = field(default=1.0, metadata={"help": "Sampling temperature of the episodes."})
+    max_completion_length: Count = field(default=512, metadata={"help": "Maximum number of tokens per response."})
     require_think: bool = field(default=True, metadata={"help": "Same as in the RL recipe."})
-    parallel: int = field(default=64, metadata={"help": "Number of episodes that a process plays in parallel."})
+    parallel: Count = field(default=64, metadata={"help": "Number of episodes that a process plays in parallel."})
     protocol: str = field(
         default="",
         metadata={
@@ -82,11 +83,7 @@ class EvolutionArguments:
     )
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "samples", "max_completion_length", "parallel"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected an integer >= 1, got {getattr(self, name)}")
-        if not self.sampling_temperature > 0:
-            raise InputError(f"sampling_temperature: expected a number > 0, got {self.sampling_temperature}")
+        check_bounds(self)
 
 
 class EvolutionTrainer(ImitationTrainer):

@@ -34,7 +34,8 @@ LAYERS = {
     "devices": set(),
     "lazy": set(),
 }  # fmt: skip
-LAYERS = {"errors": set(), **{part: others | {"errors"} for part, others in LAYERS.items()}}
+LAYERS = {part: others | {"errors", "bounds"} for part, others in LAYERS.items()}
+LAYERS |= {"errors": set(), "bounds": {"errors"}}
 LAYERS["cli"] = set(LAYERS)
 # Third-party modules that a part must not import, not even inside a function.
 HEAVY = {"torch", "trl", "transformers", "accelerate", "datasets", "peft", "deepspeed"}

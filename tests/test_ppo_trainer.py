@@ -633,7 +633,7 @@ def test_value_statistics_by_hand():
         ({"gae_lambda": math.nan}, "gae_lambda: expected a number from 0 to 1.*got nan"),
         ({"credit": "step"}, "credit: expected .*'turn', 'token', 'outcome', or 'module:Class'.*got 'step'"),
         ({"critic": "shared"}, "critic: expected one of .*value_head.*got 'shared'"),
-        ({"critic_warmup_steps": -1}, "critic_warmup_steps: expected a number >= 0.*got -1"),
+        ({"critic_warmup_steps": -1}, "critic_warmup_steps: expected an integer >= 0.*got -1"),
         ({"value_clip": 0.0}, "value_clip: expected a number > 0 or null.*got 0.0"),
         ({"critic_learning_rate": 0.0}, "critic_learning_rate: .*got 0.0"),
         ({"value_coef": -1.0}, "value_coef: .*got -1.0"),
@@ -642,7 +642,7 @@ def test_value_statistics_by_hand():
         ({"num_generations": 0}, "num_generations: .*got 0"),
         ({"num_generations": 3}, "num_generations"),
         ({"per_device_train_batch_size": 1}, "per_device_train_batch_size: .*got 1 with one step"),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: expected a number >= 1.*got 0"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: expected an integer >= 1.*got 0"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from epo_trl.bounds import Count, CountOrZero, OneOf, Share
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol, protocol_names
@@ -48,10 +49,12 @@ class EvaluationArguments(FewShotArguments):
     )
     action_format: str = field(default="tags", metadata={"help": "Same as in training."})
     require_think: bool = field(default=True, metadata={"help": "Same as in training."})
-    parallel: int = field(default=64, metadata={"help": "Number of episodes played in parallel."})
-    max_episodes: int | None = field(default=None, metadata={"help": "Evaluate only the first N tasks of each list."})
+    parallel: Count = field(default=64, metadata={"help": "Number of episodes played in parallel."})
+    max_episodes: Count | None = field(default=None, metadata={"help": "Evaluate only the first N tasks of each list."})
     seed: int = field(default=0, metadata={"help": "Seed of the sampling and of the environments."})
-    backend: str = field(default="transformers", metadata={"help": "Generation backend: 'transformers' or 'vllm'."})
+    backend: Annotated[str, OneOf(BACKENDS)] = field(
+        default="transformers", metadata={"help": "Generation backend: 'transformers' or 'vllm'."}
+    )
     vllm_gpu_memory_utilization: float = field(
         default=0.9, metadata={"help": "Fraction of each GPU's memory that vLLM reserves."}
     )
@@ -59,15 +62,15 @@ class EvaluationArguments(FewShotArguments):
         default=None,
         metadata={"help": "JSON file for the reports; partial results are stored next to it until the end."},
     )
-    max_aborted_share: float = field(
+    max_aborted_share: Share = field(
         default=0.5,
         metadata={
             "help": "Largest fraction of a list's episodes that environment errors may abort. Above it there is no "
             "report, and the same command replays the affected parts. 1 never stops."
         },
     )
-    show_episodes: int = field(default=0, metadata={"help": "Number of episodes of each list to print."})
-    keep_episodes: int = field(
+    show_episodes: CountOrZero = field(default=0, metadata={"help": "Number of episodes of each list to print."})
+    keep_episodes: CountOrZero = field(
         default=20,
         metadata={"help": "Number of episodes of each list to store next to the output for `epo-trl watch`."},
     )
@@ -75,17 +78,6 @@ class EvaluationArguments(FewShotArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.chat_template_kwargs = template_settings(self.chat_template_kwargs)
-        if self.backend not in BACKENDS:
-            raise InputError(f"backend: expected one of {', '.join(map(repr, BACKENDS))}, got {self.backend!r}")
-        if self.parallel < 1:
-            raise InputError(f"parallel: expected an integer >= 1, got {self.parallel}")
-        for name in ("keep_episodes", "show_episodes"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name}: expected an integer >= 0, got {getattr(self, name)}")
-        if self.max_episodes is not None and self.max_episodes < 1:
-            raise InputError(f"max_episodes: expected an integer >= 1 or null, got {self.max_episodes}")
-        if not 0 <= self.max_aborted_share <= 1:
-            raise InputError(f"max_aborted_share: expected a number from 0 to 1, got {self.max_aborted_share}")
 
 
 def load_protocol(args: EvaluationArguments, suite: TaskSuite) -> Protocol:

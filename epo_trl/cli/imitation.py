@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
+from epo_trl.bounds import Count, CountOrZero, Positive, Share, check_bounds
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
@@ -37,11 +38,11 @@ from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules, few_
 class DemonstrationArguments(FewShotArguments):
     """Episodes of the expert and their format."""
 
-    episodes: int = field(
+    episodes: Count = field(
         default=1000,
         metadata={"help": "Number of expert episodes to play; failed ones are dropped unless keep_lost is set."},
     )
-    max_turns: int = field(default=50, metadata={"help": "Maximum number of turns; longer episodes are dropped."})
+    max_turns: Count = field(default=50, metadata={"help": "Maximum number of turns; longer episodes are dropped."})
     demonstrated_types: list[str] | None = field(
         default=None,
         metadata={"help": "Task types that the expert plays; all by default. The vocabulary always covers all types."},
@@ -60,9 +61,9 @@ class DemonstrationArguments(FewShotArguments):
             "('concatenated')."
         },
     )
-    history_length: int = field(default=2, metadata={"help": "Same as in the RL recipe."})
-    max_prompt_length: int = field(default=2048, metadata={"help": "Same as in the RL recipe, in tokens."})
-    mistake_rate: float = field(
+    history_length: CountOrZero = field(default=2, metadata={"help": "Same as in the RL recipe."})
+    max_prompt_length: Count = field(default=2048, metadata={"help": "Same as in the RL recipe, in tokens."})
+    mistake_rate: Share = field(
         default=0.0, metadata={"help": "Fraction of turns with a deliberate mistake; mistakes are not used as labels."}
     )
     keep_lost: bool = field(
@@ -74,7 +75,7 @@ class DemonstrationArguments(FewShotArguments):
             "help": "Whether responses include the expert's thoughts. Without them, set require_think: false in RL."
         },
     )
-    prompt_label_rate: float = field(
+    prompt_label_rate: Share = field(
         default=0.0,
         metadata={"help": "Weight of the loss on prompt tokens; useful for a model trained from scratch, else 0."},
     )
@@ -99,8 +100,6 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
         chat_template_kwargs=template_settings(args.chat_template_kwargs),
         examples=args.few_shot_of(suite).examples,
     )
-    if args.episodes < 1:
-        raise InputError(f"episodes: expected an integer >= 1, got {args.episodes}")
     ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
     if not ids:
         raise InputError(
@@ -173,7 +172,7 @@ def check_length(rows: Dataset, limit: int | None, name: str = "max_length") -> 
 class ImitationConfig(LongRunArguments, SFTConfig):
     """TRL's configuration with settings for resuming an interrupted run, and Muon."""
 
-    muon_learning_rate: float | None = field(
+    muon_learning_rate: Positive | None = field(
         default=None,
         metadata={
             "help": "Learning rate of Muon for the hidden matrices, while AdamW trains the rest with learning_rate; by "
@@ -182,8 +181,7 @@ class ImitationConfig(LongRunArguments, SFTConfig):
     )
 
     def __post_init__(self) -> None:
-        if self.muon_learning_rate is not None and self.muon_learning_rate <= 0:
-            raise InputError(f"muon_learning_rate: expected a number > 0 or null, got {self.muon_learning_rate}")
+        check_bounds(self)
         settle_defaults(self)
         super().__post_init__()
         check_training_arguments(self)

@@ -17,6 +17,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from transformers import HfArgumentParser, TrainingArguments
 
+from epo_trl.bounds import Range, read_bounds
 from epo_trl.cli.base import RecipeError, refuse_unknown
 from epo_trl.cli.builtin_configs import config_name
 from epo_trl.cli.command_line import HELP_ALL, CommandLine, ConfigIsValid, EnvironmentArguments, read_command_line
@@ -91,7 +92,10 @@ class RecipeParser(HfArgumentParser):
             formatter_class=_ShortOptions,
         )
         self._check_values()
+        bounds = {name: each.bounds for kind in self.dataclass_types for name, each in read_bounds(kind).items()}
         for action in self._actions:
+            if isinstance(bounds.get(action.dest), Range):
+                action.help = f"({bounds[action.dest]}) {action.help}"
             if action.dest in line.values:
                 action.default, action.required = line.values[action.dest], False
         self.set_defaults(environment=line.environment)

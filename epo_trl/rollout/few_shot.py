@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from epo_trl.bounds import Count, CountOrZero, check_bounds
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.rollout.demonstrations import play_expert
@@ -48,11 +49,11 @@ class FewShot:
 class FewShotArguments:
     """Options for the examples in front of the first prompt."""
 
-    few_shot: int = field(
+    few_shot: CountOrZero = field(
         default=0,
         metadata={"help": "Example episodes in the prompt, played by the environment's expert on training tasks."},
     )
-    few_shot_turns: int = field(
+    few_shot_turns: Count = field(
         default=12, metadata={"help": "Maximum length of an example in turns; longer training tasks are skipped."}
     )
     few_shot_seed: int = field(
@@ -63,14 +64,11 @@ class FewShotArguments:
     )
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         self.check_few_shot()
 
     def check_few_shot(self) -> None:
-        """Raises `InputError` for invalid settings."""
-        if self.few_shot < 0:
-            raise InputError(f"few_shot: expected an integer >= 0, got {self.few_shot}")
-        if self.few_shot_turns < 1:
-            raise InputError(f"few_shot_turns: expected an integer >= 1, got {self.few_shot_turns}")
+        """Raises `InputError` for settings that exclude each other."""
         if self.few_shot and self.few_shot_file:
             raise InputError(
                 f"few_shot_file: expected few_shot=0, got {self.few_shot_file!r} with few_shot={self.few_shot}: "

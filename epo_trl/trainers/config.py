@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
+from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, check_bounds
 from epo_trl.errors import InputError
 from epo_trl.long_runs.argument_check import check_training_arguments
 from epo_trl.long_runs.long_run import LongRunArguments
 from epo_trl.methods import as_names, build_methods
 from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
-from epo_trl.rollout.context import CONTEXTS
-from epo_trl.rollout.rules import INVALID_ACTIONS, LARGEST_REWARD
-from epo_trl.rollout.tool_calls import ACTION_FORMATS
 from epo_trl.trainers.rollout_config import RolloutArguments
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")  # TRL's loss types
+# Of TRL's fields. It reads some of them only after a batch has been collected.
+THEIR_BOUNDS = {
+    "loss_type": Annotated[str, OneOf(LOSSES)],
+    "importance_sampling_level": Annotated[str, OneOf(("token", "sequence"))],
+    "scale_rewards": Annotated[str, OneOf(("group", "batch", "none", True, False))],
+    "num_generations": Count,
+    "num_iterations": Count,
+    "per_device_train_batch_size": Count,
+    "per_device_eval_batch_size": Count,
+    "gradient_accumulation_steps": Count,
+    "generation_batch_size": Count | None,
+    "steps_per_generation": Count | None,
+    "beta": NonNegative,
+    "epsilon": NonNegative,
+    "epsilon_high": NonNegative | None,
+    "temperature": Positive,
+}
 
 
 def settle_defaults(values: Any) -> None:
@@ -78,7 +93,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         default_factory=dict,
         metadata={"help": 'Settings of methods that are not fields, by method: \'{"my:Method": {"weight": 0.1}}\'.'},
     )
-    max_resamples: int = field(
+    max_resamples: CountOrZero = field(
         default=3,
         metadata={
             "help": "Maximum number of rounds per RL step in which groups rejected by a method are replaced by groups "
@@ -87,34 +102,34 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     )
 
     # Objective
-    epo_lambda: float = field(
+    epo_lambda: NonNegative = field(
         default=0.001, metadata={"help": "lambda: weight of the entropy terms. 0 gives plain GRPO."}
     )
-    smoothing_alpha: float = field(
+    smoothing_alpha: NonNegative = field(
         default=0.1, metadata={"help": "alpha of Eq. 5: scale of the smoothing penalty. 0 leaves the bonus only."}
     )
-    smoothing_beta_start: float = field(
+    smoothing_beta_start: NonNegative = field(
         default=2.0, metadata={"help": "beta_start of Eq. 7: weight of the smoothing term at the first RL step."}
     )
-    smoothing_beta_end: float = field(
+    smoothing_beta_end: NonNegative = field(
         default=1.0, metadata={"help": "beta_end of Eq. 7: weight at the last RL step; at half time it is 1."}
     )
-    smoothing_decay: float = field(default=3.0, metadata={"help": "lambda_d of Eq. 7: rate of the schedule."})
-    kappa_low: float = field(
+    smoothing_decay: NonNegative = field(default=3.0, metadata={"help": "lambda_d of Eq. 7: rate of the schedule."})
+    kappa_low: NonNegative = field(
         default=0.0, metadata={"help": "kappa_l of Eq. 5: lower edge of the band, times the historical entropy."}
     )
     kappa_high: float = field(
         default=2.0, metadata={"help": "kappa_r of Eq. 5: upper edge of the band, times the historical entropy."}
     )
-    smoothing_penalty: str = field(
+    smoothing_penalty: Annotated[str, OneOf(PENALTIES)] = field(
         default="hinge",
         metadata={"help": "'hinge' (Eq. 5) or 'indicator' (Definition 9; built from constants, carries no gradient)."},
     )
-    entropy_history: str = field(
+    entropy_history: Annotated[str, OneOf(GRANULARITIES)] = field(
         default="step",
         metadata={"help": "Entries of the history: 'step', one mean per RL step; 'turn', one per turn index too."},
     )
-    entropy_history_window: int | None = field(
+    entropy_history_window: Count | None = field(
         default=None, metadata={"help": "RL steps to look back; None uses the whole history, as in the paper."}
     )
     top_entropy_quantile: float = field(
@@ -125,7 +140,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         },
     )
 
-    turn_buckets: int = field(
+    turn_buckets: Count = field(
         default=1,
         metadata={
             "help": "Number of forward passes over which the turns of a micro-batch are spread, sorted by length. More "
@@ -150,11 +165,11 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     )
 
     # Evaluation
-    eval_temperature: float = field(
+    eval_temperature: NonNegative = field(
         default=0.4,
         metadata={"help": "Sampling temperature of evaluation if no protocol is set; 0 decodes greedily."},
     )
-    eval_episodes: int | None = field(
+    eval_episodes: Count | None = field(
         default=None, metadata={"help": "Evaluate only the first N tasks of each list; None evaluates all."}
     )
     eval_seed: int = field(default=0, metadata={"help": "Seed of the sampling in evaluation."})
@@ -171,7 +186,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     )
 
     # Long runs
-    max_skipped_updates: int = field(
+    max_skipped_updates: Count = field(
         default=5,
         metadata={
             "help": "Updates with a non-finite loss or gradient are skipped; this many in a row end the run and save "
@@ -182,8 +197,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     def __post_init__(self) -> None:
         for slot in ("entropy_method", "policy_method"):
             setattr(self, slot, as_names(slot, getattr(self, slot)))
-        self._check_epo()
-        self._check_limits()
+        self._check_bounds()
         self.check_few_shot()
         settle_defaults(self)
         if self.num_generations_eval not in (None, 1):
@@ -210,64 +224,12 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             )
         build_methods(self, critic=self.has_critic)
 
-    def _check_epo(self) -> None:
-        choices = {
-            "smoothing_penalty": PENALTIES,
-            "entropy_history": GRANULARITIES,
-            "context": CONTEXTS,
-            "invalid_action": INVALID_ACTIONS,
-            "action_format": ACTION_FORMATS,
-            # TRL reads these only after a batch has been collected
-            "loss_type": LOSSES,
-            "importance_sampling_level": ("token", "sequence"),
-            "scale_rewards": ("group", "batch", "none", True, False),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise InputError(f"{name}: expected one of {allowed}, got {getattr(self, name)!r}")
-        at_least = {
-            "epo_lambda": 0, "smoothing_alpha": 0, "smoothing_decay": 0, "kappa_low": 0, "history_length": 0,
-            "max_turns": 1, "max_prompt_length": 1, "max_completion_length": 1, "invalid_action_penalty": 0,
-            "smoothing_beta_start": 0, "smoothing_beta_end": 0, "turn_buckets": 1, "max_skipped_updates": 1,
-            "env_workers": 0, "env_reset_retries": 0, "num_generations": 1, "num_iterations": 1,
-            "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "gradient_accumulation_steps": 1,
-            "max_resamples": 0, "keep_episodes": 0, "beta": 0, "epsilon": 0,
-        }  # fmt: skip
-        for name, least in at_least.items():
-            value = getattr(self, name)
-            if value is None or not least <= value < math.inf:
-                raise InputError(f"{name}: expected a number >= {least}, got {value!r}")
+    def _check_bounds(self) -> None:
+        check_bounds(self, THEIR_BOUNDS)
         if not self.kappa_low <= self.kappa_high < math.inf:
             raise InputError(f"kappa_high: expected a number >= kappa_low ({self.kappa_low}), got {self.kappa_high}")
-
-    def _check_limits(self) -> None:
-        if not 0 <= self.max_aborted_share <= 1:
-            raise InputError(f"max_aborted_share: expected a number from 0 to 1, got {self.max_aborted_share}")
-        checks = {
-            "a number > 0": (("temperature", "env_step_seconds", "env_reset_seconds"), lambda x: 0 < x < math.inf),
-            "a number >= 0": (("eval_temperature",), lambda x: 0 <= x < math.inf),
-            "a finite number": (("env_reward_weight",), math.isfinite),
-            f"a number from {-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}": (
-                ("success_reward", "invalid_action_penalty"),
-                lambda x: abs(x) <= LARGEST_REWARD,
-            ),
-            "an integer >= 1 or null": (
-                (
-                    "eval_episodes",
-                    "entropy_history_window",
-                    "generation_batch_size",
-                    "steps_per_generation",
-                    "keep_episodes_steps",
-                ),
-                lambda x: x is None or x >= 1,
-            ),
-            "a number >= 0 or null": (("epsilon_high",), lambda x: x is None or 0 <= x < math.inf),
-            "an integer >= 1, or -1 for num_train_epochs": (("max_steps",), lambda x: x != 0),
-        }
-        for expected, (names, holds) in checks.items():
-            for name in names:
-                if not holds(getattr(self, name)):
-                    raise InputError(f"{name}: expected {expected}, got {getattr(self, name)}")
+        if self.max_steps == 0:
+            raise InputError("max_steps: expected an integer >= 1, or -1 for num_train_epochs, got 0")
         if self.max_steps < 0 and not self.num_train_epochs > 0:
             raise InputError(f"num_train_epochs: expected a number > 0 without max_steps, got {self.num_train_epochs}")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, Share
 from epo_trl.errors import InputError
 from epo_trl.trainers.config import EPOConfig
 
@@ -21,12 +22,12 @@ class EPOPPOConfig(EPOConfig):
 
     has_critic: ClassVar[bool] = True
 
-    num_generations: int | None = field(
+    num_generations: Count | None = field(
         default=1, metadata={"help": "Number of episodes per task and RL step. PPO needs no group."}
     )
 
     # Critic
-    critic: str = field(
+    critic: Annotated[str, OneOf(CRITICS)] = field(
         default="separate",
         metadata={
             "help": "'separate': a separate model with a scalar head, initialized from the policy's base model; "
@@ -40,16 +41,16 @@ class EPOPPOConfig(EPOConfig):
     critic_use_peft: bool = field(
         default=False, metadata={"help": "Whether to train a separate critic with an adapter like the policy's."}
     )
-    critic_learning_rate: float | None = field(
+    critic_learning_rate: Positive | None = field(
         default=None, metadata={"help": "Learning rate of the critic, with the same schedule; null for the policy's."}
     )
-    critic_warmup_steps: int = field(
+    critic_warmup_steps: CountOrZero = field(
         default=0, metadata={"help": "Number of initial optimizer steps that train only the critic."}
     )
-    value_coef: float = field(
+    value_coef: NonNegative = field(
         default=1.0, metadata={"help": "Weight of the critic's loss. It matters most with a shared transformer."}
     )
-    value_clip: float | None = field(
+    value_clip: Positive | None = field(
         default=0.5,
         metadata={
             "help": "Clipping range of values during the updates on one batch, in units of reward; null for no limit."
@@ -64,10 +65,10 @@ class EPOPPOConfig(EPOConfig):
             "the episode's whole reward at the end of every turn, no bootstrapping; 'module:Class': your own method."
         },
     )
-    gamma: float = field(
+    gamma: Share = field(
         default=1.0, metadata={"help": "Discount from one decision point (a turn or a token) to the next."}
     )
-    gae_lambda: float = field(default=1.0, metadata={"help": "lambda of GAE, from one decision point to the next."})
+    gae_lambda: Share = field(default=1.0, metadata={"help": "lambda of GAE, from one decision point to the next."})
     bootstrap_truncated: bool = field(
         default=False,
         metadata={
@@ -80,9 +81,8 @@ class EPOPPOConfig(EPOConfig):
     )
 
     def __post_init__(self) -> None:
-        self._check_epo()
-        self._check_limits()
-        self._check_ppo()
+        self._check_bounds()
+        self._check_value_head()
         groups, self.num_generations = self.num_generations, self._trl_group_size()
         super().__post_init__()
         self.num_generations = groups
@@ -100,22 +100,6 @@ class EPOPPOConfig(EPOConfig):
                 f"{self.per_device_train_batch_size} with one step per generation"
             )
         return size
-
-    def _check_ppo(self) -> None:
-        if self.critic not in CRITICS:
-            raise InputError(f"critic: expected one of {CRITICS}, got {self.critic!r}")
-        if self.num_generations is None or self.num_generations < 1:
-            raise InputError(f"num_generations: expected an integer >= 1, got {self.num_generations!r}")
-        checks = {
-            "a number from 0 to 1": (("gamma", "gae_lambda"), lambda x: 0 <= x <= 1),
-            "a number >= 0": (("critic_warmup_steps", "value_coef"), lambda x: x >= 0),
-            "a number > 0 or null": (("critic_learning_rate", "value_clip"), lambda x: x is None or x > 0),
-        }
-        for expected, (names, holds) in checks.items():
-            for name in names:
-                if not holds(getattr(self, name)):
-                    raise InputError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
-        self._check_value_head()
 
     def _check_value_head(self) -> None:
         if self.critic == "value_head":

@@ -1,0 +1,107 @@
+"""Bounds of settings: stated in the types of their fields, checked in one place, shown in the help.
+
+@dataclass
+class Settings:
+    turns: Count = 50
+    limit: Count | None = None
+    share: Share = 0.5
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+
+from epo_trl.errors import InputError
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range of finite numbers.
+
+    Args:
+        least: Smallest number.
+        most: Largest number.
+        above: Number below the range, which is not part of it.
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+
+    def __contains__(self, value: Any) -> bool:
+        return math.isfinite(value) and self.least <= value <= self.most and value > self.above
+
+    def __str__(self) -> str:
+        if self.least > -math.inf and self.most < math.inf:
+            return f"from {self.least:g} to {self.most:g}"
+        sign, end = (">", self.above) if self.above > -math.inf else (">=", self.least)
+        return "finite" if end == -math.inf else f"{sign} {end:g}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A fixed choice."""
+
+    values: tuple[Any, ...]
+
+    def __contains__(self, value: Any) -> bool:
+        return value in self.values
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(map(repr, self.values))}"
+
+
+Bounds = Range | OneOf
+Count = Annotated[int, Range(least=1)]
+CountOrZero = Annotated[int, Range(least=0)]
+NonNegative = Annotated[float, Range(least=0)]
+Positive = Annotated[float, Range(above=0)]
+Finite = Annotated[float, Range()]
+Share = Annotated[float, Range(least=0, most=1)]
+
+
+class FieldBounds(NamedTuple):
+    """Bounds of a field, the type of its numbers, and whether `None` is valid."""
+
+    bounds: Bounds
+    kind: type
+    is_optional: bool
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises `InputError` if a value is outside the bounds."""
+        if (value is None and self.is_optional) or (value is not None and value in self.bounds):
+            return
+        kind = {int: "an integer ", float: "a number "}.get(self.kind, "")
+        expected = "a finite number" if self.bounds == Range() else f"{kind}{self.bounds}"
+        raise InputError(f"{name}: expected {expected}{' or null' * self.is_optional}, got {value!r}")
+
+
+def read_bounds(hints: Mapping[str, Any] | type) -> dict[str, FieldBounds]:
+    """Reads the bounds from the types of fields, for those that have bounds.
+
+    Args:
+        hints: Types by name, or the dataclass that defines them.
+    """
+    if isinstance(hints, type):
+        hints = get_type_hints(hints, include_extras=True)
+    found = {}
+    for name, hint in hints.items():
+        for part in (hint, *get_args(hint)):
+            for bounds in getattr(part, "__metadata__", ()):
+                if isinstance(bounds, Bounds):
+                    found[name] = FieldBounds(bounds, get_args(part)[0], part is not hint)
+    return found
+
+
+def check_bounds(config: Any, others: Mapping[str, Any] | None = None) -> None:
+    """Raises `InputError` for the first field that is outside its bounds.
+
+    Args:
+        config: A dataclass with bounds in the types of its fields.
+        others: Types with bounds, such as `Count | None`, of fields that another library defines.
+    """
+    for name, bounds in {**read_bounds(type(config)), **read_bounds(others or {})}.items():
+        bounds.check(name, getattr(config, name))
