@@ -264,3 +264,13 @@ def test_verify_names_a_goal_that_no_purchase_meets(tmp_path, monkeypatch):
     report = verify_shop(suite, goals=2)
     assert not report.ok and "met by their own product: 0 of 2 test goals" in report.lines
     assert any(line.startswith("not met: iid/0 (at most ") for line in report.lines)
+
+
+def test_a_copied_environment_goes_on_alone():
+    env = GeneratedWebShop(SMALL).make_env()
+    _, info = env.reset(options={"task_id": "train/0"})
+    env.step(f"search[{info['task']}]")
+    twin = env.copy()
+    assert twin.step("click[back to search]")[4]["page"] == "search"
+    one, two = env.step("click[next >]"), env.copy().step("click[< prev]")
+    assert "Page 2" in one[0] and "Page 1" in two[0]

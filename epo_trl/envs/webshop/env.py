@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -27,12 +28,20 @@ class WebShopEnv(TextEnv):
         nouns: Function that lists the nouns of a title, see `score_purchase`.
     """
 
+    is_deterministic = True
+
     def __init__(
         self, open_shop: Callable[[], Shop], find_goal: Callable[[str], Goal], nouns: Nouns | None = None
     ) -> None:
         self._open_shop, self._find_goal, self._nouns = open_shop, find_goal, nouns
         self._session: Session | None = None
         self._task_id = ""
+
+    def copy(self) -> WebShopEnv:
+        """Returns an independent environment in the same state; both share the shop."""
+        twin = copy.copy(self)
+        twin._session = self._session and self._session.copy()
+        return twin
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Returns the search page of `options["task_id"]` and the info. The shop is deterministic: `seed` is unused.
