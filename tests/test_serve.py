@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from urllib.request import urlopen
 
 import pytest
@@ -21,6 +22,7 @@ from trl import GRPOConfig, GRPOTrainer
 from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.openenv import OpenEnvArguments
 from epo_trl.envs.alfworld import GeneratedAlfworld
+from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.trap import TrapSuite
 
@@ -199,6 +201,28 @@ def test_a_full_server_refuses_and_a_killed_client_frees_its_seats(trap):
         holder.kill()
         holder.wait()
     wait_for_seat(suite, 20)
+
+
+@pytest.mark.games
+@pytest.mark.slow
+def test_two_sessions_of_served_scienceworld_play_as_in_the_process():
+    """Worlds share a JVM there and here. They play turn by turn, so that a call in another thread would be noticed."""
+    here = ScienceWorldSuite()
+    ids = [here.task_ids("train")[0], here.task_ids("iid")[0]]
+    with served("scienceworld") as (url, _), ExitStack() as stack:
+        own = [here.make_env() for _ in ids]
+        clients = [stack.enter_context(GenericEnvClient(url).sync()) for _ in ids]
+        for env, client, task_id in zip(own, clients, ids, strict=True):
+            seen, info = env.reset(seed=3, options={"task_id": task_id})
+            told = client.reset(task_id=task_id, seed=3).observation
+            assert (told["text"], told["task"], told["admissible_actions"]) == (seen, info["task"], None)
+        for action in ("look around", "sing", "inventory", "open door to hallway"):
+            for env, client in zip(own, clients, strict=True):
+                seen, *_, info = env.step(action)
+                told = client.step({"message": action}).observation
+                assert (told["text"], told["accepted"]) == (seen, info["accepted"])
+        for env in own:
+            env.close()
 
 
 @pytest.mark.slow
