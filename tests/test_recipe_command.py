@@ -339,6 +339,8 @@ def test_configs_are_read_without_running_anything(typed, tmp_path):
     wrong.write_text(TINY.read_text() + "epo_lamda: 1\n")
     worse.write_text(TINY.read_text() + "n_iid: -1\n")
     assert typed(main, "--check", str(TINY)) == (0, "", "")
+    assert typed(main, "--config", str(TINY), "--epo_lambda", "0", "--check") == (0, "", "")
+    assert "epo_lambda: expected" in typed(main, "--config", str(TINY), "--epo_lambda", "-1", "--check")[2]
     code, out, err = typed(main, "--check", str(wrong), str(TINY), str(worse))
     lines = err.splitlines()
     assert (code, out, len(lines)) == (1, "", 2)

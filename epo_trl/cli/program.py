@@ -38,7 +38,6 @@ ENV is {", ".join(ENVIRONMENTS)}, or 'module:Class' for a custom environment. Ex
   epo-trl play alfworld --games generated --player expert --split iid --index 3
   epo-trl play --config alfworld/eval_tiny_cpu --player runs/alfworld-tiny/grpo_epo-seed0 --show_prompt
 All options: epo-trl play ENV --help"""
-
 AUDIT_USAGE = """usage: epo-trl audit-credit RUN --config FILE [--option value ...]
 
 RUN is the output folder of a run, or a checkpoint in it, and FILE the config that it was trained with. Example:
@@ -90,7 +89,7 @@ def recipe_file(
 
 
 def builtin_command(name: str) -> Program:
-    """Creates the program of `epo-trl train`, `sft`, `evaluate` or `play`."""
+    """Creates the program of a command of `MAINS`."""
     command = f"epo-trl {name}"
     return Program(command, list_configs(name), command, f"{command} --accelerate_config {{settings}}{{processes}}")
 
@@ -193,7 +192,8 @@ def run_program(main: Main, program: Program, argv: Sequence[str]) -> None:
     errors keep their traceback; `--traceback` shows it for all.
 
     Without arguments it only lists the configs of the recipe and the command for this machine, and exits with 0: after
-    a failure, `accelerate launch` would add its own traceback. `--check FILE ...` only checks these configs.
+    a failure, `accelerate launch` would add its own traceback. `--check FILE ...` only checks these configs, and
+    `--check` after other options only checks these.
 
     Args:
         main: Function that parses the options and runs the recipe.
@@ -211,7 +211,7 @@ def run_program(main: Main, program: Program, argv: Sequence[str]) -> None:
         elif options[0] == CHECK:
             raise SystemExit(check_configs(main, options[1:], program))
         else:
-            message = _run(main, options, program, with_traceback=len(options) < len(argv))
+            message = _run(main, options, program, with_traceback=TRACEBACK in argv)
             if message:
                 has_config = any(word.startswith("--config") for word in options)
                 advice = overview(program, 0) if program.configs and not has_config else ""
@@ -227,19 +227,18 @@ def check_configs(main: Main, configs: Sequence[str], program: Program) -> int:
         configs: YAML files, or names of built-in configs.
         program: Program that was called.
     """
-    messages = {config: _run(main, ["--config", config], program, check_only=True) for config in configs}
+    messages = {config: _run(main, ["--config", config, CHECK], program) for config in configs}
     for config, message in messages.items():
         if message:
             _print_error(f"{config}: {message}\n")
     return int(any(messages.values()))
 
 
-def _run(
-    main: Main, argv: Sequence[str], program: Program, *, check_only: bool = False, with_traceback: bool = False
-) -> str:
+def _run(main: Main, argv: Sequence[str], program: Program, with_traceback: bool = False) -> str:
     """Runs `main`; returns the message of its error as one line, or `""`. Other errors are raised."""
+    options = [word for word in argv if word != CHECK]
     try:
-        main(read_command_line(argv, program.environment, program.algorithm, check_only))
+        main(read_command_line(options, program.environment, program.algorithm, check_only=CHECK in argv))
     except ConfigIsValid:
         pass
     except Exception as error:

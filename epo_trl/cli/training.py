@@ -57,16 +57,18 @@ def check_start(model: str | None, start: StartArguments, config: Path | None) -
     Raises:
         RecipeError: If the start is invalid. The message contains the command that makes the warm start.
     """
+    if model is None or (start.from_scratch if is_tiny(model) else Path(model).is_dir()):
+        return
     warm_start = find_warm_start(config) if config else None
     folder = str(read_config(warm_start).get("output_dir")) if warm_start else ""
     make_it = f"make it with: {warm_start_command(warm_start)}" if warm_start else "make it with epo-trl sft"
-    if model is not None and is_tiny(model) and not start.from_scratch:
+    if is_tiny(model):
         raise RecipeError(
             f"model_name_or_path: expected the folder of a warm start, got {model!r}, random weights that never "
             f"succeed, so RL teaches them nothing; {make_it}, then add --model_name_or_path {folder or 'FOLDER'}; to "
             "debug with random weights, add --from_scratch"
         )
-    if model is not None and model == folder and not Path(model).is_dir():
+    if model == folder:
         raise RecipeError(
             f"model_name_or_path: expected the folder of a warm start, got {model!r}, which does not exist; {make_it}"
         )
