@@ -16,8 +16,8 @@ from epo_trl.methods import Comm
 from epo_trl.rollout.pieces import UNFINISHED, token_pieces
 from epo_trl.trainers import episode_samples
 from epo_trl.trainers.episode_samples import EpisodeSamples
-from epo_trl.watch.choice import Outcome, choose
 from epo_trl.watch.sample import MAX_CHARS, Sample, TurnTexts, WatchError, read_samples, sample_of, write_samples
+from epo_trl.watch.selection import Outcome, choose
 from epo_trl.watch.source import find_samples, sample_file
 
 # ------------------------------------------------------------------------------------------------------------- choice

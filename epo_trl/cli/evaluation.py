@@ -25,7 +25,7 @@ from epo_trl.cli.evaluation_arguments import EvaluationArguments, build_context,
 from epo_trl.cli.options import parse_options
 from epo_trl.envs import TaskSuite
 from epo_trl.evaluation import EvalReport, Protocol, format_table
-from epo_trl.evaluation.kept import KeptEpisodes
+from epo_trl.evaluation.partial_results import PartialResults
 from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_settings, split_chunks
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.long_runs.aborts import SHOWN, TooManyAborted
@@ -38,8 +38,8 @@ from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
 from epo_trl.types import Episode, StopReason
-from epo_trl.watch.choice import choose_samples
 from epo_trl.watch.sample import Sample, write_samples
+from epo_trl.watch.selection import choose_samples
 from epo_trl.watch.source import evaluation_file
 
 # Options that do not affect the results, or are part of the protocol.
@@ -150,7 +150,7 @@ class Evaluation:
         suite: The tasks.
         args: Settings of the evaluation.
         protocol: The rules.
-        kept: Storage of the finished parts; `None` to store nothing.
+        partial: Storage of the finished parts; `None` to store nothing.
         policy: The policy.
         context: Builder of its prompts.
         samples: Episodes of the lists so far, for `epo-trl watch`.
@@ -159,7 +159,7 @@ class Evaluation:
     suite: TaskSuite
     args: EvaluationArguments
     protocol: Protocol
-    kept: KeptEpisodes | None
+    partial: PartialResults | None
     policy: Any
     context: ContextBuilder
     samples: list[Sample] = field(default_factory=list)
@@ -202,7 +202,7 @@ class Evaluation:
         # All processes get parts of equal size, with at most `parallel` episodes each.
         chunks = split_chunks(task_ids, min(args.parallel, -(-len(task_ids) // state.num_processes)))
         mine = range(state.process_index, len(chunks), state.num_processes)
-        stored = {number: self.kept.read(f"{split}-{number}") for number in mine} if self.kept else {}
+        stored = {number: self.partial.read(f"{split}-{number}") for number in mine} if self.partial else {}
         done = {number: played for number, played in stored.items() if played}
         bar.update(sum(len(episodes) for episodes, _ in done.values()))
         to_play = [number for number in mine if number not in done]
@@ -219,8 +219,8 @@ class Evaluation:
         )
         for number, (episodes, seconds) in zip(to_play, playing, strict=True):
             done[number] = episodes, seconds
-            if self.kept and not _aborted(episodes):  # parts with environment errors are replayed
-                self.kept.keep(f"{split}-{number}", episodes, seconds)
+            if self.partial and not _aborted(episodes):  # parts with environment errors are replayed
+                self.partial.keep(f"{split}-{number}", episodes, seconds)
         return [(number, *done[number]) for number in mine]
 
 
@@ -228,14 +228,14 @@ def _aborted(episodes: Sequence[Episode]) -> list[Episode]:
     return [episode for episode in episodes if episode.stop is StopReason.ABORTED]
 
 
-def open_storage(output: str, settings: dict[str, Any]) -> KeptEpisodes:
+def open_storage(output: str, settings: dict[str, Any]) -> PartialResults:
     """Opens the storage of the episodes. No process writes to it before all have checked it. Collective."""
-    kept, state = KeptEpisodes(output, settings), PartialState()
+    partial, state = PartialResults(output, settings), PartialState()
     state.wait_for_everyone()
-    if kept.finished() is None and state.is_main_process:
-        kept.start()
+    if partial.finished() is None and state.is_main_process:
+        partial.start()
     state.wait_for_everyone()
-    return kept
+    return partial
 
 
 def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig) -> list[EvalReport]:
@@ -243,8 +243,10 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
     protocol, lists, is_main = load_protocol(args, suite), load_task_lists(args, suite), PartialState().is_main_process
     shots = args.few_shot_of(suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)
-    kept = open_storage(args.output, result_settings(suite, args, model_args, protocol, lists)) if args.output else None
-    if kept is not None and (finished := kept.finished()) is not None:
+    partial = (
+        open_storage(args.output, result_settings(suite, args, model_args, protocol, lists)) if args.output else None
+    )
+    if partial is not None and (finished := partial.finished()) is not None:
         reports = [EvalReport.from_dict(report) for report in finished["reports"]]
         if is_main:
             say(f"{format_table(reports)}\n{args.output} is finished; nothing was played")
@@ -252,14 +254,14 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
     policy, context = load_player(suite, args, model_args, protocol, shots)
     with contextlib.closing(suite.make_env()) as env:
         check_first_task(env, next(iter(lists.values()))[0], args.seed, context, protocol)
-    evaluation = Evaluation(suite, args, protocol, kept, policy, context)
+    evaluation = Evaluation(suite, args, protocol, partial, policy, context)
     reports = [evaluation.report(split, task_ids) for split, task_ids in lists.items()]
     if is_main:
-        if kept is not None:
+        if partial is not None:
             if evaluation.samples:
-                write_samples(evaluation_file(kept.output), [sample.to_dict() for sample in evaluation.samples])
+                write_samples(evaluation_file(partial.output), [sample.to_dict() for sample in evaluation.samples])
             found = {"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]}
-            kept.finish(found | {"examples": context.template.shown(shots.examples)})
+            partial.finish(found | {"examples": context.template.shown(shots.examples)})
         say(format_table(reports))
     return reports
 

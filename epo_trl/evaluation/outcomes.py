@@ -25,7 +25,7 @@ SOLVED, TRAPPED = 0.8, 0.5  # solved above, trapped below
 
 
 @dataclass
-class Course:
+class RollingSeries:
     """The first and the latest values of one metric.
 
     Args:
@@ -67,8 +67,8 @@ class Explosion:
         invalid: Share of invalid turns.
     """
 
-    entropy: Course = field(default_factory=Course)
-    invalid: Course = field(default_factory=Course)
+    entropy: RollingSeries = field(default_factory=RollingSeries)
+    invalid: RollingSeries = field(default_factory=RollingSeries)
 
     def add(self, entropy: float, invalid: float) -> bool:
         """Adds an RL step; returns whether the run has exploded."""
@@ -98,8 +98,8 @@ class Collapse:
         best: Initial value of the best success, for example that of the best run in a study.
     """
 
-    entropy: Course = field(default_factory=Course)
-    success: Course = field(default_factory=Course)
+    entropy: RollingSeries = field(default_factory=RollingSeries)
+    success: RollingSeries = field(default_factory=RollingSeries)
     best: float = 0.0
 
     def add(self, entropy: float, success: float) -> bool:
@@ -135,12 +135,12 @@ def left_band(entropy: Sequence[float]) -> int | None:
     That is the first of `WINDOW` consecutive steps outside the band, above or below. Applied to each third of the
     episode, it shows in which turns entropy changes first.
     """
-    course, outside = Course(), list[int]()
+    series, outside = RollingSeries(), list[int]()
     for step, value in enumerate(entropy):
         if not math.isfinite(value):
             continue
-        course.add(value)
-        low, high = (ratio * course.start for ratio in BAND)
+        series.add(value)
+        low, high = (ratio * series.start for ratio in BAND)
         outside = [*outside, step] if value < low or value > high else []
         if len(outside) == WINDOW:
             return outside[0]

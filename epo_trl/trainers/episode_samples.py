@@ -21,8 +21,8 @@ from epo_trl.rollout.pieces import token_pieces
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.episode_tables import send_tables
 from epo_trl.types import Episode, Turn
-from epo_trl.watch.choice import Outcome, choose
 from epo_trl.watch.sample import Sample, TurnTexts, sample_of, write_samples
+from epo_trl.watch.selection import Outcome, choose
 from epo_trl.watch.source import sample_file
 
 RL_STEPS = 50  # number of RL steps per run whose episodes are saved, unless configured otherwise

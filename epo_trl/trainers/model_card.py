@@ -234,17 +234,7 @@ def _use(facts: CardFacts, adapter: bool) -> str:
     module, _, maker = (suite.made_by or f"{type(suite).__module__}:{type(suite).__qualname__}").partition(":")
     settings = ", ".join(f"{name}={value!r}" for name, value in _chosen(suite).items())
     made = f"{maker}({settings}).make_suite()" if suite.made_by else f"{maker}()  # with the arguments of your training"
-    imported = actions = ""
-    if suite.tools or suite.verbatim:
-        imported = "from epo_trl.rollout.tool_calls import action_format\n"
-        given = f"{rules.action_format!r}, tokenizer, suite.tools, verbatim=suite.verbatim"
-        actions = f"\n    actions=action_format({given}),"
-    examples = ""
-    if rules.few_shot:
-        imported += "from epo_trl.rollout.few_shot import FewShotArguments\n"
-        shots = ", ".join(f"{name}={value!r}" for name, value in rules.few_shot.items())
-        examples = f"\n    examples=FewShotArguments({shots}).few_shot_of(suite).examples,"
-    template = f"\n    chat_template_kwargs={dict(rules.chat_template_kwargs)!r}," if rules.chat_template_kwargs else ""
+    shots = ", ".join(f"{name}={value!r}" for name, value in rules.few_shot.items())
     action = "a tool call" if rules.action_format == "tool_calls" else "an action, as in `<action>look</action>`"
     base = ", and with the base model where the adapter names it" if adapter else ""
     return f"""A prompt is one user message from the template `{_short_name(rules.template)}`; the answer ends with
@@ -256,7 +246,9 @@ from trl import ModelConfig
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
-{imported}from {module} import {maker}
+from epo_trl.rollout.few_shot import FewShotArguments
+from epo_trl.rollout.tool_calls import action_format
+from {module} import {maker}
 
 suite = {made}
 template = {_short_name(rules.template)!r}
@@ -267,7 +259,10 @@ context = ContextBuilder(
     mode={rules.context!r},
     history_length={rules.history_length},
     max_prompt_tokens={rules.max_prompt_length},
-    max_response_tokens={rules.max_completion_length},{template}{examples}{actions}
+    max_response_tokens={rules.max_completion_length},
+    chat_template_kwargs={dict(rules.chat_template_kwargs)!r},
+    examples=FewShotArguments({shots}).few_shot_of(suite).examples,
+    actions=action_format({rules.action_format!r}, tokenizer, suite.tools, verbatim=suite.verbatim),
 )
 length, temperature = {rules.max_completion_length}, {rules.temperature:g}
 policy = SamplingPolicy(model, tokenizer, max_new_tokens=length, temperature=temperature)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from epo_trl.evaluation.outcomes import COLLAPSED_RATIO, EXPLODED_RATIO, WINDOW, Collapse, Course, Explosion
+from epo_trl.evaluation.outcomes import COLLAPSED_RATIO, EXPLODED_RATIO, WINDOW, Collapse, Explosion, RollingSeries
 
 
 def watched_entropy(metrics: Mapping[str, float]) -> float:
@@ -122,8 +122,8 @@ class RunHealth:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state of the monitor."""
         explosion, collapse = state["explosion"], state["collapse"]
-        self._explosion = Explosion(Course(**explosion["entropy"]), Course(**explosion["invalid"]))
-        courses = Course(**collapse["entropy"]), Course(**collapse["success"])
-        self._collapse = Collapse(*courses, best=collapse["best"])
+        self._explosion = Explosion(RollingSeries(**explosion["entropy"]), RollingSeries(**explosion["invalid"]))
+        series = RollingSeries(**collapse["entropy"]), RollingSeries(**collapse["success"])
+        self._collapse = Collapse(*series, best=collapse["best"])
         self._calm = dict(state["calm"])
         self._invalid, self._success = state["rollout"]

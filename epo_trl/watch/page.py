@@ -86,22 +86,24 @@ def fitting(entries: Mapping[int, Entry], max_bytes: int) -> tuple[dict[int, Ent
     sizes = {number: len(embedded(entry)) for number, entry in entries.items()}
     if sum(sizes.values()) <= max_bytes:
         return dict(entries), ""
-    kept = {number: _without_prompts(entry) for number, entry in entries.items()}
-    sizes = {number: len(embedded(entry)) for number, entry in kept.items()}
+    shortened = {number: _without_prompts(entry) for number, entry in entries.items()}
+    sizes = {number: len(embedded(entry)) for number, entry in shortened.items()}
     missing = []
     if any(turn["prompt"] for entry in entries.values() for turn in entry["turns"][1:]):
         missing.append("prompts after each first turn")
     steps = all_steps = sorted({entry["rl_step"] for entry in entries.values()})
-    while sum(sizes[number] for number in kept) > max_bytes and len(steps) > 1:
+    while sum(sizes[number] for number in shortened) > max_bytes and len(steps) > 1:
         steps = steps[::-2][::-1]
-        kept = {number: entry for number, entry in kept.items() if entry["rl_step"] in steps}
+        shortened = {number: entry for number, entry in shortened.items() if entry["rl_step"] in steps}
     if len(steps) < len(all_steps):
         missing.append(f"{len(all_steps) - len(steps)} of {len(all_steps)} RL steps")
-    totals = itertools.accumulate(sizes[number] for number in kept)
-    fit = {number: entry for (number, entry), total in zip(kept.items(), totals, strict=True) if total <= max_bytes}
-    fit = fit or dict(list(kept.items())[:1])
-    if len(fit) < len(kept):
-        missing.append(f"{len(kept) - len(fit)} other episodes")
+    totals = itertools.accumulate(sizes[number] for number in shortened)
+    fit = {
+        number: entry for (number, entry), total in zip(shortened.items(), totals, strict=True) if total <= max_bytes
+    }
+    fit = fit or dict(list(shortened.items())[:1])
+    if len(fit) < len(shortened):
+        missing.append(f"{len(shortened) - len(fit)} other episodes")
     what = ", ".join(missing)
     return fit, f"Omitted to limit the page size: {what}; the page holds {len(fit)} of {len(entries)} episodes."
 

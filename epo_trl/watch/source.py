@@ -43,19 +43,19 @@ def find_samples(source: str | os.PathLike[str]) -> list[Sample]:
             missing = "there is no such file or folder"
     if not samples:
         raise WatchError(f"RUN: {path} has no episodes: {missing}")
-    return sorted(samples, key=badness)
+    return sorted(samples, key=_sort_key)
 
 
-def badness(sample: Sample) -> tuple[bool, bool, float, int]:
+def _sort_key(sample: Sample) -> tuple[bool, bool, float, int]:
     """Returns the sort key of a sample, which is smaller for a worse episode."""
     episode = sample.episode
     return episode.stop is not StopReason.ABORTED, episode.won, episode.total_reward, -sample.rl_step
 
 
 def _of_evaluation(output: Path) -> list[Sample]:
-    kept = evaluation_file(output)
-    if kept.is_file():
-        return read_samples(kept)
+    file = evaluation_file(output)
+    if file.is_file():
+        return read_samples(file)
     samples = []
     for part in sorted(output.with_name(f"{output.name}.parts").glob("*-*.json")):
         try:

@@ -20,7 +20,7 @@ class OtherEvaluationError(InputError):
     """The output file belongs to an evaluation with another model or other settings."""
 
 
-class KeptEpisodes:
+class PartialResults:
     """The finished parts of an evaluation, one file each, in the folder `<output>.parts`.
 
     Each file is complete or absent, even if the process is killed. Several processes may share the folder if each part
