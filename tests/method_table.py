@@ -57,7 +57,7 @@ CASES = {
     "turn-band": EPO,
     "decision-bonus": Case({"weight": 0.5, "top_share": 0.5}, {"weight": 0.0, "top_share": 0.5}),
     "ea": Case(neutral={"alpha": 0.0}),
-    "adaptive": Case({"target": 9.0, "start": 0.5, "maximum": 0.5}, neutral={"target": 9.0, "delta": 0.0}),
+    "adaptive": Case({"target": 9.0, "start": 0.4, "delta": 0.05, "maximum": 0.6}, {"target": 9.0, "delta": 0.0}),
     "ref-nucleus": Case({"weight": 0.5}, neutral={"weight": 0.0}),
     "siren": Case({"weight": 5.0, "anchor": 0.0}, neutral={"weight": 0.0}),
     "aem": Case(neutral={"temperature": 0.0}),

@@ -1,11 +1,8 @@
 """Decision tokens and their bonus: by hand, over two ranks, through checkpoints, and as gradients."""
 
-import math
-
 import pytest
 import torch
 from method_batches import scores_of
-from run_kit import logged
 from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
 
 from epo_trl.methods import Batch, Comm, MicroBatch, StepSummary
@@ -129,24 +126,6 @@ def test_with_every_token_a_decision_it_is_epos_bonus(tmp_path):
     every = catch_step(trainer_of(tmp_path, {"weight": 0.5, "threshold": 0.0}))[1]
     some = catch_step(trainer_of(tmp_path, {"weight": 0.5, "top_share": 0.5}))[1]
     assert difference(every, epo) < 1e-6 and difference(some, epo) > 1e-3
-
-
-def test_metrics_go_through_a_checkpoint_inside_a_batch(tmp_path):
-    """Four micro-batches a batch, an optimizer step each: the checkpoint falls into the second batch."""
-    settings = {
-        "per_device_train_batch_size": 2, "steps_per_generation": 4, "max_steps": 12, "save_strategy": "steps",
-        "save_steps": 6,
-    }  # fmt: skip
-    kwargs = {"weight": 0.3, "top_share": 0.3, "schedule": "cosine", "end_weight": 0}
-    runs = [trainer_of(tmp_path, kwargs, **settings) for _ in range(2)]
-    runs[0].train()
-    runs[1].train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
-    assert logged(runs[0], "decision-bonus/weight") == pytest.approx([0.3, 0.15, 0.0])
-    for name in ("decision_tokens", "forced_tokens", "decision_share"):
-        straight, resumed = (logged(run, f"entropy/{name}") for run in runs)
-        assert len(straight) == 3 and straight == resumed
-    assert logged(runs[0], "entropy/decision_share") == [pytest.approx(0.3, abs=0.03)] * 3
-    assert all(map(math.isfinite, logged(runs[0], "loss")))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from method_batches import scores_of
-from run_kit import logged
 from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
 
 from epo_trl.methods import Batch, StepSummary
@@ -26,24 +25,6 @@ def test_entropy_based_advantages_by_hand():
     batch = Batch((), nothing, advantages, advantages, nothing, nothing, scores=scores_of(entropy=entropy))
     shaped = EntropyAdvantage().modify_advantages(advantages, batch).advantages
     torch.testing.assert_close(shaped, torch.tensor([[2.2, 3.0, -0.8, -0.5, 0.0]]))
-
-
-def test_entropy_based_advantages_change_the_gradient_alike_however_the_batch_is_cut(tmp_path):
-    def step(size, alpha):
-        return catch_step(
-            trainer_of(
-                tmp_path,
-                per_device_train_batch_size=size,
-                gradient_accumulation_steps=8 // size,
-                entropy_method=["epo", "ea"],
-                method_kwargs={"ea": {"alpha": alpha}},
-            )  # fmt: skip
-        )[1]
-
-    plain, zero, whole, cut = catch_step(trainer_of(tmp_path))[1], step(8, 0.0), step(8, 0.4), step(2, 0.4)
-    assert difference(plain, zero) == 0.0
-    assert difference(whole, cut) < 2e-5 * largest(whole)
-    assert difference(plain, whole) > 1e-3
 
 
 def test_the_adaptive_coefficient_by_hand():
@@ -84,19 +65,6 @@ def test_the_adaptive_bonus_is_epos_bonus_without_its_band(tmp_path):
         cut = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 8 // size}
         epo = catch_step(trainer_of(tmp_path, epo_lambda=0.5, smoothing_alpha=0.0, **cut))[1]
         assert difference(catch_step(trainer_of(tmp_path, **adaptive, **cut))[1], epo) < 1e-6 < 1e-3 < largest(epo)
-
-
-def test_the_adaptive_coefficient_goes_through_a_checkpoint(tmp_path):
-    settings = {
-        "entropy_method": ["adaptive"], "method_kwargs": {"adaptive": {"target": 9.0, "delta": 0.1, "maximum": 1.0}},
-        "max_steps": 4, "save_strategy": "steps", "save_steps": 2,
-    }  # fmt: skip
-    straight = trainer_of(tmp_path, **settings)
-    straight.train()
-    assert logged(straight, "adaptive/coefficient") == pytest.approx([0.0, 0.1, 0.2, 0.3])
-    resumed = trainer_of(tmp_path, **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert resumed.methods["adaptive"].coefficient == straight.methods["adaptive"].coefficient == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(

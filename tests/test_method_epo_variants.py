@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from run_kit import logged
 from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
 
 from epo_trl.methods import Comm, MicroBatch, StepSummary, build_methods
@@ -139,20 +138,6 @@ def test_measures_of_two_ranks_add_up():
     ranks = Comm(sum=lambda own: own + torch.tensor([0.0, 2, 0, 1, 0]))
     metrics = method.end_rl_step(StepSummary(3.5, {}, ranks))
     assert metrics["epo/share_above_band"] == 0.5 and metrics["epo/entropy_loss"] == pytest.approx(6.0)
-
-
-def test_the_history_of_a_variant_goes_through_a_checkpoint(tmp_path):
-    settings = {"entropy_method": "turn-band", "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    runs = []
-    for checkpoint in (None, str(tmp_path / "checkpoint-2")):
-        trainer = make_trainer(tmp_path, **settings)
-        trainer.play = lambda tasks, **kw: make_episodes()
-        trainer.train(resume_from_checkpoint=checkpoint)
-        runs.append(trainer)
-    straight, resumed = runs
-    assert len(straight.methods["turn-band"].history) == 4
-    assert straight.methods.state_dict() == resumed.methods.state_dict()
-    assert logged(straight, "epo/reference") == logged(resumed, "epo/reference")
 
 
 # ---------------------------------------------------------------------------------------------------- names and cards

@@ -1,9 +1,9 @@
-"""What holds for every method: it runs in both worlds, its gradient goes by the batch, and it can be switched off."""
+"""What holds for every method: it runs in both worlds, ignores the cut of a batch, resumes and can be switched off."""
 
 import pytest
 import torch
 from method_table import CASES, PPO, SLOT, config_of, trainer_of, without
-from run_kit import logged
+from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import (
     GROUP,
     ROWS,
@@ -58,6 +58,28 @@ def test_switched_off_it_leaves_every_bit_as_it_is(tmp_path, name):
         runs[kind] = {parameter: p.detach().clone() for parameter, p in trainer.model.named_parameters()}
     assert difference(runs["without"], runs["off"]) == 0.0, "a coefficient of 0 is the run without the method"
     assert difference(runs["without"], runs["on"]) > 0.0, "the settings of the table show in the weights"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_resumes_bit_equal_inside_a_batch(tmp_path, name):
+    """Two optimizer steps on a batch, or four; the checkpoint lies between them."""
+    changes = {**config_of(name, CASES[name].settings, CASES[name].fields), "per_device_train_batch_size": 4,
+               "steps_per_generation": 2, "max_steps": 6, "save_strategy": "steps", "save_steps": 3,
+               "learning_rate": 0.05, **({"bootstrap_truncated": False} if name in PPO else {})}  # fmt: skip
+    straight, resumed = (trainer_of(tmp_path / "run", name, changes) for _ in range(2))
+    straight.train()
+    before = weights(resumed)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    assert_bit_equal(weights(straight), weights(resumed))
+    assert difference(before, weights(resumed)) > 1e-3
+    logs = [
+        [
+            sorted((key, str(x)) for key, x in line.items() if not key.startswith(("time/", "train_", "step_time")))
+            for line in lines
+        ]
+        for lines in (straight.state.log_history, resumed.state.log_history)
+    ]
+    assert len(logs[0]) == 7 and logs[0] == logs[1]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -214,7 +214,7 @@ def test_every_member_of_a_group_starts_the_same():
     envs = [suite.make_env() for _ in range(2)]
     tasks = list(dict.fromkeys(suite.task_ids("train")))
     assert len({env._host for env in envs}) == 2  # the hard case: members on two JVMs
-    for task_id in tasks[:25]:  # one of each type
+    for task_id in tasks[:25:2]:  # one of each other type
         for env in envs:
             env.reset_async(seed=0, options={"task_id": task_id})
         first, second = (env.reset_wait() for env in envs)
@@ -232,7 +232,7 @@ def test_chance_depends_on_the_seed_and_not_on_the_neighbours(suite):
     def texts(env, seed, *others):
         env.reset(seed=seed, options={"task_id": "train/mendelian-genetics-known-plant/5"})
         seen = [env.step("teleport to greenhouse")]
-        for turn in range(40):
+        for turn in range(16):
             for other in others:
                 other.step(("wait1", "look around")[turn % 2])
             seen += [env.step("wait"), env.step("look around")]
