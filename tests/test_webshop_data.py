@@ -125,6 +125,12 @@ def test_no_test_goal_leaks_into_training(seed):
         assert set(map(key, train)) & set(map(key, iid)) == set()
 
 
+def test_both_lists_ask_for_every_kind_of_product():
+    goals = generate(ShopSettings()).goals
+    for split in ("train", "iid"):
+        assert {goal.product.query for goal in goals[split]} == {kind.query for kind in KINDS}, split
+
+
 def test_longer_lists_do_not_change_what_belongs_to_which():
     short, long = generate(SMALL).goals, generate(replace(SMALL, n_train=900, n_iid=250)).goals
     assert long["train"][:600] == short["train"] and long["iid"][:150] == short["iid"]

@@ -25,7 +25,7 @@ from epo_trl.envs.webshop.products import (
 from epo_trl.envs.webshop.shopper import Wish
 
 SPLITS = ("train", "iid")
-_TEST_SHARE = 5  # every fifth product and every fifth wish belongs to the test list
+_TEST_SHARE = 5  # one in five products and one in five wishes belong to the test list
 _ATTRIBUTES = 3  # of a product
 _VALUES = 4  # of an option of a product
 _ATTEMPTS = 200  # draws per goal
@@ -140,11 +140,12 @@ def _some(rng: random.Random, values: tuple[str, ...]) -> tuple[str, ...]:
 def _goals(settings: ShopSettings, split: str, products: tuple[Product, ...]) -> tuple[Goal, ...]:
     rng = random.Random(f"webshop/{settings.seed}/goals/{split}")
     count, is_test = getattr(settings, f"n_{split}"), split != "train"
-    mine = [product for i, product in enumerate(products) if (i % _TEST_SHARE == 0) == is_test]
+    mine = [product for product in products if _is_test(product.asin) == is_test]
     found: dict[str, Goal] = {}
-    for _ in range(_ATTEMPTS * count):
+    for _ in range(_ATTEMPTS * count if mine else 0):
         goal = _goal(rng, rng.choice(mine))
-        if _is_test_wish(goal) == is_test:
+        wish = goal.product.query, sorted(goal.attributes), sorted(goal.options)
+        if _is_test(wish) == is_test:
             found.setdefault(goal.instruction, goal)
         if len(found) == count:
             return tuple(found.values())
@@ -168,9 +169,8 @@ def _goal(rng: random.Random, product: Product) -> Goal:
     return Goal(product, instruction, attributes, tuple(options.values()), bound)
 
 
-def _is_test_wish(goal: Goal) -> bool:
-    """Returns whether a wish belongs to the test list, whatever its wording and price."""
-    key = goal.product.query, sorted(goal.attributes), sorted(goal.options)
+def _is_test(key: object) -> bool:
+    """Returns whether a product's identifier, or a wish whatever its wording and price, belongs to the test list."""
     return crc32(repr(key).encode()) % _TEST_SHARE == 0
 
 
