@@ -72,6 +72,7 @@ class Episode:
         seed: Seed passed to `reset`.
         score: Final score of the environment, if it keeps one.
         final_info: Last info of the environment. With `final_observation` it would have made the next prompt.
+        left_out: Whether a method left the episode's group out of training.
     """
 
     task_id: str
@@ -85,6 +86,7 @@ class Episode:
     seed: int = 0
     score: float | None = None
     final_info: dict[str, Any] = field(default_factory=dict, repr=False)
+    left_out: bool = False
 
     @property
     def total_reward(self) -> float:
@@ -99,7 +101,7 @@ class Episode:
     @property
     def is_usable(self) -> bool:
         """Whether the episode may enter the gradient and the group baseline."""
-        return self.stop is not StopReason.ABORTED and bool(self.turns)
+        return self.stop is not StopReason.ABORTED and bool(self.turns) and not self.left_out
 
     def without_tokens(self) -> Episode:
         """Returns a copy without token ids and info, small enough to send between ranks."""

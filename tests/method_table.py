@@ -73,6 +73,7 @@ CASES = {
     # policy_method
     "dapo": Case(fields={"max_resamples": 0}, neutral={"overlong_penalty": 0.0}, neutral_fields={"max_resamples": 0}),
     "gspo": Case(),
+    "variance-filter": Case({"share": 0.5}, neutral={"share": 1.0}),
     "turn-mean": Case(),
 }
 

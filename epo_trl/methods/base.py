@@ -327,6 +327,14 @@ class Method:
         """Returns whether to train on a group. A rejected group is replaced by the episodes of another task."""
         return True
 
+    def choose_groups(self, groups: Sequence[Group]) -> Sequence[bool]:
+        """Returns, for each group of the batch, whether to train on it. The others are left out, not replaced.
+
+        Args:
+            groups: All groups of all ranks, after rejected ones have been replaced.
+        """
+        return [True] * len(groups)
+
     def credit(self, batch: Batch) -> Credit:
         """Assigns advantages to the tokens of the batch."""
         raise NotImplementedError

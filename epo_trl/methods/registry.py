@@ -59,6 +59,7 @@ METHODS: dict[str, dict[str, str]] = {
     "policy_method": {
         "dapo": "epo_trl.methods.dapo:DAPO",
         "gspo": "epo_trl.methods.gspo:TurnGSPO",
+        "variance-filter": "epo_trl.methods.variance_filter:VarianceFilter",
         "turn-mean": "epo_trl.methods.turn_mean:TurnMean",
     },
 }

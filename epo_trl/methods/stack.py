@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -88,9 +88,14 @@ class Methods(Mapping[str, Method]):
         return {"state_key": True} if any(getattr(m, "anchor", "") == "state" for m in self.values()) else {}
 
     @property
-    def choose_groups(self) -> bool:
-        """Whether a method may reject a group."""
+    def may_replace_groups(self) -> bool:
+        """Whether a method may reject a group, which is then replaced."""
         return any(type(method).keep_group is not Method.keep_group for method in self.values())
+
+    @property
+    def may_leave_out_groups(self) -> bool:
+        """Whether a method may leave groups of the batch out of training."""
+        return any(type(method).choose_groups is not Method.choose_groups for method in self.values())
 
     # --- When a batch is collected -------------------------------------------------------------------------------
 
@@ -113,6 +118,20 @@ class Methods(Mapping[str, Method]):
     def keep_group(self, group: Group) -> bool:
         """Returns whether all methods accept a group for training."""
         return all(method.keep_group(group) for method in self.values())
+
+    def choose_groups(self, groups: Sequence[Group]) -> list[bool]:
+        """Returns, for each group of the batch, whether all methods choose it.
+
+        Raises:
+            InputError: If a method does not return one choice per group.
+        """
+        chosen = [True] * len(groups)
+        for name, method in self.items():
+            choices = method.choose_groups(groups)
+            if len(choices) != len(groups):
+                raise InputError(f"{name}: expected {len(groups)} choices, one per group, got {len(choices)}")
+            chosen = [one and bool(other) for one, other in zip(chosen, choices, strict=True)]
+        return chosen
 
     def credit(self, batch: Batch) -> Credit:
         """Returns the credit assigned by the first method."""

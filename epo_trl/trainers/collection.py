@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from epo_trl.envs.base import TaskSuite
@@ -30,6 +30,7 @@ class Collected:
         played: All episodes as they were played, including those of discarded groups.
         resampled: Number of discarded groups, over all ranks.
         unwanted: Number of groups, over all ranks, that are trained on although a method rejected them.
+        left_out: Number of groups, over all ranks, that a method left out of training.
     """
 
     tasks: list[str]
@@ -37,13 +38,15 @@ class Collected:
     played: list[Episode] = field(default_factory=list)
     resampled: int = 0
     unwanted: int = 0
+    left_out: int = 0
 
 
 class Collector:
     """Collects the batches of a run and their metrics.
 
     A group that a method rejects is discarded, and another task is played instead, in at most `max_resamples` rounds.
-    The replacement tasks depend only on the run's seed and the RL step, so a resumed run draws the same ones.
+    The replacement tasks depend only on the run's seed and the RL step, so a resumed run draws the same ones. Then the
+    methods choose among all groups; the episodes of the others are marked as `left_out`.
 
     Args:
         suite: Suite of the tasks.
@@ -82,8 +85,10 @@ class Collector:
         episodes = played(tasks)
         rewarded = [self._methods.with_rewards(episode) for episode in episodes]
         batch = Collected(list(tasks), rewarded, list(episodes))
-        if self._methods.choose_groups:
-            self._choose(batch, played, random.Random(f"{self._args.seed}/{rl_step}"))
+        if self._methods.may_replace_groups:
+            self._replace(batch, played, random.Random(f"{self._args.seed}/{rl_step}"))
+        if self._methods.may_leave_out_groups:
+            self._leave_out(batch)
         faults = self._suite.faults() - faults_before
         metrics = rollout_metrics(batch.played, times, faults, self._end_ids, self._ranks, self._args.device)
         metrics |= group_metrics(batch.episodes, self._group_size, self._ranks)
@@ -96,15 +101,18 @@ class Collector:
                     f"rates (see env/aborted). The first error: {errors[0]}"
                 )
                 warnings.warn(spelled(message), stacklevel=2)
-        if self._methods.choose_groups:
+        if self._methods.may_replace_groups:
             metrics |= {"rollout/resampled_groups": batch.resampled, "rollout/unwanted_groups": batch.unwanted}
+        if self._methods.may_leave_out_groups:
+            metrics |= {"rollout/left_out_groups": batch.left_out}
         return batch, metrics
 
-    def _choose(self, batch: Collected, played: Callable[[Sequence[str]], list[Episode]], draw: random.Random) -> None:
+    def _replace(self, batch: Collected, played: Callable[[Sequence[str]], list[Episode]], draw: random.Random) -> None:
         """Replaces the groups that a method rejects."""
         first, size = self._ranks.index * len(batch.tasks), self._group_size
         for left in reversed(range(self._args.max_resamples + 1)):
-            refused = self._refused(batch.episodes)
+            groups = self._groups(batch.episodes)
+            refused = [number for number, group in enumerate(groups) if not self._methods.keep_group(group)]
             if not refused or not left:
                 batch.unwanted = len(refused)
                 return
@@ -116,12 +124,20 @@ class Collector:
                 batch.tasks[i], batch.episodes[i] = episode.task_id, self._methods.with_rewards(episode)
             batch.played += episodes
 
-    def _refused(self, episodes: Sequence[Episode]) -> list[int]:
-        """Returns the indices of the groups that a method rejects, equal on all ranks."""
+    def _leave_out(self, batch: Collected) -> None:
+        """Marks the episodes of the groups that the methods do not choose."""
+        first, size = self._ranks.index * len(batch.tasks), self._group_size
+        chosen = self._methods.choose_groups(self._groups(batch.episodes))
+        batch.left_out = chosen.count(False)
+        batch.episodes = [
+            replace(episode, left_out=not chosen[(first + i) // size]) for i, episode in enumerate(batch.episodes)
+        ]
+
+    def _groups(self, episodes: Sequence[Episode]) -> list[Group]:
+        """Returns the groups of all ranks, in order. Collective."""
         seen = self._ranks.gather([(episode.total_reward, episode.won, episode.is_usable) for episode in episodes])
-        groups = [seen[i : i + self._group_size] for i in range(0, len(seen), self._group_size)]
-        kept = [self._methods.keep_group(Group(*zip(*members, strict=True))) for members in groups]
-        return [number for number, keep in enumerate(kept) if not keep]
+        members = [seen[i : i + self._group_size] for i in range(0, len(seen), self._group_size)]
+        return [Group(*zip(*group, strict=True)) for group in members]
 
 
 def episode_return(completions: Sequence[Any], episode_return: Sequence[float], **_: Any) -> list[float]:

@@ -11,6 +11,7 @@ import os
 import random
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class EpisodeSamples:
         every = self._args.keep_episodes_steps or -(-total_rl_steps // RL_STEPS)
         if not self._args.keep_episodes or (rl_step % every and rl_step != total_rl_steps - 1):
             return {}
-        rewards = self._ranks.gather([(episode.total_reward, episode.is_usable) for episode in episodes])
+        rewards = self._ranks.gather([(e.total_reward, replace(e, left_out=False).is_usable) for e in episodes])
         outcomes = [Outcome(reward, usable, i // self._group_size) for i, (reward, usable) in enumerate(rewards)]
         draw = random.Random(f"{self._args.seed}/{rl_step}")
         first = self._ranks.index * len(episodes)

@@ -87,7 +87,7 @@ def set_up(
     check_reference(args, methods, model, kwargs.get("peft_config"))
     rules = build_rules(args, suite, tokenizer, methods.env_options)
     check_settings(args, rules.context)
-    if methods.choose_groups and reward_funcs is not None:
+    if (methods.may_replace_groups or methods.may_leave_out_groups) and reward_funcs is not None:
         raise InputError("reward_funcs: expected none with a method that selects groups by the episodes' own rewards")
     if methods.readers_of_turn_rewards and reward_funcs is not None:
         names = ", ".join(map(repr, methods.readers_of_turn_rewards))

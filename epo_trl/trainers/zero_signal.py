@@ -95,8 +95,9 @@ def empty_batch_warning(rl_step: int) -> str:
     """Returns the warning for a batch without a token in the loss."""
     return (
         f"No token of RL step {rl_step} is trained on: every episode was aborted, or its last response was truncated "
-        "and masked by mask_truncated_completions. To fix this, raise max_completion_length or set "
-        "mask_truncated_completions to false, and check env/aborted and rollout/cut_responses."
+        "and masked by mask_truncated_completions, or a method left its group out. To fix this, raise "
+        "max_completion_length or set mask_truncated_completions to false, and check env/aborted, "
+        "rollout/cut_responses and rollout/left_out_groups."
     )
 
 

@@ -1,0 +1,62 @@
+"""Leaves groups with little reward variance out of training (RAGEN-2, arXiv 2604.06268)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import pvariance
+from typing import ClassVar
+
+from epo_trl.errors import InputError
+from epo_trl.methods.base import Group, Method, Need
+
+_EQUAL = 1e-12  # variance of returns that differ by rounding alone
+
+
+@dataclass
+class VarianceFilter(Method):
+    """Trains on the groups with the largest reward variance until they hold `share` of the batch's variance.
+
+    RAGEN-2 takes the variance of the rewards in a group for the signal-to-noise ratio of its gradient. A group whose
+    returns are all equal is never trained on, and of groups with equal variance the first comes first.
+
+    Args:
+        share: Share of the sum of all groups' variances. RAGEN-2 uses 0.9. 1 leaves out the groups without variance.
+        most: Largest number of groups to train on, for batches that play more groups than that; `None` for all.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS})
+
+    share: float = 0.9
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise InputError(f"share: expected a number above 0, at most 1, got {self.share}")
+        if self.most is not None and self.most < 1:
+            raise InputError(f"most: expected an integer >= 1, got {self.most}")
+
+    def model_card_text(self) -> str:
+        """Returns the paper and the settings."""
+        most = "" if self.most is None else f", at most {self.most}"
+        return (
+            f"the groups with {self.share:g} of the reward variance ([RAGEN-2](https://arxiv.org/abs/2604.06268){most})"
+        )
+
+    def choose_groups(self, groups: Sequence[Group]) -> list[bool]:
+        """Returns, for each group, whether it is among those with the largest variance."""
+        variances = [_variance(group) for group in groups]
+        wanted = self.share * (1 - 1e-9) * sum(variances)
+        chosen, covered = [False] * len(groups), 0.0
+        for i in sorted(range(len(groups)), key=lambda i: -variances[i])[: self.most]:
+            if covered >= wanted or variances[i] <= _EQUAL:
+                break
+            chosen[i] = True
+            covered += variances[i]
+        return chosen
+
+
+def _variance(group: Group) -> float:
+    """Returns the variance of the usable members' returns, 0 without any."""
+    returns = [value for value, usable in zip(group.returns, group.usable, strict=True) if usable]
+    return pvariance(returns) if returns else 0.0

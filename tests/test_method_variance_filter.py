@@ -1,0 +1,193 @@
+"""Groups with the most variance: choices by hand, over ranks, what is left out of the loss, and resuming."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from method_batches import run_on_ranks
+from plain_steps import assert_gradient, plain_tokens, step_of
+from run_kit import assert_bit_equal, logged, resumable, weights
+from trainer_kit import (
+    GROUP,
+    catch_step,
+    compute_in_float64,
+    difference,
+    largest,
+    make_config,
+    make_episodes,
+    make_model,
+    make_trainer,
+)
+
+from epo_trl.envs.toy import ToySuite
+from epo_trl.methods import Comm, Group, Method, build_methods
+from epo_trl.methods.variance_filter import VarianceFilter
+from epo_trl.trainers.collection import Collector
+from epo_trl.types import Episode, StopReason, Turn
+from epo_trl.watch.sample import read_samples
+from epo_trl.watch.source import sample_file
+
+
+def group(*returns, unusable=()):
+    return Group(returns, (False,) * len(returns), tuple(i not in unusable for i in range(len(returns))))
+
+
+# Variances 1, 25, 0, 4, 1 and, without the member that carries no signal, 0.
+GROUPS = [group(0.0, 2.0), group(0.0, 10.0), group(5.0, 5.0), group(4.0, 0.0), group(3.0, 1.0),
+          group(9.0, 0.0, unusable=(0,))]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "chosen"),
+    [
+        ({"share": 0.8}, [1]),  # of 31: 25 is enough for 24.8
+        ({}, [1, 3]),  # 29 for 27.9
+        ({"share": 0.95}, [0, 1, 3]),  # 30 for 29.45; of equals the first
+        ({"share": 1.0}, [0, 1, 3, 4]),
+        ({"share": 1.0, "most": 2}, [1, 3]),
+        ({"most": 1}, [1]),
+        ({"share": 1.0, "most": 9}, [0, 1, 3, 4]),
+    ],
+    ids=str,
+)
+def test_choices_by_hand(settings, chosen):
+    made = VarianceFilter(**settings).choose_groups(GROUPS)
+    assert made == [i in chosen for i in range(len(GROUPS))]
+
+
+def test_without_variance_no_group_is_chosen():
+    """Also where returns differ by the rounding of a sum."""
+    assert VarianceFilter().choose_groups([group(5.0, 5.0), group(0.1 + 0.2, 0.3)]) == [False, False]
+    assert VarianceFilter().choose_groups([group(1.0, 2.0, unusable=(0, 1))]) == [False]
+
+
+# -------------------------------------------------------------------------------------------------------- collection
+
+
+def collected(folder, ranks, tasks, play, policy_method):
+    methods = build_methods(make_config(folder, policy_method=policy_method), critic=False)
+    args = make_config(folder, max_resamples=50)
+    collector = Collector(ToySuite(), methods, ranks, [f"train/{i}" for i in range(20)], args, GROUP, (0,))
+    return collector.collect(tasks, play, 0)
+
+
+def by_task(first=0):
+    """Returns a player whose returns spread by the number of the task; that of an even task is the same for all."""
+
+    def play(tasks, **kwargs):
+        values = [int(task.split("/")[1]) * (int(task.split("/")[1]) % 2) * ((first + i) % 2)
+                  for i, (task, _) in enumerate(tasks)]  # fmt: skip
+        return [Episode(task, "", "", (Turn((1,), (2,), "", "", "", True, float(value)),), StopReason.TURN_LIMIT)
+                for (task, _), value in zip(tasks, values, strict=True)]  # fmt: skip
+
+    return play
+
+
+def test_two_ranks_leave_out_the_same_groups_also_one_that_they_share(tmp_path):
+    """Groups of 4 over two ranks of 6: variances 0.25, 2.25 and 6.25, of which two hold 0.9."""
+    tasks = ["train/1"] * 4 + ["train/3"] * 4 + ["train/5"] * 4
+    whole, metrics = collected(tmp_path, Comm(), tasks, by_task(), "variance-filter")
+    assert [e.left_out for e in whole.episodes] == [True] * 4 + [False] * 8
+    assert metrics["rollout/left_out_groups"] == whole.left_out == 1 and "rollout/unwanted_groups" not in metrics
+    assert not any(e.left_out for e in whole.played) and metrics["env/return"] == pytest.approx(1.5)
+    assert [e.is_usable for e in whole.episodes] == [False] * 4 + [True] * 8
+
+    def run(rank, ranks):
+        rows = slice(6 * rank, 6 * rank + 6)
+        return collected(tmp_path, ranks, tasks[rows], by_task(6 * rank), "variance-filter")[0]
+
+    one, other = run_on_ranks(run)
+    assert one.left_out == other.left_out == 1 and [*one.episodes, *other.episodes] == whole.episodes
+
+
+def test_groups_are_replaced_first(tmp_path):
+    methods = ["method_examples:KeepUnequal", "variance-filter"]
+    batch, metrics = collected(tmp_path, Comm(), ["train/2"] * 4 + ["train/19"] * 4, by_task(), methods)
+    assert batch.resampled >= 1 and batch.unwanted == 0
+    numbers = [int(batch.tasks[first].split("/")[1]) for first in (0, GROUP)]
+    assert numbers[0] % 2 and numbers[1] == 19
+    left_out = VarianceFilter().choose_groups([group(0.0, float(number)) for number in numbers]).count(False)
+    assert metrics["rollout/left_out_groups"] == batch.left_out == left_out
+
+
+@dataclass
+class OneChoice(Method):
+    def choose_groups(self, groups):
+        return [True]
+
+
+def test_choices_that_do_not_fit_the_groups_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="OneChoice: expected 2 choices, one per group, got 1"):
+        collected(tmp_path, Comm(), ["train/1"] * 8, by_task(), "test_method_variance_filter:OneChoice")
+    assert Method().choose_groups(GROUPS) == [True] * 6
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+
+HALF = {"policy_method": ["variance-filter"], "method_kwargs": {"variance-filter": {"share": 0.5}}}
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+def test_the_gradient_is_that_of_plain_loops(tmp_path, monkeypatch, context, micro_batches):
+    """The mean over the tokens of the first group, which holds more than half of the variance."""
+    compute_in_float64(monkeypatch)
+    got = step_of(tmp_path, context, micro_batches, **HALF)
+    model = make_model().double()
+    tokens = [token for token in plain_tokens(model, context) if token.row < GROUP]
+    assert_gradient(got, model, -sum(token.advantage * token.logp for token in tokens) / len(tokens))
+
+
+@pytest.mark.parametrize("credit", ["grpo", "gigpo", "reinforce++"])
+def test_a_group_that_is_left_out_is_in_no_term_and_no_mean(tmp_path, credit):
+    """As if all of its episodes had been aborted: credit, EPO's terms, and their metrics."""
+    aborted = [replace(e, stop=StopReason.ABORTED) if i >= GROUP else e for i, e in enumerate(make_episodes())]
+    runs = []
+    for changes, episodes in ((HALF, make_episodes()), ({"max_aborted_share": 1.0}, aborted)):
+        trainer = make_trainer(tmp_path, credit=credit, epo_lambda=0.5, max_steps=1, **changes)
+        trainer.play = lambda tasks, episodes=episodes, **kwargs: episodes
+        runs.append((catch_step(trainer, history=[1.0]), logged(trainer, "epo/entropy_loss")))
+    ((loss, one), metric), ((again, other), same) = runs
+    assert loss == again and difference(one, other) == 0.0 < largest(one) and metric == same
+
+
+def test_a_batch_without_variance_trains_on_nothing_and_a_warning_says_so(tmp_path):
+    trainer = make_trainer(tmp_path, epo_lambda=0.5, **HALF)
+    equal = [replace(e, turns=tuple(replace(t, reward=0.0) for t in e.turns)) for e in make_episodes()]
+    trainer.play = lambda tasks, **kwargs: equal
+    with pytest.warns(UserWarning, match="No token of RL step 0 is trained on.*rollout/left_out_groups"):
+        loss, gradients = catch_step(trainer)
+    assert loss.item() == 0 and largest(gradients) == 0
+
+
+def test_a_run_resumes_bit_equal_inside_a_batch(tmp_path):
+    """Of the stored episodes, those left out are not marked as aborted, but for the one that was."""
+    given = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "save_steps": 3, **HALF}
+    runs = [resumable(tmp_path / "run", keep_episodes=8, **given) for _ in range(2)]
+    for run in runs:
+        run.play = lambda tasks, **kwargs: make_episodes()
+    runs[0].train()
+    runs[1].train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    assert_bit_equal(*map(weights, runs))
+    assert [logged(run, "rollout/left_out_groups") for run in runs] == [[1, 1, 1]] * 2
+    samples = read_samples(sample_file(runs[0].args.output_dir, 1))
+    assert len(samples) == 8 and sum(sample.episode.left_out for sample in samples) == GROUP
+    assert [sample.episode.stop for sample in samples if sample.why == "aborted"] == [StopReason.ABORTED]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"share": 0}, "share: expected a number above 0, at most 1, got 0"),
+        ({"share": 1.1}, "share: .*got 1.1"),
+        ({"most": 0}, "most: expected an integer >= 1, got 0"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=f"method_kwargs, 'variance-filter': {message}"):
+        make_config(tmp_path, policy_method="variance-filter", method_kwargs={"variance-filter": settings})
+
+
+def test_rewards_of_others_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="reward_funcs: expected none with a method that selects groups"):
+        make_trainer(tmp_path, policy_method="variance-filter", reward_funcs=lambda completions, **kw: torch.zeros(8))
