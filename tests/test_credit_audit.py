@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from trainer_kit import make_episodes, make_model, make_ppo, toy_tokenizer
+from transformers import AutoModelForCausalLM
 
 from epo_trl.cli import main
 from epo_trl.credit_audit import AuditPlan, Player, compare, list_estimators
@@ -22,6 +23,7 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.envs.trap import HATCH, TrapSuite, go_through
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
+from epo_trl.models.critic import Critic, copied_backbone
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
 from epo_trl.rollout.demonstrations import ACTION
 from epo_trl.trainers.critic_file import critic_prefix, save_critic
@@ -265,6 +267,20 @@ def test_the_command_writes_its_results_and_continues_where_it_stopped(run, caps
     with pytest.raises(SystemExit):
         main([*words, "--audit_continuations", "4"])
     assert "where plan_continuations is 2, now 4" in capsys.readouterr().err
+
+
+def test_the_credits_of_a_critic_are_audited_too(run):
+    folder, config = run
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    critic = Critic(model.config.hidden_size, copied_backbone(model))
+    torch.nn.init.normal_(critic.head.weight)
+    save_critic(str(folder), critic, critic.state_dict(), "")
+    words = ["audit-credit", str(folder), "--config", str(config), "--audit_tasks", "2", "--audit_round", "2"]
+    words += ["--audit_group", "2", "--audit_episodes", "1", "--audit_continuations", "2"]
+    assert main([*words, "--algorithm", "ppo", "--num_generations", "1"]) == 0
+    found = json.loads((folder / "credit_audit" / "round-000.json").read_text(encoding="utf-8"))["credits"]
+    assert {"turn", "token", "outcome", "turn, lambda 0"} <= found.keys()
+    assert np.std(found["turn, lambda 0"]) > 0 and found["turn, lambda 0"] != found["turn"]
 
 
 def test_a_command_that_cannot_work_says_why(run, capsys):
