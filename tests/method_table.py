@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_kit import make_episodes, make_ppo, make_trainer
+from trainer_kit import make_ppo, make_trainer, with_episodes
 
 from epo_trl.methods import METHODS
 
@@ -94,6 +94,4 @@ def without(name):
 
 
 def trainer_of(folder, name, changes):
-    trainer = (make_ppo if name in PPO else make_trainer)(folder, **changes)
-    trainer.play = lambda tasks, **kwargs: make_episodes()
-    return trainer
+    return with_episodes((make_ppo if name in PPO else make_trainer)(folder, **changes))

@@ -22,7 +22,7 @@ from distributed_worker import (
 )
 from launcher import HAS_DEEPSPEED, TESTS, launch, launch_nodes, launched_once, needs_deepspeed
 from run_kit import StopAt
-from trainer_kit import GROUP, ROWS, difference, make_episodes, make_model, make_ppo, make_trainer
+from trainer_kit import GROUP, ROWS, difference, make_episodes, make_model, make_ppo, make_trainer, with_episodes
 from transformers import AutoModelForCausalLM
 
 from epo_trl.long_runs.long_run import FINISHED, STATE_FILE
@@ -138,8 +138,7 @@ def test_the_terms_inside_nuclei_are_those_of_one_process(launched, tmp_path, ru
     keep = KeepWeights(2)
     model = nucleus_model(run.split("-")[-1], tmp_path / "start")
     start = {name: value.detach().clone() for name, value in model.named_parameters()}
-    trainer = make_trainer(tmp_path, model=model, callbacks=[keep], **NUCLEUS)
-    trainer.play = lambda tasks, **kwargs: make_episodes()
+    trainer = with_episodes(make_trainer(tmp_path, model=model, callbacks=[keep], **NUCLEUS))
     trainer.train()
     assert difference(weights, other) == 0.0
     assert difference(keep.weights, weights) < 2e-5 < 0.05 < difference(start, weights)

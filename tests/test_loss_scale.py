@@ -4,7 +4,7 @@ import math
 import warnings
 
 import pytest
-from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
+from trainer_kit import catch_step, difference, largest, make_config, make_trainer, with_episodes
 
 from epo_trl.trainers.checks import vespo_weight, warn_loss_scale
 
@@ -13,8 +13,7 @@ TOKENS, EPISODES = 39, 8  # of the episodes made by hand; the aborted one has no
 
 def gradients(folder, *, then=lambda trainer: None, **changes):
     """Returns the gradients of one update on the episodes made by hand, without entropy terms."""
-    trainer = make_trainer(folder, epo_lambda=0.0, **changes)
-    trainer.play = lambda tasks, **kwargs: make_episodes()
+    trainer = with_episodes(make_trainer(folder, epo_lambda=0.0, **changes))
     then(trainer)
     found = catch_step(trainer)[1]
     assert largest(found) > 1e-3

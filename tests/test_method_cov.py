@@ -3,7 +3,7 @@
 import pytest
 import torch
 from method_batches import batch_of, check_two_ranks, random_batch
-from trainer_kit import catch_step, difference, make_config, make_episodes, make_model, make_trainer
+from trainer_kit import catch_step, difference, make_config, make_episodes, make_model, make_trainer, with_episodes
 
 from epo_trl.methods import MicroBatch
 from epo_trl.methods.covariance import ClipCov, KLCov, covariances
@@ -21,9 +21,7 @@ def hand_made(**others):
 def trainer_of(folder, name, settings, size=8, **changes):
     cut = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 8 // size}
     method = {"epo_lambda": 0.0, "entropy_method": [name], "method_kwargs": {name: settings}}
-    trainer = make_trainer(folder, **{**method, **cut, **changes})
-    trainer.play = lambda tasks, **_: make_episodes()
-    return trainer
+    return with_episodes(make_trainer(folder, **{**method, **cut, **changes}))
 
 
 def test_covariances_by_hand():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from method_batches import scores_of
-from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
+from trainer_kit import catch_step, difference, make_config, make_trainer, with_episodes
 
 from epo_trl.methods import Batch, Comm, MicroBatch, StepSummary
 from epo_trl.methods.decision_bonus import DecisionBonus
@@ -30,9 +30,7 @@ def batch_of(entropy, mask, ranks=None):
 
 def trainer_of(folder, kwargs, **changes):
     settings = {"entropy_method": "decision-bonus", "method_kwargs": {"decision-bonus": kwargs}, **changes}
-    trainer = make_trainer(folder, **settings)
-    trainer.play = lambda tasks, **kw: make_episodes()
-    return trainer
+    return with_episodes(make_trainer(folder, **settings))
 
 
 # ---------------------------------------------------------------------------------------------------------- decisions

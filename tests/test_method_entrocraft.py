@@ -3,7 +3,7 @@
 import pytest
 import torch
 from method_batches import batch_of, check_two_ranks
-from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
+from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer, with_episodes
 
 from epo_trl.methods.entrocraft import Entrocraft
 
@@ -58,8 +58,7 @@ def test_the_gradient_is_that_of_the_kept_episodes(tmp_path):
         return catch_step(trainer)[1]
 
     positive, negative = step(0.0), step(1e9)
-    trainer = make_trainer(tmp_path, epo_lambda=0.0, entropy_method=[])
-    trainer.play = lambda tasks, **_: make_episodes()
+    trainer = with_episodes(make_trainer(tmp_path, epo_lambda=0.0, entropy_method=[]))
     plain = catch_step(trainer)[1]
     parts = {name: positive[name] + negative[name] for name in plain}
     assert difference(plain, parts) < 2e-5 * largest(plain) < 1e-3 < difference(plain, positive)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from method_batches import scores_of
-from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
+from trainer_kit import catch_step, difference, largest, make_config, make_trainer, with_episodes
 
 from epo_trl.methods import Batch, StepSummary
 from epo_trl.methods.adaptive import AdaptiveEntropy
@@ -13,9 +13,7 @@ from epo_trl.methods.ea import EntropyAdvantage
 
 
 def trainer_of(folder, **changes):
-    trainer = make_trainer(folder, **changes)
-    trainer.play = lambda tasks, **kwargs: make_episodes()
-    return trainer
+    return with_episodes(make_trainer(folder, **changes))
 
 
 def test_entropy_based_advantages_by_hand():

@@ -8,7 +8,7 @@ import torch
 from fused_heads import HEADS, IDS, PROMPTS, RESPONSE, TURNS, head_of
 from method_batches import batch_of, check_two_ranks
 from plain_steps import assert_gradient, plain_tokens, step_of
-from trainer_kit import compute_in_float64, make_config, make_episodes, make_model, make_trainer
+from trainer_kit import compute_in_float64, make_config, make_model, make_trainer, with_episodes
 from trl.trainer.utils import add_fused_lm_head
 
 from epo_trl.errors import InputError
@@ -110,8 +110,7 @@ def test_it_is_what_the_whole_distribution_gives(head):
 
 
 def test_only_collection_pays_for_it(tmp_path):
-    trainer = make_trainer(tmp_path, entropy_method=["clip-v"])
-    trainer.play = lambda tasks, **kwargs: make_episodes()
+    trainer = with_episodes(make_trainer(tmp_path, entropy_method=["clip-v"]))
     seen, loss = [], trainer.methods["clip-v"].loss
     trainer.methods["clip-v"].loss = lambda micro: seen.append(micro) or loss(micro)
     trainer.args.max_steps = 1

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
+from trainer_kit import catch_step, difference, make_config, make_trainer, with_episodes
 
 from epo_trl.methods import Comm, MicroBatch, StepSummary, build_methods
 from epo_trl.methods.epo import EPO
@@ -25,8 +25,7 @@ def micro_of(entropy, turn_ids, **changes):
 def step(folder, name, *, rl_step=3, kwargs=None, **changes):
     """Returns loss and gradients of RL step `rl_step` of 10, in one micro-batch."""
     kwargs = {name: kwargs} if kwargs else {}
-    trainer = make_trainer(folder, entropy_method=[name], method_kwargs=kwargs, **{**BAND, **changes})
-    trainer.play = lambda tasks, **kw: make_episodes()
+    trainer = with_episodes(make_trainer(folder, entropy_method=[name], method_kwargs=kwargs, **{**BAND, **changes}))
     return catch_step(trainer, history=HISTORY, rl_step=rl_step)
 
 

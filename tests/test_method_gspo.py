@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
+from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer, with_episodes
 
 from epo_trl.methods import build_methods
 from epo_trl.methods.gspo import TurnGSPO
@@ -99,7 +99,6 @@ def test_it_reaches_the_model_card(tmp_path):
 
 def test_a_step_with_it_is_finite_for_an_aborted_episode(tmp_path):
     """Its row has no token in the loss."""
-    trainer = make_trainer(tmp_path, policy_method="gspo", num_iterations=2)
-    trainer.play = lambda tasks, **kwargs: make_episodes()
+    trainer = with_episodes(make_trainer(tmp_path, policy_method="gspo", num_iterations=2))
     loss, gradients = catch_step(trainer)
     assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients.values())

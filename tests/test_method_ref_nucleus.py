@@ -19,6 +19,7 @@ from trainer_kit import (
     make_ppo,
     make_trainer,
     saved,
+    with_episodes,
 )
 from trl.trainer.utils import add_fused_lm_head
 
@@ -210,9 +211,7 @@ def settings(weight=0.5, **more):
 
 
 def trainer_of(folder, make=make_trainer, **changes):
-    trainer = make(folder, **{**settings(), **changes})
-    trainer.play = lambda tasks, **kwargs: make_episodes()
-    return trainer
+    return with_episodes(make(folder, **{**settings(), **changes}))
 
 
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])

@@ -19,6 +19,7 @@ from trainer_kit import (
     make_ppo,
     make_trainer,
     saved,
+    with_episodes,
 )
 
 from epo_trl.methods import Method, MicroBatch, Need
@@ -34,9 +35,7 @@ def settings(weight=5.0, **more):
 
 
 def trainer_of(folder, make=make_trainer, **changes):
-    trainer = make(folder, **{**settings(), **changes})
-    trainer.play = lambda tasks, **kwargs: make_episodes()
-    return trainer
+    return with_episodes(make(folder, **{**settings(), **changes}))
 
 
 # ----------------------------------------------------------------------------------------------------------- peaks

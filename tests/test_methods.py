@@ -16,6 +16,7 @@ from trainer_kit import (
     make_model,
     make_ppo,
     make_trainer,
+    with_episodes,
 )
 
 from epo_trl.envs.toy import ToySuite
@@ -29,9 +30,7 @@ from epo_trl.types import Episode, StopReason, Turn
 def trainer_of(folder, make=make_trainer, **changes):
     """Returns a trainer that "plays" the episodes made by hand."""
     ends = {"bootstrap_truncated": False} if make is make_ppo else {}
-    trainer = make(folder, **ends, **changes)
-    trainer.play = lambda tasks, **kwargs: make_episodes()
-    return trainer
+    return with_episodes(make(folder, **ends, **changes))
 
 
 def named(method):

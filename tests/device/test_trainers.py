@@ -2,7 +2,6 @@
 
 # ruff: noqa: F401
 from test_epo_trainer import (
-    test_a_checkpoint_with_several_optimizer_steps_per_batch_resumes_bit_equal,
     test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped,
     test_a_run_with_gradient_checkpointing_is_bit_equal,
     test_bf16_takes_nearly_the_same_step,
