@@ -72,11 +72,15 @@ class FieldBounds(NamedTuple):
 
     def check(self, name: str, value: Any) -> None:
         """Raises `InputError` if a value is outside the bounds."""
-        if (value is None and self.is_optional) or (value is not None and value in self.bounds):
+        if (value is None and self.is_optional) or (self._has_type(value) and value in self.bounds):
             return
         kind = {int: "an integer ", float: "a number "}.get(self.kind, "")
         expected = "a finite number" if self.bounds == Range() else f"{kind}{self.bounds}"
         raise InputError(f"{name}: expected {expected}{' or null' * self.is_optional}, got {value!r}")
+
+    def _has_type(self, value: Any) -> bool:
+        numbers = int if self.kind is int else int | float
+        return isinstance(self.bounds, OneOf) or (isinstance(value, numbers) and not isinstance(value, bool))
 
 
 def read_bounds(hints: Mapping[str, Any] | type) -> dict[str, FieldBounds]:

@@ -27,6 +27,9 @@ class Settings:
     [
         ("turns", 0, "expected an integer >= 1, got 0"),
         ("turns", None, "expected an integer >= 1, got None"),
+        ("turns", 2.5, "expected an integer >= 1, got 2.5"),
+        ("turns", True, "expected an integer >= 1, got True"),
+        ("weight", "1", "expected a number >= 0, got '1'"),
         ("limit", 0, "expected an integer >= 1 or null, got 0"),
         ("weight", -0.1, "expected a number >= 0, got -0.1"),
         ("weight", math.nan, "expected a number >= 0, got nan"),

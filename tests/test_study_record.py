@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from epo_trl.study.config import StudyError
+from epo_trl.errors import InputError
 from epo_trl.study.record import (
     COMPLETE,
     POINTS,
@@ -119,14 +119,14 @@ def test_a_record_knows_the_weights_of_the_warm_start_wherever_they_lie(tmp_path
 def test_a_run_without_a_log_is_refused(tmp_path):
     run = run_of(tmp_path)
     run.folder.mkdir()
-    with pytest.raises(StudyError, match="has no checkpoint and therefore no log; set a save_strategy"):
+    with pytest.raises(InputError, match="has no checkpoint and therefore no log; set a save_strategy"):
         collect(run, 1.0)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"arm": "a", "evaluations": [{}]}', "{'"])
 def test_a_damaged_record_is_named(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(StudyError, match=r"a\.json is not a record of a run"):
+    with pytest.raises(InputError, match=r"a\.json is not a record of a run"):
         read_record(tmp_path / "a.json")
 
 

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
-from pydantic import ConfigDict, Field, ValidationError
-from pydantic.dataclasses import dataclass as checked_dataclass
 
+from epo_trl.bounds import Count, Share, check_bounds
 from epo_trl.errors import InputError
 from epo_trl.evaluation.outcomes import LAST_STEPS, SOLVED, TRAPPED, WINDOW
 from epo_trl.study.builtin_configs import find, find_study, names
 
-
-class StudyError(InputError):
-    """A study cannot be run. The message is for the author of the file or the command."""
-
-
 # Fields that the study sets for each run.
 OWN_FIELDS = ("seed", "output_dir", "resume_from_checkpoint", "overwrite_output_dir")
 _ARM_KEYS = ("recipe", "config", "seeds")
-FolderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +49,7 @@ class Arm:
     seeds: tuple[int, ...]
 
 
-@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
     """The arms of a comparison and the criteria of the report.
 
@@ -76,7 +68,7 @@ class Study:
         trapped: Mean success of the window below which a run is trapped.
     """
 
-    name: FolderName
+    name: str
     path: Path
     question: str = ""
     protocol: str = ""
@@ -89,6 +81,16 @@ class Study:
     solved: Share = SOLVED
     trapped: Share = TRAPPED
 
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        for key in ("name", "question", "protocol", "baseline"):
+            if not isinstance(getattr(self, key), str):
+                raise InputError(f"{key}: expected a string, got {getattr(self, key)!r}")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise InputError(f"name: expected letters, digits, '.', '_' and '-' (it names folders), got {self.name!r}")
+        if self.trapped > self.solved:
+            raise InputError(f"trapped: expected a share up to that of solved, {self.solved}, got {self.trapped}")
+
     @property
     def seeds(self) -> tuple[int, ...]:
         """Seeds of all arms, in the order in which they run."""
@@ -98,12 +100,12 @@ class Study:
         """Returns the study restricted to these arms, with these seeds for each of them.
 
         Raises:
-            StudyError: If there is no arm of that name.
+            InputError: If there is no arm of that name.
         """
         known = [arm.name for arm in self.arms]
         for name in arms or ():
             if name not in known:
-                raise StudyError(f"--arms: expected names from {_listed(known)}, got {name!r}")
+                raise InputError(f"--arms: expected names from {_listed(known)}, got {name!r}")
         chosen = tuple(arm for arm in self.arms if arms is None or arm.name in arms)
         if seeds is not None:
             _need_distinct("--seeds", seeds)
@@ -136,14 +138,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Loads a YAML file of `name: value` pairs.
 
     Raises:
-        StudyError: If the file is missing or malformed.
+        InputError: If the file is missing or malformed.
     """
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe loader
     except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise StudyError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise StudyError(f"{path}: expected 'name: value' pairs")
+        raise InputError(f"{path}: expected 'name: value' pairs")
     return content
 
 
@@ -154,46 +156,38 @@ def load_study(path: str | Path) -> Study:
     package.
 
     Raises:
-        StudyError: If a key is missing, unknown or of the wrong type. The message names it.
+        InputError: If a key is missing, unknown or of the wrong type. The message names it.
     """
     path = find_study(path)
     if not path.is_file():
-        raise StudyError(f"CONFIG: expected a YAML file or one of {', '.join(names())}, got {str(path)!r}")
+        raise InputError(f"CONFIG: expected a YAML file or one of {', '.join(names())}, got {str(path)!r}")
     given = read_yaml(path)
     for key in ("train", "seeds", "arms"):
         if key not in given:
-            raise StudyError(f"{path}: {key} is missing")
+            raise InputError(f"{path}: {key} is missing")
     train, start = _part("train", given.pop("train"), None), given.pop("warm_start", None)
     arms = _arms(given.pop("arms"), train, _seeds("seeds", given.pop("seeds")))
     warm_start = None if start is None else _part("warm_start", start, None)
+    known = [each.name for each in fields(Study) if each.name not in ("path", "arms", "warm_start")]
+    for key in given:
+        if key not in known:
+            raise InputError(
+                f"{path}: {key}: unknown; expected {', '.join(['train', 'seeds', 'arms', 'warm_start', *known])}"
+            )
     given = {"name": path.stem, "baseline": arms[0].name} | given
-    try:
-        study = Study(path=path, warm_start=warm_start, arms=arms, **given)
-    except ValidationError as error:
-        raise StudyError("; ".join(map(_explain, error.errors()))) from error
-    if study.baseline not in (known := [arm.name for arm in arms]):
-        raise StudyError(f"baseline: expected one of the arms {_listed(known)}, got {study.baseline!r}")
-    if study.trapped > study.solved:
-        raise StudyError(f"trapped: expected a share up to that of solved, {study.solved}, got {study.trapped}")
-    return study
-
-
-def _explain(error: Any) -> str:
-    field = ".".join(map(str, error["loc"]))
-    if error["type"] == "unexpected_keyword_argument":
-        keys = ["train", "seeds", *(each.name for each in fields(Study) if each.name != "path")]
-        return f"{field}: unknown; expected {', '.join(keys)}"
-    expected = error["msg"].removeprefix("Input ").removeprefix("String ").removeprefix("should be ")
-    return f"{field}: expected {expected}, got {error['input']!r}"
+    arm_names = [arm.name for arm in arms]
+    if given["baseline"] not in arm_names:
+        raise InputError(f"baseline: expected one of the arms {_listed(arm_names)}, got {given['baseline']!r}")
+    return Study(path=path, warm_start=warm_start, arms=arms, **given)
 
 
 def _arms(given: Any, train: Part, seeds: tuple[int, ...]) -> tuple[Arm, ...]:
     if not isinstance(given, dict) or not given:
-        raise StudyError(f"arms: expected 'name: {{field: value}}' for each method, got {given!r}")
+        raise InputError(f"arms: expected 'name: {{field: value}}' for each method, got {given!r}")
     arms = []
     for name, content in given.items():
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise StudyError(f"arms: expected names of one line, in quotes where YAML needs them, got {name!r}")
+            raise InputError(f"arms: expected names of one line, in quotes where YAML needs them, got {name!r}")
         where, content = f"arms: {name!r}", {} if content is None else content
         own = _seeds(f"{where}: seeds", content["seeds"]) if isinstance(content, dict) and "seeds" in content else seeds
         arms.append(Arm(name, _part(where, content, train), own))
@@ -206,31 +200,31 @@ def _part(where: str, given: Any, base: Part | None) -> Part:
     The base's changes apply only to its own config, not to another one.
     """
     if not isinstance(given, dict):
-        raise StudyError(f"{where}: expected 'field: value' pairs, got {given!r}")
+        raise InputError(f"{where}: expected 'field: value' pairs, got {given!r}")
     paths = {}
     for key in ("recipe", "config"):
         if key not in given and base is None:
-            raise StudyError(f"{where}: {key} is missing")
+            raise InputError(f"{where}: {key} is missing")
         if not isinstance(name := given.get(key, ""), str):
-            raise StudyError(f"{where}: {key}: expected a string, got {name!r}")
+            raise InputError(f"{where}: {key}: expected a string, got {name!r}")
         paths[key] = find(Path(name)) if key in given else getattr(base, key)
         if not paths[key].is_file():
-            raise StudyError(f"{where}: {key}: expected a file, got {paths[key]}; paths start in the current folder")
+            raise InputError(f"{where}: {key}: expected a file, got {paths[key]}; paths start in the current folder")
     inherited = base.changes if base is not None and "config" not in given else {}
     if base is None and "seeds" in given:
-        raise StudyError(f"{where}: seeds: not allowed here; write them at the top level, or in an arm for that arm")
+        raise InputError(f"{where}: seeds: not allowed here; write them at the top level, or in an arm for that arm")
     changes = {key: value for key, value in given.items() if key not in _ARM_KEYS}
     for key in changes:
         if not isinstance(key, str):
-            raise StudyError(f"{where}: expected names of fields, got {key!r}")
+            raise InputError(f"{where}: expected names of fields, got {key!r}")
         if key in OWN_FIELDS:
-            raise StudyError(f"{where}: {key}: the study sets it for each run; remove it")
+            raise InputError(f"{where}: {key}: the study sets it for each run; remove it")
     return Part(**paths, changes={**inherited, **changes})
 
 
 def _seeds(where: str, given: Any) -> tuple[int, ...]:
     if not isinstance(given, list) or not given or not all(type(seed) is int and seed >= 0 for seed in given):
-        raise StudyError(f"{where}: expected a list of integers >= 0, for example [0, 1, 2], got {given!r}")
+        raise InputError(f"{where}: expected a list of integers >= 0, for example [0, 1, 2], got {given!r}")
     _need_distinct(where, given)
     return tuple(given)
 
@@ -238,7 +232,7 @@ def _seeds(where: str, given: Any) -> tuple[int, ...]:
 def _need_distinct(where: str, seeds: list[int]) -> None:
     twice = [seed for seed, count in Counter(seeds).items() if count > 1]
     if twice:
-        raise StudyError(f"{where}: expected each seed once, got {twice[0]} more than once")
+        raise InputError(f"{where}: expected each seed once, got {twice[0]} more than once")
 
 
 def _listed(names: list[str]) -> str:

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from epo_trl import __version__
+from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.state_file import read_state, write_atomically
-from epo_trl.study.config import StudyError
 from epo_trl.study.run_plan import StudyRun
 
 # Metrics kept for every RL step, since results are computed from them; others are thinned to about POINTS points.
@@ -98,7 +98,7 @@ def collect(run: StudyRun, seconds: float) -> Record:
     """Builds the record of a finished run.
 
     Raises:
-        StudyError: If the run has no log.
+        InputError: If the run has no log.
         ValueError: If one of its files is corrupt.
     """
     updates = updates_per_rl_step(run.folder)
@@ -118,7 +118,7 @@ def log_history(folder: Path) -> list[dict[str, Any]]:
     """Reads the trainer's log history over all attempts; with several trainers, that of the last one."""
     states = sorted(folder.glob("**/checkpoint-*/trainer_state.json"), key=lambda path: (_round(path), _step(path)))
     if not states:
-        raise StudyError(f"{folder} has no checkpoint and therefore no log; set a save_strategy other than 'no'")
+        raise InputError(f"{folder} has no checkpoint and therefore no log; set a save_strategy other than 'no'")
     return list(read_state(states[-1], "log_history")["log_history"])
 
 
@@ -181,7 +181,7 @@ def _evaluations(folder: Path, updates: float) -> tuple[EvaluationRecord, ...]:
         try:
             found += [_evaluation(content["step"] / updates, report) for report in content["reports"]]
         except (TypeError, KeyError, AttributeError) as error:
-            raise StudyError(f"{file} is not an evaluation of a run ({error!r})") from error
+            raise InputError(f"{file} is not an evaluation of a run ({error!r})") from error
     return tuple(found)
 
 
@@ -219,7 +219,7 @@ def read_record(path: Path) -> Record:
     """Loads a record that `write_record` wrote.
 
     Raises:
-        StudyError: If the file is corrupt.
+        InputError: If the file is corrupt.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -230,4 +230,4 @@ def read_record(path: Path) -> Record:
                 raise TypeError(f"{name}: expected a mapping, got {value!r}")
         return record
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StudyError(f"{path} is not a record of a run ({error}); delete it to repeat the run") from error
+        raise InputError(f"{path} is not a record of a run ({error}); delete it to repeat the run") from error

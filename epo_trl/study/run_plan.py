@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from epo_trl.errors import InputError
 from epo_trl.study.builtin_configs import shown
-from epo_trl.study.config import Part, Study, StudyError
+from epo_trl.study.config import Part, Study
 
 WARM_START = "warm-start"
 
@@ -60,7 +61,7 @@ def plan(study: Study, folder: Path) -> list[StudyRun]:
         folder: Folder in which runs get their folders.
 
     Raises:
-        StudyError: If two arms would share a folder, or a field is not allowed in a run of a study.
+        InputError: If two arms would share a folder, or a field is not allowed in a run of a study.
     """
     names = folder_names([arm.name for arm in study.arms])
     start = study.warm_start
@@ -79,7 +80,7 @@ def folder_names(names: Iterable[str]) -> dict[str, str]:
     A file name does not depend on the other arms, so an arm keeps its results when others are added.
 
     Raises:
-        StudyError: If two would be equal.
+        InputError: If two would be equal.
     """
     taken: dict[str, str] = {}
     for name in names:
@@ -87,7 +88,7 @@ def folder_names(names: Iterable[str]) -> dict[str, str]:
         if short in ("", WARM_START):
             short = f"{short}-{hashlib.sha256(name.encode()).hexdigest()[:6]}".lstrip("-")
         if short in taken:
-            raise StudyError(
+            raise InputError(
                 f"arms: {taken[short]!r} and {name!r} would share the folder {short!r}, whose name keeps only "
                 "lower-case letters, digits, '.', '_' and '-'; rename one of them"
             )
@@ -99,17 +100,17 @@ def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: Study
     fields = part.settings()
     where = "warm_start" if arm is None else f"arms: {arm!r}"
     if warm_start is not None and "model_name_or_path" in part.changes:
-        raise StudyError(f"{where}: model_name_or_path: runs begin with the warm start of the study; remove it")
+        raise InputError(f"{where}: model_name_or_path: runs begin with the warm start of the study; remove it")
     if fields.get("save_strategy") in ("no", False):
         source = where if "save_strategy" in part.changes else part.config
-        raise StudyError(
+        raise InputError(
             f"{source}: save_strategy: expected a value that saves checkpoints, from which curves are read, got 'no'"
         )
     for name, value in fields.items():
         try:
             json.dumps(value, sort_keys=True, default=str)
         except (TypeError, ValueError) as error:  # keys of several types, or a mapping that contains itself
-            raise StudyError(f"{where}: {name}: expected a value that JSON can hold: {error}") from error
+            raise InputError(f"{where}: {name}: expected a value that JSON can hold: {error}") from error
     fields = {name: value for name, value in fields.items() if name not in ("output_dir", "seed")}
     begin = {} if warm_start is None else {"model_name_or_path": str(warm_start.folder)}
     identity = {

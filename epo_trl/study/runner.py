@@ -14,9 +14,10 @@ from pathlib import Path
 
 import yaml
 
+from epo_trl.errors import InputError
 from epo_trl.long_runs.folder_lock import folder_lock
 from epo_trl.long_runs.state_file import read_state, write_atomically, write_state
-from epo_trl.study.config import Study, StudyError
+from epo_trl.study.config import Study
 from epo_trl.study.programs import Programs
 from epo_trl.study.record import Record, collect, read_record, write_record
 from epo_trl.study.run_plan import StudyRun, plan
@@ -64,7 +65,7 @@ def run_missing(study: Study, places: Places, jobs: int, threads: int) -> dict[s
         threads: Number of threads per run.
 
     Raises:
-        StudyError: If a run was made with other settings, or a recipe rejects a config.
+        InputError: If a run was made with other settings, or a recipe rejects a config.
         RunningError: If the study is running already.
         KeyboardInterrupt: After the runs have ended, if they were interrupted.
     """
@@ -102,7 +103,7 @@ def known_record(run: StudyRun, places: Places) -> Record | None:
     """Loads the record of a run, or returns `None` if the run has not ended.
 
     Raises:
-        StudyError: If the record belongs to a run with other settings.
+        InputError: If the record belongs to a run with other settings.
     """
     path = places.record_path(run)
     if not path.is_file():
@@ -110,7 +111,7 @@ def known_record(run: StudyRun, places: Places) -> Record | None:
     record = read_record(path)
     now = json.loads(json.dumps(run.identity, default=str))
     if record.identity != now:
-        raise StudyError(
+        raise InputError(
             f"{path} is the record of a run with other settings ({_differences(record.identity, now)}); to repeat it, "
             f"delete it and the folder {run.folder}, or give the study another name"
         )
@@ -135,7 +136,7 @@ def check_configs(runs: Sequence[StudyRun], folder: Path, threads: int) -> None:
         threads: Number of threads per recipe.
 
     Raises:
-        StudyError: If a recipe rejects a config. The message names arm and field.
+        InputError: If a recipe rejects a config. The message names arm and field.
     """
     by_recipe: dict[Path, dict[str | None, StudyRun]] = {}
     for run in runs:
@@ -146,7 +147,7 @@ def check_configs(runs: Sequence[StudyRun], folder: Path, threads: int) -> None:
         )
     if any(errors):
         lines = [line for error in errors for line in error.splitlines()]
-        raise StudyError("; ".join(lines).replace(f"{folder / '_check'}{os.sep}", ""))
+        raise InputError("; ".join(lines).replace(f"{folder / '_check'}{os.sep}", ""))
 
 
 def _check(runs: Sequence[StudyRun], folder: Path, threads: int) -> str:
