@@ -34,11 +34,24 @@ BAD = {
 }
 
 
+async def open_session(url: str, until: float = float("inf")) -> GenericEnvClient:
+    """Returns a client with a session, as soon as there is a seat."""
+    while True:
+        client = GenericEnvClient(url)
+        try:
+            await client.reset(split="train", index=0)
+            return client
+        except RuntimeError as error:
+            assert "CAPACITY_REACHED" in str(error) and time.monotonic() < until, error
+            await client.close()
+            await asyncio.sleep(0.2)
+
+
 async def play(url: str, seed: int, until: float, counts: Counter[str]) -> None:
     """Plays random admissible actions, with a new session for every tenth episode."""
     rng = random.Random(seed)
     while time.monotonic() < until:
-        async with GenericEnvClient(url) as client:
+        async with await open_session(url) as client:
             for _ in range(10):
                 result = await client.reset(split="train", index=rng.randrange(GAMES))
                 while not result.done:
@@ -82,7 +95,7 @@ async def kill_clients(url: str, until: float, counts: Counter[str]) -> None:
         ready = context.Event()
         client = context.Process(target=hold, args=(url, ready), daemon=True)
         client.start()
-        in_time = await asyncio.to_thread(ready.wait, 60)
+        in_time = await asyncio.to_thread(ready.wait, 120)
         assert in_time, "the next client got no seats"
         client.kill()
         counts["killed clients"] += 1
@@ -92,16 +105,7 @@ async def kill_clients(url: str, until: float, counts: Counter[str]) -> None:
 async def take_seats(url: str, seats: int, seconds: float = 10.0) -> None:
     """Waits until so many seats are free, takes them and leaves them."""
     until = time.monotonic() + seconds
-    clients = []
-    while len(clients) < seats:
-        client = GenericEnvClient(url)
-        try:
-            await client.reset(split="train", index=0)
-            clients.append(client)
-        except RuntimeError as error:
-            assert "CAPACITY_REACHED" in str(error) and time.monotonic() < until, error
-            await client.close()
-            await asyncio.sleep(0.2)
+    clients = [await open_session(url, until) for _ in range(seats)]
     await asyncio.gather(*(client.close() for client in clients))
 
 

@@ -31,15 +31,17 @@ def setup():
     return parser
 
 
-@pytest.fixture(scope="module")
-def pins():
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+FILES = {"constraints.txt": EXTRAS, "constraints-vllm.txt": ("alfworld", "deepspeed", "vllm")}
+
+
+def read_pins(name):
+    lines = [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
     requirements = [Requirement(line) for line in lines]
     return {canonicalize_name(r.name): next(iter(r.specifier)).version for r in requirements}
 
 
-def requirements(setup):
-    texts = [setup["options"]["install_requires"], *(setup["options.extras_require"][extra] for extra in EXTRAS)]
+def requirements(setup, extras):
+    texts = [setup["options"]["install_requires"], *(setup["options.extras_require"][extra] for extra in extras)]
     return [Requirement(line) for text in texts for line in text.split("\n") if line.strip()]
 
 
@@ -51,15 +53,17 @@ def test_the_extra_vllm_takes_the_versions_that_trl_supports(setup):
     assert ours.specifier == trls.specifier
 
 
-def test_every_requirement_that_make_installs_is_pinned_within_its_range(setup, pins):
-    found = requirements(setup)
+@pytest.mark.parametrize("name", FILES)
+def test_every_requirement_is_pinned_within_its_range(setup, name):
+    found, pins = requirements(setup, FILES[name]), read_pins(name)
     assert len(found) > 15
     for requirement in found:
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), str(requirement)
 
 
-def test_no_pin_is_bound_to_a_machine():
-    text = (ROOT / "constraints.txt").read_text()
+@pytest.mark.parametrize("name", FILES)
+def test_no_pin_is_bound_to_a_machine(name):
+    text = (ROOT / name).read_text()
     assert re.findall(r"://|@|\+\w+$|^-", text, re.MULTILINE) == []
 
 
