@@ -63,7 +63,7 @@ def functions_run(argv: Sequence[str], to_first_rollout: bool) -> set[Function]:
     with contextlib.suppress(FirstRollout):
         main(argv)
     sys.setprofile(None)
-    files = {code: Path(code.co_filename).resolve() for code in codes}
+    files = {code: Path(code.co_filename).resolve() for code in tuple(codes)}  # other threads still add to it
     return {
         (str(file.relative_to(PACKAGE)), code.co_qualname)
         for code, file in files.items()
