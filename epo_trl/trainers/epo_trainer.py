@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,7 @@ from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine
 from epo_trl.trainers.episode_samples import EpisodeSamples
 from epo_trl.trainers.evaluator import Evaluator, scalars
+from epo_trl.trainers.lag import importance_weights, make_lagged_policy
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import CardFacts, card_facts
 from epo_trl.trainers.player import Player
@@ -128,6 +130,7 @@ class EPOTrainer(LongRunTrainer):
         self._zero_signal = zero_signal_monitor(
             args, methods, self.ranks, self.num_generations, has_critic=self.has_critic
         )
+        self.lagged = make_lagged_policy(self)
         self.health = RunHealth(warns=self.ranks.index == 0)
         self._to_print: list[Episode] = []
 
@@ -157,7 +160,8 @@ class EPOTrainer(LongRunTrainer):
 
     def _collect(self, tasks: Sequence[str]) -> Collected:
         """Plays a batch, logs its metrics, and stops the run if too many episodes were aborted."""
-        batch, metrics = self.collector.collect(tasks, self.play, self.rl_step)
+        with self._acting_policy():
+            batch, metrics = self.collector.collect(tasks, self.play, self.rl_step)
         self._keep_metrics(metrics)
         self.health.add_rollout(metrics)
         share, limit, ranks = metrics["env/aborted"], self.args.max_aborted_share, self.ranks
@@ -187,7 +191,34 @@ class EPOTrainer(LongRunTrainer):
         advantages = self._advantages(batch, output)
         self._zero_signal.end_batch(output["num_episodes"], advantages, self.rl_step)
         output |= self.methods.modify_advantages(advantages, batch)
+        if self.lagged and self.args.lag_correction and not self.use_vllm:  # TRL has the weights of vLLM's samples
+            output["advantages"] = output["advantages"] * self._importance_weights(scoring, output, scores)
         return output
+
+    @contextmanager
+    def _acting_policy(self) -> Iterator[None]:
+        """Gives the model the weights that play a batch: those of an earlier RL step with `simulated_lag`."""
+        if self.lagged is None:
+            yield
+            return
+        self.lagged.remember(self.model)
+        with self.lagged.acting(self.model):
+            self.player.engine.weights_changed()
+            yield
+        self.player.engine.weights_changed()
+
+    @torch.no_grad()
+    def _importance_weights(self, scoring: ScoringTask, output: dict[str, Any], scores: TokenScores | None) -> Tensor:
+        """Returns (B, T) importance weights of a batch that an earlier policy played. Collective."""
+        assert self.lagged is not None
+        ids, size = batches.row_ids(output), self.args.per_device_train_batch_size
+        current = scores or self.scorer.score(self.model, ids, scoring, size)[0]
+        with self.lagged.acting(self.model):
+            acting, _ = self.scorer.score(self.model, ids, scoring, size)
+        mask, largest = batches.response_mask(output), self.args.vllm_importance_sampling_clip_max
+        weights, metrics = importance_weights(current.logps, acting.logps, mask, largest, self.ranks)
+        self._keep_metrics(metrics)
+        return weights
 
     def _behaviour_scores(self, scoring: ScoringTask, output: dict[str, Any]) -> TokenScores | None:
         """Returns the scores under the behaviour policy, if TRL or a method needs them. Collective."""

@@ -63,7 +63,8 @@ class PolicyEngine(Engine):
     def load_weights(self) -> None:
         """Sends the weights to vLLM, unless it has those of this optimizer step. Collective."""
         trainer, step = self._trainer, self._trainer.state.global_step
-        if trainer._last_loaded_step != step or trainer.vllm_generation._llm_weights_sleeping:
+        sleeps = trainer.vllm_mode == "colocate" and trainer.vllm_generation._llm_weights_sleeping
+        if trainer._last_loaded_step != step or sleeps:
             trainer.vllm_generation.sync_weights()  # also wakes the weights
             trainer._last_loaded_step = step
 

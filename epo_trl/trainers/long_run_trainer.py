@@ -19,12 +19,14 @@ from epo_trl.long_runs.update_guard import UpdateGuard, check_skipped
 from epo_trl.methods import Methods
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.episode_samples import EpisodeSamples
+from epo_trl.trainers.lag import LaggedPolicy
 from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.player import Player
 from epo_trl.trainers.rules import RolloutRules
 from epo_trl.trainers.run_health import RunHealth
 
-LEARNED = "learned_by_methods.pt"  # in a checkpoint; it is equal on all ranks
+# Files of a checkpoint, equal on all ranks.
+LEARNED, LAGGED = "learned_by_methods.pt", "lagged_weights.pt"
 
 
 class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
@@ -44,6 +46,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     player: Player
     rules: RolloutRules
     samples: EpisodeSamples
+    lagged: LaggedPolicy | None
     rl_step: int  # number of completed RL steps
 
     def __init__(self, *, args: EPOConfig, **kwargs: Any) -> None:
@@ -109,6 +112,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
             torch.save(self._batch_state(), self._batch_path(folder))
         if self.args.should_save and (learned := self.methods.learned_state()):
             torch.save(learned, os.path.join(folder, LEARNED))
+        if self.args.should_save and self.lagged:
+            torch.save(self.lagged.state_dict(), os.path.join(folder, LAGGED))
 
     def _batch_path(self, folder: str) -> str:
         return os.path.join(folder, f"collected_batch_{self.accelerator.process_index}.pt")
@@ -125,6 +130,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         if checkpoint is None:
             return
         self.methods.load_learned_state(self._load_tensors(os.path.join(checkpoint, LEARNED)) or {})
+        if self.lagged and (weights := self._load_tensors(os.path.join(checkpoint, LAGGED))):
+            self.lagged.load_state_dict(weights)
         if self.micro_steps_done:
             self._resume_inside_rl_step(checkpoint)
 
@@ -169,6 +176,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         self.methods.load_state_dict(methods)
         self.health.load_state_dict(health)
         self._load_batch_state(batch)
+        if self.lagged:
+            self.lagged.load_state_dict({"weights": []})
         self._metrics["train"].clear()
         self.player.engine.weights_changed()
 

@@ -68,6 +68,20 @@ class RolloutArguments(FewShotArguments):
     env_reset_retries: CountOrZero = field(
         default=2, metadata={"help": "Number of times a reset is retried after its worker died or was killed."}
     )
+    simulated_lag: CountOrZero = field(
+        default=0,
+        metadata={
+            "help": "Number of RL steps that the acting policy is behind the trained one, to study off-policy data. "
+            "0 is on-policy."
+        },
+    )
+    lag_correction: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether to weight the advantages of lagged data by importance weights, at most "
+            "`vllm_importance_sampling_clip_max` per token."
+        },
+    )
     keep_episodes: CountOrZero = field(
         default=4,
         metadata={

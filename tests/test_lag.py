@@ -1,0 +1,137 @@
+"""Data of an earlier policy: who plays, what the importance weights are, and that a run resumes exactly."""
+
+import math
+
+import pytest
+import torch
+from run_kit import MINI_BATCHES, StopAt, assert_bit_equal, logged, resumable, weights
+from trainer_kit import make_episodes, make_ppo, make_trainer
+
+from epo_trl.errors import InputError
+from epo_trl.methods import Comm
+from epo_trl.trainers.lag import LaggedPolicy, importance_weights, make_lagged_policy
+
+
+def test_the_weights_of_two_rl_steps_ago_act_and_the_trained_ones_come_back():
+    model, policy = torch.nn.Linear(1, 1, bias=False), LaggedPolicy(2)
+    acted = []
+    for value in (1.0, 2.0, 3.0, 4.0):
+        model.weight.data.fill_(value)
+        policy.remember(model)
+        with policy.acting(model):
+            acted.append(model.weight.item())
+        assert model.weight.item() == value
+    assert acted == [1.0, 1.0, 1.0, 2.0], "until there are that many, the oldest weights act"
+
+
+def test_an_error_in_a_rollout_gives_the_trained_weights_back():
+    model, policy = torch.nn.Linear(1, 1, bias=False), LaggedPolicy(1)
+    policy.remember(model)
+    model.weight.data.fill_(7.0)
+    with pytest.raises(KeyError), policy.acting(model):
+        raise KeyError
+    assert model.weight.item() == 7.0
+
+
+def test_importance_weights_by_hand():
+    """pi / mu is 2, 5 and 1/4; at most 3. The last token does not count."""
+    logps = torch.tensor([[math.log(2.0), math.log(5.0), -math.log(4.0), 9.0]]) - 1.0
+    mask = torch.tensor([[1, 1, 1, 0]])
+    found, metrics = importance_weights(logps, torch.full((1, 4), -1.0), mask, 3.0, Comm())
+    torch.testing.assert_close(found, torch.tensor([[2.0, 3.0, 0.25, 1.0]]))
+    assert metrics["lag/importance_weight"] == pytest.approx((2 + 3 + 0.25) / 3)
+    assert metrics["lag/logp_difference"] == pytest.approx((math.log(2) + math.log(5) + math.log(4)) / 3)
+    free, _ = importance_weights(logps, torch.full((1, 4), -1.0), mask, None, Comm())
+    assert free[0, 1].item() == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("make", [make_trainer, make_ppo])
+def test_each_batch_is_played_by_the_weights_of_its_lag(tmp_path, make):
+    trainer = make(tmp_path, simulated_lag=2, max_steps=4, learning_rate=1e-2)
+    began, played = [next(trainer.model.parameters()).detach().clone()], []
+    play = trainer.play
+
+    def spy(tasks, **kwargs):
+        played.append(next(trainer.model.parameters()).detach().clone())
+        return play(tasks, **kwargs)
+
+    trainer.play = spy
+    trainer.add_callback(Remember(trainer, began))
+    trainer.train()
+    assert len(played) == 4 and not torch.equal(began[0], began[1])
+    for step, weight in enumerate(played):
+        assert torch.equal(weight, began[max(0, step - 2)])
+
+
+class Remember(StopAt):
+    """Keeps the weights at the end of each optimizer step, which here is an RL step."""
+
+    def __init__(self, trainer, kept):
+        super().__init__(-1)
+        self.trainer, self.kept = trainer, kept
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.kept.append(next(self.trainer.model.parameters()).detach().clone())
+
+
+def collected(folder, **changes):
+    """Returns the batch of the third RL step, whose episodes are the same for all settings."""
+    trainer = make_trainer(folder, max_steps=3, learning_rate=1e-2, lr_scheduler_type="constant", **changes)
+    trainer.play = lambda tasks, **kwargs: make_episodes()
+    inputs, original = [], trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda *args: inputs.append(original(*args)) or inputs[-1]
+    trainer.add_callback(StopAt(3))
+    trainer.train()
+    return inputs, trainer
+
+
+def test_the_advantages_are_weighted_by_what_the_update_would_repeat(tmp_path):
+    """Plain forwards of the weights at the start of the second RL step and of the first, token by token."""
+    inputs, trainer = collected(tmp_path / "lag", simulated_lag=1)
+    plain, _ = collected(tmp_path / "plain", simulated_lag=1, lag_correction=False)
+    torch.testing.assert_close(inputs[0]["advantages"], plain[0]["advantages"], rtol=0, atol=1e-6)
+    counted = (inputs[1]["completion_mask"] * inputs[1]["tool_mask"]).bool() & (plain[1]["advantages"] != 0)
+    ratio = (inputs[1]["advantages"] / plain[1]["advantages"])[counted]
+    assert ratio.min() < 0.9 and ratio.max() <= 3.0 + 1e-5
+    one, two = logged(trainer, "lag/importance_weight")[:2]
+    assert one == pytest.approx(1.0, abs=1e-5), "in the first RL step the acting weights are the trained ones"
+    assert abs(two - 1.0) > 1e-3
+
+
+@pytest.mark.parametrize("settings", [{}, MINI_BATCHES])
+def test_without_learning_a_lag_changes_nothing(tmp_path, settings):
+    still = {"learning_rate": 0.0, "max_steps": 2, **settings, "save_strategy": "no"}
+    seen = []
+    for lag in (0, 3):
+        trainer = resumable(tmp_path / str(lag), **still, simulated_lag=lag)
+        trainer.train()
+        seen.append((trainer.last_episodes, logged(trainer, "env/return"), logged(trainer, "loss")))
+    assert seen[0][:2] == seen[1][:2]
+    assert seen[0][2] == pytest.approx(seen[1][2], abs=1e-5)
+    found = logged(trainer, "lag/importance_weight")
+    assert found == pytest.approx([1.0] * len(found), abs=1e-5) and found
+
+
+def test_a_lagged_run_resumes_bit_equal(tmp_path):
+    changes = {"simulated_lag": 2, "learning_rate": 1e-2}
+    whole = resumable(tmp_path / "whole", **changes)
+    whole.train()
+    resumable(tmp_path / "cut", **changes, callbacks=[StopAt(3)]).train()
+    resumed = resumable(tmp_path / "cut", **changes)
+    resumed.train(resume_from_checkpoint=True)
+    assert_bit_equal(weights(resumed), weights(whole))
+
+
+def test_a_second_run_begins_without_the_weights_of_the_first(tmp_path):
+    trainer = make_trainer(tmp_path, simulated_lag=3, max_steps=2, learning_rate=1e-2)
+    trainer.train()
+    trainer.train()
+    assert len(trainer.lagged.state_dict()["weights"]) == 2
+
+
+def test_sharded_weights_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    trainer = make_trainer(tmp_path / "plain")
+    trainer.args.simulated_lag = 2
+    with pytest.raises(InputError, match="simulated_lag: expected 0 with DeepSpeed or FSDP, got 2"):
+        make_lagged_policy(trainer)
