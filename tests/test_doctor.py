@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from webshop_release import write_release
 
 from epo_trl import doctor
 from epo_trl.cli import main
@@ -314,6 +315,18 @@ def test_what_a_folder_is_called_is_shown_and_not_obeyed():
     text = as_text(FINDINGS)
     assert "\x1b" not in text and "[2Jfolder [red]with[/red]" in text
     assert "\x1b[32mok     \x1b[0m" in as_text(FINDINGS, colour=True)
+
+
+def test_the_files_of_webshop_are_named_if_they_are_missing(tmp_path):
+    package, folder = games.webshop_findings("")
+    assert (package.name, package.state) == ("bm25s", State.OK)
+    assert folder.state is State.MISSING and "only a generated shop" in folder.message
+    assert games.webshop_findings(str(tmp_path / "gone"))[1].state is State.BROKEN
+    write_release(tmp_path, without=("items_human_ins.json",))
+    folder = games.webshop_findings(str(tmp_path))[1]
+    assert folder.state is State.BROKEN and folder.message == f"{tmp_path} lacks items_human_ins.json"
+    write_release(tmp_path)
+    assert games.webshop_findings(str(tmp_path))[1].state is State.OK
 
 
 def test_a_machine_where_nothing_is_right_gets_a_report_and_no_traceback(modules, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from epo_trl.doctor.finding import Finding, State, as_json, as_text
-from epo_trl.doctor.games import alfworld_findings, scienceworld_findings
+from epo_trl.doctor.games import alfworld_findings, scienceworld_findings, webshop_findings
 from epo_trl.doctor.machine import disk_findings, gpu_finding, hub_finding
 from epo_trl.doctor.packages import option_findings, package_findings
 
@@ -26,4 +26,5 @@ def examine(*, online: bool = False) -> list[Finding]:
         *([hub_finding()] if online else []),
         *alfworld_findings(os.environ.get("ALFWORLD_DATA", "")),
         *scienceworld_findings(),
+        *webshop_findings(os.environ.get("WEBSHOP_DATA", "")),
     ]

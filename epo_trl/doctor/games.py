@@ -1,4 +1,4 @@
-"""Checks the packages of the two games, Java, and ALFWorld's files."""
+"""Checks the packages of the games, Java, and the files of ALFWorld and WebShop."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from epo_trl.envs.alfworld.alfworld_suite import data_folder
 from epo_trl.envs.alfworld.game_files import SPLIT_FOLDERS, find_games
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.base import EnvError
+from epo_trl.envs.webshop import release
 
-ALFWORLD, SCIENCEWORLD = "ALFWorld", "ScienceWorld"
+ALFWORLD, SCIENCEWORLD, WEBSHOP = "ALFWorld", "ScienceWorld", "WebShop"
 FULL = {"train": 3553, "iid": 140, "ood": 134}  # playable games of alfworld-download
 DOWNLOADED = Path("~/.cache/alfworld").expanduser()  # default folder of alfworld-download
 LEAST_JAVA = 11  # OutputStream.nullOutputStream
@@ -116,3 +117,25 @@ def java_finding(own: str) -> Finding:
         return Finding(SCIENCEWORLD, "Java", State.BROKEN, message, fix)
     how = "" if own else f"; set `java: {java}` in the config, or {fix}"
     return Finding(SCIENCEWORLD, "Java", State.OK, f"{found} {origin}{how}")
+
+
+def webshop_findings(given: str) -> list[Finding]:
+    """Checks the package of the search and the release's files for 1,000 products. A generated shop needs no files.
+
+    Args:
+        given: Value of `$WEBSHOP_DATA`, or `""`.
+    """
+    name, fix = "WEBSHOP_DATA", "./setup.sh -d small, in a clone of WebShop, and export WEBSHOP_DATA=FOLDER/data"
+    findings = game_findings(WEBSHOP, ["bm25s"])
+    if not given:
+        message = "not set: only a generated shop can be visited"
+        return [*findings, Finding(WEBSHOP, name, State.MISSING, message, fix)]
+    try:
+        folder = release.data_folder(given)
+    except EnvError:
+        return [*findings, Finding(WEBSHOP, name, State.BROKEN, f"{given} is not a folder", fix)]
+    missing = release.missing_files(folder, "small")
+    if missing:
+        message = f"{folder} lacks {', '.join(missing)}"
+        return [*findings, Finding(WEBSHOP, name, State.BROKEN, message, fix)]
+    return [*findings, Finding(WEBSHOP, name, State.OK, str(folder))]
