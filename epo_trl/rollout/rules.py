@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from epo_trl.errors import InputError
+from epo_trl.bounds import Count, NonNegative, OneOf, check_bounds
 
 INVALID_ACTIONS = ("pass", "skip")
 SUCCESS_RULES = {
@@ -36,24 +36,17 @@ class RolloutSettings:
         env_options: Further options for every `reset`.
     """
 
-    max_turns: int = 50
+    max_turns: Count = 50
     success_reward: float = 10.0
-    invalid_action_penalty: float = 0.1
+    invalid_action_penalty: NonNegative = 0.1
     env_reward_weight: float = 0.0
-    invalid_action: str = "pass"
+    invalid_action: Annotated[str, OneOf(INVALID_ACTIONS)] = "pass"
     require_think: bool = True
-    success_rule: str = "won"
+    success_rule: Annotated[str, OneOf(tuple(SUCCESS_RULES))] = "won"
     env_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.max_turns < 1:
-            raise InputError(f"max_turns: expected an integer >= 1, got {self.max_turns}")
-        if self.invalid_action not in INVALID_ACTIONS:
-            raise InputError(f"invalid_action: expected one of {INVALID_ACTIONS}, got {self.invalid_action!r}")
-        if self.success_rule not in SUCCESS_RULES:
-            raise InputError(f"success_rule: expected one of {tuple(SUCCESS_RULES)}, got {self.success_rule!r}")
-        if self.invalid_action_penalty < 0:
-            raise InputError(f"invalid_action_penalty: expected a number >= 0, got {self.invalid_action_penalty}")
+        check_bounds(self)
 
     def is_won(self, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> bool:
         """Returns whether an episode is solved.
