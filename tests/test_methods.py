@@ -93,7 +93,7 @@ def named(method):
             "importance_sampling_level: .*got 'sequence', .* the ratio",
         ),
         ({"policy_method": named("Stubborn"), "temperature": 0.7}, "temperature: expected 1 with Stubborn, got 0.7"),
-        ({"max_resamples": -1}, "max_resamples: expected a number >= 0.*got -1"),
+        ({"max_resamples": -1}, "max_resamples: expected .*>= 0.*got -1"),
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
 )

@@ -287,11 +287,13 @@ class EPOTrainer(LongRunTrainer):
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         (scores,) = self._scoring.scores
         self._scoring = None
+        micro = batches.micro_batch(self, inputs, scores)
         if self.micro_steps_done < self.args.steps_per_generation:  # the first pass over the batch
-            behaviour = batches.behaviour_scores(inputs) or scores
-            self.methods.observe(batches.micro_batch(self, inputs, behaviour))
-            self.samples.add_entropy(inputs, behaviour.entropy)
-        for term in self._terms(inputs, batches.micro_batch(self, inputs, scores), scores):
+            behaviour = batches.behaviour_scores(inputs)
+            observed = micro if behaviour is None else batches.micro_batch(self, inputs, behaviour)
+            self.methods.observe(observed)
+            self.samples.add_entropy(inputs, observed.entropy)
+        for term in self._terms(inputs, micro, scores):
             loss = loss + term.to(loss.dtype)
         return spread_nonfinite(loss)
 
