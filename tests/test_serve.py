@@ -256,7 +256,7 @@ class Remote:
         Take one action in the world.
 
         Args:
-            action: The action, in words
+            action: The action as text
 
         Returns:
             What you see then.

@@ -96,7 +96,7 @@ class SuiteEnvironment:
         Take one action in the world.
 
         Args:
-            action: The action, in words
+            action: The action as text
 
         Returns:
             What you see then.

@@ -64,11 +64,11 @@ class Expert:
         self.least, self.most = 1, SIZE
 
     def act(self, observation, info):
-        words = observation.rstrip(".").split()
-        if "higher" in words:
-            self.least = max(self.least, int(words[-1]) + 1)
-        elif "lower" in words:
-            self.most = min(self.most, int(words[-1]) - 1)
+        heard = observation.rstrip(".").split()
+        if "higher" in heard:
+            self.least = max(self.least, int(heard[-1]) + 1)
+        elif "lower" in heard:
+            self.most = min(self.most, int(heard[-1]) - 1)
         return f"It is from {self.least} to {self.most}.", tool_call(
             "guess", number=self.chance.randint(self.least, self.most)
         )

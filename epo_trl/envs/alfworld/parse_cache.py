@@ -75,8 +75,8 @@ def _once_per_wording(derive: Callable[[str, dict[str, Any]], str]) -> Callable[
     def derive_once(start: str, context: dict[str, Any]) -> str:
         if start.startswith("#"):  # a response, which depends on the state
             return derive(start, context)
-        words = set(re.findall(r"\w+", start))
-        key = (start, *sorted((s.name, thing.name) for s, thing in context["mapping"].items() if s.name in words))
+        names = set(re.findall(r"\w+", start))
+        key = (start, *sorted((s.name, thing.name) for s, thing in context["mapping"].items() if s.name in names))
         if key not in known:
             known[key] = derive(start, context)
         return known[key]

@@ -187,13 +187,13 @@ def read_instruction(instruction: str) -> Wish:
     """
     price = _PRICE.search(instruction)
     rest, _, options = (instruction[: price.start()] if price else instruction).partition(" with ")
-    words = _WORD.findall(rest)
-    kind = next((kind for kind in KINDS if kind.query in words), None)
+    said = _WORD.findall(rest)
+    kind = next((kind for kind in KINDS if kind.query in said), None)
     if kind is None:
         raise EnvError(f"task: expected an instruction of the generated shop, got {instruction!r}")
     return Wish(
         kind.query,
-        tuple(word for word in words if word in kind.attributes),
+        tuple(word for word in said if word in kind.attributes),
         tuple(match[1] for part in options.split(", and ") if (match := _OPTION.fullmatch(part))),
         float(price[1]) if price else NO_BOUND,
     )
