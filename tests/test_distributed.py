@@ -169,11 +169,7 @@ def test_two_nodes_come_to_the_same_as_one(launched, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "end"),
-    [
-        ("ddp", "nonfinite"),
-        pytest.param("zero3", "sigterm", marks=needs_deepspeed),
-    ],
+    ("mode", "end"), [("ddp", "nonfinite"), pytest.param("zero3", "sigterm", marks=needs_deepspeed)]
 )
 def test_ranks_agree_to_skip_an_update_and_to_stop(launched, mode, end):
     """One rank alone has the NaN, one rank alone gets the signal."""

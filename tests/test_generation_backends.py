@@ -153,11 +153,7 @@ def test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept(tmp_p
     for can_reuse in (generation.can_reuse, lambda model: False):
         monkeypatch.setattr(generation, "can_reuse", can_reuse)
         trainer = make_trainer(
-            tmp_path,
-            context="concatenated",
-            max_turns=4,
-            model=make_model(sharpness=4.0),
-            **wrapped,
+            tmp_path, context="concatenated", max_turns=4, model=make_model(sharpness=4.0), **wrapped
         )
         torch.manual_seed(0)
         episodes.append(trainer.play([(f"train/{i % 3}", 0) for i in range(6)]))

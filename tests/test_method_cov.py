@@ -179,11 +179,7 @@ def test_kl_cov_is_refused_where_no_update_falls_into_a_batch(tmp_path, passes):
 
 @pytest.mark.parametrize(
     "passes",
-    [
-        {"steps_per_generation": 2},
-        {"num_iterations": 2},
-        {"gradient_accumulation_steps": 3, "steps_per_generation": 2},
-    ],
+    [{"steps_per_generation": 2}, {"num_iterations": 2}, {"gradient_accumulation_steps": 3, "steps_per_generation": 2}],
 )
 def test_kl_cov_is_taken_where_an_update_falls_into_a_batch(tmp_path, passes):
     """Also into each second batch alone, which two updates share."""

@@ -131,10 +131,7 @@ def test_with_every_token_a_decision_it_is_epos_bonus(tmp_path):
     [
         ({}, "expected weight for 'decision-bonus', got {}"),
         ({"weight": 0.1}, "threshold, top_share: expected exactly one of them, got None and None"),
-        (
-            {"weight": 0.1, "threshold": 1, "top_share": 0.1},
-            "threshold, top_share: expected .*got 1 and 0.1",
-        ),
+        ({"weight": 0.1, "threshold": 1, "top_share": 0.1}, "threshold, top_share: expected .*got 1 and 0.1"),
         ({"weight": 0.1, "threshold": "low"}, "expected a number for decision-bonus.threshold, got 'low'"),
         ({"weight": -1, "threshold": 1}, "weight: expected a number >= 0.*got -1"),
         ({"weight": 0.1, "threshold": "-1e0"}, "threshold: expected a number >= 0.*got -1.0"),

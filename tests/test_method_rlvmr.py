@@ -158,10 +158,7 @@ def test_the_template_that_ships_asks_for_the_tags():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"method_kwargs": {"rlvmr": {"alpha": 1.5}}},
-            "method_kwargs, 'rlvmr': alpha: .*got 1.5",
-        ),
+        ({"method_kwargs": {"rlvmr": {"alpha": 1.5}}}, "method_kwargs, 'rlvmr': alpha: .*got 1.5"),
         ({"method_kwargs": {"rlvmr": {"format_penalty": -1}}}, "format_penalty: expected a number >= 0.*got -1"),
         ({"require_think": True}, "require_think: expected False with credit 'rlvmr', got True"),
     ],

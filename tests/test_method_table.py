@@ -4,15 +4,7 @@ import pytest
 import torch
 from method_table import CASES, PPO, SLOT, config_of, trainer_of, without
 from run_kit import assert_bit_equal, logged, weights
-from trainer_kit import (
-    GROUP,
-    ROWS,
-    catch_step,
-    difference,
-    largest,
-    make_config,
-    saved,
-)
+from trainer_kit import GROUP, ROWS, catch_step, difference, largest, make_config, saved
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.scienceworld import ScienceWorldSuite

@@ -1,9 +1,8 @@
 """Methods: what a hook gets and what becomes of what it returns, names and refusals, composition, checkpoints."""
 
-import threading
-
 import pytest
 import torch
+from method_batches import run_on_ranks
 from run_kit import logged
 from trainer_kit import (
     GROUP,
@@ -50,21 +49,12 @@ def named(method):
         ({"entropy_method": ["epo", "nothing"]}, "entropy_method: expected 'epo'.*got 'nothing'"),
         ({"entropy_method": ["epo", "epo"]}, "entropy_method: expected each method once, got 'epo' twice"),
         ({"entropy_method": [3]}, r"entropy_method: expected a name or a list of names.*got \[3\]"),
-        (
-            {"policy_method": "epo_trl.methods.grpo:GRPO"},
-            "credit: expected one .*, got 'grpo' and 'epo_trl",
-        ),
+        ({"policy_method": "epo_trl.methods.grpo:GRPO"}, "credit: expected one .*, got 'grpo' and 'epo_trl"),
         ({"policy_method": "nowhere:X"}, "policy_method: .*got 'nowhere:X', which cannot be imported .*ModuleNotFound"),
-        (
-            {"policy_method": "json:Nothing"},
-            "policy_method: .*got 'json:Nothing', which cannot .*Attribute",
-        ),
+        ({"policy_method": "json:Nothing"}, "policy_method: .*got 'json:Nothing', which cannot .*Attribute"),
         ({"policy_method": "json:JSONDecoder"}, "expected a dataclass that derives from epo_trl.methods.Method"),
         ({"policy_method": named("NoDataclass")}, "expected a dataclass that derives from epo_trl.methods.Method"),
-        (
-            {"method_kwargs": {"ea": {"alpha": 1}}},
-            r"method_kwargs: expected settings of .*, got settings of 'ea'",
-        ),
+        ({"method_kwargs": {"ea": {"alpha": 1}}}, r"method_kwargs: expected settings of .*, got settings of 'ea'"),
         ({"method_kwargs": {"epo": {"kappa_low": 1}}}, "method_kwargs: expected no epo.kappa_low, which is a field"),
         ({"method_kwargs": {"grpo": {"size": 1}}}, r"method_kwargs: expected one of \[\] for 'grpo', got 'size'"),
         ({"method_kwargs": {"grpo": 1}}, "method_kwargs: expected a mapping .* for 'grpo', got 1"),
@@ -73,18 +63,9 @@ def named(method):
             {"policy_method": named("OneReward"), "method_kwargs": {named("OneReward"): {"scale": -1}}},
             "method_kwargs, 'method_examples:OneReward': scale: expected a number > 0.*got -1",
         ),
-        (
-            {"entropy_method": "ea", "method_kwargs": {"ea": {"alpha": "much"}}},
-            "a number for ea.alpha, got 'much'",
-        ),
-        (
-            {"entropy_method": "ea", "method_kwargs": {"ea": {"alpha": True}}},
-            "a number for ea.alpha, got True",
-        ),
-        (
-            {"credit": "gigpo", "method_kwargs": {"gigpo": {"scale": 1}}},
-            "true or false for gigpo.scale, got 1",
-        ),
+        ({"entropy_method": "ea", "method_kwargs": {"ea": {"alpha": "much"}}}, "a number for ea.alpha, got 'much'"),
+        ({"entropy_method": "ea", "method_kwargs": {"ea": {"alpha": True}}}, "a number for ea.alpha, got True"),
+        ({"credit": "gigpo", "method_kwargs": {"gigpo": {"scale": 1}}}, "true or false for gigpo.scale, got 1"),
         ({"entropy_method": "adaptive"}, "method_kwargs: expected target for 'adaptive', got {}"),
         ({"policy_method": "gspo", "beta": 0.1}, "beta: .*got 0.1, .* the ratio of"),
         ({"policy_method": "gspo", "loss_type": "cispo"}, "loss_type: .*got 'cispo', .* the ratio"),
@@ -275,16 +256,8 @@ def test_refused_groups_are_replaced_whole_and_the_draw_depends_on_run_and_step_
 
 def test_two_ranks_replace_the_same_groups_also_one_that_they_share(tmp_path):
     """Groups of 4 over two ranks of 6 episodes: the second group has members on both."""
-    outcome, barrier, shared = {}, threading.Barrier(2), [None, None]
 
-    def run(rank):
-        def gather(objects):
-            shared[rank] = objects
-            barrier.wait(20)
-            joined = shared[0] + shared[1]
-            barrier.wait(20)
-            return joined
-
+    def collect(rank, ranks):
         def play(tasks, **kwargs):
             return [
                 played(task, float(i + 10 * rank) if int(task.split("/")[1]) % 2 else 1.0)
@@ -292,15 +265,10 @@ def test_two_ranks_replace_the_same_groups_also_one_that_they_share(tmp_path):
             ]
 
         methods = build_methods(make_config(tmp_path, policy_method=named("KeepUnequal")), critic=False)
-        ranks = Comm(gather=gather, index=rank, count=2)
         tasks = (["train/2"] * 4 + ["train/4"] * 4 + ["train/5"] * 4)[6 * rank : 6 * rank + 6]
-        outcome[rank] = collector(methods, ranks, tmp_path, 4, max_resamples=50).collect(tasks, play, 0)[0]
+        return collector(methods, ranks, tmp_path, 4, max_resamples=50).collect(tasks, play, 0)[0]
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    outcome = run_on_ranks(collect)
     assert outcome[0].resampled == outcome[1].resampled >= 2 and outcome[0].unwanted == outcome[1].unwanted == 0
     tasks = outcome[0].tasks + outcome[1].tasks
     for first in (0, 4, 8):

@@ -50,14 +50,7 @@ def loop_mean(turn_ids: Tensor, mask: Tensor, value: Tensor) -> float:
 
 
 def epo_term(
-    entropy: Tensor,
-    turn_ids: Tensor,
-    mask: Tensor,
-    *,
-    coef: float,
-    beta: float,
-    alpha: float,
-    reference: float = 1.0,
+    entropy: Tensor, turn_ids: Tensor, mask: Tensor, *, coef: float, beta: float, alpha: float, reference: float = 1.0
 ) -> Tensor:
     """Returns `-lambda * (L_H - beta_k * L_smooth)`."""
     weights = turn_mean_weights(turn_ids, mask, dtype=entropy.dtype)
@@ -100,12 +93,7 @@ def test_schedule_stays_at_its_last_value_beyond_the_end(total):
         assert beta_schedule(k, total, start=2.0, end=0.5, decay=3.0) == last
 
 
-@given(
-    total=st.integers(1, 60),
-    start=st.floats(0, 5),
-    end=st.floats(0, 5),
-    decay=st.floats(0, 10),
-)
+@given(total=st.integers(1, 60), start=st.floats(0, 5), end=st.floats(0, 5), decay=st.floats(0, 10))
 def test_schedule_moves_monotonically_towards_one_and_then_towards_end(total, start, end, decay):
     values = [beta_schedule(k, total, start=start, end=end, decay=decay) for k in range(total + 1)]
     middle = total // 2

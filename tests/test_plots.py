@@ -8,17 +8,7 @@ import pytest
 from event_files import write_events, write_run
 from matplotlib.text import Text
 
-from epo_trl.plots import (
-    PANELS,
-    TAGS,
-    Panel,
-    RunError,
-    average_seeds,
-    default_label,
-    plot_runs,
-    read_run,
-    running_mean,
-)
+from epo_trl.plots import PANELS, TAGS, Panel, RunError, average_seeds, default_label, plot_runs, read_run, running_mean
 
 ROOT = Path(__file__).parents[1]
 

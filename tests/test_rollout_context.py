@@ -151,13 +151,7 @@ def play_one(tokenizer, responses, observations=("one", "two"), **kwargs):
     return episode, row.prompt_ids + row.completion_ids, [call[0] for call in policy.calls]
 
 
-CONVERSATION = [
-    FIRST,
-    answer("go"),
-    "see: one can: go, look",
-    answer("look"),
-    "see: two can: go, look",
-]
+CONVERSATION = [FIRST, answer("go"), "see: one can: go, look", answer("look"), "see: two can: go, look"]
 
 
 def test_a_concatenated_episode_is_what_the_chat_template_makes_of_the_conversation(tokenizer):

@@ -465,9 +465,5 @@ def test_times_are_added_up(tokenizer):
 def test_too_few_environments_are_an_error(tokenizer):
     with pytest.raises(ValueError, match="envs: .* got 1 for 2 tasks"):
         play_episodes(
-            [ScriptedEnv()],
-            [("a", 0), ("b", 0)],
-            ScriptedPolicy(tokenizer),
-            context_of(tokenizer),
-            RolloutSettings(),
+            [ScriptedEnv()], [("a", 0), ("b", 0)], ScriptedPolicy(tokenizer), context_of(tokenizer), RolloutSettings()
         )

@@ -45,9 +45,7 @@ HUMAN = {
         {"instruction": "skipped", "instruction_attributes": [], "instruction_options": []},
         {"instruction": "a mug please", "instruction_attributes": ["easy clean"], "instruction_options": []},
     ],
-    "B000000002": [
-        {"instruction": "a tumbler", "instruction_attributes": ["clear glass"], "instruction_options": []},
-    ],
+    "B000000002": [{"instruction": "a tumbler", "instruction_attributes": ["clear glass"], "instruction_options": []}],
     "B000000009": [{"instruction": "unknown", "instruction_attributes": ["x"], "instruction_options": []}],
 }
 
