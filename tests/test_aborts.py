@@ -15,8 +15,8 @@ from epo_trl.long_runs.progress import short_line
 from epo_trl.methods import Comm
 from epo_trl.rollout import RolloutTimes
 from epo_trl.trainers.collection import Collected
+from epo_trl.trainers.monitoring.rollout_metrics import rollout_metrics
 from epo_trl.trainers.rl_step import RLStep
-from epo_trl.trainers.rollout_metrics import rollout_metrics
 
 pytestmark = pytest.mark.slow
 

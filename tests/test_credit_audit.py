@@ -26,7 +26,7 @@ from epo_trl.models.corpus import corpus
 from epo_trl.models.critic import Critic, copied_backbone
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
 from epo_trl.rollout.demonstrations import ACTION
-from epo_trl.trainers.critic_file import critic_prefix, save_critic
+from epo_trl.trainers.critic.file import critic_prefix, save_critic
 
 ROOMS, TURNS, REWARD = 4, 8, 10.0
 SUITE = CorridorSuite(ROOMS)

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 
 from epo_trl.long_runs.long_run import FINISHED, STATE_FILE
 from epo_trl.long_runs.run_lock import LOCK
-from epo_trl.trainers.critic_file import CRITIC_FILE
+from epo_trl.trainers.critic.file import CRITIC_FILE
 
 pytestmark = pytest.mark.slow
 

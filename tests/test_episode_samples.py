@@ -14,8 +14,8 @@ from trainer_kit import make_config, make_episodes, make_model, make_trainer, se
 
 from epo_trl.methods import Comm
 from epo_trl.rollout.pieces import UNFINISHED, token_pieces
-from epo_trl.trainers import episode_samples
-from epo_trl.trainers.episode_samples import EpisodeSamples
+from epo_trl.trainers.monitoring import episode_samples
+from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.watch.sample import MAX_CHARS, Sample, TurnTexts, WatchError, read_samples, sample_of, write_samples
 from epo_trl.watch.selection import Outcome, choose
 from epo_trl.watch.source import find_samples, sample_file

@@ -13,8 +13,8 @@ from trainer_kit import catch_step, difference, largest, make_episodes, make_ppo
 from epo_trl.methods import Comm
 from epo_trl.methods.gae import TokenGAE, TurnGAE
 from epo_trl.objectives.gae import turn_edges
-from epo_trl.trainers.value_statistics import whitened
-from epo_trl.trainers.zero_signal import equal_outcomes
+from epo_trl.trainers.critic.value_statistics import whitened
+from epo_trl.trainers.monitoring.zero_signal import equal_outcomes
 from epo_trl.types import StopReason
 
 NO = math.nan

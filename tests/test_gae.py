@@ -11,7 +11,7 @@ from epo_trl.methods import Batch, Credit, CriticValues
 from epo_trl.methods.gae import OutcomeGAE, TokenGAE, TurnGAE
 from epo_trl.objectives import value_loss
 from epo_trl.objectives.gae import turn_edges
-from epo_trl.trainers.value_statistics import value_statistics
+from epo_trl.trainers.critic.value_statistics import value_statistics
 
 # Two turns: two sampled tokens, two of the environment, two sampled, one of padding.
 TURN_IDS = [0, 0, 1, 1, 1, 1, -1]

@@ -30,11 +30,11 @@ from epo_trl.models.critic import Critic, attach_critic, critic_aside
 from epo_trl.rollout.context import TurnView
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
 from epo_trl.trainers.batches import layout_in, row_ids
-from epo_trl.trainers.critic_file import CRITIC_FILE
-from epo_trl.trainers.critic_setup import hide_critic
-from epo_trl.trainers.final_states import final_states, final_values
+from epo_trl.trainers.critic.file import CRITIC_FILE
+from epo_trl.trainers.critic.final_states import final_states, final_values
+from epo_trl.trainers.critic.setup import hide_critic
+from epo_trl.trainers.critic.value_statistics import turn_bins, value_statistics, whitened
 from epo_trl.trainers.scoring.row_scorer import ScoringTask
-from epo_trl.trainers.value_statistics import turn_bins, value_statistics, whitened
 from epo_trl.types import StopReason
 
 CRITICS = ["separate", "value_head"]

@@ -10,7 +10,7 @@ import torch
 from run_kit import logged, weights
 from trainer_kit import make_episodes, make_trainer
 
-from epo_trl.trainers.run_health import RunHealth, watched_entropy
+from epo_trl.trainers.monitoring.run_health import RunHealth, watched_entropy
 
 GOOD = {"entropy": 1.0, "invalid": 0.05, "success": 0.6}
 RANDOM = {"entropy": 3.0, "invalid": 0.05, "success": 0.6}

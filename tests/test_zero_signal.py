@@ -9,7 +9,7 @@ import pytest
 import torch
 from trainer_kit import make_episode, make_episodes, make_ppo, make_trainer, toy_tokenizer
 
-from epo_trl.trainers.zero_signal import Streak, equal_rewards_warning, equal_within_groups
+from epo_trl.trainers.monitoring.zero_signal import Streak, equal_rewards_warning, equal_within_groups
 from epo_trl.types import StopReason
 
 NO = math.nan

@@ -13,8 +13,8 @@ from epo_trl.errors import InputError
 from epo_trl.methods import CriticValues
 from epo_trl.models.critic import attach_critic
 from epo_trl.rollout import ContextBuilder
-from epo_trl.trainers.critic_file import CRITIC_FILE, load_critic
-from epo_trl.trainers.critic_setup import copy_of_policy, make_critic
+from epo_trl.trainers.critic.file import CRITIC_FILE, load_critic
+from epo_trl.trainers.critic.setup import copy_of_policy, make_critic
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 from epo_trl.types import Episode
 

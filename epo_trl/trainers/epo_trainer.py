@@ -39,20 +39,20 @@ from epo_trl.trainers.checks import check_context_fits, check_packing
 from epo_trl.trainers.collection import Collected, Collector, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine
-from epo_trl.trainers.episode_samples import EpisodeSamples
 from epo_trl.trainers.evaluator import Evaluator, scalars
 from epo_trl.trainers.lag import importance_weights, make_lagged_policy
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import CardFacts, card_facts
+from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
+from epo_trl.trainers.monitoring.run_health import RunHealth
+from epo_trl.trainers.monitoring.zero_signal import zero_signal_monitor
 from epo_trl.trainers.player import Player
 from epo_trl.trainers.rl_step import RLStep
-from epo_trl.trainers.run_health import RunHealth
 from epo_trl.trainers.scoring.reference import find_candidates, keeping_reference
 from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask
 from epo_trl.trainers.scoring.turn_features import extract_features
 from epo_trl.trainers.setup import make_comm, set_up
 from epo_trl.trainers.task_checks import check_arguments
-from epo_trl.trainers.zero_signal import zero_signal_monitor
 from epo_trl.types import Episode
 
 

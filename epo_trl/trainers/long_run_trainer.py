@@ -18,12 +18,12 @@ from epo_trl.long_runs.resume_check import model_digest
 from epo_trl.long_runs.update_guard import UpdateGuard, check_skipped
 from epo_trl.methods import Methods
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.episode_samples import EpisodeSamples
 from epo_trl.trainers.lag import LaggedPolicy
 from epo_trl.trainers.model_card import OwnModelCard
+from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
+from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.player import Player
 from epo_trl.trainers.rules import RolloutRules
-from epo_trl.trainers.run_health import RunHealth
 
 # Files of a checkpoint, equal on all ranks.
 LEARNED, LAGGED = "learned_by_methods.pt", "lagged_weights.pt"

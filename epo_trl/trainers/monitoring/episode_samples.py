@@ -20,7 +20,7 @@ from torch import Tensor
 from epo_trl.methods import Comm
 from epo_trl.rollout.pieces import token_pieces
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.episode_tables import send_tables
+from epo_trl.trainers.monitoring.episode_tables import send_tables
 from epo_trl.types import Episode, Turn
 from epo_trl.watch.sample import Sample, TurnTexts, sample_of, write_samples
 from epo_trl.watch.selection import Outcome, choose

@@ -1,0 +1,1 @@
+"""The critic of PPO: construction, optimizer groups, file, bootstrap values, statistics."""

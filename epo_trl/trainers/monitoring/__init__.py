@@ -1,0 +1,1 @@
+"""What a run shows of itself: metrics of rollouts and groups, warnings, stored episodes."""
