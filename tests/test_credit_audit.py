@@ -1,5 +1,6 @@
 """The audit of credits: its estimates against the exact advantages of the corridor, its statistics, its command."""
 
+import io
 import json
 import random
 from statistics import fmean
@@ -7,6 +8,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from trainer_kit import make_episodes, make_model, make_ppo, toy_tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -15,7 +17,8 @@ from epo_trl.credit_audit import AuditPlan, Player, compare, list_estimators
 from epo_trl.credit_audit.audited_round import record, true_advantages
 from epo_trl.credit_audit.critics import SavedCritic
 from epo_trl.credit_audit.estimators import build_batch, turn_credits
-from epo_trl.credit_audit.statistics import Interval
+from epo_trl.credit_audit.report import make_table
+from epo_trl.credit_audit.statistics import Agreement, Comparison, Interval
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.base import EnvError, TextEnv
 from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on
@@ -148,6 +151,16 @@ def test_the_sign_counts_turns_with_a_clear_advantage_only():
 
 def test_an_interval_is_written_without_leading_zeros():
     assert str(Interval(0.254, -0.1, 10.5)) == ".25 [-.10, 10.50]"
+
+
+def test_the_table_fits_a_terminal_of_80_columns():
+    wide, share = Interval(-0.254, -0.111, -0.999), Interval(0.5, 0.45, 0.55)
+    found = Comparison({"graph-gpo, last 3": Agreement(wide, wide, share, 0.25)}, 100, 10, 5, 1.0, 1.0)
+    console = Console(width=80, file=io.StringIO())
+    console.print(make_table(found, "Credit audit"))
+    shown = console.file.getvalue()
+    assert "graph-gpo, last 3" in shown and "-.25 [-.11, -1.00]" in shown and ".50 [.45, .55]" in shown
+    assert "25%" in shown and "\u2026" not in shown
 
 
 # ---------------------------------------------------------------------------------------------------------- copies

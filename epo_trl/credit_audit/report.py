@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from rich.box import SIMPLE
 from rich.table import Table
 
 from epo_trl.credit_audit.statistics import Agreement, Comparison
@@ -26,8 +25,15 @@ def ranked(comparison: Comparison) -> list[tuple[str, Agreement]]:
 
 def make_table(comparison: Comparison, title: str) -> Table:
     """Returns the table for a terminal."""
-    table = Table(title=title, caption=summary(comparison), caption_justify="left", box=SIMPLE)
-    for heading in ("credit", "correlation with A*", "gain over grpo", "sign", "no credit"):
+    table = Table(
+        title=title,
+        caption=f"\n{summary(comparison)}",
+        caption_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+    )
+    for heading in ("credit", "correlation", "gain over grpo", "sign", "none"):
         table.add_column(heading, justify="left" if heading == "credit" else "right", no_wrap=True)
     for name, found in ranked(comparison):
         table.add_row(name, str(found.correlation), str(found.gain), str(found.sign), f"{found.silent:.0%}")
