@@ -90,6 +90,27 @@ def test_the_episodes_do_not_depend_on_the_order_of_the_answers(seed, count, mod
     assert played == expected and sum(finished) == count
 
 
+@settings(max_examples=100, deadline=None)
+@given(seed=strategies.integers(0, 2**20), count=strategies.integers(1, 9), seats=strategies.integers(1, 4))
+def test_a_free_environment_plays_the_next_task(seed, count, seats):
+    """Each environment replays the script of the task that it is reset to, so the episodes are those of one each."""
+    tasks = [(f"task/{i}", i) for i in range(count)]
+    rules, context = RolloutSettings(max_turns=4), context_of(TOKENIZER)
+    expected = play_episodes(envs(seed, count, random.Random(0)), tasks, respond_in_step, context, rules)
+    scripts = {f"task/{i}": env for i, env in enumerate(envs(seed, count, random.Random(0)))}
+
+    class Reused(LateEnv):
+        def reset(self, *, seed=None, options=None):
+            script = scripts[options["task_id"]]
+            self.answers, self.start = list(script.answers), script.start
+            return super().reset(seed=seed, options=options)
+
+    late, engine, finished = random.Random(seed), AnyOrder(seed), []
+    worlds = [Reused(draw=late) for _ in range(seats)]
+    assert play_episodes(worlds, tasks, engine, context, rules, on_finished=finished.append) == expected
+    assert sum(finished) == count and engine.largest <= seats
+
+
 def test_a_fast_episode_ends_before_a_slow_one_has_its_second_turn():
     """In step, the slow one would hold up the fast one."""
     log = []

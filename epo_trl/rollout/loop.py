@@ -50,12 +50,13 @@ def play_episodes(
     """Plays one episode per task and returns the episodes in order.
 
     With an engine that generates in step, as with a function, each turn of all running episodes is one generation call.
-    With another engine an episode goes on as soon as its own response and its own environment have answered. All
-    environments are asked before any is awaited. An exception in an environment or in the parser, or an observation
-    that cannot be encoded, aborts only that episode.
+    With another engine an episode goes on as soon as its own response and its own environment have answered, and an
+    environment whose episode has ended plays the next task if there are fewer environments than tasks. All environments
+    are asked before any is awaited. An exception in an environment or in the parser, or an observation that cannot be
+    encoded, aborts only that episode.
 
     Args:
-        envs: Environments, at least one per task.
+        envs: Environments; with an engine that generates in step, at least one per task.
         tasks: `(task_id, seed)` pairs. Equal pairs start from the identical state.
         policy: Engine, or a function that maps prompts to responses.
         context: Builder of the prompts.
@@ -64,23 +65,29 @@ def play_episodes(
         times: Accumulator of the time spent in each phase.
     """
     times = times if times is not None else RolloutTimes()
-    if len(envs) < len(tasks):
-        raise InputError(f"envs: expected at least one per task, got {len(envs)} for {len(tasks)} tasks")
     engine = policy if isinstance(policy, Engine) else InStep(policy)
+    if len(envs) < (len(tasks) if engine.in_step else min(len(tasks), 1)):
+        raise InputError(f"envs: expected at least one per task, got {len(envs)} for {len(tasks)} tasks")
     episodes = [RunningEpisode(task_id, seed, env, settings) for (task_id, seed), env in zip(tasks, envs, strict=False)]
     with times.measure("env"):
         _reset_all(episodes)
     observed = list(range(len(episodes)))  # episodes with a new observation, or an end
-    acting: list[int] = []  # episodes whose environment is working on an action
+    acting: list[int] = []  # episodes whose environment is working
     asked = 0  # number of episodes that await a response
+    is_first = True
     while True:
         with times.measure("text"):
-            prompted = _with_prompts([episodes[i] for i in observed if episodes[i].stop is None], context)
-        on_finished(sum(episodes[i].stop is not None for i in observed))
+            new = [episodes[i] for i in observed if episodes[i].stop is None]
+            prompted = _with_prompts(new, context, is_first=is_first)
+            is_first = False
+        ended = [i for i in observed if episodes[i].stop is not None]
+        on_finished(len(ended))
         running = [i for i in observed if episodes[i].stop is None]
         for i, episode in zip(running, prompted, strict=True):
             engine.submit(i, episode.ids_to_continue())
         asked += len(running)
+        with times.measure("env"):
+            acting += _start_next(episodes, tasks, [episodes[i].env for i in ended])
         if not (asked or acting or engine.in_step):
             break
 
@@ -100,9 +107,20 @@ def play_episodes(
             for i in observed:
                 with episodes[i].aborted_by_errors():
                     if episodes[i].stop is None:
-                        episodes[i].await_outcome()
+                        episodes[i].await_answer()
         acting = [i for i in acting if i not in observed]
     return [episode.to_episode() for episode in episodes]
+
+
+def _start_next(episodes: list[RunningEpisode], tasks: Sequence[tuple[str, int]], free: Sequence[TextEnv]) -> list[int]:
+    """Starts the next tasks in the free environments, adds their episodes to the list and returns their indices."""
+    first = len(episodes)
+    for (task_id, seed), env in zip(tasks[first:], free, strict=False):
+        episode = RunningEpisode(task_id, seed, env, episodes[0].settings)
+        with episode.aborted_by_errors():
+            episode.send_reset()
+        episodes.append(episode)
+    return list(range(first, len(episodes)))
 
 
 def _act(
@@ -147,15 +165,18 @@ def _reset_all(episodes: list[RunningEpisode]) -> None:
                 episode.await_reset()
 
 
-def _with_prompts(episodes: list[RunningEpisode], context: ContextBuilder) -> list[RunningEpisode]:
-    """Sets the next prompt of every episode and returns the episodes that continue."""
+def _with_prompts(episodes: list[RunningEpisode], context: ContextBuilder, *, is_first: bool) -> list[RunningEpisode]:
+    """Sets the next prompt of every episode and returns the episodes that continue.
+
+    With `is_first`, at the start of a rollout, an error for all of them is raised.
+    """
     try:
         prompts = context.build([episode.view() for episode in episodes]) if episodes else []
     except BaseException as error:  # one environment's observation cannot be encoded; find out which
         if not ends_episode_alone(error):
             raise
         prompts = [_prompt_alone(episode, context) for episode in episodes]
-        if all(episode.error and not episode.turns for episode in episodes):
+        if is_first and all(episode.error and not episode.turns for episode in episodes):
             raise  # no first prompt can be built: the template is at fault, not an environment
     for episode, prompt in zip(episodes, prompts, strict=True):
         episode.prompt = prompt

@@ -50,6 +50,7 @@ class RunningEpisode:
     sampled: Sampled | None = None
     parsed: ParsedResponse | None = None
     is_sent: bool = False  # whether the environment got its action
+    is_started: bool = False  # whether the environment has given the first observation
     stop: StopReason | None = None
     error: str = ""
 
@@ -80,6 +81,14 @@ class RunningEpisode:
     def await_reset(self) -> None:
         """Awaits the first observation."""
         self.observation, self.info = checked_answer(*self.env.reset_wait())
+        self.is_started = True
+
+    def await_answer(self) -> None:
+        """Awaits the first observation, or the outcome of the last action."""
+        if self.is_started:
+            self.await_outcome()
+        else:
+            self.await_reset()
 
     def ids_to_continue(self) -> list[int]:
         """Returns the token ids that the policy continues."""
@@ -99,7 +108,8 @@ class RunningEpisode:
 
     def has_answer(self) -> bool:
         """Whether the outcome of the action can be had without waiting, or the episode has ended."""
-        return self.stop is not None or not self.is_sent or self.env.has_answer()
+        is_asked = self.is_sent or not self.is_started
+        return self.stop is not None or not is_asked or self.env.has_answer()
 
     def await_outcome(self) -> None:
         """Awaits the outcome of the action, computes the reward and records the turn."""

@@ -89,7 +89,8 @@ class EPOTrainer(LongRunTrainer):
         setup = set_up(model, suite, args, methods, train_dataset, processing_class, reward_funcs, kwargs)
         self.suite, self.rules, self.methods = setup.suite, setup.rules, methods
         quiet = args.disable_tqdm or args.process_index != 0
-        self.player = Player(self.suite, quiet=quiet)
+        most = max(args.per_device_train_batch_size * args.steps_per_generation, args.per_device_eval_batch_size)
+        self.player = Player(self.suite, quiet=quiet, most=most)
         self.player.check_first_task(setup.train_dataset[0]["prompt"], args.seed, self.rules)
         with warnings.catch_warnings(), keeping_reference(self, args):
             # This trainer relies on rollout_func; tests/test_trl_contract.py checks its name and behaviour.

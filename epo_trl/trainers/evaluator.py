@@ -51,7 +51,9 @@ class Evaluator:
         """
         rank, world = self._ranks.index, self._ranks.count
         tasks = [(task_id, self._args.seed) for task_id in self.tasks[split]]
-        size, local = self._args.per_device_eval_batch_size, tasks[rank::world]
+        local = tasks[rank::world]
+        # In step, a part of the list plays together. Otherwise an environment plays the next task when it is free.
+        size = self._args.per_device_eval_batch_size if self._engine.in_step else len(tasks)
         rounds = -(-len(tasks) // (size * world))
         times = RolloutTimes()
         episodes: list[Episode] = []

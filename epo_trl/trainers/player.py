@@ -21,6 +21,7 @@ class Player:
     Args:
         suite: Suite that creates the environments.
         quiet: Whether to hide the progress bar.
+        most: Number of environments that an engine without a barrier uses at most.
 
     Attributes:
         engine: Engine that samples the policy's responses; set when TRL has loaded the policy.
@@ -28,8 +29,8 @@ class Player:
 
     engine: PolicyEngine
 
-    def __init__(self, suite: TaskSuite, *, quiet: bool):
-        self.suite = suite
+    def __init__(self, suite: TaskSuite, *, quiet: bool, most: int):
+        self.suite, self._most = suite, most
         self.envs: list[TextEnv] = []
         self._quiet = quiet
 
@@ -48,13 +49,14 @@ class Player:
         times: RolloutTimes | None = None,
     ) -> list[Episode]:
         """Plays one episode per `(task_id, seed)`. Collective: every rank must call it, even without tasks."""
-        self._provide(len(tasks))
+        count = len(tasks) if self.engine.in_step else min(len(tasks), self._most)
+        self._provide(count)
         with (
             tqdm(total=len(tasks), desc=description, unit="episode", leave=False, disable=self._quiet) as bar,
-            self.engine.rollout(context, len(tasks)),
+            self.engine.rollout(context, count),
         ):
             return play_episodes(
-                self.envs,
+                self.envs if self.engine.in_step else self.envs[:count],
                 tasks,
                 self.engine,
                 context,
