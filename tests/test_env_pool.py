@@ -196,7 +196,9 @@ def test_a_reset_is_tried_again_in_a_new_worker(pool, tmp_path, what):
         env.reset_async(seed=0, options={"task_id": task_id})
     first, second, third = (env.reset_wait() for env in envs)
     assert first[0] == third[0] != second[0]
-    assert suite.faults() == Faults(restarts=1, timeouts=int(what == "hang"), retries=2)
+    faults = suite.faults()
+    assert (faults.restarts, faults.timeouts) == (1, int(what == "hang"))
+    assert 1 <= faults.retries <= 2, "the third request may already go to the new worker"
     assert second[1]["pid"] == third[1]["pid"] != first[1]["pid"]
 
 
