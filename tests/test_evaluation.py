@@ -232,8 +232,10 @@ def test_the_scalars_of_a_report_are_its_rates(report):
     scalars = report.scalars()
     assert scalars["success_rate"] == 0.5
     assert (scalars["success_rate_low"], scalars["success_rate_high"]) == report.success_interval
-    assert scalars["success_rate_heat"] == 0.0
-    assert scalars["aborted"] == 0.25
+    assert (scalars["success_rate_pick"], scalars["success_rate_heat"]) == (2 / 3, 0.0)
+    assert scalars["macro_success_rate"] == pytest.approx(1 / 3)
+    assert (scalars["turns"], scalars["invalid_actions"]) == (2.0, 3 / 8)
+    assert (scalars["aborted"], scalars["seconds"]) == (0.25, 1.5)
     assert all(isinstance(value, float) for value in scalars.values())
 
 

@@ -83,12 +83,22 @@ def test_an_update_is_adams_on_the_squared_errors_of_both_twins():
         one.heads.load_state_dict({k: v + 0.1 for k, v in one.heads.state_dict().items()})
     q_goal, v_goal = plain.regression_targets(some)
     adam = torch.optim.Adam(plain.heads.parameters(), lr=step)
-    ((plain.q(some.states, some.actions) - q_goal) ** 2).mean(1).sum().backward()
-    ((plain.v(some.states) - v_goal) ** 2).mean(1).sum().backward()
+    q_losses = ((plain.q(some.states, some.actions) - q_goal) ** 2).mean(1)
+    v_losses = ((plain.v(some.states) - v_goal) ** 2).mean(1)
+    (q_losses.sum() + v_losses.sum()).backward()
     adam.step()
-    critics.update(some)
+    assert critics.update(some).tolist() == pytest.approx([q_losses.mean().item(), v_losses.mean().item()], rel=1e-5)
     for mine, theirs in zip(critics.heads.parameters(), plain.heads.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_losses_of_an_rl_step_are_means_over_its_updates(monkeypatch):
+    """Two passes over six turns in batches of four: four updates."""
+    critics = TwinCritics(settings(), some_transitions())
+    critics.add(some_transitions())
+    losses = iter(torch.tensor([[1.0, 8.0], [2.0, 0.0], [3.0, 0.0], [6.0, 8.0]]))
+    monkeypatch.setattr(critics, "update", lambda some: next(losses))
+    assert critics.learn(0) == (3.0, 4.0)
 
 
 def test_the_replay_holds_the_newest():

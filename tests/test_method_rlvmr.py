@@ -102,6 +102,15 @@ def test_by_hand():
     torch.testing.assert_close(got, torch.tensor(want), rtol=0, atol=1e-5)
 
 
+def test_metrics_by_hand():
+    """Of twelve turns three plan (one is paid), two explore (one is paid), and two, one of them invalid, have no tag."""
+    four = episode(*[("monitor", "a", True)] * 4, ("think", "a", True), ("planning", "bad", False))
+    method = RLVMR()
+    method.credit(batch_of([ONE, TWO, THREE, four], [0.0] * 4))
+    shares = {"planning": 3 / 12, "explore": 2 / 12, "reflection": 1 / 12, "monitor": 4 / 12, "reward": 2 / 12}
+    assert method.end_rl_step(StepSummary(math.nan, {})) == {f"rlvmr/{name}": share for name, share in shares.items()}
+
+
 def test_an_aborted_episode_counts_nowhere():
     aborted = episode(("planning", "a", True), stop=StopReason.ABORTED)
     got = RLVMR().credit(batch_of([ONE, TWO, aborted], [0.7, -0.7, 0.0])).advantages
