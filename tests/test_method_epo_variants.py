@@ -68,6 +68,23 @@ def test_a_decay_over_turns_by_hand():
     assert early.loss(micro_of([2.0, 4.0], [0, 1])).item() == pytest.approx(-(0.5 * 2.0 + 0.1 * 4.0) / 2)
 
 
+def test_metrics_of_epo_by_hand():
+    """Reference 2, band 1 to 3: one token is 0.5 below, two are inside, three are 1, 2 and 3 above."""
+    method = EPO(epo_lambda=0.5, smoothing_alpha=2.0, kappa_low=0.5, kappa_high=1.5)
+    method.history.append(1.5)
+    method.history.append(2.5)
+    method.observe(micro_of([0.5, 2.0, 2.5, 4.0, 5.0, 6.0], [0, 0, 1, 1, 1, 1], rl_step=5, total_rl_steps=10))
+    beta = 1 + math.exp(-3)
+    wanted = {
+        "lambda": 0.5, "beta": beta, "net_coef_above_band": 0.5 * (1 - 2 * beta),
+        "entropy_loss": (2.5 / 2 + 17.5 / 4) / 2, "smoothing_loss": 2.0 * (0.5 / 2 + 6.0 / 4) / 2,
+        "share_below_band": 1 / 6, "share_inside_band": 2 / 6, "share_above_band": 3 / 6,
+        "reference": 2.0, "turn_deviation": 0.75 + 2.375,
+    }  # fmt: skip
+    found = method.end_rl_step(StepSummary(20 / 6, {0: 1.25, 1: 4.375}, rl_step=5, total_rl_steps=10))
+    assert found == pytest.approx({f"epo/{name}": value for name, value in wanted.items()})
+
+
 def test_means_of_turns_by_hand():
     values, turns = torch.tensor([[1.0, 3.0, 9.0, 5.0, 7.0]]), torch.tensor([[0, 0, 1, 1, -1]])
     mask = torch.tensor([[1, 1, 0, 1, 0]])

@@ -103,7 +103,7 @@ def test_by_hand():
 
 
 def test_metrics_by_hand():
-    """Of twelve turns three plan (one is paid), two explore (one is paid), and two, one of them invalid, have no tag."""
+    """Of twelve turns three plan (one is paid), two explore (one is paid), two have no valid tag."""
     four = episode(*[("monitor", "a", True)] * 4, ("think", "a", True), ("planning", "bad", False))
     method = RLVMR()
     method.credit(batch_of([ONE, TWO, THREE, four], [0.0] * 4))

@@ -341,6 +341,29 @@ def test_old_log_probs_and_values_are_those_of_the_collecting_policy_in_every_ep
             torch.testing.assert_close(logps, inputs["old_per_token_logps"], rtol=1e-4, atol=1e-4)
 
 
+def test_the_value_loss_and_the_share_that_was_clipped_are_those_of_a_loop(tmp_path):
+    """Values that have moved by 1 since the batch was collected, every other one down, where 0.25 is allowed."""
+    trainer = make_ppo(tmp_path, value_clip=0.25, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    batches = inject(trainer)
+    collect = trainer._generate_and_score_completions
+
+    def moved(inputs):
+        output = collect(inputs)
+        return output | {"old_values": output["old_values"] + 1 - 2 * (output["turn_ids"] % 2)}
+
+    trainer._generate_and_score_completions = moved
+    catch_step(trainer)
+    points, losses, clipped = batches[0]["value_points"], [], 0
+    columns = (batches[0][name][points].tolist() for name in ("old_values", "returns", "turn_ids"))
+    for value, target, turn in zip(*columns, strict=True):
+        allowed = value + (0.75 if turn % 2 == 0 else -0.75)
+        losses.append(max((value - target) ** 2, (allowed - target) ** 2) / 2)
+        clipped += (allowed - target) ** 2 > (value - target) ** 2
+    assert 0 < clipped < len(losses)
+    assert logged(trainer, "critic/value_loss") == [pytest.approx(sum(losses) / len(losses), rel=1e-5)]
+    assert logged(trainer, "critic/value_clip_share") == [clipped / len(losses)]
+
+
 def test_clipped_values_stop_pulling(tmp_path):
     """A rate that throws the values far off in the first epoch; in the second, those nearer to the target clip."""
     shares = {}
