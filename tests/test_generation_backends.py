@@ -1,13 +1,20 @@
-"""The rollout only knows TRL's seam `_generate_single_turn`; what is behind it can be swapped."""
+"""The engines over a trainer's policy: in step by TRL's `_generate_single_turn`, or without a barrier."""
+
+import socket
+import threading
+from types import SimpleNamespace
 
 import pytest
+import requests
 import torch
 from peft import LoraConfig
 from trainer_kit import make_config, make_model, make_ppo, make_trainer
 
 from epo_trl.rollout import EngineError
 from epo_trl.trainers.checks import check_half_precision
+from epo_trl.trainers.engines import VllmServerEngine, _WithTimeout, make_engine
 from epo_trl.trainers.generation import keeping_precision
+from epo_trl.types import StopReason
 
 CONTINUOUS = {
     "use_transformers_continuous_batching": True,
@@ -242,3 +249,78 @@ def test_a_cache_that_is_too_small_for_a_prompt_is_named(tmp_path):
         trainer.play([("train/0", 0)])
     del engine.submit
     assert len(trainer.play([("train/0", 0)])[0].turns) == 2, "the next rollout begins anew"
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine"),
+    [
+        ({}, "TurnGenerator"),
+        ({"continuous": True}, "ContinuousBatchingEngine"),
+        ({"continuous": True, "is_deepspeed_enabled": True}, "TurnGenerator"),
+        ({"continuous": True, "fsdp": "full_shard"}, "TurnGenerator"),
+        ({"use_vllm": True}, "VllmEngine"),
+        ({"use_vllm": True, "parallel": 2}, "TurnGenerator"),
+        ({"use_vllm": True, "mode": "server", "parallel": 2}, "VllmServerEngine"),
+        ({"use_vllm": True, "mode": "server", "regex": "a+"}, "TurnGenerator"),
+        ({"use_vllm": True, "kwargs": {"structured_outputs": {"regex": "a+"}}}, "TurnGenerator"),
+    ],
+    ids=str,
+)
+def test_generation_stays_in_step_only_where_it_is_collective(changes, engine):
+    given = {"continuous": False, "is_deepspeed_enabled": False, "fsdp": "", "use_vllm": False, "mode": "colocate",
+             "parallel": 1, "regex": None, "kwargs": {}, **changes}  # fmt: skip
+    trainer = SimpleNamespace(
+        use_vllm=given["use_vllm"],
+        is_deepspeed_enabled=given["is_deepspeed_enabled"],
+        use_transformers_continuous_batching=given["continuous"],
+        vllm_generation=SimpleNamespace(structured_outputs_regex=given["regex"], generation_kwargs=given["kwargs"]),
+        args=SimpleNamespace(fsdp=given["fsdp"], vllm_mode=given["mode"], vllm_tensor_parallel_size=given["parallel"]),
+    )
+    assert type(make_engine(trainer)).__name__ == engine
+
+
+class Client:
+    """A server's client: answers four requests only when all four are there, and refuses one prompt."""
+
+    base_url = "http://localhost:1"
+
+    def __init__(self):
+        self.together, self.settings = threading.Barrier(4, timeout=60), []
+
+    def generate(self, prompts, n, **settings):
+        self.settings.append(settings)
+        if len(self.settings) <= 4:
+            self.together.wait()
+        if len(prompts[0]) % 2:
+            raise ConnectionError("refused")
+        return {"completion_ids": [[17, 3]], "logprobs": [[[-1.0], [-2.0]]]}
+
+
+def test_a_server_is_asked_for_all_episodes_at_once_and_a_refused_one_is_aborted_alone(tmp_path):
+    trainer = make_trainer(tmp_path, max_turns=2, temperature=0.7)
+    trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", 0
+    trainer.vllm_generation = SimpleNamespace(
+        repetition_penalty=1.0, temperature=0.7, top_p=1.0, top_k=0, min_p=None, max_completion_length=8, logprobs=0,
+        generation_kwargs={"seed": 5},
+    )  # fmt: skip
+    trainer.player.engine = engine = VllmServerEngine(trainer)
+    engine._client = client = Client()
+    submit = engine.submit
+    engine.submit = lambda number, ids: submit(number, ids + ids[-1:] * ((len(ids) + (number == 1)) % 2))
+    episodes = trainer.play([(f"train/{i}", 0) for i in range(4)])
+    assert [episode.stop is StopReason.ABORTED for episode in episodes] == [False, True, False, False]
+    assert "EngineError: the vLLM server at http://localhost:1: refused" in episodes[1].error
+    assert {(turn.response_ids, turn.logprobs) for episode in episodes for turn in episode.turns} == {
+        ((17, 3), (-1.0, -2.0))
+    }
+    assert client.settings[0] == {
+        "repetition_penalty": 1.0, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 8,
+        "logprobs": 0, "generation_kwargs": {"seed": 5},
+    }  # fmt: skip
+
+
+def test_a_server_that_does_not_answer_in_time_is_given_up():
+    with socket.create_server(("127.0.0.1", 0)) as silent, requests.Session() as session:
+        session.mount("http://", _WithTimeout(0.2))
+        with pytest.raises(requests.exceptions.ReadTimeout):
+            session.post(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/completions", json={})

@@ -33,6 +33,10 @@ def make_engine(trainer: GRPOTrainer) -> PolicyEngine:
     """Returns the engine for a trainer's back end: without a barrier where generation is not collective."""
     args = trainer.args
     if trainer.use_vllm:
+        vllm = trainer.vllm_generation
+        is_constrained = vllm.structured_outputs_regex is not None or "structured_outputs" in vllm.generation_kwargs
+        if is_constrained:  # TRL converts these settings
+            return TurnGenerator(trainer)
         if args.vllm_mode == "server":
             return VllmServerEngine(trainer)
         return VllmEngine(trainer) if args.vllm_tensor_parallel_size == 1 else TurnGenerator(trainer)
@@ -187,7 +191,7 @@ class VllmServerEngine(PolicyEngine):
         url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
         client = VLLMClient(base_url=url, connection_timeout=vllm.server_timeout)
         for scheme in ("http://", "https://"):
-            retries = client.session.get_adapter(scheme).max_retries
+            retries = client.session.get_adapter(scheme).max_retries.new(read=0)  # a late answer is not asked for again
             client.session.mount(
                 scheme, _WithTimeout(vllm.server_timeout, max_retries=retries, pool_maxsize=_LARGEST_POOL)
             )
