@@ -41,6 +41,10 @@ def test_importance_weights_by_hand():
     torch.testing.assert_close(found, torch.tensor([[2.0, 3.0, 0.25, 1.0]]))
     assert metrics["lag/importance_weight"] == pytest.approx((2 + 3 + 0.25) / 3)
     assert metrics["lag/logp_difference"] == pytest.approx((math.log(2) + math.log(5) + math.log(4)) / 3)
+    there = torch.tensor([2.0, 3.0, 4.0])  # the other rank's sums of weights and distances over four tokens
+    _, both = importance_weights(logps, torch.full((1, 4), -1.0), mask, 3.0, Comm(sum=lambda own: own + there, count=2))
+    assert both["lag/importance_weight"] == pytest.approx((2 + 3 + 0.25 + 2) / 7)
+    assert both["lag/logp_difference"] == pytest.approx((math.log(2) + math.log(5) + math.log(4) + 3) / 7)
     free, _ = importance_weights(logps, torch.full((1, 4), -1.0), mask, None, Comm())
     assert free[0, 1].item() == pytest.approx(5.0)
 

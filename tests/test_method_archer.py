@@ -8,7 +8,7 @@ from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import difference, make_config, make_episodes, make_model, make_ppo, make_trainer, saved
 
 from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on
-from epo_trl.methods import Batch, StepSummary
+from epo_trl.methods import Batch, Comm, StepSummary
 from epo_trl.methods.archer import ArCHer, transitions
 from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.methods.twin_critics import CriticSettings, Transitions, TwinCritics
@@ -269,7 +269,9 @@ def test_advantages_and_metrics_by_hand(monkeypatch):
     mean, square = 4 / 5, (4 + 1 + 16 + 4 + 9) / 5
     wanted = {"q_loss": 0.25, "v_loss": 0.75, "q": 11 / 5, "v": 7 / 5, "advantage": mean,
               "advantage_std": (square - mean**2) ** 0.5, "replay_turns": 5.0}  # fmt: skip
-    assert method.end_rl_step(StepSummary(1.0, {})) == pytest.approx({f"archer/{k}": x for k, x in wanted.items()})
+    two_alike = Comm(sum=lambda own: 2 * own, count=2)
+    metrics = method.end_rl_step(StepSummary(1.0, {}, two_alike))
+    assert metrics == pytest.approx({f"archer/{k}": x for k, x in wanted.items()})
 
 
 def test_during_the_warm_up_the_critics_learn_alone(monkeypatch):

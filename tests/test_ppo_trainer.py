@@ -343,7 +343,8 @@ def test_old_log_probs_and_values_are_those_of_the_collecting_policy_in_every_ep
 
 def test_the_value_loss_and_the_share_that_was_clipped_are_those_of_a_loop(tmp_path):
     """Values that have moved by 1 since the batch was collected, every other one down, where 0.25 is allowed."""
-    trainer = make_ppo(tmp_path, value_clip=0.25, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    cut = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    trainer = make_ppo(tmp_path, value_clip=0.25, max_steps=2, **cut)
     batches = inject(trainer)
     collect = trainer._generate_and_score_completions
 
@@ -352,16 +353,18 @@ def test_the_value_loss_and_the_share_that_was_clipped_are_those_of_a_loop(tmp_p
         return output | {"old_values": output["old_values"] + 1 - 2 * (output["turn_ids"] % 2)}
 
     trainer._generate_and_score_completions = moved
-    catch_step(trainer)
-    points, losses, clipped = batches[0]["value_points"], [], 0
-    columns = (batches[0][name][points].tolist() for name in ("old_values", "returns", "turn_ids"))
-    for value, target, turn in zip(*columns, strict=True):
-        allowed = value + (0.75 if turn % 2 == 0 else -0.75)
-        losses.append(max((value - target) ** 2, (allowed - target) ** 2) / 2)
-        clipped += (allowed - target) ** 2 > (value - target) ** 2
-    assert 0 < clipped < len(losses)
-    assert logged(trainer, "critic/value_loss") == [pytest.approx(sum(losses) / len(losses), rel=1e-5)]
-    assert logged(trainer, "critic/value_clip_share") == [clipped / len(losses)]
+    trainer.train()
+    for k, batch in enumerate(batches):
+        points, losses, clipped = batch["value_points"], [], 0
+        columns = (batch[name][points].tolist() for name in ("old_values", "returns", "turn_ids"))
+        for value, target, turn in zip(*columns, strict=True):
+            allowed = value + (0.75 if turn % 2 == 0 else -0.75)
+            losses.append(max((value - target) ** 2, (allowed - target) ** 2) / 2)
+            clipped += (allowed - target) ** 2 > (value - target) ** 2
+        assert 0 < clipped < len(losses)
+        assert logged(trainer, "critic/value_loss")[k] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+        assert logged(trainer, "critic/value_clip_share")[k] == clipped / len(losses)
+    assert len(batches) == 2
 
 
 def test_clipped_values_stop_pulling(tmp_path):
