@@ -1,7 +1,12 @@
 """Entropy statistics against hand numbers. Entropies are chosen so that a sum tells which tokens are in it."""
 
+from statistics import fmean
+
 import pytest
 import torch
+from plain_steps import TEMPERATURE, plain_tokens
+from run_kit import logged
+from trainer_kit import make_episodes, make_model, make_trainer, with_episodes
 
 from epo_trl.methods.entropy_meter import EntropyMeter
 
@@ -139,3 +144,24 @@ def test_the_meter_holds_no_graph():
     meter.add(entropy, torch.zeros(1, 2).long(), torch.ones(1, 2))
     assert meter.means()["all_tokens"] == 1.0
     assert not any(value.requires_grad for value in vars(meter).values() if isinstance(value, torch.Tensor))
+
+
+def test_a_run_logs_the_means_of_plain_forwards_before_the_first_update(tmp_path):
+    """Two updates on the batch; no response has more than ten tokens."""
+    cut = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "steps_per_generation": 2}
+    trainer = with_episodes(make_trainer(tmp_path, temperature=TEMPERATURE, max_steps=2, **cut))
+    trainer.train()
+    with torch.no_grad():
+        tokens = plain_tokens(make_model(), "windowed")
+    counts = [len(episode.turns) for episode in make_episodes()]
+    late = [2 * token.turn >= counts[token.row] for token in tokens]
+    thirds = [3 * token.turn // counts[token.row] for token in tokens]
+    every = [True] * len(tokens)
+    parts = {
+        "all_tokens": every, "first10_tokens": every, "last10_tokens": every,
+        "early_turns": [not one for one in late], "late_turns": late,
+        **{f"{name}_third": [third == i for third in thirds] for i, name in enumerate(("first", "middle", "last"))},
+    }  # fmt: skip
+    for name, chosen in parts.items():
+        mean = fmean(token.entropy for token, inside in zip(tokens, chosen, strict=True) if inside)
+        assert logged(trainer, f"entropy/{name}") == [pytest.approx(mean, rel=1e-5)], name
