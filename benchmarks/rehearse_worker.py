@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from epo_trl.cli import training
+from epo_trl.cli.command_line import read_command_line
 from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.types import Episode
 
@@ -74,7 +75,7 @@ if __name__ == "__main__":
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # otherwise it is compiled for 38 s
     training.ALGORITHMS["grpo"] = (EPOConfig, RehearsalTrainer)
-    training.main("alfworld", "grpo")
+    training.main(read_command_line(sys.argv[1:], "alfworld", "grpo"))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # DeepSpeed sometimes aborts during interpreter shutdown, after all is done

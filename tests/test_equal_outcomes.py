@@ -10,7 +10,7 @@ from ppo_kit import inject, paid, parts, step_on
 from run_kit import logged
 from trainer_kit import catch_step, difference, largest, make_episodes, make_ppo, make_trainer
 
-from epo_trl.methods import Comm
+from epo_trl.methods import Comm, CriticValues
 from epo_trl.methods.gae import TokenGAE, TurnGAE
 from epo_trl.objectives.gae import turn_edges
 from epo_trl.trainers.critic.value_statistics import whitened
@@ -135,7 +135,8 @@ def test_outcomes_by_hand():
 def test_outcomes_are_the_advantages_of_a_critic_that_is_zero_with_lambda_1(credit, gamma):
     for seed in range(8):
         batch = random_batch(seed)
-        zeros = replace(batch, values=torch.zeros_like(batch.values), final_values=torch.zeros_like(batch.final_values))
+        nothing = CriticValues(torch.zeros_like(batch.values), torch.zeros_like(batch.final_values))
+        zeros = replace(batch, critic=nothing)
         advantages = CREDITS[credit](gamma, 1.0).credit(zeros).advantages
         outcomes = CREDITS[credit](gamma, 0.7).credit(batch).outcomes
         first, _ = turn_edges(batch.turn_ids, batch.mask)

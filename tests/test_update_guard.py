@@ -133,5 +133,5 @@ def test_a_deepspeed_that_used_a_spoilt_gradient_is_an_error():
 
 
 def test_a_limit_below_one_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="max_skipped_updates: expected a number >= 1, got 0"):
+    with pytest.raises(ValueError, match="max_skipped_updates: expected an integer >= 1, got 0"):
         make_trainer(tmp_path, max_skipped_updates=0)
