@@ -12,7 +12,6 @@ import gc
 import json
 import os
 import sys
-import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -121,11 +120,10 @@ def train(run: str, mode: str, start: Path, folder: Path) -> None:
     if mode != "one":  # each process gets half of the batch
         settings["steps_per_generation"] //= 2
         settings["gradient_accumulation_steps"] //= 2
-    with tempfile.TemporaryDirectory() as output:
-        deepspeed = ZERO3 if mode == "zero3" else None
-        args = config(output, max_steps=RL_STEPS * updates, deepspeed=deepspeed, **settings)
-        trainer = kind(str(start / environment), make_suite(environment), args=args)
-        trainer.train()
+    deepspeed, output = ZERO3 if mode == "zero3" else None, str(folder / f"{run}-output")  # one folder for all ranks
+    args = config(output, max_steps=RL_STEPS * updates, deepspeed=deepspeed, **settings)
+    trainer = kind(str(start / environment), make_suite(environment), args=args)
+    trainer.train()
     weights = all_weights(trainer.model)
     if trainer.accelerator.is_main_process:
         safetensors.torch.save_file(weights, folder / f"{run}.safetensors")
