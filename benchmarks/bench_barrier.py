@@ -86,7 +86,7 @@ def make_talking_model(vocabulary: int, end: int, length: float) -> Any:
 
 
 class Counted:
-    """Counts the forward passes of a model that decode, and the tokens that they sample."""
+    """Counts the forward passes of a model."""
 
     def __init__(self, model: Any) -> None:
         self.passes = 0

@@ -139,7 +139,8 @@ class VllmEngine(PolicyEngine):
         from vllm import SamplingParams
 
         with self.around(), self.keeping_vllm_awake():
-            self._params = SamplingParams(**sampling_settings(self._trainer))
+            further = self._trainer.vllm_generation.generation_kwargs
+            self._params = SamplingParams(**{**sampling_settings(self._trainer), **further})
             self._pending: set[str] = set()
             try:
                 yield
@@ -203,11 +204,9 @@ class VllmServerEngine(PolicyEngine):
 
     def _ask(self, number: int, prompt_ids: list[int]) -> None:
         assert self._client is not None
-        settings = {name: value for name, value in self._settings.items() if name != "n"}
-        known = ("repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens", "logprobs")
-        given = {name: settings.pop(name) for name in known}
+        further = self._trainer.vllm_generation.generation_kwargs
         try:
-            answer = self._client.generate([prompt_ids], n=1, **given, generation_kwargs=settings)
+            answer = self._client.generate([prompt_ids], n=1, **self._settings, generation_kwargs=further)
             logprobs = [token[0] for token in answer["logprobs"][0]]
             self._responses.put(Response(number, list(answer["completion_ids"][0]), logprobs))
         except Exception as error:
@@ -237,10 +236,9 @@ class _WithTimeout(HTTPAdapter):
 
 
 def sampling_settings(trainer: GRPOTrainer) -> dict[str, Any]:
-    """Returns the arguments of vLLM's `SamplingParams` for the trainer's settings, as TRL combines them."""
+    """Returns the trainer's settings by the names of vLLM's `SamplingParams`; `generation_kwargs` override them."""
     vllm = trainer.vllm_generation
-    settings = {
-        "n": 1,
+    return {
         "repetition_penalty": vllm.repetition_penalty,
         "temperature": vllm.temperature,
         "top_p": vllm.top_p,
@@ -249,4 +247,3 @@ def sampling_settings(trainer: GRPOTrainer) -> dict[str, Any]:
         "max_tokens": vllm.max_completion_length,
         "logprobs": vllm.logprobs,
     }
-    return settings | vllm.generation_kwargs
