@@ -29,7 +29,7 @@ smoke: $(STAMP)  ## a minute: a warm start and ten RL steps on a guessing game, 
 	$(PY) -m epo_trl.cli watch runs/smoke-test/grpo_epo --out runs/smoke-test/episodes.html
 	@$(PY) recipes/smoke_result.py runs/smoke-test/grpo_epo
 
-train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ENV=alfworld|alfworld-real|scienceworld] [ALGO=grpo_epo|grpo|ppo_epo|ppo] [SEED=0]
+train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ENV=alfworld|alfworld-real|scienceworld|webshop] [ALGO=grpo_epo|grpo|ppo_epo|ppo] [SEED=0]
 	$(PY) recipes/make_train.py $(if $(ENV),--env $(ENV)) $(if $(ALGO),--algo $(ALGO)) $(if $(SEED),--seed $(SEED))
 
 # The study of each ENV.

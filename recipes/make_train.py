@@ -38,6 +38,7 @@ ENVIRONMENTS = {
     "alfworld": Environment("alfworld"),
     "alfworld-real": Environment("alfworld", "_real"),  # the games of $ALFWORLD_DATA
     "scienceworld": Environment("scienceworld"),
+    "webshop": Environment("webshop"),  # a generated shop
 }
 
 

@@ -20,12 +20,5 @@ from epo_trl.cli.training import main
 if __name__ == "__main__":
     run_recipe(
         main,
-        configs=[
-            "my_env/tiny*",
-            "trap/tiny*",
-            "tools/tiny*",
-            "textworld_express/tiny*",
-            "webshop/tiny*",
-            "webshop/qwen*",
-        ],
+        configs=["my_env/tiny*", "trap/tiny*", "tools/tiny*", "textworld_express/tiny*"],
     )

@@ -168,7 +168,7 @@ def test_ppo_differs_from_grpo_in_groups_and_critic_alone(path):
     assert differ - own <= allowed
 
 
-@pytest.mark.parametrize("name", ["alfworld", "alfworld-real", "scienceworld"])
+@pytest.mark.parametrize("name", ["alfworld", "alfworld-real", "scienceworld", "webshop"])
 def test_every_algorithm_of_make_train_has_its_recipe_and_config(name):
     from make_train import ALGORITHMS, ENVIRONMENTS
 
