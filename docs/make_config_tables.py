@@ -73,6 +73,8 @@ def table(config: type) -> str:
         if inherited.get(field.name) is field or field.name not in vars(config)["__annotations__"]:
             continue
         text = str(field.metadata["help"])
+        if text.startswith("Same as in "):  # a field of `RolloutArguments`
+            continue
         if isinstance(bounds.get(field.name), Range):
             text += f" ({bounds[field.name]})"
         text = text.replace("|", "\\|").replace("<", "\\<")

@@ -14,7 +14,7 @@ from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.main_process import on_main_process
 
 # Configuration fields that affect logging, saving or speed, but not what is learned. Every other field of TRL,
-# transformers or this package must stay the same; docs/long_runs.md shows this list.
+# transformers or this package must stay the same.
 MAY_CHANGE = frozenset(
     """output_dir run_name project trackio_space_id trackio_bucket_id trackio_static_space_id report_to
     logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level
