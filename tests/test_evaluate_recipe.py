@@ -25,6 +25,7 @@ from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.tools import ToolsArguments
 from epo_trl.envs.registry import build_suite
 from epo_trl.envs.toy import ToySuite, TreasureHunt
+from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.long_runs.aborts import TooManyAborted
 from epo_trl.models.vllm_policy import load_vllm_policy
@@ -304,6 +305,35 @@ def test_the_same_command_on_a_finished_report_plays_nothing_and_shows_it(play, 
     assert (tmp_path / "r.json").read_bytes() == before
     out = capsys.readouterr().out
     assert "is finished; nothing was played" in out and out.startswith(shown)
+
+
+def test_two_policies_are_compared_on_the_games_that_they_share(play, tmp_path, capsys):
+    play(tmp_path / "a.json")
+    play(tmp_path / "b.json", "--seed", "1", "--compare_to", str(tmp_path / "a.json"))
+    shown = capsys.readouterr().out
+    for split in ("iid", "ood"):
+        won = [
+            dict(next(r for r in reports_of(tmp_path / f) if r["split"] == split)["outcomes"])
+            for f in ("b.json", "a.json")
+        ]
+        only = [sum(won[i][name] and not won[1 - i][name] for name in won[i]) for i in (0, 1)]
+        assert re.search(
+            rf"{split} against \S+a.json: both won \d+, only this {only[0]}, only the other {only[1]},", shown
+        )
+    play(
+        tmp_path / "b.json",
+        "--seed",
+        "1",
+        "--compare_to",
+        str(tmp_path / "a.json"),
+        on_call=lambda: pytest.fail("played"),
+    )
+    assert "McNemar" in capsys.readouterr().out
+
+
+def test_a_missing_report_is_refused_before_anything_is_played(play, tmp_path):
+    with pytest.raises(InputError, match="compare_to: expected a file"):
+        play(tmp_path / "b.json", "--compare_to", str(tmp_path / "a.json"), on_call=lambda: pytest.fail("played"))
 
 
 def test_an_outage_is_no_report_and_the_same_command_plays_what_it_spoiled(play, tmp_path, monkeypatch):

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from epo_trl.errors import InputError
 from epo_trl.evaluation import EvalReport, Protocol, format_table, get_protocol, register_protocol, wilson_interval
+from epo_trl.evaluation.paired import PairedOutcomes, compare, read_reports
 from epo_trl.evaluation.protocol import protocol_names
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -266,3 +268,63 @@ def test_the_table_keeps_protocols_and_labels_apart(report):
     text = format_table({"before RL": report, "after RL": other}, width=160)
     assert any("before RL" in line and "alfworld-tiny20" in line for line in text.splitlines())
     assert any("after RL" in line and "alfworld50" in line for line in text.splitlines())
+
+
+# Two policies on the same games
+
+
+def played(won, split="iid"):
+    """A report whose games have the ids 0, 1, ... and were won where `won` has a 1."""
+    episodes = [
+        replace(
+            EPISODES[1], task_id=str(i), won=won == "1", stop=StopReason.WON if won == "1" else StopReason.TURN_LIMIT
+        )
+        for i, won in enumerate(won)
+    ]
+    return EvalReport.from_episodes(episodes, protocol="alfworld50", suite="toy", split=split, seconds=1.0)
+
+
+# Only the first won 1, only the second won 7: 2 (C(8, 0) + C(8, 1)) / 2^8 = 18 / 256.
+FIRST, SECOND = "1" + "0" * 7 + "11" + "0", "0" + "1" * 7 + "11" + "0"
+
+
+def test_mcnemar_equals_a_hand_number_and_scipy():
+    from scipy.stats import binomtest
+
+    counts = PairedOutcomes.of(played(FIRST), played(SECOND))
+    assert (counts.both, counts.only_first, counts.only_second, counts.neither) == (2, 1, 7, 1)
+    assert counts.p_value == 18 / 256
+    for only_first, only_second in [(0, 0), (0, 1), (3, 3), (12, 4), (0, 40)]:
+        flips = only_first + only_second
+        expected = binomtest(only_first, flips).pvalue if flips else 1.0
+        assert PairedOutcomes(5, only_first, only_second, 5).p_value == pytest.approx(expected)
+
+
+def test_games_are_matched_by_their_ids_whatever_their_order():
+    first, second = played(FIRST), played(SECOND)
+    episodes = [replace(EPISODES[1], task_id=name, won=won) for name, won in reversed(second.outcomes)]
+    mixed = EvalReport.from_episodes(episodes, protocol="alfworld50", suite="toy", split="iid", seconds=1.0)
+    assert PairedOutcomes.of(first, mixed) == PairedOutcomes.of(first, second)
+
+
+def test_reports_on_other_games_are_not_compared(report):
+    with pytest.raises(InputError, match="compare_to: expected the same games"):
+        PairedOutcomes.of(played("10"), played("101"))
+    with pytest.raises(InputError, match="compare_to: expected reports with the outcome of each game"):
+        PairedOutcomes.of(played("10"), replace(played("10"), outcomes=()))
+    with pytest.raises(InputError, match="compare_to: expected a report on 'iid'"):
+        compare([report], {"ood": report}, "other.json")
+
+
+def test_a_report_of_an_earlier_version_has_no_outcomes(report):
+    data = report.to_dict()
+    del data["outcomes"]
+    assert EvalReport.from_dict(data) == replace(report, outcomes=())
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"reports": [{}]}', '{"reports": [1]}'])
+def test_a_file_that_is_no_evaluation_is_refused(text, tmp_path):
+    if text is not None:
+        (tmp_path / "r.json").write_text(text)
+    with pytest.raises(InputError, match="compare_to: expected a file written by --output"):
+        read_reports(str(tmp_path / "r.json"))

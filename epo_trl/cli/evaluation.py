@@ -25,6 +25,7 @@ from epo_trl.cli.evaluation_arguments import EvaluationArguments, build_context,
 from epo_trl.cli.options import parse_options
 from epo_trl.envs import TaskSuite
 from epo_trl.evaluation import EvalReport, Protocol, format_table
+from epo_trl.evaluation.paired import compare, read_reports
 from epo_trl.evaluation.partial_results import PartialResults
 from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_settings, split_chunks
 from epo_trl.evaluation.samples import print_episodes
@@ -45,6 +46,7 @@ from epo_trl.watch.source import evaluation_file
 # Options that do not affect the results, or are part of the protocol.
 NOT_SETTINGS = {"output", "show_episodes", "keep_episodes", "protocol", "max_turns", "temperature", "context"}
 NOT_SETTINGS |= {
+    "compare_to",
     "max_aborted_share",
     "vllm_gpu_memory_utilization",
     *(entry.name for entry in fields(FewShotArguments)),
@@ -270,7 +272,10 @@ def main(line: CommandLine) -> None:
     """Parses the options and evaluates."""
     suite, args, model_args = parse_options(line, EvaluationArguments, ModelConfig)
     check_model_name(model_args.model_name_or_path, revision=model_args.model_revision)
-    evaluate(suite, args, model_args)
+    others = read_reports(args.compare_to) if args.compare_to else None
+    reports = evaluate(suite, args, model_args)
+    if args.compare_to and others and PartialState().is_main_process:
+        say(compare(reports, others, args.compare_to))
     PartialState().wait_for_everyone()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -62,6 +62,10 @@ class EvaluationArguments(FewShotArguments):
         default=None,
         metadata={"help": "JSON file for the reports; partial results are stored next to it until the end."},
     )
+    compare_to: str | None = field(
+        default=None,
+        metadata={"help": "Report of another policy on the same games; prints who won which, with McNemar's test."},
+    )
     max_aborted_share: Share = field(
         default=0.5,
         metadata={

@@ -50,6 +50,7 @@ class EvalReport:
         seconds: Wall time of the evaluation.
         wait_turns: Number of turns with the action `wait` or `wait1`.
         score_sum: Sum of the environment's final scores, with negative ones as 0; `None` if there are no scores.
+        outcomes: Task id and success of each episode, in the order of the ids; empty in reports of earlier versions.
     """
 
     protocol: Protocol
@@ -62,6 +63,7 @@ class EvalReport:
     seconds: float
     wait_turns: int = 0
     score_sum: float | None = None
+    outcomes: tuple[tuple[str, bool], ...] = ()
 
     @classmethod
     def from_episodes(
@@ -89,6 +91,7 @@ class EvalReport:
             seconds=seconds,
             wait_turns=sum(turn.action.lower() in WAITS for episode in episodes for turn in episode.turns),
             score_sum=sum(max(0.0, score) for score in scores) if scores else None,
+            outcomes=tuple(sorted((episode.task_id, episode.won) for episode in episodes)),
         )
 
     @property
@@ -186,12 +189,13 @@ class EvalReport:
             "seconds": self.seconds,
             "wait_turns": self.wait_turns,
             "score_sum": self.score_sum,
+            "outcomes": [list(outcome) for outcome in self.outcomes],
         }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> EvalReport:
         """Creates a report from the output of `to_dict`; derived numbers are recomputed."""
-        missing = [field for field in cls.__dataclass_fields__ if field not in data]
+        missing = [name for name in cls.__dataclass_fields__ if name not in data and name != "outcomes"]
         if missing:
             raise InputError(
                 f"evaluation report: expected the fields of EvalReport.to_dict, got no {', '.join(missing)}"
@@ -207,6 +211,7 @@ class EvalReport:
             seconds=data["seconds"],
             wait_turns=data["wait_turns"],
             score_sum=data["score_sum"],
+            outcomes=tuple((task_id, won) for task_id, won in data.get("outcomes", ())),
         )
 
 
