@@ -1,8 +1,17 @@
-"""Heads of several model families, and a batch of two rows for them."""
+"""Heads of several model families, and a mixture of experts."""
 
 import torch
 from trainer_kit import make_model
-from transformers import CohereConfig, CohereForCausalLM, GraniteConfig, GraniteForCausalLM, PhiConfig, PhiForCausalLM
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from epo_trl.trainers.scoring.fused_head import HeadInput
 
@@ -28,6 +37,22 @@ def other(config, model, **sizes):
     for parameter in made.parameters():
         parameter.data.normal_(0, 0.3)
     return made.eval()
+
+
+def make_mixture():
+    """Returns a small mixture of experts with weights so large that its routers distinguish tokens."""
+    config = Qwen3MoeConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=16, moe_intermediate_size=8, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2,
+        max_position_embeddings=512,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen3MoeForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(12)
+    return model
 
 
 HEADS = {

@@ -137,7 +137,7 @@ def test_several_processes_are_started_by_accelerate(words, launch, monkeypatch)
     with pytest.raises(SystemExit):
         main(["train", "--config", "trap/tiny_cpu", *words, "--model_name_or_path", "tiny", "--from_scratch"])
     ((executable, typed),) = started
-    start = [sys.executable, "-m", "accelerate.commands.launch", *launch, "-m", "epo_trl.cli"]
+    start = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", *launch, "-m", "epo_trl.cli"]
     rest = ["train", "--config", "trap/tiny_cpu", "--model_name_or_path", "tiny", "--from_scratch"]
     assert (executable, typed) == (sys.executable, [*start, *rest])
 

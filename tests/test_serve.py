@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from server_process import served
 from tool_worlds import chat_tokenizer, scripted_model
 from trl import GRPOConfig, GRPOTrainer
 
+from epo_trl.cli.serve import main
 from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.openenv import OpenEnvArguments
 from epo_trl.envs.alfworld import GeneratedAlfworld
@@ -295,3 +297,12 @@ def test_trl_s_trainer_plays_the_served_games(tmp_path):
         trainer.train()
     logged = [line for line in trainer.state.log_history if "reward" in line]
     assert [line["reward"] for line in logged] == [0.5, 0.5] and logged[0]["grad_norm"] > 0
+
+
+def test_a_port_in_use_is_one_error_and_nothing_is_said_to_be_served(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["trap", "--port", str(port)]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert f"expected a free port, got 127.0.0.1 and {port}" in err

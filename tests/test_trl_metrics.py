@@ -6,6 +6,7 @@ from statistics import fmean, stdev
 
 import pytest
 import torch
+from fused_heads import make_mixture
 from plain_steps import TEMPERATURE, plain_tokens
 from run_kit import logged
 from trainer_kit import (
@@ -93,3 +94,101 @@ def test_shares_of_clipped_tokens_by_hand(tmp_path):
     catch_step(trainer)
     wanted = {"high_mean": 20 / 39, "high_max": 1.0, "low_mean": 6 / 39, "low_min": 0.0, "region_mean": 26 / 39}
     assert {name: logged(trainer, f"clip_ratio/{name}")[0] for name in wanted} == pytest.approx(wanted)
+
+
+def test_distance_from_the_log_probs_of_sampling_by_hand(tmp_path, monkeypatch):
+    """The sampler's log-probs are lower by 0.5 in the first group, higher by 1 in rows 4 and 6, lower by 2 in row 7.
+
+    Row 5 is aborted. The ratio of row 7, e^2, is cut to 3, the default of `vllm_importance_sampling_clip_max`.
+    """
+    with torch.no_grad():
+        own = {}
+        for token in plain_tokens(make_model(), "windowed"):
+            own.setdefault((token.row, token.turn), []).append(float(token.logp))
+    gaps = {**dict.fromkeys(range(GROUP), 0.5), 4: -1.0, 6: -1.0, 7: 2.0}
+    episodes = make_episodes()
+    for row, gap in gaps.items():
+        turns = [
+            replace(turn, logprobs=tuple(logp - gap for logp in own[row, t]))
+            for t, turn in enumerate(episodes[row].turns)
+        ]
+        episodes[row] = replace(episodes[row], turns=tuple(turns))
+    trainer = make_trainer(tmp_path, temperature=TEMPERATURE, epo_lambda=0.0)
+    trainer.play = lambda tasks, **kwargs: episodes
+    trainer.use_vllm = True
+    catch_step(trainer)
+    ratios = 26 * [math.exp(0.5)] + 7 * [math.exp(-1)] + 6 * [3.0]
+    wanted = {
+        "sampling_logp_difference/mean": (26 * 0.5 + 7 * 1 + 6 * 2) / 39, "sampling_logp_difference/max": 2.0,
+        "importance_sampling_ratio/min": math.exp(-1), "importance_sampling_ratio/max": 3.0,
+        "importance_sampling_ratio/mean": fmean(ratios),
+    }  # fmt: skip
+    assert {name: logged(trainer, f"sampling/{name}")[0] for name in wanted} == pytest.approx(wanted, rel=1e-4)
+
+
+def test_the_policy_loss_by_hand_and_the_loss_with_trls_bonus(tmp_path):
+    """Advantages are 1, -2, 3, ...; rows have 8, 2, 12, 4, 6, 0 (aborted), 1 and 6 tokens; each ratio is 1."""
+    trainer = with_episodes(make_trainer(tmp_path, temperature=TEMPERATURE, epo_lambda=0.0, entropy_coef=0.25))
+    rows = torch.arange(ROWS)
+    give_credit(trainer, lambda batch: ((-1.0) ** rows * (rows + 1))[:, None] * batch.mask)
+    catch_step(trainer)
+    policy_loss = -(8 - 2 * 2 + 3 * 12 - 4 * 4 + 5 * 6 + 7 * 1 - 8 * 6) / 39
+    with torch.no_grad():
+        entropy = fmean(token.entropy for token in plain_tokens(make_model(), "windowed"))
+    assert logged(trainer, "policy_loss") == [pytest.approx(policy_loss, rel=1e-5)]
+    assert logged(trainer, "loss") == [pytest.approx(policy_loss - 0.25 * entropy, rel=1e-4)]
+
+
+def test_the_balance_of_experts_is_that_of_each_turn_alone(tmp_path):
+    """Reference: 4 experts x the sum of (share of tokens that an expert gets) x (its mean probability)."""
+    model = make_mixture()
+    with torch.no_grad():
+        rows = [
+            torch.tensor([[*turn.prompt_ids, *turn.response_ids]])
+            for episode in make_episodes() if episode.is_usable for turn in episode.turns
+        ]  # fmt: skip
+        seen = [torch.stack(model(row, output_router_logits=True).router_logits) for row in rows]
+    probabilities = torch.cat(seen, dim=1).flatten(0, 1).softmax(-1)  # (layers x tokens, experts)
+    chosen = torch.zeros_like(probabilities).scatter(-1, probabilities.topk(2).indices, 1.0)
+    wanted = 4 * float((chosen.mean(0) * probabilities.mean(0)).sum())
+    trainer = with_episodes(make_trainer(tmp_path, model=model, epo_lambda=0.0))
+    catch_step(trainer)
+    assert logged(trainer, "aux_loss") == [pytest.approx(wanted, rel=1e-5)]
+
+
+def test_time_of_a_step_by_a_clock_that_only_playing_and_the_loss_move(tmp_path, monkeypatch):
+    """A batch takes 5 s to play and serves two updates of two micro-batches of 2 s each."""
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    trainer = make_trainer(
+        tmp_path, max_steps=4, epo_lambda=0.0, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        steps_per_generation=4,
+    )  # fmt: skip
+    trainer.play = lambda tasks, **kwargs: move(clock, 5) or make_episodes()
+    compute_loss = trainer.compute_loss
+    trainer.compute_loss = lambda *args, **kwargs: move(clock, 2) or compute_loss(*args, **kwargs)
+    trainer.train()
+    assert logged(trainer, "step_time") == [9.0, 4.0, 9.0, 4.0]
+
+
+def test_epochs_and_totals_of_a_run_by_hand(tmp_path, monkeypatch):
+    """Three updates of 2 s and 8 episodes, of 2 of the 200 tasks each; their losses are -1/3 times 1, 2 and 4."""
+    clock = [1e9]
+    monkeypatch.setattr("time.time", lambda: clock[0])
+    trainer = with_episodes(make_trainer(tmp_path, max_steps=3, epo_lambda=0.0))
+    rows, scale = torch.arange(ROWS), iter([1.0, 2.0, 4.0])
+    give_credit(trainer, lambda batch: next(scale) * ((-1.0) ** rows * (rows + 1))[:, None] * batch.mask)
+    compute_loss = trainer.compute_loss
+    trainer.compute_loss = lambda *args, **kwargs: move(clock, 2) or compute_loss(*args, **kwargs)
+    trainer.train()
+    assert logged(trainer, "loss") == pytest.approx([-1 / 3, -2 / 3, -4 / 3], rel=1e-5)
+    assert logged(trainer, "epoch") == [0.01, 0.02, 0.03, 0.03]
+    wanted = {
+        "train_runtime": 6.0, "train_samples_per_second": 4.0, "train_steps_per_second": 0.5, "total_flos": 0.0,
+        "train_loss": -7 / 9,
+    }  # fmt: skip
+    assert {name: trainer.state.log_history[-1][name] for name in wanted} == pytest.approx(wanted, rel=1e-5)
+
+
+def move(clock, seconds):
+    clock[0] += seconds

@@ -10,6 +10,7 @@ import pytest
 import torch
 import trl.trainer.utils as trl_utils
 from accelerate.utils import convert_outputs_to_fp32
+from fused_heads import make_mixture
 from trainer_kit import (
     ROWS,
     catch_step,
@@ -21,7 +22,6 @@ from trainer_kit import (
     make_trainer,
     toy_tokenizer,
 )
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl.trainer.utils import add_fused_lm_head
 
@@ -193,28 +193,12 @@ def test_values_and_gradients_do_not_depend_on_the_passes(monkeypatch, windowed,
     torch.testing.assert_close(other_gradient, one_gradient, rtol=0, atol=1e-12)
 
 
-def mixture_of_experts():
-    """Returns a small one with weights so large that its routers tell tokens apart."""
-    config = Qwen3MoeConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=16, moe_intermediate_size=8, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2,
-        max_position_embeddings=64,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = Qwen3MoeForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(12)
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    return model
-
-
 @pytest.mark.parametrize("windowed", [True, False])
 @pytest.mark.parametrize("way", [{}, {"buckets": 3}, {"buckets": 9}, {"packed": True}], ids=str)
 def test_the_router_loss_is_that_of_the_turns_alone(windowed, way):
     """Reference: every turn by itself, no padding; the third row has no sampled token (it was aborted)."""
-    model = mixture_of_experts()
+    model = make_mixture()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     response = RESPONSE.clone()
     response[2] = 0
     batch = cut_turns(IDS, TurnLayout(TURNS, response, PROMPTS, windowed=windowed))
@@ -233,7 +217,8 @@ def test_the_router_loss_is_that_of_the_turns_alone(windowed, way):
 
 
 def test_the_router_loss_of_a_batch_without_sampled_tokens_is_zero():
-    model = mixture_of_experts()
+    model = make_mixture()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     batch = cut_turns(IDS, TurnLayout(TURNS, torch.zeros_like(RESPONSE), PROMPTS, windowed=True))
     aux_loss = score_turns(model, batch, output_router_logits=True).aux_loss
     aux_loss.backward()

@@ -32,7 +32,7 @@ class Options:
 @pytest.mark.parametrize(
     ("name", "value", "takes"),
     [
-        ("count", 2.0, "an integer"),
+        ("count", 2.5, "an integer"),
         ("count", True, "an integer"),
         ("count", None, "an integer"),
         ("rate", False, "a number"),
@@ -53,6 +53,11 @@ def test_another_kind_is_refused(name, value, takes):
     with pytest.raises(RecipeError) as error:
         check_types({name: value}, [Options], "x.yaml")
     assert str(error.value) == f"{name}: expected {takes}, got {value!r} in x.yaml"
+
+
+def test_an_integer_written_as_a_float_is_shown_as_an_integer():
+    with pytest.raises(RecipeError, match=r"count: expected an integer, got 50\.0 in x\.yaml; write 50$"):
+        check_types({"count": 50.0}, [Options], "x.yaml")
 
 
 def test_what_yaml_makes_of_no_is_explained_where_a_word_is_taken():

@@ -171,7 +171,8 @@ def launch_command(config: str | None, options: Mapping[str, str]) -> list[str]:
     Raises:
         RecipeError: If there is no such config.
     """
-    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    # --quiet: no traceback of accelerate's own after the error of its only process
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
     if config is not None:
         known = _accelerate_configs()
         file = known.get(config, Path(config))

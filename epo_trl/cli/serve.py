@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +60,7 @@ class ServeArguments:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serves until it is interrupted; returns the exit code."""
+    """Serves until it is interrupted; returns the exit code: 1 for an invalid option or a port that is not free."""
     if not argv or argv[0] in ("-h", "--help"):
         say(USAGE)
         return 0
@@ -80,12 +82,22 @@ def main(argv: Sequence[str]) -> int:
     import uvicorn  # comes with openenv
 
     logging.getLogger("uvicorn.error").addFilter(is_no_disconnect)
+    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+    try:
+        listener = socket.create_server((args.host, args.port), family=family)
+    except OSError as error:
+        reason = (error.strerror or "").partition(" (")[0]
+        return fail(f"host, port: expected a free port, got {args.host} and {args.port} ({reason}); try --port")
     say(f"serving {argv[0]} at http://{args.host}:{args.port}, {args.seats} seats; Ctrl-C ends it")
     sys.stdout.flush()
-    uvicorn.run(
-        app, host=args.host, port=args.port, log_level="warning", ws_max_size=MAX_MESSAGE_BYTES,
-        ws_per_message_deflate=False, timeout_graceful_shutdown=5,
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, log_level="warning", ws_max_size=MAX_MESSAGE_BYTES, ws_per_message_deflate=False,
+            timeout_graceful_shutdown=5,
+        )
     )  # fmt: skip
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
     return 0
 
 
