@@ -1,15 +1,16 @@
 """Multi-turn training as a subclass of TRL's GRPOTrainer.
 
 TRL samples and groups the tasks and provides the clipped surrogate and its variants, KL, the reference model, gradient
-accumulation, distribution and logging. This class extends TRL only by overrides around `super()`. The work is done by
-separate components and by the methods named in the configuration (`epo_trl.methods`).
+accumulation, distribution and logging. This class overrides its methods, all but two around `super()`. The work is done
+by separate components and by the methods named in the configuration (`epo_trl.methods`).
 
 - `_generate_and_score_completions`: collects episodes for TRL, each as one row whose turns are segments (`RLStep`), and
   adds turn ids and per-token advantages to the batch;
 - `_calculate_rewards`: excludes aborted episodes from the baseline;
-- `_get_per_token_logps_and_entropies`: scores each turn as its own sequence, where TRL scores an episode;
+- `_get_per_token_logps_and_entropies`: scores each turn as its own sequence, in place of TRL's body;
 - `compute_loss`: adds the methods' terms to TRL's policy loss;
-- `training_step`, `evaluate`, `log`: end an RL step, evaluate on the test lists, print sample episodes.
+- `training_step`, `log`: end an RL step, print sample episodes;
+- `evaluate`: evaluates on the test lists, in place of TRL's body.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class ReleaseSettings:
         catalogue: `"small"` (1,000 products) or `"all"` (1.18 million).
         instructions: `"human"` (written by people) or `"synthetic"` (made from the products).
         n_iid: Number of test goals: the first ones, as in the paper.
-        n_dev: Number of goals after them that no list but `"dev"` has.
+        n_dev: Number of goals after those, which only the list `"dev"` has.
     """
 
     folder: str
