@@ -115,7 +115,7 @@ def test_distance_from_the_log_probs_of_sampling_by_hand(tmp_path, monkeypatch):
         episodes[row] = replace(episodes[row], turns=tuple(turns))
     trainer = make_trainer(tmp_path, temperature=TEMPERATURE, epo_lambda=0.0)
     trainer.play = lambda tasks, **kwargs: episodes
-    trainer.use_vllm = True
+    trainer.use_vllm, trainer._last_loaded_step = True, 0  # as if vLLM had these weights
     catch_step(trainer)
     ratios = 26 * [math.exp(0.5)] + 7 * [math.exp(-1)] + 6 * [3.0]
     wanted = {
