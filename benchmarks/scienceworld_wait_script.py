@@ -13,6 +13,7 @@ from epo_trl.evaluation import EvalReport, format_table, get_protocol
 from epo_trl.evaluation.play import play_chunks, protocol_context, protocol_settings
 from epo_trl.models import build_tokenizer
 from epo_trl.rollout.demonstrations import ANSWER
+from epo_trl.rollout.spec import ResponseArguments
 
 TOUR = (
     "look around", "inventory", "open door to kitchen", "teleport to kitchen", "look around",
@@ -47,9 +48,8 @@ def main() -> None:
     reports = []
     for name in PROTOCOLS:
         protocol = get_protocol(name)
-        context = protocol_context(
-            protocol, tokenizer, "scienceworld_compact", max_prompt_tokens=10**6, max_response_tokens=20
-        )
+        options = ResponseArguments(prompt_template="scienceworld_compact", max_prompt_length=10**6)
+        context = protocol_context(protocol, options, suite, tokenizer)
         script, settings = WaitScript(tokenizer), protocol_settings(protocol)
         ((episodes, seconds),) = play_chunks(suite, [tasks], lambda _, script=script: script, context, settings)
         reports.append(

@@ -30,12 +30,24 @@ from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E
 from epo_trl.envs.webshop.arguments import WebShopArguments  # noqa: E402
 from epo_trl.long_runs.long_run import LongRunArguments  # noqa: E402
 from epo_trl.rollout.few_shot import FewShotArguments  # noqa: E402
+from epo_trl.rollout.rules import RewardArguments  # noqa: E402
+from epo_trl.rollout.spec import (  # noqa: E402
+    EpisodeArguments,
+    PromptArguments,
+    ProtocolArguments,
+    ResponseArguments,
+)
 from epo_trl.trainers import EPOConfig, EPOPPOConfig  # noqa: E402
 from epo_trl.trainers.rollout_config import RolloutArguments  # noqa: E402
 
 TABLES = {
     "`EPOConfig`: training": EPOConfig,
-    "`RolloutArguments`: how episodes are played, a part of `EPOConfig`": RolloutArguments,
+    "`PromptArguments`: prompts, in training, warm start, evaluation and play": PromptArguments,
+    "`FewShotArguments`: examples in the prompt, in the same": FewShotArguments,
+    "`ResponseArguments`: responses, in training, evaluation, play and AgentEvol": ResponseArguments,
+    "`EpisodeArguments`: turns and context, in training, warm start and AgentEvol": EpisodeArguments,
+    "`RewardArguments`: rewards, in training": RewardArguments,
+    "`RolloutArguments`: environments and episodes, in training": RolloutArguments,
     "`EPOPPOConfig`: training with a critic; all of `EPOConfig` too": EPOPPOConfig,
     "`StartArguments`: where RL begins, for `epo-trl train` and the recipes": StartArguments,
     "`LongRunArguments`: both of these, and `recipes/sft.py`": LongRunArguments,
@@ -49,8 +61,8 @@ TABLES = {
     "`DemonstrationArguments`: what `recipes/sft.py` shows": DemonstrationArguments,
     "`ImitationConfig`: its optimizer, besides TRL's": ImitationConfig,
     "`EvolutionArguments`: `recipes/agent_evol.py`": EvolutionArguments,
+    "`ProtocolArguments`: the protocol of an evaluation, and overrides": ProtocolArguments,
     "`EvaluationArguments`: `recipes/evaluate.py`": EvaluationArguments,
-    "`FewShotArguments`: examples in the prompt, in training, warm start and evaluation": FewShotArguments,
 }
 
 
@@ -70,11 +82,10 @@ def table(config: type) -> str:
     bounds = {name: each.bounds for name, each in read_bounds(config).items()}
     lines = ["| field | default | |", "|---|---|---|"]
     for field in dataclasses.fields(config):
-        if inherited.get(field.name) is field or field.name not in vars(config)["__annotations__"]:
+        own = field.init and field.name in vars(config)["__annotations__"]
+        if inherited.get(field.name) is field or not own:
             continue
         text = str(field.metadata["help"])
-        if text.startswith("Same as in "):  # a field of `RolloutArguments`
-            continue
         if isinstance(bounds.get(field.name), Range):
             text += f" ({bounds[field.name]})"
         text = text.replace("|", "\\|").replace("<", "\\<")

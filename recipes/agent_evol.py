@@ -22,7 +22,7 @@ import os
 import random
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from accelerate import PartialState
@@ -30,7 +30,7 @@ from datasets import Dataset, concatenate_datasets
 from tqdm.auto import tqdm
 from trl import ModelConfig
 
-from epo_trl.bounds import Count, Positive, check_bounds
+from epo_trl.bounds import Count, Positive
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.evaluation import evaluate, load_player
 from epo_trl.cli.evaluation_arguments import EvaluationArguments
@@ -55,25 +55,20 @@ from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.models import policy_for_training
 from epo_trl.models.tiny import tiny_size
 from epo_trl.rollout.demonstrations import Demonstration
-from epo_trl.rollout.few_shot import FewShotArguments
+from epo_trl.rollout.spec import ResponseArguments, copy_options
 from epo_trl.trainers.model_card import REPORTS, CardFacts
 from epo_trl.types import Episode
 
 MAX_ABORTED_SHARE = 0.5  # share of a process's episodes, as in RL
-# Settings that demonstrations and evaluations share.
-SHARED = ("prompt_template", "max_prompt_length", "context", "chat_template_kwargs")
-SHARED += tuple(entry.name for entry in fields(FewShotArguments))
 
 
 @dataclass
-class EvolutionArguments:
-    """Settings of the policy's exploration."""
+class EvolutionArguments(DemonstrationArguments, ResponseArguments):
+    """Settings of the policy's exploration, and of the demonstrations."""
 
     rounds: Count = field(default=4, metadata={"help": "Number of rounds of play and training; 4 in the paper."})
     samples: Count = field(default=1000, metadata={"help": "Number of episodes per round, over all processes."})
     sampling_temperature: Positive = field(default=1.0, metadata={"help": "Sampling temperature of the episodes."})
-    max_completion_length: Count = field(default=512, metadata={"help": "Maximum number of tokens per response."})
-    require_think: bool = field(default=True, metadata={"help": "Same as in the RL recipe."})
     parallel: Count = field(default=64, metadata={"help": "Number of episodes that a process plays in parallel."})
     protocol: str = field(
         default="",
@@ -81,9 +76,7 @@ class EvolutionArguments:
             "help": "Protocol of the test lists, before the first round and after each; no evaluation by default."
         },
     )
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
+    action_format: str = field(default="tags", init=False)  # that of the demonstrations
 
 
 class EvolutionTrainer(ImitationTrainer):
@@ -100,40 +93,24 @@ class EvolutionTrainer(ImitationTrainer):
         return replace(facts, method=method, rows={**facts.rows, "own successes": f"{self.own_turns} turns"})
 
 
-def rollout_arguments(
-    suite: TaskSuite, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int
-) -> EvaluationArguments:
+def rollout_arguments(suite: TaskSuite, options: EvolutionArguments, seed: int) -> EvaluationArguments:
     """Returns the settings of the policy's episodes, on training tasks and on the test lists."""
-    return EvaluationArguments(
-        protocol=evolution.protocol,
-        splits=[split for split in suite.splits if split != "train"],
-        max_completion_length=evolution.max_completion_length,
-        require_think=evolution.require_think,
-        parallel=evolution.parallel,
-        seed=seed,
-        **{name: getattr(shown, name) for name in SHARED},
-    )
+    splits = [split for split in suite.splits if split != "train"]
+    return copy_options(EvaluationArguments, options, max_turns=None, splits=splits, seed=seed)
 
 
 def play_round(
-    suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments, evolution: EvolutionArguments, seed: int,
-    max_length: int | None,
-) -> Iterator[Episode]:  # fmt: skip
+    suite: TaskSuite, player: ModelConfig, options: EvolutionArguments, seed: int, max_length: int | None
+) -> Iterator[Episode]:
     """Yields this process's episodes of a round. A concatenated episode ends before it exceeds `max_length`."""
-    state, args = PartialState(), rollout_arguments(suite, shown, evolution, seed)
-    rules = Protocol(
-        name="agent-evol",
-        max_turns=shown.max_turns,
-        history_length=shown.history_length,
-        temperature=evolution.sampling_temperature,
-        context=shown.context,
-    )
-    policy, context = load_player(suite, args, player, rules, shown.few_shot_of(suite), max_length)
-    settings = protocol_settings(rules, require_think=evolution.require_think)
+    state, args = PartialState(), rollout_arguments(suite, options, seed)
+    rules = Protocol.from_options("agent-evol", options, options.sampling_temperature)
+    policy, context = load_player(suite, args, player, rules, options.few_shot_of(suite), max_length)
+    settings = protocol_settings(rules, require_think=options.require_think)
     ids = list(suite.task_ids("train"))
     random.Random(seed).shuffle(ids)
-    tasks = [ids[i % len(ids)] for i in range(evolution.samples)][state.process_index :: state.num_processes]
-    chunks = split_chunks(tasks, evolution.parallel)
+    tasks = [ids[i % len(ids)] for i in range(options.samples)][state.process_index :: state.num_processes]
+    chunks = split_chunks(tasks, options.parallel)
     first_seed = seed * 1_000_003 + state.process_index * 1009
     for episodes, _ in play_chunks(
         suite, chunks, lambda i: policy.seeded(first_seed + i), context, settings, seed=seed
@@ -142,9 +119,8 @@ def play_round(
 
 
 def collect_successes(
-    folder: str, suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments, evolution: EvolutionArguments,
-    seed: int, max_length: int | None,
-) -> Dataset:  # fmt: skip
+    folder: str, suite: TaskSuite, player: ModelConfig, options: EvolutionArguments, seed: int, max_length: int | None
+) -> Dataset:
     """Returns the policy's won episodes as training examples, and caches them in the folder. Collective.
 
     Raises:
@@ -159,8 +135,7 @@ def collect_successes(
         "processes": state.num_processes,
         "max_length": max_length,
         "environment": {name: str(value) for name, value in suite.settings.items()},
-        **vars(evolution),
-        **vars(shown),
+        **vars(options),
     }
     del settings["rounds"], settings["protocol"]
     own = os.path.join(folder, f"successes_{state.process_index}.json")
@@ -171,8 +146,8 @@ def collect_successes(
             raise InputError(f"{', '.join(other)}: {own} was played with other settings; use another output_dir")
     else:
         os.makedirs(folder, exist_ok=True)
-        episodes = play_round(suite, player, shown, evolution, seed, max_length)
-        total = len(range(state.process_index, evolution.samples, state.num_processes))
+        episodes = play_round(suite, player, options, seed, max_length)
+        total = len(range(state.process_index, options.samples, state.num_processes))
         played = list(tqdm(episodes, total=total, desc=os.path.basename(folder), unit="episode",
                            disable=not state.is_main_process))  # fmt: skip
         aborted = [episode for episode in played if not episode.is_usable]
@@ -193,21 +168,20 @@ def collect_successes(
             stacklevel=2,
         )
     turns_of_episodes = [[Demonstration(*turn) for turn in turns] for turns in won]
-    return training_examples(turns_of_episodes, shown.context)
+    return training_examples(turns_of_episodes, options.context)
 
 
 def evaluate_round(
-    args: ImitationConfig, number: int, suite: TaskSuite, player: ModelConfig, shown: DemonstrationArguments,
-    evolution: EvolutionArguments,
-) -> None:  # fmt: skip
+    args: ImitationConfig, number: int, suite: TaskSuite, player: ModelConfig, options: EvolutionArguments
+) -> None:
     """Evaluates the test lists after round `number`, unless done before. Writes the reports where RL runs do.
 
     Raises:
         ValueError: If a report exists for another policy or protocol.
     """
     file = Path(args.output_dir) / REPORTS / f"step_{number:06d}.json"
-    now = {"protocol": evolution.protocol, "policy": what_model(str(player.model_name_or_path))}
-    if not evolution.protocol:
+    now = {"protocol": options.protocol, "policy": what_model(str(player.model_name_or_path))}
+    if not options.protocol:
         return
     if file.exists():
         found = read_state(file, "step")
@@ -215,7 +189,7 @@ def evaluate_round(
             if found.get(name, value) != value:
                 raise InputError(f"{name}: expected {found[name]} as in {file}, got {value}; use another output_dir")
         return
-    reports = evaluate(suite, rollout_arguments(suite, shown, evolution, args.seed), player)
+    reports = evaluate(suite, rollout_arguments(suite, options, args.seed), player)
     if PartialState().is_main_process:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_state(file, {"step": number, **now, "reports": [report.to_dict() for report in reports]})
@@ -223,14 +197,12 @@ def evaluate_round(
 
 def main(line: CommandLine) -> None:
     """Alternates play and training."""
-    suite, shown, evolution, args, model_args = parse_options(
-        line, DemonstrationArguments, EvolutionArguments, ImitationConfig, ModelConfig
-    )
+    suite, options, args, model_args = parse_options(line, EvolutionArguments, ImitationConfig, ModelConfig)
     if model_args.model_name_or_path is None or tiny_size(model_args.model_name_or_path):
         raise InputError("model_name_or_path: expected a warm start, see recipes/sft.py, got an untrained model")
     # The revision is that of the start model; a folder has none.
     player = replace(model_args, dtype="auto")
-    longest = shown.max_prompt_length + evolution.max_completion_length
+    longest = options.max_prompt_length + options.max_completion_length
     if args.max_length is not None and longest > args.max_length:
         raise InputError(
             f"max_length: expected {longest} or more, the sum of max_prompt_length and max_completion_length, got "
@@ -238,22 +210,22 @@ def main(line: CommandLine) -> None:
         )
     with run_lock(args):
         expert = None
-        evaluate_round(args, 0, suite, player, shown, evolution)
-        for number in range(1, evolution.rounds + 1):
+        evaluate_round(args, 0, suite, player, options)
+        for number in range(1, options.rounds + 1):
             folder = os.path.join(args.output_dir, f"round-{number}")
-            own = collect_successes(folder, suite, player, shown, evolution, args.seed + number, args.max_length)
+            own = collect_successes(folder, suite, player, options, args.seed + number, args.max_length)
             round_args = replace(args, output_dir=folder)
-            policy = policy_for_training(model_args, round_args, suite, shown.prompt_template)
+            policy = policy_for_training(model_args, round_args, suite, options.prompt_template)
             if expert is None:
-                expert = demonstrations(suite, policy["processing_class"], shown, args.seed)
+                expert = demonstrations(suite, policy["processing_class"], options, args.seed)
             data = concatenate_datasets([expert, own]) if len(own) else expert
-            trainer = EvolutionTrainer(suite, shown, args=round_args, train_dataset=data, **policy)
+            trainer = EvolutionTrainer(suite, options, args=round_args, train_dataset=data, **policy)
             trainer.own_turns = len(own)
             trainer.train_to_end()
             if trainer.preempted:
                 raise SystemExit(EXIT_CODE)
             player = replace(player, model_name_or_path=folder)
-            evaluate_round(args, number, suite, player, shown, evolution)
+            evaluate_round(args, number, suite, player, options)
 
 
 if __name__ == "__main__":

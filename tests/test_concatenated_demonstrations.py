@@ -16,6 +16,7 @@ from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate, RolloutSettings, play_episodes
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
 from epo_trl.rollout.rows import episode_to_row
+from epo_trl.rollout.spec import ResponseArguments
 
 TOKENIZERS = {
     **{name: FAMILIES[name] for name in ("qwen", "llama3", "gemma", "harmony")},
@@ -53,7 +54,7 @@ def test_tokens_are_equal_in_sft_in_rl_and_in_evaluation(name):
         assert labels == [i if sampled else -100 for i, sampled in zip(ids, mask, strict=True)]
 
     protocol = Protocol(name="t", max_turns=7, history_length=0, temperature=0.0, context="concatenated")
-    evaluation = protocol_context(protocol, tokenizer, "general", max_prompt_tokens=2048, max_response_tokens=64)
+    evaluation = protocol_context(protocol, ResponseArguments(prompt_template="general"), suite, tokenizer)
     _, prompts = played_like(suite, evaluation, episodes)
     assert prompts and all(any(ids[: len(p)] == p for ids in examples["input_ids"]) for p in prompts)
 

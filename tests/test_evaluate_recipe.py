@@ -417,7 +417,7 @@ def test_settings_of_the_chat_template_are_those_of_training(given):
             protocol="alfworld50", prompt_template="general", chat_template_kwargs=kwargs
         )
         rules = evaluation.load_protocol(args, suite)
-        context = evaluation.build_context(args, suite, rules, tokenizer, None, args.few_shot_of(suite))
+        context = evaluation.protocol_context(rules, args, suite, tokenizer)
         (prompt,) = context.build([view])
         shown[name] = tokenizer.decode(prompt.ids)
     assert shown["with"] == shown["without"] + "<think> </think> "
@@ -436,6 +436,8 @@ def test_settings_of_the_chat_template_that_are_no_mapping_are_refused():
         ("max_episodes", -1, "an integer >= 1 or null"),
         ("show_episodes", -1, "an integer >= 0"),
         ("max_aborted_share", 1.5, "a number from 0 to 1"),
+        ("max_turns", 0, "an integer >= 1 or null"),
+        ("temperature", -1, "a number >= 0 or null"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(name, value, takes):

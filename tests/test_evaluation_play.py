@@ -9,6 +9,7 @@ from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_context, protocol_settings, split_chunks
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes
+from epo_trl.rollout.spec import ResponseArguments
 from epo_trl.types import StopReason
 
 
@@ -50,9 +51,9 @@ def protocol(**kwargs):
     return Protocol(**{"name": "p", "max_turns": 3, "history_length": 2, "temperature": 0.0} | kwargs)
 
 
-def context_for(rules, tokenizer, **kwargs):
-    sizes = {"max_prompt_tokens": 2048, "max_response_tokens": 64} | kwargs
-    return protocol_context(rules, tokenizer, "alfworld", **sizes)
+def context_for(rules, tokenizer, max_context_tokens=None, **options):
+    options = ResponseArguments(**{"max_completion_length": 64} | options)
+    return protocol_context(rules, options, ListSuite(), tokenizer, max_context_tokens=max_context_tokens)
 
 
 def play_list(suite, ids, policy, context, rules, *, parallel=64, require_think=True, **kwargs):
@@ -112,7 +113,7 @@ def test_progress_counts_every_episode_once(tokenizer):
 )
 def test_what_the_environment_lacks_is_said_before_anything_is_played(tokenizer, changes, template, named):
     rules = protocol(**changes)
-    context = protocol_context(rules, tokenizer, template, max_prompt_tokens=2048, max_response_tokens=64)
+    context = context_for(rules, tokenizer, prompt_template=template)
     with pytest.raises(ValueError, match=f"^{named}"):
         check_first_task(ListSuite([WIN]).make_env(), "0", 0, context, rules)
 
@@ -125,16 +126,16 @@ def test_a_first_prompt_that_does_not_fit_is_refused_and_one_that_just_fits_is_t
         check_first_task(ListSuite([WIN]).make_env(), "0", 0, context_for(rules, tokenizer, **sizes), rules)
 
     with pytest.raises(ValueError, match="max_prompt_length: expected at least [0-9]+.*got 1") as caught:
-        check(max_prompt_tokens=1)
+        check(max_prompt_length=1)
     needed = int(str(caught.value).split("at least ")[1].split(",")[0])
-    check(max_prompt_tokens=needed)
+    check(max_prompt_length=needed)
     with pytest.raises(ValueError, match=f"max_prompt_length: .*at least {needed}, .*task '0', got {needed - 1}"):
-        check(max_prompt_tokens=needed - 1)
+        check(max_prompt_length=needed - 1)
     if mode == "concatenated":  # the whole sequence has a limit of its own
         with pytest.raises(
             ValueError, match=f"max_completion_length: .* {needed + 63} tokens .* {needed} tokens .*got 64"
         ):
-            check(max_prompt_tokens=needed, max_context_tokens=needed + 63)
+            check(max_prompt_length=needed, max_context_tokens=needed + 63)
 
 
 def test_an_empty_list_has_no_episodes(tokenizer):
@@ -164,7 +165,7 @@ def test_reasoning_may_be_optional(tokenizer):
 
 def test_the_protocol_decides_the_context(tokenizer):
     rules = protocol(context="concatenated", history_length=4)
-    context = context_for(rules, tokenizer, max_prompt_tokens=11, max_response_tokens=22, max_context_tokens=33)
+    context = context_for(rules, tokenizer, max_prompt_length=11, max_completion_length=22, max_context_tokens=33)
     assert (context.mode, context.history_length) == ("concatenated", 4)
     assert (context.max_prompt_tokens, context.max_response_tokens, context.max_context_tokens) == (11, 22, 33)
     assert context.template.name == "alfworld"
@@ -175,10 +176,10 @@ def test_the_protocol_decides_the_context(tokenizer):
 
 
 def test_a_protocol_that_prescribes_a_prompt_template_refuses_another(tokenizer):
-    protocol, lengths = get_protocol("alfworld-plain50"), {"max_prompt_tokens": 64, "max_response_tokens": 8}
+    protocol = get_protocol("alfworld-plain50")
     with pytest.raises(ValueError, match="prompt_template: expected 'plain', .*alfworld-plain50.*, got 'general'"):
-        protocol_context(protocol, tokenizer, "general", **lengths)
-    context = protocol_context(protocol, tokenizer, "plain", **lengths)
+        context_for(protocol, tokenizer, prompt_template="general")
+    context = context_for(protocol, tokenizer, prompt_template="plain")
     assert context.template == PromptTemplate.load("plain") and not context.is_windowed
 
 

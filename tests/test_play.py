@@ -18,6 +18,7 @@ from epo_trl.envs import EnvError
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation.play import protocol_context, protocol_settings
 from epo_trl.rollout import PromptTemplate, play_episodes
+from epo_trl.rollout.spec import ResponseArguments
 
 TOKENIZER = byte_tokenizer()
 
@@ -112,7 +113,8 @@ def test_a_model_plays_as_in_an_evaluation(show, monkeypatch, context):
     rules = dict(max_turns=9, context=context, seed=4)
     episode, written = show(player="some/model", split="iid", index=7, max_prompt_length=9999, **rules)
     protocol = PLAIN.varied(max_turns=9, context=context)
-    prompts = protocol_context(protocol, TOKENIZER, "general", max_prompt_tokens=9999, max_response_tokens=512)
+    options = ResponseArguments(prompt_template="general", max_prompt_length=9999)
+    prompts = protocol_context(protocol, options, ToySuite(), TOKENIZER)
     prompts.end_ids = RandomPolicy.eos_ids
     (expected,) = play_episodes(
         [ToySuite().make_env()], [("iid/7", 4)], RandomPolicy(4), prompts, protocol_settings(protocol)

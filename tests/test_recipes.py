@@ -326,8 +326,11 @@ def test_the_recipes_take_the_configs_of_a_shipped_study(path, tmp_path, monkeyp
     runs = {run.arm: run for run in plan(load_study(path), tmp_path)}.values()  # seeds differ in nothing to check
     for run in [*runs, *{run.needs.recipe: run.needs for run in runs if run.needs}.values()]:
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(dict(run.settings)))
-        own = {"sft": (), "train": (), "agent_evol": (evolution,)}.get(run.recipe.stem)
-        environment = run.recipe.stem.partition("_")[0] if own is None else None  # a recipe of one environment
+        types = types_of(run.config)
+        if run.recipe.stem == "agent_evol":
+            types = (evolution, *types[1:])
+        any_environment = run.recipe.stem in ("sft", "train", "agent_evol")
+        environment = None if any_environment else run.recipe.stem.partition("_")[0]
         argv = ["--config", str(tmp_path / "config.yaml"), *CPU]
         monkeypatch.syspath_prepend(str(run.config.parent))  # as the study does
-        parse_recipe(*(own or ()), *types_of(run.config), environment=environment, argv=argv)
+        parse_recipe(*types, environment=environment, argv=argv)

@@ -21,13 +21,13 @@ from trl import ModelConfig
 
 from epo_trl.cli.base import say
 from epo_trl.cli.command_line import CommandLine
-from epo_trl.cli.evaluation_arguments import EvaluationArguments, build_context, load_protocol, load_task_lists
+from epo_trl.cli.evaluation_arguments import EvaluationArguments, load_protocol, load_task_lists
 from epo_trl.cli.options import parse_options
 from epo_trl.envs import TaskSuite
 from epo_trl.evaluation import EvalReport, Protocol, format_table
 from epo_trl.evaluation.paired import compare, read_reports
 from epo_trl.evaluation.partial_results import PartialResults
-from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_settings, split_chunks
+from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_context, protocol_settings, split_chunks
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.long_runs.aborts import SHOWN, TooManyAborted
 from epo_trl.long_runs.checkpoint_files import what_model
@@ -139,7 +139,7 @@ def load_player(
     """
     policy, tokenizer, longest = load(suite, args, model_args, protocol)
     longest = min((limit for limit in (longest, max_length) if limit), default=None)
-    context = build_context(args, suite, protocol, tokenizer, longest, shots)
+    context = protocol_context(protocol, args, suite, tokenizer, shots, longest)
     context.end_ids = policy.eos_ids
     return policy, context
 

@@ -14,11 +14,12 @@ from tqdm.auto import tqdm
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
-from epo_trl.bounds import Count, CountOrZero, Positive, Share, check_bounds
+from epo_trl.bounds import Count, Positive, Share, check_bounds
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
+from epo_trl.evaluation import Protocol
 from epo_trl.long_runs.argument_check import check_training_arguments
 from epo_trl.long_runs.long_run import LongRun, LongRunArguments
 from epo_trl.long_runs.preemption import EXIT_CODE
@@ -26,43 +27,24 @@ from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.models import policy_for_training
 from epo_trl.models.load import sequence_limit
 from epo_trl.models.muon import make_muon
-from epo_trl.rollout import ContextBuilder, PromptTemplate
-from epo_trl.rollout.chat_frame import template_settings
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
-from epo_trl.rollout.few_shot import FewShotArguments
+from epo_trl.rollout.spec import EpisodeArguments, PromptArguments, ResponseArguments, copy_options
 from epo_trl.trainers.config import settle_defaults
-from epo_trl.trainers.model_card import CardFacts, OwnModelCard, PlayRules, few_shot_settings
+from epo_trl.trainers.model_card import CardFacts, OwnModelCard
 
 
 @dataclass
-class DemonstrationArguments(FewShotArguments):
+class DemonstrationArguments(PromptArguments, EpisodeArguments):
     """Episodes of the expert and their format."""
 
     episodes: Count = field(
         default=1000,
         metadata={"help": "Number of expert episodes to play; failed ones are dropped unless keep_lost is set."},
     )
-    max_turns: Count = field(default=50, metadata={"help": "Maximum number of turns; longer episodes are dropped."})
     demonstrated_types: list[str] | None = field(
         default=None,
         metadata={"help": "Task types that the expert plays; all by default. The vocabulary always covers all types."},
     )
-    prompt_template: str = field(default="alfworld", metadata={"help": "Same as in the RL recipe."})
-    chat_template_kwargs: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={
-            "help": "Same as in the RL recipe: settings of the chat template, such as '{\"enable_thinking\": false}'."
-        },
-    )
-    context: str = field(
-        default="windowed",
-        metadata={
-            "help": "Same as in the RL recipe: one training example per turn ('windowed') or per episode "
-            "('concatenated')."
-        },
-    )
-    history_length: CountOrZero = field(default=2, metadata={"help": "Same as in the RL recipe."})
-    max_prompt_length: Count = field(default=2048, metadata={"help": "Same as in the RL recipe, in tokens."})
     mistake_rate: Share = field(
         default=0.0, metadata={"help": "Fraction of turns with a deliberate mistake; mistakes are not used as labels."}
     )
@@ -80,10 +62,6 @@ class DemonstrationArguments(FewShotArguments):
         metadata={"help": "Weight of the loss on prompt tokens; useful for a model trained from scratch, else 0."},
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.chat_template_kwargs = template_settings(self.chat_template_kwargs)
-
 
 def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArguments, seed: int) -> Dataset:
     """Plays the expert and returns its successes, or with `keep_lost` all finished episodes, as training examples.
@@ -91,15 +69,7 @@ def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArgument
     A row is a turn (windowed context) or an episode (concatenated context). It has `input_ids`, and `labels` that are
     -100 except on the responses.
     """
-    context = ContextBuilder(
-        tokenizer,
-        PromptTemplate.load(args.prompt_template),
-        mode=args.context,
-        history_length=args.history_length,
-        max_prompt_tokens=args.max_prompt_length,
-        chat_template_kwargs=template_settings(args.chat_template_kwargs),
-        examples=args.few_shot_of(suite).examples,
-    )
+    context = args.build_context(suite, tokenizer, args.few_shot_of(suite), args.context, args.history_length)
     ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
     if not ids:
         raise InputError(
@@ -246,18 +216,8 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
             method="imitation of a scripted expert (supervised fine-tuning)",
             suite=self.suite,
             rows={"demonstrations": f"{shown.episodes} episodes of up to {shown.max_turns} turns; task types: {types}"},
-            rules=PlayRules(
-                template=shown.prompt_template,
-                context=shown.context,
-                history_length=shown.history_length,
-                max_turns=shown.max_turns,
-                max_prompt_length=shown.max_prompt_length,
-                max_completion_length=512,
-                require_think=shown.thoughts,
-                temperature=1.0,
-                few_shot=few_shot_settings(shown),
-                chat_template_kwargs=template_settings(shown.chat_template_kwargs),
-            ),
+            options=copy_options(ResponseArguments, shown, require_think=shown.thoughts),
+            protocol=Protocol.from_options("warm-start", shown, temperature=1.0),
         )
 
 

@@ -13,13 +13,13 @@ from trl import ModelConfig
 
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.evaluation import load_player
-from epo_trl.cli.evaluation_arguments import EvaluationArguments, build_context, load_protocol
+from epo_trl.cli.evaluation_arguments import EvaluationArguments, load_protocol
 from epo_trl.cli.options import parse_options
 from epo_trl.cli.screen import Screen, turns
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
-from epo_trl.evaluation.play import check_first_task, protocol_settings
+from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings
 from epo_trl.models.load import tokenizer_of
 from epo_trl.models.names import check_model_name
 from epo_trl.models.tiny import tiny_size
@@ -210,8 +210,8 @@ def open_player(
     shots = args.few_shot_of(suite, protocol.env_options)
     if name is None or tiny_size(name):
         args = replace(args, max_prompt_length=sys.maxsize)
-        return build_context(args, suite, protocol, bare_tokenizer(), None, shots), None
-    return build_context(args, suite, protocol, tokenizer_of(model_args), None, shots), None
+        return protocol_context(protocol, args, suite, bare_tokenizer(), shots), None
+    return protocol_context(protocol, args, suite, tokenizer_of(model_args), shots), None
 
 
 def bare_tokenizer() -> Any:

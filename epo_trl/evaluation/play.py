@@ -13,55 +13,43 @@ from epo_trl.envs.border import close_all
 from epo_trl.envs.checker import check_first_turn
 from epo_trl.errors import InputError
 from epo_trl.evaluation.protocol import Protocol
-from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
+from epo_trl.rollout import ContextBuilder, RolloutSettings, play_episodes
 from epo_trl.rollout.context import TurnView
-from epo_trl.rollout.examples import Example
+from epo_trl.rollout.few_shot import FewShot
 from epo_trl.rollout.loop import Generate
-from epo_trl.rollout.parsing import ActionFormat, TaggedActions
+from epo_trl.rollout.spec import ResponseArguments, copy_options
 from epo_trl.types import Episode
 
 
 def protocol_context(
     protocol: Protocol,
+    options: ResponseArguments,
+    suite: TaskSuite,
     tokenizer: Any,
-    template: str,
-    *,
-    max_prompt_tokens: int,
-    max_response_tokens: int,
+    shots: FewShot | None = None,
     max_context_tokens: int | None = None,
-    chat_template_kwargs: dict[str, Any] | None = None,
-    examples: Sequence[Example | str] = (),
-    actions: ActionFormat | None = None,
 ) -> ContextBuilder:
-    """Creates the context builder for the prompts of a protocol.
+    """Creates the builder of the prompts of a protocol.
+
+    Args:
+        protocol: The rules.
+        options: Template, lengths and action format.
+        suite: The tasks.
+        tokenizer: Tokenizer of the policy.
+        shots: Example episodes before the first prompt.
+        max_context_tokens: Maximum sequence length of the policy, in tokens; `None` for no limit.
 
     Raises:
         ValueError: If the protocol prescribes another prompt template.
     """
-    protocol.check_template(template)
-    return ContextBuilder(
-        tokenizer,
-        PromptTemplate.load(template),
-        mode=protocol.context,
-        history_length=protocol.history_length,
-        max_prompt_tokens=max_prompt_tokens,
-        max_context_tokens=max_context_tokens,
-        max_response_tokens=max_response_tokens,
-        chat_template_kwargs=chat_template_kwargs or {},
-        examples=examples,
-        actions=actions or TaggedActions(),
-    )
+    protocol.check_template(options.prompt_template)
+    rules = protocol.context, protocol.history_length
+    return options.build_context(suite, tokenizer, shots or FewShot(), *rules, max_context_tokens=max_context_tokens)
 
 
 def protocol_settings(protocol: Protocol, *, require_think: bool = True) -> RolloutSettings:
     """Returns the rollout settings of a protocol."""
-    return RolloutSettings(
-        max_turns=protocol.max_turns,
-        invalid_action=protocol.invalid_action,
-        require_think=require_think,
-        success_rule=protocol.success_rule,
-        env_options=protocol.env_options,
-    )
+    return copy_options(RolloutSettings, protocol, require_think=require_think)
 
 
 def check_first_task(env: TextEnv, task_id: str, seed: int, context: ContextBuilder, protocol: Protocol) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
+from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, check_bounds
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import CONTEXTS
 from epo_trl.rollout.rules import INVALID_ACTIONS, SUCCESS_RULES
+from epo_trl.rollout.spec import EpisodeArguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,33 +31,36 @@ class Protocol:
     """
 
     name: str
-    max_turns: int
-    history_length: int
-    temperature: float
-    success_rule: str = "won"
-    invalid_action: str = "pass"
-    context: str = "windowed"
+    max_turns: Count
+    history_length: CountOrZero
+    temperature: NonNegative
+    success_rule: Annotated[str, OneOf(tuple(SUCCESS_RULES))] = "won"
+    invalid_action: Annotated[str, OneOf(INVALID_ACTIONS)] = "pass"
+    context: Annotated[str, OneOf(CONTEXTS)] = "windowed"
     env_options: dict[str, Any] = field(default_factory=dict)
     few_shot: str = ""
     prompt_template: str = ""
     description: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        self._need("name", isinstance(self.name, str) and bool(self.name.strip()), "a text that is not empty")
-        self._need("max_turns", _is_int(self.max_turns) and self.max_turns >= 1, "an integer >= 1")
-        self._need("history_length", _is_int(self.history_length) and self.history_length >= 0, "an integer >= 0")
-        number = isinstance(self.temperature, int | float) and not isinstance(self.temperature, bool)
-        self._need("temperature", number and 0.0 <= self.temperature < float("inf"), "a finite number >= 0")
-        for choice, choices in (
-            ("success_rule", tuple(SUCCESS_RULES)),
-            ("invalid_action", INVALID_ACTIONS),
-            ("context", CONTEXTS),
-        ):
-            self._need(choice, getattr(self, choice) in choices, "one of " + ", ".join(map(repr, choices)))
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise InputError(f"name: expected a text that is not empty, got {self.name!r}")
+        try:
+            check_bounds(self)
+        except InputError as error:
+            raise InputError(f"{error} (protocol {self.name!r})") from error
 
-    def _need(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise InputError(f"{name}: expected {expected}, got {getattr(self, name)!r} (protocol {self.name!r})")
+    @classmethod
+    def from_options(cls, name: str, options: EpisodeArguments, temperature: float, **others: Any) -> Protocol:
+        """Creates a protocol with the turn limit, history and context of training or of demonstrations."""
+        return cls(
+            name=name,
+            max_turns=options.max_turns,
+            history_length=options.history_length,
+            context=options.context,
+            temperature=temperature,
+            **others,
+        )
 
     @property
     def is_windowed(self) -> bool:
@@ -106,10 +111,6 @@ class Protocol:
         if unknown:
             raise InputError(f"protocol: expected the fields {', '.join(cls.__dataclass_fields__)}, got {unknown[0]!r}")
         return cls(**data)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 _PROTOCOLS: dict[str, Protocol] = {}

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from epo_trl.bounds import Count, NonNegative, OneOf, check_bounds
+from epo_trl.bounds import Count, Finite, OneOf, Range, check_bounds
+from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments
 
 INVALID_ACTIONS = ("pass", "skip")
 SUCCESS_RULES = {
@@ -19,29 +20,41 @@ SUCCESS_RULES = {
 LARGEST_REWARD = 1e12
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutSettings:
+@dataclass
+class RewardArguments:
+    """Rewards of a turn, and invalid actions.
+
+    If the environment lists no actions, only ill-formed ones can be skipped; the environment judges the others.
+    """
+
+    invalid_action: Annotated[str, OneOf(INVALID_ACTIONS)] = field(
+        default="pass",
+        metadata={"help": "'pass' sends an invalid action to the environment; 'skip' only uses up the turn."},
+    )
+    invalid_action_penalty: Annotated[float, Range(0, LARGEST_REWARD)] = field(
+        default=0.1, metadata={"help": "Invalid-action penalty: subtracted from the reward of each invalid turn."}
+    )
+    success_reward: Annotated[float, Range(-LARGEST_REWARD, LARGEST_REWARD)] = field(
+        default=10.0, metadata={"help": "Reward for solving the task."}
+    )
+    env_reward_weight: Finite = field(
+        default=0.0, metadata={"help": "Factor on the environment's own reward, added to every turn's reward."}
+    )
+
+
+@dataclass
+class RolloutSettings(RewardArguments):
     """The rules of a rollout.
 
     Args:
         max_turns: Turn budget of an episode.
-        success_reward: Reward of the turn that solves the task.
-        invalid_action_penalty: Penalty on every turn whose action is invalid.
-        env_reward_weight: Weight of the environment's own reward, which is added on every turn.
-        invalid_action: Handling of an invalid action: `"pass"` sends it to the environment, whose reply is the next
-            observation; `"skip"` does not step the environment and repeats the observation. If the environment lists no
-            actions, only ill-formed ones can be skipped; the environment itself judges the others.
         require_think: Whether a response without reasoning is invalid.
         success_rule: Key of `SUCCESS_RULES` that defines success.
         env_options: Further options for every `reset`.
     """
 
-    max_turns: Count = 50
-    success_reward: float = 10.0
-    invalid_action_penalty: NonNegative = 0.1
-    env_reward_weight: float = 0.0
-    invalid_action: Annotated[str, OneOf(INVALID_ACTIONS)] = "pass"
-    require_think: bool = True
+    max_turns: Count = EpisodeArguments.max_turns
+    require_think: bool = ResponseArguments.require_think
     success_rule: Annotated[str, OneOf(tuple(SUCCESS_RULES))] = "won"
     env_options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from epo_trl.envs.pool import PooledSuite
 from epo_trl.evaluation import EvalReport, Protocol
 from epo_trl.methods import Methods
 from epo_trl.models.adapters import made_from
-from epo_trl.rollout.few_shot import FewShotArguments
+from epo_trl.rollout.spec import ResponseArguments, copy_options
 from epo_trl.trainers.citations import citation
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.rules import RolloutRules
@@ -37,30 +37,15 @@ class CardFacts:
         method: Training method in Markdown, phrased to follow "trained with".
         suite: Suite that the model was trained on.
         rows: Additional rows of the table of facts.
-        rules: Rules of an episode, for the example code in the card.
+        options: Prompts and responses, for the example code in the card.
+        protocol: Rules of its episode.
     """
 
     method: str
     suite: TaskSuite
     rows: Mapping[str, str]
-    rules: PlayRules
-
-
-@dataclass(frozen=True)
-class PlayRules:
-    """Settings that must match training when the model is used. Lengths are in tokens."""
-
-    template: str
-    context: str
-    history_length: int
-    max_turns: int
-    max_prompt_length: int
-    max_completion_length: int
-    temperature: float
-    require_think: bool = True
-    action_format: str = "tags"
-    few_shot: Mapping[str, Any] = field(default_factory=dict)  # non-default fields of `FewShotArguments`
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: ResponseArguments
+    protocol: Protocol
 
 
 def card_facts(args: EPOConfig, methods: Methods, rules: RolloutRules, suite: TaskSuite, group_size: int) -> CardFacts:
@@ -71,29 +56,9 @@ def card_facts(args: EPOConfig, methods: Methods, rules: RolloutRules, suite: Ta
         method=methods.model_card_text(),
         suite=suite.suite if isinstance(suite, PooledSuite) else suite,
         rows={"training": f"{episodes}, up to {args.max_turns} turns", "evaluation": protocol_row(protocol)},
-        rules=PlayRules(
-            template=args.prompt_template,
-            context=protocol.context,
-            history_length=protocol.history_length,
-            max_turns=protocol.max_turns,
-            max_prompt_length=args.max_prompt_length,
-            max_completion_length=args.max_completion_length,
-            temperature=protocol.temperature,
-            require_think=args.require_think,
-            action_format=args.action_format,
-            few_shot=few_shot_settings(args),
-            chat_template_kwargs=args.chat_template_kwargs or {},
-        ),
+        options=copy_options(ResponseArguments, args),
+        protocol=protocol,
     )
-
-
-def few_shot_settings(args: FewShotArguments) -> dict[str, Any]:
-    """Returns the settings of few-shot examples, `{}` without examples; a file is given by its name."""
-    if not (args.few_shot or args.few_shot_file):
-        return {}
-    given = {one.name: getattr(args, one.name) for one in fields(FewShotArguments)}
-    text = {"few_shot_file": os.path.basename(args.few_shot_file)} if args.few_shot_file else {}
-    return {one.name: given[one.name] for one in fields(FewShotArguments) if given[one.name] != one.default} | text
 
 
 class OwnModelCard:
@@ -230,46 +195,50 @@ def _reports(path: Path) -> list[EvalReport]:
 
 
 def _use(facts: CardFacts, adapter: bool) -> str:
-    rules, suite = facts.rules, facts.suite
+    suite, shown = facts.suite, facts.options.few_shot_file
+    options = replace(
+        facts.options,
+        prompt_template=_short_name(facts.options.prompt_template),
+        few_shot_file=os.path.basename(shown) if shown else None,
+    )
     module, _, maker = (suite.made_by or f"{type(suite).__module__}:{type(suite).__qualname__}").partition(":")
     settings = ", ".join(f"{name}={value!r}" for name, value in _chosen(suite).items())
     made = f"{maker}({settings}).make_suite()" if suite.made_by else f"{maker}()  # with the arguments of your training"
-    shots = ", ".join(f"{name}={value!r}" for name, value in rules.few_shot.items())
-    action = "a tool call" if rules.action_format == "tool_calls" else "an action, as in `<action>look</action>`"
+    action = "a tool call" if options.action_format == "tool_calls" else "an action, as in `<action>look</action>`"
     base = ", and with the base model where the adapter names it" if adapter else ""
-    return f"""A prompt is one user message from the template `{_short_name(rules.template)}`; the answer ends with
+    return f"""A prompt is one user message from the template `{options.prompt_template}`; the answer ends with
 {action}. With `epo_trl` installed, in this folder{base}:
 
 ```python
 from trl import ModelConfig
 
+from epo_trl.evaluation import Protocol
+from epo_trl.evaluation.play import protocol_context, protocol_settings
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
-from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
-from epo_trl.rollout.few_shot import FewShotArguments
-from epo_trl.rollout.tool_calls import action_format
+from epo_trl.rollout import play_episodes
+from epo_trl.rollout.spec import ResponseArguments
 from {module} import {maker}
 
 suite = {made}
-template = {_short_name(rules.template)!r}
-model, tokenizer = load_policy(ModelConfig(".", dtype="auto"), suite, template)
-context = ContextBuilder(
-    tokenizer,
-    PromptTemplate.load(template),
-    mode={rules.context!r},
-    history_length={rules.history_length},
-    max_prompt_tokens={rules.max_prompt_length},
-    max_response_tokens={rules.max_completion_length},
-    chat_template_kwargs={dict(rules.chat_template_kwargs)!r},
-    examples=FewShotArguments({shots}).few_shot_of(suite).examples,
-    actions=action_format({rules.action_format!r}, tokenizer, suite.tools, verbatim=suite.verbatim),
-)
-length, temperature = {rules.max_completion_length}, {rules.temperature:g}
+options = {_code(options)}
+protocol = {_code(facts.protocol)}
+model, tokenizer = load_policy(ModelConfig(".", dtype="auto"), suite, options.prompt_template)
+shots = options.few_shot_of(suite, protocol.env_options)
+context = protocol_context(protocol, options, suite, tokenizer, shots)
+length, temperature = options.max_completion_length, protocol.temperature
 policy = SamplingPolicy(model, tokenizer, max_new_tokens=length, temperature=temperature)
-settings = RolloutSettings(max_turns={rules.max_turns}, require_think={rules.require_think})
+settings = protocol_settings(protocol, require_think=options.require_think)
 (episode,) = play_episodes([suite.make_env()], [(suite.task_ids("train")[0], 0)], policy, context, settings)
 print(episode.won, [turn.action for turn in episode.turns])
 ```"""
+
+
+def _code(options: Any) -> str:
+    """Returns the call that creates a dataclass object, without defaults."""
+    given = {entry.name: (getattr(options, entry.name), entry.default) for entry in fields(options) if entry.compare}
+    changed = {name: value for name, (value, default) in given.items() if value != default and value != {}}
+    return f"{type(options).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
 
 def _short_name(template: str) -> str:

@@ -1,57 +1,18 @@
-"""Settings of a multi-turn rollout."""
+"""Settings of a multi-turn rollout in training."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
 
-from epo_trl.bounds import Count, CountOrZero, Finite, OneOf, Positive, Range, Share
-from epo_trl.rollout.context import CONTEXTS
-from epo_trl.rollout.few_shot import FewShotArguments
-from epo_trl.rollout.rules import INVALID_ACTIONS, LARGEST_REWARD
-from epo_trl.rollout.tool_calls import ACTION_FORMATS
+from epo_trl.bounds import Count, CountOrZero, Positive, Share
+from epo_trl.rollout.rules import RewardArguments
+from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments
 
 
 @dataclass
-class RolloutArguments(FewShotArguments):
-    """Settings of the rollout."""
+class RolloutArguments(ResponseArguments, EpisodeArguments, RewardArguments):
+    """Settings of the rollout in training."""
 
-    context: Annotated[str, OneOf(CONTEXTS)] = field(
-        default="windowed",
-        metadata={"help": "'windowed': each turn is a fresh prompt; 'concatenated': the episode is one sequence."},
-    )
-    history_length: CountOrZero = field(default=2, metadata={"help": "Number of past turns in a windowed prompt."})
-    max_turns: Count = field(default=50, metadata={"help": "Maximum number of turns per episode."})
-    max_prompt_length: Count = field(
-        default=2048, metadata={"help": "Maximum prompt length of a turn, in tokens; oldest history is dropped first."}
-    )
-    max_completion_length: Count = field(default=512, metadata={"help": "Maximum response length per turn, in tokens."})
-    prompt_template: str = field(
-        default="alfworld", metadata={"help": "Name of a template of epo_trl, or a folder with custom text files."}
-    )
-    action_format: Annotated[str, OneOf(ACTION_FORMATS)] = field(
-        default="tags",
-        metadata={
-            "help": "Format of the action in a response: 'tags', between <action> and </action>; or, with an "
-            "environment of tools, 'tool_calls' in the format of the model's chat template."
-        },
-    )
-    require_think: bool = field(
-        default=True, metadata={"help": "Whether a response without <think> </think> counts as invalid."}
-    )
-    invalid_action: Annotated[str, OneOf(INVALID_ACTIONS)] = field(
-        default="pass",
-        metadata={"help": "'pass' sends an invalid action to the environment; 'skip' only uses up the turn."},
-    )
-    invalid_action_penalty: Annotated[float, Range(0, LARGEST_REWARD)] = field(
-        default=0.1, metadata={"help": "Invalid-action penalty: subtracted from the reward of each invalid turn."}
-    )
-    success_reward: Annotated[float, Range(-LARGEST_REWARD, LARGEST_REWARD)] = field(
-        default=10.0, metadata={"help": "Reward for solving the task."}
-    )
-    env_reward_weight: Finite = field(
-        default=0.0, metadata={"help": "Factor on the environment's own reward, added to every turn's reward."}
-    )
     env_workers: CountOrZero = field(
         default=0,
         metadata={

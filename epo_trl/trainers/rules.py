@@ -9,8 +9,8 @@ from typing import Any
 from epo_trl.envs.base import TaskSuite
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import protocol_context, protocol_settings
-from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
-from epo_trl.rollout.tool_calls import action_format
+from epo_trl.rollout import ContextBuilder, RolloutSettings
+from epo_trl.rollout.spec import copy_options
 from epo_trl.trainers.config import EPOConfig
 
 
@@ -51,50 +51,19 @@ def build_rules(
         tokenizer: The policy's tokenizer.
         env_options: Options for every `reset` in training.
     """
-    protocol = get_protocol(args.protocol) if args.protocol else _default_protocol(args, suite.name)
+    protocol = (
+        get_protocol(args.protocol)
+        if args.protocol
+        else Protocol.from_options(
+            f"{suite.name}-{args.max_turns}turns", args, args.eval_temperature, invalid_action=args.invalid_action
+        )
+    )
     shots = args.few_shot_of(suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)
-    actions = action_format(args.action_format, tokenizer, suite.tools, verbatim=suite.verbatim)
-    context = ContextBuilder(
-        tokenizer,
-        PromptTemplate.load(args.prompt_template),
-        mode=args.context,
-        history_length=args.history_length,
-        max_prompt_tokens=args.max_prompt_length,
-        max_response_tokens=args.max_completion_length,
-        chat_template_kwargs=args.chat_template_kwargs or {},
-        examples=shots.examples,
-        actions=actions,
-    )
-    settings = RolloutSettings(
-        max_turns=args.max_turns,
-        success_reward=args.success_reward,
-        invalid_action_penalty=args.invalid_action_penalty,
-        env_reward_weight=args.env_reward_weight,
-        invalid_action=args.invalid_action,
-        require_think=args.require_think,
-        env_options=env_options or {},
-    )
-    eval_context = protocol_context(
+    return RolloutRules(
+        args.build_context(suite, tokenizer, shots, args.context, args.history_length),
+        copy_options(RolloutSettings, args, env_options=env_options or {}),
         protocol,
-        tokenizer,
-        args.prompt_template,
-        max_prompt_tokens=args.max_prompt_length,
-        max_response_tokens=args.max_completion_length,
-        chat_template_kwargs=args.chat_template_kwargs,
-        examples=shots.examples,
-        actions=actions,
-    )
-    eval_settings = protocol_settings(protocol, require_think=args.require_think)
-    return RolloutRules(context, settings, protocol, eval_context, eval_settings)
-
-
-def _default_protocol(args: EPOConfig, suite_name: str) -> Protocol:
-    return Protocol(
-        name=f"{suite_name}-{args.max_turns}turns",
-        max_turns=args.max_turns,
-        history_length=args.history_length,
-        temperature=args.eval_temperature,
-        invalid_action=args.invalid_action,
-        context=args.context,
+        protocol_context(protocol, args, suite, tokenizer, shots),
+        protocol_settings(protocol, require_think=args.require_think),
     )
