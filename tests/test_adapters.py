@@ -16,7 +16,7 @@ from trl import ModelConfig, SFTConfig
 from epo_trl.cli import main
 from epo_trl.cli.training import train
 from epo_trl.envs.toy import ToySuite
-from epo_trl.models import adapters, load, load_policy, policy_for_training, quantized
+from epo_trl.models import adapters, load, load_policy, policy_for_training
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 
 IDS = torch.tensor([[5, 9, 12, 7, 20, 11]])
@@ -305,16 +305,16 @@ def test_a_new_adapter_on_an_architecture_that_peft_does_not_know_is_on_every_li
 
 
 def test_without_bitsandbytes_a_base_in_4_bit_is_an_error_in_one_line(adapter, tmp_path, monkeypatch):
-    monkeypatch.setattr(quantized, "find_spec", lambda name: None)
+    monkeypatch.setattr(load, "find_spec", lambda name: None)
     for asked in ("load_in_4bit", "load_in_8bit"):
         with pytest.raises(
             ValueError, match=rf"{asked}: got True, but bitsandbytes is not installed; pip install 'epo"
         ):
             policy(f"{adapter.path}/base", tmp_path, use_peft=True, **{asked: True})
-    assert quantized.build_quantization(ModelConfig()) is None
+    assert load.build_quantization(ModelConfig()) is None
 
 
 def test_four_bits_need_a_type_to_compute_in(monkeypatch):
-    monkeypatch.setattr(quantized, "find_spec", lambda name: object())
+    monkeypatch.setattr(load, "find_spec", lambda name: object())
     with pytest.raises(ValueError, match="dtype: expected 'bfloat16', 'float16'.*got 'auto' with load_in_4bit"):
-        quantized.build_quantization(ModelConfig(load_in_4bit=True, dtype="auto"))
+        load.build_quantization(ModelConfig(load_in_4bit=True, dtype="auto"))

@@ -13,8 +13,7 @@ import yaml
 
 from epo_trl.cli import main, program
 from epo_trl.cli.base import RecipeError
-from epo_trl.cli.builtin_configs import builtin_configs, config_name, find_config, list_configs
-from epo_trl.cli.command_line import read_command_line
+from epo_trl.cli.command_line import builtin_configs, config_name, find_config, list_configs, read_command_line
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes"

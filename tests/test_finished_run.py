@@ -132,10 +132,7 @@ def test_a_warm_start_ends_once_too(tmp_path, monkeypatch):
         warm_start(tmp_path, rows=9).train_to_end()
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "[]", '{"step": 1}', '{"step": "1", "settings": {}, "files": []}', None, "[" * 100_000]
-    + [json.dumps({"step": 1, "settings": 5, "files": []}), json.dumps({"step": 1, "settings": {}, "files": 5})],
-)  # fmt: skip
+@pytest.mark.parametrize("content", ["{", "[]", '{"step": 1}', None, "[" * 100_000])
 def test_a_damaged_end_names_its_file_and_two_ways_out(tmp_path, content):
     trainer = make_trainer(tmp_path, max_steps=1)
     end = tmp_path / FINISHED

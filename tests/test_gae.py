@@ -1,17 +1,15 @@
 """Generalized advantage estimation: numbers worked out by hand, a slow reference, and what each credit leaves alone."""
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 from gae_batches import CREDITS, batch_of, random_batch
 
-from epo_trl.methods import Batch, Credit, CriticValues
+from epo_trl.methods import Batch, CriticValues
 from epo_trl.methods.gae import OutcomeGAE, TokenGAE, TurnGAE
 from epo_trl.objectives import value_loss
 from epo_trl.objectives.gae import turn_edges
-from epo_trl.trainers.critic.value_statistics import value_statistics
 
 # Two turns: two sampled tokens, two of the environment, two sampled, one of padding.
 TURN_IDS = [0, 0, 1, 1, 1, 1, -1]
@@ -159,22 +157,6 @@ def test_an_episode_without_a_sampled_token_has_no_advantage_and_no_target():
         assert not result.advantages[0].any() and not result.returns[0].any() and not result.value_mask[0].any()
 
 
-def explained_variance(targets, values):
-    """Returns what is logged for returns and values of one row; NaN if nothing is."""
-    everywhere = torch.ones(1, len(targets), dtype=torch.bool)
-    estimate = Credit(torch.zeros(1, len(targets)), targets[None], everywhere)
-    metrics = value_statistics(estimate, values[None], torch.zeros(1, len(targets)).long(), 4, lambda sums: sums)
-    return metrics.get("critic/explained_variance", math.nan)
-
-
-def test_explained_variance_by_hand():
-    targets = torch.tensor([0.0, 2.0, 4.0])  # variance 8 / 3
-    assert explained_variance(targets, targets) == 1.0
-    assert explained_variance(targets, torch.full((3,), 7.0)) == pytest.approx(0.0, abs=1e-6)
-    assert explained_variance(targets, torch.tensor([0.0, 1.0, 2.0])) == pytest.approx(0.75)  # (2/3) / (8/3) is left
-    assert math.isnan(explained_variance(torch.ones(3), targets))
-
-
 # ----------------------------------------------------------------------------------------------------- the value loss
 
 
@@ -187,8 +169,6 @@ def test_value_loss_by_hand():
     assert clipped.tolist() == [True, False, False]
     loss.sum().backward()
     torch.testing.assert_close(values.grad, torch.tensor([0.0, -2.8, 3.0]))
-
-
-def test_value_loss_without_clipping_is_half_the_squared_error():
-    loss, clipped = value_loss(torch.tensor([3.0]), torch.tensor([1.0]), torch.tensor([4.0]))
-    assert loss.tolist() == [0.5] and clipped.tolist() == [False]
+    loss, clipped = value_loss(values, torch.ones(3), torch.tensor([4.0, 4.0, 0.0]))
+    torch.testing.assert_close(loss, torch.tensor([0.5, 3.92, 4.5]))
+    assert not clipped.any()

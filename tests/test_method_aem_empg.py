@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from method_batches import batch_of, check_two_ranks, random_batch
-from trainer_kit import make_config
 
 from epo_trl.methods.aem import AEM
 from epo_trl.methods.empg import EMPG
@@ -60,16 +59,3 @@ def test_a_group_that_lies_on_two_ranks_is_one(method, cut):
 def test_a_batch_without_a_token_stays_as_it_is(method):
     batch = batch_of([[0, 0], [0, 1]], entropy=[[1.0, 2.0], [3.0, 4.0]], mask=[[0, 0], [0, 0]])
     assert not method.modify_advantages(torch.zeros(2, 2), batch).advantages.any()
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("aem", {"temperature": -1}, "temperature: expected a number >= 0.*got -1"),
-        ("empg", {"k": math.inf}, "k: expected a number >= 0.*got inf"),
-        ("empg", {"zeta": -0.1}, "zeta: expected a number >= 0.*got -0.1"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, name, settings, message):
-    with pytest.raises(ValueError, match=f"method_kwargs, '{name}': {message}"):
-        make_config(tmp_path, entropy_method=name, method_kwargs={name: settings})

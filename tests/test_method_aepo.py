@@ -3,7 +3,7 @@
 import pytest
 import torch
 from method_batches import batch_of, check_two_ranks
-from trainer_kit import difference, make_config, make_episodes, make_trainer
+from trainer_kit import difference, make_episodes, make_trainer
 
 from epo_trl.methods import MicroBatch
 from epo_trl.methods.aepo import AEPO
@@ -72,20 +72,3 @@ def test_the_second_update_goes_further_however_the_batch_is_cut(tmp_path):
 
     whole, cut, without = weights(True), weights(True, 2), weights(False)
     assert difference(whole, cut) < 1e-4 < 1e-3 < difference(whole, without)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"loss_type": "cispo", "epsilon_high": 5.0}, "loss_type: expected .*, got 'cispo', which has no upper clip"),
-        ({"importance_sampling_level": "sequence"}, "importance_sampling_level: expected .* and 'sequence'"),
-        ({"policy_method": "gspo", "num_iterations": 2}, r"policy_method, .*: expected .*, got \['gspo'\] and 'token'"),
-        ({"top_entropy_quantile": 0.2}, "top_entropy_quantile: expected 1.0, got 0.2"),
-        ({"method_kwargs": {"aepo": {"alpha": -1}}}, "method_kwargs, 'aepo': alpha: expected a number >= 0.*got -1"),
-    ],
-)
-def test_what_makes_no_sense_together_is_refused(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        make_config(tmp_path, entropy_method="aepo", **changes)
-    if "method_kwargs" not in changes:
-        make_config(tmp_path, entropy_method="aepo", method_kwargs={"aepo": {"keep_clipped": False}}, **changes)

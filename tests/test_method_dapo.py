@@ -109,17 +109,3 @@ def test_with_the_fields_of_the_docs_nothing_is_told(tmp_path, recwarn):
     args = make_config(tmp_path, policy_method="dapo", loss_type="dapo", epsilon=0.2, epsilon_high=0.28, beta=0.0)
     assert not [str(warning.message) for warning in recwarn if "dapo" in str(warning.message)]
     assert build_methods(args, critic=False)["dapo"].max_completion_length == args.max_completion_length
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"outcome": "score"}, "method_kwargs, 'dapo': outcome: expected one of.*got 'score'"),
-        ({"overlong_share": 0}, "method_kwargs, 'dapo': overlong_share: expected a number > 0 and <= 1.*got 0"),
-        ({"overlong_penalty": -1}, "method_kwargs, 'dapo': overlong_penalty: expected a number >= 0.*got -1"),
-        ({"max_completion_length": 9}, "dapo.max_completion_length, which is a field"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, settings, message):
-    with pytest.raises(ValueError, match=message):
-        make_config(tmp_path, policy_method="dapo", method_kwargs={"dapo": settings})

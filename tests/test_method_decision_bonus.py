@@ -3,7 +3,7 @@
 import pytest
 import torch
 from method_batches import scores_of
-from trainer_kit import catch_step, difference, make_config, make_trainer, with_episodes
+from trainer_kit import catch_step, difference, make_trainer, with_episodes
 
 from epo_trl.methods import Batch, Comm, MicroBatch, StepSummary
 from epo_trl.methods.decision_bonus import DecisionBonus
@@ -124,22 +124,3 @@ def test_with_every_token_a_decision_it_is_epos_bonus(tmp_path):
     every = catch_step(trainer_of(tmp_path, {"weight": 0.5, "threshold": 0.0}))[1]
     some = catch_step(trainer_of(tmp_path, {"weight": 0.5, "top_share": 0.5}))[1]
     assert difference(every, epo) < 1e-6 and difference(some, epo) > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "expected weight for 'decision-bonus', got {}"),
-        ({"weight": 0.1}, "threshold, top_share: expected exactly one of them, got None and None"),
-        ({"weight": 0.1, "threshold": 1, "top_share": 0.1}, "threshold, top_share: expected .*got 1 and 0.1"),
-        ({"weight": 0.1, "threshold": "low"}, "expected a number for decision-bonus.threshold, got 'low'"),
-        ({"weight": -1, "threshold": 1}, "weight: expected a number >= 0.*got -1"),
-        ({"weight": 0.1, "threshold": "-1e0"}, "threshold: expected a number >= 0.*got -1.0"),
-        ({"weight": 0.1, "top_share": 0}, "top_share: expected a number above 0, at most 1.*got 0"),
-        ({"weight": 0.1, "top_share": 1.1}, "top_share: .*got 1.1"),
-        ({"weight": 0.1, "threshold": 1, "schedule": "cosine"}, "end_weight: expected a number >= 0.*got None"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, settings, message):
-    with pytest.raises(ValueError, match=message):
-        make_config(tmp_path, entropy_method="decision-bonus", method_kwargs={"decision-bonus": settings})

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from method_batches import batch_of, check_two_ranks
-from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer, with_episodes
+from trainer_kit import catch_step, difference, largest, make_episodes, make_trainer, with_episodes
 
 from epo_trl.methods.entrocraft import Entrocraft
 
@@ -62,15 +62,3 @@ def test_the_gradient_is_that_of_the_kept_episodes(tmp_path):
     plain = catch_step(trainer)[1]
     parts = {name: positive[name] + negative[name] for name in plain}
     assert difference(plain, parts) < 2e-5 * largest(plain) < 1e-3 < difference(plain, positive)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"low_start": 0.8}, "low_start, high_start: expected 0 <= low_start <= high_start.*got 0.8 and 0.7"),
-        ({"high_end": 0.3}, "low_end, high_end: expected 0 <= low_end <= high_end.*got 0.4 and 0.3"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, settings, message):
-    with pytest.raises(ValueError, match=f"method_kwargs, 'entrocraft': {message}"):
-        make_config(tmp_path, entropy_method="entrocraft", method_kwargs={"entrocraft": settings})

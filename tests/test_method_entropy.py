@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from method_batches import scores_of
-from trainer_kit import catch_step, difference, largest, make_config, make_trainer, with_episodes
+from trainer_kit import catch_step, difference, largest, make_trainer, with_episodes
 
 from epo_trl.methods import Batch, StepSummary
 from epo_trl.methods.adaptive import AdaptiveEntropy
@@ -63,19 +63,3 @@ def test_the_adaptive_bonus_is_epos_bonus_without_its_band(tmp_path):
         cut = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 8 // size}
         epo = catch_step(trainer_of(tmp_path, epo_lambda=0.5, smoothing_alpha=0.0, **cut))[1]
         assert difference(catch_step(trainer_of(tmp_path, **adaptive, **cut))[1], epo) < 1e-6 < 1e-3 < largest(epo)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("ea", {"alpha": -1}, "alpha: expected a number >= 0.*got -1"),
-        ("ea", {"kappa": 1}, "kappa: expected a number > 1.*got 1"),
-        ("adaptive", {"target": math.nan}, "target: expected a number >= 0.*got nan"),
-        ("adaptive", {"target": 1, "delta": -1}, "delta: expected a number >= 0.*got -1"),
-        ("adaptive", {"target": 1, "maximum": -1}, "maximum: expected a number >= 0.*got -1"),
-        ("adaptive", {"target": 1, "start": 0.1}, r"start: expected a number <= maximum \(0.005\).*got 0.1"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, name, settings, message):
-    with pytest.raises(ValueError, match=f"method_kwargs, '{name}': {message}"):
-        make_config(tmp_path, entropy_method=name, method_kwargs={name: settings})

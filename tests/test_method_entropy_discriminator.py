@@ -8,7 +8,7 @@ import torch
 from fused_heads import HEADS, IDS, PROMPTS, RESPONSE, TURNS, head_of
 from method_batches import batch_of, check_two_ranks
 from plain_steps import assert_gradient, plain_tokens, step_of
-from trainer_kit import compute_in_float64, make_config, make_model, make_trainer, with_episodes
+from trainer_kit import compute_in_float64, make_model, make_trainer, with_episodes
 from trl.trainer.utils import add_fused_lm_head
 
 from epo_trl.errors import InputError
@@ -159,16 +159,3 @@ def test_the_gradient_is_that_of_plain_loops(tmp_path, monkeypatch, name, settin
     assert len(tokens) == 39 and 1 <= len(without) < 20
     loss = -sum(token.advantage * token.logp for i, token in enumerate(tokens) if i not in without) / 39
     assert_gradient(got, model, loss)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("clip-b", {"mu": -1}, "mu: expected a number >= 0.*got -1"),
-        ("clip-v", {"mu": "inf"}, "mu: expected a number >= 0.*got inf"),
-        ("clip-v", {"max_share": 1.5}, "max_share: expected a number from 0 to 1.*got 1.5"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, name, settings, message):
-    with pytest.raises(ValueError, match=f"method_kwargs, '{name}': {message}"):
-        make_config(tmp_path, entropy_method=name, method_kwargs={name: settings})

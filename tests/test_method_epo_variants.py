@@ -159,25 +159,6 @@ def test_measures_of_two_ranks_add_up():
 # ---------------------------------------------------------------------------------------------------- names and cards
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"entropy_method": ["epo", "epo-base"]}, "entropy_method: expected one .*got 'epo' and 'epo-base'"),
-        ({"entropy_method": "epo-decay"}, "method_kwargs: expected over, end_weight for 'epo-decay', got {}"),
-        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "over": "time"}}, "over: expected one of.*got 'time'"),
-        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "end_weight": 9}}, "end_weight: expected at most.*got 9"),
-        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "schedule": "constant"}}, "end_weight: .*got 0.1"),
-        ({"entropy_method": "epo-decay", "kwargs": {**TURNS, "max_turns": 9}}, "epo-decay.max_turns, which is a field"),
-        ({"entropy_method": "epo-constant-beta"}, "expected beta_k for 'epo-constant-beta', got {}"),
-        ({"entropy_method": "epo-constant-beta", "kwargs": {"beta_k": -1}}, "beta_k: expected a number >= 0.*got -1"),
-    ],
-)  # fmt: skip
-def test_bad_settings_are_named(tmp_path, changes, message):
-    kwargs = {"method_kwargs": {changes["entropy_method"]: changes["kwargs"]}} if "kwargs" in changes else {}
-    with pytest.raises(ValueError, match=message):
-        make_config(tmp_path, entropy_method=changes["entropy_method"], epo_lambda=0.5, **kwargs)
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_model_card_tells_variants_apart(tmp_path, name):
     settings = {

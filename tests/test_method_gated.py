@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from run_kit import logged
-from trainer_kit import catch_step, make_config, make_episodes, make_trainer
+from trainer_kit import catch_step, make_episodes, make_trainer
 
 from epo_trl.methods import Comm, StepSummary
 from epo_trl.methods.gated import Gated
@@ -54,24 +54,3 @@ def test_the_advantage_is_that_of_the_gated_return_in_its_group(tmp_path):
     returns = torch.tensor([11.5, -0.1, 0.0, 10.8])
     torch.testing.assert_close(seen[0].group_advantages[:4], returns - returns.mean(), rtol=0, atol=1e-5)
     assert logged(trainer, "gated/open") == [pytest.approx(3 / 7)]
-
-
-def test_what_it_counts_goes_through_a_checkpoint_inside_a_batch():
-    first, second = Gated(5.0, 1.0), Gated(5.0, 1.0)
-    first.turn_rewards(episode([(10.0, 1.0)]))
-    second.load_batch_state(first.batch_state())
-    assert second.end_rl_step(StepSummary(math.nan, {})) == {"gated/open": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method_kwargs": {"gated": {"weight": 1}}}, "expected threshold for 'gated', got"),
-        ({"method_kwargs": {"gated": {"threshold": math.nan, "weight": 1}}}, "threshold: expected a finite.*got nan"),
-        ({"method_kwargs": {"gated": {"threshold": 1, "weight": -1}}}, "weight: expected a number >= 0.*got -1"),
-        ({**SETTINGS, "env_reward_weight": 0.5}, "env_reward_weight: expected 0 with credit 'gated', got 0.5"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        make_config(tmp_path, credit="gated", **changes)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from method_batches import batch_of_turns
-from trainer_kit import make_config
 
 from epo_trl.methods import Comm
 from epo_trl.methods.gigpo import GiGPO
@@ -67,12 +66,3 @@ def test_a_group_that_lies_on_two_ranks_is_one():
     there = [((0, ("door",)), 1.0), ((0, ("door",)), 0.0), ((1, ("hall",)), 2.0)]
     here = batch_of_turns([ONE], [0], [0.7], Comm(gather=lambda seen: seen + there, count=2))
     torch.testing.assert_close(GiGPO(gamma=0.5).credit(here).advantages, whole[:1])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"gamma": 1.1}, "gamma: expected a number from 0 to 1.*got 1.1"), ({"step_weight": -1}, "step_weight: .*got -1")],
-)
-def test_bad_settings_are_named(tmp_path, settings, message):
-    with pytest.raises(ValueError, match=f"method_kwargs, 'gigpo': {message}"):
-        make_config(tmp_path, credit="gigpo", method_kwargs={"gigpo": settings})

@@ -7,7 +7,7 @@ from statistics import fmean, pstdev, stdev
 import pytest
 import torch
 from method_batches import batch_of_turns, run_on_ranks
-from trainer_kit import make_config, make_trainer
+from trainer_kit import make_trainer
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.methods.gagpo import GAGPO
@@ -143,23 +143,6 @@ def test_several_observations_must_be_equal():
     got = per_turn(GiGPO(gamma=0.5, scale=False, anchor_turns=2), batch)
     want = [[0.75, 1.5, 0.0], [-0.75, -1.5, 0.0], [0.0, 0.0, 0.0]]  # a: 2, .5; ab: 4, 1; ba, bc, b, bb are alone
     torch.testing.assert_close(got, torch.tensor(want))
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("gigpo", {"anchor": "text"}, "anchor: expected 'observation' or 'state', got 'text'"),
-        ("hgpo", {"anchor_turns": 0}, "anchor_turns: expected an integer >= 1, got 0"),
-        ("hgpo", {"alpha": float("inf")}, "alpha: expected a finite number, got inf"),
-        ("gagpo", {"gae_lambda": 1.5}, "gae_lambda: expected a number from 0 to 1, got 1.5"),
-        ("gagpo", {"gamma": -1}, "gamma: expected a number from 0 to 1, got -1"),
-        ("graph-gpo", {"omega": 1}, "omega: expected a number above 0 and below 1, got 1"),
-        ("graph-gpo", {"step_weight": -1}, "step_weight: expected a number >= 0, got -1"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, name, settings, message):
-    with pytest.raises(ValueError, match=f"method_kwargs, '{name}': {message}"):
-        make_config(tmp_path, credit=name, method_kwargs={name: settings})
 
 
 class KeyedHunt(TreasureHunt):

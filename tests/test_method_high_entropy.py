@@ -4,8 +4,7 @@ import pytest
 import torch
 from method_batches import batch_of, check_two_ranks
 from plain_steps import assert_gradient, plain_tokens, step_of
-from run_kit import assert_bit_equal, logged, resumable, weights
-from trainer_kit import compute_in_float64, difference, largest, make_config, make_episodes, make_model
+from trainer_kit import compute_in_float64, difference, largest, make_model
 
 from epo_trl.methods.high_entropy import HighEntropy
 
@@ -62,27 +61,3 @@ def test_trls_selection_goes_by_the_micro_batch(tmp_path, monkeypatch):
     scale = largest(whole[0])
     assert difference(*whole) < 1e-6 * scale and difference(whole[0], cut[0]) < 1e-6 * scale
     assert difference(whole[1], cut[1]) > 1e-2 * scale
-
-
-def test_a_run_resumes_bit_equal_inside_a_batch(tmp_path):
-    given = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "save_steps": 3, "epo_lambda": 0.0}
-    runs = [resumable(tmp_path / "run", entropy_method=["high-entropy"], **given) for _ in range(2)]
-    for run in runs:
-        run.play = lambda tasks, **kwargs: make_episodes()
-    runs[0].train()
-    runs[1].train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
-    assert_bit_equal(*map(weights, runs))
-    assert [logged(run, "high-entropy/kept") for run in runs] == [[pytest.approx(7 / 39)] * 3] * 2
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method_kwargs": {"high-entropy": {"share": 1.5}}}, "share: expected a number from 0 to 1.*got 1.5"),
-        ({"method_kwargs": {"high-entropy": {"share": 0}}}, "share: expected a number above 0.*got 0"),
-        ({"top_entropy_quantile": 0.2}, "top_entropy_quantile: expected 1.0 with 'high-entropy', got 0.2"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        make_config(tmp_path, entropy_method=["high-entropy"], **changes)

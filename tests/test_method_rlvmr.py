@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from run_kit import logged
-from trainer_kit import catch_step, difference, largest, make_config, make_episodes, make_trainer
+from trainer_kit import catch_step, difference, largest, make_episodes, make_trainer
 
 from epo_trl.methods import Batch, Comm, StepSummary
 from epo_trl.methods.rlvmr import RLVMR, find_tag, tag_rewards
@@ -162,16 +162,3 @@ def test_the_template_that_ships_asks_for_the_tags():
     for text in (template.first, template.next, template.followup):
         assert all(f"<{tag}> </{tag}>" in text for tag in ("planning", "explore", "reflection", "monitor"))
         assert "<think>" not in text and "<action> </action>" in text
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method_kwargs": {"rlvmr": {"alpha": 1.5}}}, "method_kwargs, 'rlvmr': alpha: .*got 1.5"),
-        ({"method_kwargs": {"rlvmr": {"format_penalty": -1}}}, "format_penalty: expected a number >= 0.*got -1"),
-        ({"require_think": True}, "require_think: expected False with credit 'rlvmr', got True"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        make_config(tmp_path, **{"credit": "rlvmr", "require_think": False, **changes})

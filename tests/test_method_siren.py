@@ -284,21 +284,6 @@ def test_a_batch_without_a_token_has_no_term(tmp_path):
     assert loss.item() == 0 and largest(gradients) == 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"weight": -1.0}, "weight: expected a number >= 0.*got -1.0"),
-        ({"top_p": 0.0}, "top_p: expected a number above 0, at most 1.*got 0.0"),
-        ({"top_p": 1.1}, "top_p: .*got 1.1"),
-        ({"quantile": 1.0}, "quantile: expected a number from 0 to below 1.*got 1.0"),
-        ({"anchor": -0.1}, "anchor: expected a number >= 0.*got -0.1"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=f"method_kwargs, 'siren': {message}"):
-        make_config(tmp_path, entropy_method="siren", method_kwargs={"siren": changes})
-
-
 class OtherShare(SIREN):
     pass
 

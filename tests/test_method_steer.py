@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from method_batches import batch_of, check_two_ranks, random_batch
-from trainer_kit import catch_step, difference, make_config, make_episodes, make_trainer
 
 from epo_trl.methods.steer import STEER
 
@@ -39,27 +38,3 @@ def test_it_is_the_formula_of_the_paper_where_pi_is_pi_old():
 
 def test_the_largest_change_of_all_ranks_counts():
     check_two_ranks(STEER())
-
-
-def test_it_changes_the_gradient(tmp_path):
-    def step(least):
-        trainer = make_trainer(
-            tmp_path, epo_lambda=0.0, entropy_method=["steer"], method_kwargs={"steer": {"min_weight": least}}
-        )
-        trainer.play = lambda tasks, **_: make_episodes()
-        return catch_step(trainer)[1]
-
-    assert difference(step(1.0), step(0.2)) > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"min_weight": 0.0}, "min_weight: expected a number above 0, at most 1.*got 0.0"),
-        ({"min_weight": 1.2}, "min_weight: expected a number above 0, at most 1.*got 1.2"),
-        ({"floor": 0.0}, "floor: expected a number > 0.*got 0.0"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, settings, message):
-    with pytest.raises(ValueError, match=f"method_kwargs, 'steer': {message}"):
-        make_config(tmp_path, entropy_method="steer", method_kwargs={"steer": settings})

@@ -1,13 +1,10 @@
 """The mean over turns: factors by hand, over ranks, and gradients in plain loops, however the batch is cut."""
 
-from statistics import fmean
-
 import pytest
 import torch
 from method_batches import batch_of, check_two_ranks
 from plain_steps import assert_gradient, plain_tokens, step_of
-from run_kit import assert_bit_equal, logged, resumable, weights
-from trainer_kit import compute_in_float64, make_config, make_episodes, make_model
+from trainer_kit import compute_in_float64, make_model
 
 from epo_trl.methods.turn_mean import TurnMean
 
@@ -82,28 +79,3 @@ def mean_over(over, tokens):
 
 def average(values):
     return sum(values) / len(values)
-
-
-def test_a_run_resumes_bit_equal_inside_a_batch(tmp_path):
-    given = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "save_steps": 3, "epo_lambda": 0.0}
-    runs = [resumable(tmp_path / "run", policy_method=["turn-mean"], **given) for _ in range(2)]
-    for run in runs:
-        run.play = lambda tasks, **kwargs: make_episodes()
-    runs[0].train()
-    runs[1].train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
-    assert_bit_equal(*map(weights, runs))
-    straight, resumed = (logged(run, "turn-mean/factor_max") for run in runs)
-    lengths = [len(turn.response_ids) for e in make_episodes() if e.is_usable for turn in e.turns]
-    assert straight == resumed == [pytest.approx(fmean(lengths))] * 3, "that of a turn of one token"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method_kwargs": {"turn-mean": {"over": "tokens"}}}, "over: expected one of.*got 'tokens'"),
-        ({"loss_type": "grpo"}, "loss_type: expected one of .*'dapo'.* with 'turn-mean', got 'grpo'"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        make_config(tmp_path, policy_method=["turn-mean"], **changes)

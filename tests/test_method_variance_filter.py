@@ -175,19 +175,6 @@ def test_a_run_resumes_bit_equal_inside_a_batch(tmp_path):
     assert [sample.episode.stop for sample in samples if sample.why == "aborted"] == [StopReason.ABORTED]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"share": 0}, "share: expected a number above 0, at most 1, got 0"),
-        ({"share": 1.1}, "share: .*got 1.1"),
-        ({"most": 0}, "most: expected an integer >= 1, got 0"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, settings, message):
-    with pytest.raises(ValueError, match=f"method_kwargs, 'variance-filter': {message}"):
-        make_config(tmp_path, policy_method="variance-filter", method_kwargs={"variance-filter": settings})
-
-
 def test_rewards_of_others_are_refused(tmp_path):
     with pytest.raises(ValueError, match="reward_funcs: expected none with a method that selects groups"):
         make_trainer(tmp_path, policy_method="variance-filter", reward_funcs=lambda completions, **kw: torch.zeros(8))

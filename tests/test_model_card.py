@@ -14,8 +14,7 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import EvalReport, get_protocol
 from epo_trl.evaluation.report import TypeCount
 from epo_trl.models import adapters
-from epo_trl.trainers.citations import citation
-from epo_trl.trainers.model_card import CARD, REPORTS, write_card
+from epo_trl.trainers.model_card import CARD, REPORTS, citation, write_card
 
 
 def evaluation(folder, step, wins):

@@ -89,9 +89,10 @@ def test_on_a_disk_without_locks_the_process_is_looked_for(tmp_path, other, monk
     with pytest.raises(RunningError, match=f"process {other} on"), run_lock(args_of(tmp_path)):
         pass
     record = json.loads((tmp_path / LOCK).read_text())
-    (tmp_path / LOCK).write_text(json.dumps({**record, "pid": 2**22 + 1}))  # beyond the largest there can be
-    with run_lock(args_of(tmp_path)):
-        pass
+    for pid in (2**22 + 1, 10**30, "x", None):  # the first is beyond the largest there can be
+        (tmp_path / LOCK).write_text(json.dumps({**record, "pid": pid}))
+        with run_lock(args_of(tmp_path)):
+            pass
 
 
 def test_an_error_in_training_gives_the_folder_back(tmp_path):
@@ -107,7 +108,7 @@ def test_an_error_in_training_gives_the_folder_back(tmp_path):
     assert not (tmp_path / LOCK).exists()
 
 
-@pytest.mark.parametrize("record", [{"pid": 1, "since": "then"}, {"host": 5, "pid": 1}, {}, [], "[" * 100_000])
+@pytest.mark.parametrize("record", [{"pid": 1, "since": "then"}, {"host": "elsewhere"}, {}, [], "[" * 100_000])
 def test_a_record_that_does_not_say_who_holds_it_is_nobody_s(tmp_path, record):
     text = record if isinstance(record, str) else json.dumps(record)
     (tmp_path / LOCK).write_text(text)
@@ -115,32 +116,10 @@ def test_a_record_that_does_not_say_who_holds_it_is_nobody_s(tmp_path, record):
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
 
 
-@pytest.mark.parametrize(
-    ("record", "says"),
-    [({"pid": 7}, "by another process. Wait"), ({"host": socket.gethostname()}, "by process of unknown number on")],
-)
-def test_a_lock_that_is_held_is_refused_even_if_its_record_is_damaged(tmp_path, other, record, says):
-    (tmp_path / LOCK).write_text(json.dumps(record))
-    with pytest.raises(RunningError, match=says), run_lock(args_of(tmp_path)):
+def test_a_lock_that_is_held_is_refused_even_if_its_record_is_damaged(tmp_path, other):
+    (tmp_path / LOCK).write_text('{"pid": 7}')
+    with pytest.raises(RunningError, match="by another process. Wait"), run_lock(args_of(tmp_path)):
         pass
-
-
-def test_a_record_of_another_machine_without_its_process_is_refused(tmp_path):
-    (tmp_path / LOCK).write_text(json.dumps({"host": "elsewhere"}))
-    with pytest.raises(RunningError, match=f"on elsewhere since an unknown time.*delete {tmp_path / LOCK}"):
-        with run_lock(args_of(tmp_path)):
-            pass
-
-
-def test_a_file_system_without_locks_and_a_damaged_record_is_free(tmp_path, monkeypatch):
-    def flock(*_):
-        raise OSError(errno.ENOLCK, "no locks")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    for pid in ("x", None, 10**30):
-        (tmp_path / LOCK).write_text(json.dumps({"host": socket.gethostname(), "pid": pid}))
-        with run_lock(args_of(tmp_path)):
-            pass
 
 
 def one_line(tmp_path, capsys):

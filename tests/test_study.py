@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -185,14 +186,28 @@ def test_two_studies_in_one_folder_are_refused(study, capsys):
     assert study() == 0
 
 
+def is_in(link, folder):
+    try:
+        return link.readlink() == folder
+    except OSError:  # the process has ended
+        return False
+
+
 def listen():
     """Tests that run in the background inherit that SIGINT is ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.mark.parametrize(("jobs", "order"), [(1, ["starts", "finished"] * 2), (2, ["starts"] * 2 + ["finished"] * 2)])
+def test_runs_are_parallel_but_no_more_than_asked(study, jobs, order, capsys):
+    arms = {name: {"seconds": 0.3, "success": [0.5] * 3} for name in "ab"}
+    assert study("--jobs", str(jobs), seeds=[1], warm_start=None, arms=arms) == 0
+    assert re.findall("starts|finished", capsys.readouterr().err) == order
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_after_a_kill_the_same_command_ends_with_the_same_report(study, how, tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_after_an_interrupt_no_run_is_left_and_the_same_command_ends_with_the_same_report(study, how, tmp_path):
     assert study("--runs-dir", "straight/runs", "--results-dir", "straight/results") == 0
     command = [sys.executable, "-m", "epo_trl.cli", "study", "mine.yaml", "--jobs", "1"]
     kills = 0
@@ -206,7 +221,10 @@ def test_after_a_kill_the_same_command_ends_with_the_same_report(study, how, tmp
         if process.poll() is None and kills < 3:
             process.send_signal(how)
             kills += 1
-        if process.wait() == 0:
+        ended = process.wait() == 0
+        here = [link.parent.name for link in Path("/proc").glob("[0-9]*/cwd") if is_in(link, tmp_path)]
+        assert here == [str(os.getpid())]
+        if ended:
             break
     assert kills == 3 and process.returncode == 0
     for name in ("report.md", "curves.png"):

@@ -18,6 +18,9 @@ from epo_trl.models.names import check_model_name
 WRONG = [
     (["train", "--config", "alfworld/tiny"], "--config: expected a YAML file.*got 'alfworld/tiny'"),
     (["train", "--config", "broken.yaml"], "--config: expected a readable YAML file, got broken.yaml"),
+    (["train", "--config", "list.yaml"], "--config: expected a YAML file with 'name: value' pairs, got list.yaml"),
+    (["train", "--environment"], "argument --environment: expected one argument"),
+    (["train", "--environment", "trap", "--algorithm"], "argument --algorithm: expected one argument"),
     (["train", "--config", "trap/tiny_cpu", "--max_step", "3"], "--max_step: unknown option.*mean --max_steps"),
     (["train", "--config", "typo.yaml"], "epo_lamda: unknown in typo.yaml; did you mean epo_lambda"),
     (["train", "--config", "trap/tiny_cpu", "--environment", "trip"], "environment: expected 'alfworld'.*got 'trip'"),
@@ -37,6 +40,7 @@ WRONG = [
 @pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
 def test_wrong_input_is_one_line(words, message, tmp_path, monkeypatch, capsys):
     (tmp_path / "broken.yaml").write_text("a: [\n")
+    (tmp_path / "list.yaml").write_text("- a\n- b\n")
     (tmp_path / "typo.yaml").write_text("environment: trap\nepo_lamda: 0.1\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

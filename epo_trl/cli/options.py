@@ -19,8 +19,14 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from epo_trl.bounds import Range, read_bounds
 from epo_trl.cli.base import RecipeError, refuse_unknown
-from epo_trl.cli.builtin_configs import config_name
-from epo_trl.cli.command_line import HELP_ALL, CommandLine, ConfigIsValid, EnvironmentArguments, read_command_line
+from epo_trl.cli.command_line import (
+    HELP_ALL,
+    CommandLine,
+    ConfigIsValid,
+    EnvironmentArguments,
+    config_name,
+    read_command_line,
+)
 from epo_trl.envs.registry import build_suite, check_fields, environment_arguments
 from epo_trl.trainers.config import settle_defaults
 

@@ -17,8 +17,16 @@ from pathlib import Path
 
 from epo_trl.cli import MAINS
 from epo_trl.cli.base import TRACEBACK, RecipeError, say
-from epo_trl.cli.builtin_configs import find_warm_start, list_configs, warm_start_command
-from epo_trl.cli.command_line import HELP, CommandLine, ConfigIsValid, FirstParser, read_command_line
+from epo_trl.cli.command_line import (
+    HELP,
+    CommandLine,
+    ConfigIsValid,
+    FirstParser,
+    find_warm_start,
+    list_configs,
+    read_command_line,
+    warm_start_command,
+)
 from epo_trl.cli.interrupt import CtrlC
 from epo_trl.envs.registry import ENVIRONMENTS
 from epo_trl.errors import EpoTrlError

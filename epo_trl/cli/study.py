@@ -3,23 +3,61 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from epo_trl.cli.base import at_least, fail, make_parser
+from epo_trl.cli.base import at_least, fail, make_parser, say
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the study, writes the report, and returns the exit code."""
+    """Runs the study, writes the report, and returns the exit code: 0, or 1 if a run has failed."""
     args = _parser().parse_args(argv)
     try:
-        from epo_trl.study.command import study
+        import epo_trl.study.study_report  # noqa: F401 - all that needs scipy and pandas
     except ImportError as error:
         return fail(f"{error}; pip install 'epo-trl[study]'")
-    options = {name: value for name, value in vars(args).items() if name != "config"}
     try:
-        return study(args.config, **options)
+        return _study(args)
     except KeyboardInterrupt:
         return fail("interrupted; repeat the command to resume from the last checkpoints")
+
+
+def _study(args: Any) -> int:
+    from epo_trl.long_runs.folder_lock import make_folder
+    from epo_trl.study.config import load_study
+    from epo_trl.study.run_plan import plan
+    from epo_trl.study.runner import Places, Runner, known_record
+    from epo_trl.study.study_report import write_report
+
+    complete = load_study(args.config)
+    chosen = complete.chosen(args.arms, args.seeds)
+    places = Places(
+        Path(args.runs_dir or f"runs/{complete.name}"), Path(args.results_dir or f"results/{complete.name}")
+    )
+    make_folder(places.results, "--results-dir")  # fail before the first run if results cannot be written
+    shown = complete.joined(chosen)
+    runs = plan(shown, places.runs)
+    for run in runs:
+        known_record(run, places)  # fail before the first run if the report would reject a record
+    jobs = args.jobs or max(1, _cores() // args.threads)
+    failed = {} if args.report_only else Runner(places, jobs, args.threads).run_missing(chosen)
+    for name, why in failed.items():
+        sys.stderr.write(f"failed: {name}: {why}\n")
+    records = [record for run in runs if (record := known_record(run, places)) is not None]
+    for file in write_report(shown, records, places.results):
+        say(f"wrote {file}")
+    others = {path.stem for path in (places.results / "runs").glob("*.json")} - {run.name for run in runs}
+    if others:
+        say(f"not in the report, since neither {args.config} nor --seeds names them: {', '.join(sorted(others))}")
+    return 1 if failed else 0
+
+
+def _cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _parser() -> argparse.ArgumentParser:

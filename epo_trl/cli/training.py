@@ -8,8 +8,7 @@ from pathlib import Path
 from trl import ModelConfig
 
 from epo_trl.cli.base import RecipeError
-from epo_trl.cli.builtin_configs import find_warm_start, warm_start_command
-from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, read_config
+from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, find_warm_start, read_config, warm_start_command
 from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.long_runs.preemption import EXIT_CODE

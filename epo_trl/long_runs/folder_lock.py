@@ -9,7 +9,6 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,19 +23,13 @@ class RunningError(EpoTrlError, RuntimeError):
     """Another process uses the folder."""
 
 
-@dataclass
-class _Held:
-    file: TextIO
-    times: int = 1
-
-
-# The locks that this process holds. The keys hold the process id, so a forked child holds none of them.
-_held: dict[tuple[int, Path], _Held] = {}
+# Contents of the lock files that this process holds. The keys hold the process id, so a forked child holds none.
+_held: dict[tuple[int, Path], str] = {}
 
 
 @contextmanager
-def folder_lock(folder: Path, field: str) -> Iterator[None]:
-    """Locks the folder against other processes for the duration of the block.
+def folder_lock(folder: Path, field: str) -> Iterator[str]:
+    """Locks the folder for the duration of the block; yields the content of the lock file. Reentrant in a process.
 
     Args:
         folder: Folder to lock; created if it is missing.
@@ -45,11 +38,29 @@ def folder_lock(folder: Path, field: str) -> Iterator[None]:
     Raises:
         RunningError: If another process holds it.
     """
-    acquire(folder, field)
-    try:
-        yield
-    finally:
-        release(folder)
+    folder = folder.resolve()
+    key = (os.getpid(), folder)
+    if key in _held:
+        yield _held[key]
+        return
+    make_folder(folder, field)
+    with _locked_file(folder / LOCK, field) as file:
+        me, other = socket.gethostname(), _record(file)
+        if other.get("host", me) != me:
+            raise RunningError(
+                f"{_in_use(folder, other, field)}, which cannot be checked from {me}. If it has ended (it was killed, "
+                f"its machine is gone), delete {folder / LOCK} and start again"
+            )
+        since = datetime.now().astimezone().isoformat(timespec="seconds")
+        _held[key] = json.dumps({"host": me, "pid": os.getpid(), "since": since})
+        file.truncate(0)
+        file.write(_held[key])
+        file.flush()
+        try:
+            yield _held[key]
+        finally:
+            del _held[key]
+            (folder / LOCK).unlink(missing_ok=True)
 
 
 def make_folder(folder: Path, field: str) -> None:
@@ -64,39 +75,6 @@ def make_folder(folder: Path, field: str) -> None:
         raise FileError(
             f"{field}: expected a folder that can be created, got {folder} ({error.strerror}); use another folder"
         ) from error
-
-
-def acquire(folder: Path, field: str) -> None:
-    """Acquires the lock; reentrant within a process. See `folder_lock`."""
-    folder = folder.resolve()
-    key = (os.getpid(), folder)
-    if key in _held:
-        _held[key].times += 1
-        return
-    make_folder(folder, field)
-    file = _locked_file(folder / LOCK, field)
-    me, other = socket.gethostname(), _record(file)
-    if other.get("host", me) != me:
-        file.close()
-        raise RunningError(
-            f"{_in_use(folder, other, field)}, which cannot be checked from {me}. If it has ended (it was killed, its "
-            f"machine is gone), delete {folder / LOCK} and start again"
-        )
-    file.truncate(0)
-    since = datetime.now().astimezone().isoformat(timespec="seconds")
-    json.dump({"host": me, "pid": os.getpid(), "since": since}, file)
-    file.flush()
-    _held[key] = _Held(file)
-
-
-def release(folder: Path) -> None:
-    """Releases the lock that `acquire` took."""
-    folder = folder.resolve()
-    key = (os.getpid(), folder)
-    _held[key].times -= 1
-    if not _held[key].times:
-        (folder / LOCK).unlink(missing_ok=True)
-        _held.pop(key).file.close()
 
 
 def _locked_file(path: Path, field: str) -> TextIO:
@@ -132,22 +110,23 @@ def _opened(path: Path, field: str) -> TextIO:
 
 
 def _record(file: TextIO) -> dict[str, Any]:
-    """Returns the record of the current or last holder; `{}` if it is incomplete or unknown."""
+    """Returns the record of the current or last holder; `{}` if it is incomplete."""
     file.seek(0)
     try:
         record = json.load(file)
     except (ValueError, RecursionError):
         return {}
-    is_whole = isinstance(record, dict) and isinstance(record.get("host"), str)
-    return {"pid": "of unknown number", "since": "an unknown time"} | record if is_whole else {}
+    kinds = {"host": str, "pid": int, "since": str}
+    is_whole = isinstance(record, dict) and all(isinstance(record.get(name), kind) for name, kind in kinds.items())
+    return record if is_whole else {}
 
 
 def _is_alive(record: dict[str, Any]) -> bool:
     if record.get("host") != socket.gethostname():
         return False
     try:
-        os.kill(int(record["pid"]), 0)
-    except (ProcessLookupError, TypeError, ValueError, OverflowError):
+        os.kill(record["pid"], 0)
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass  # it belongs to another user

@@ -16,7 +16,6 @@ from typing import Any
 
 from accelerate.utils import is_peft_model
 from transformers import Trainer
-from transformers.trainer import TRAINER_STATE_NAME
 
 from epo_trl.errors import InputError
 from epo_trl.long_runs.argument_check import check_deepspeed_runs
@@ -31,9 +30,6 @@ from epo_trl.long_runs.state_file import read_state, write_state
 STATE_FILE = "epo_state.json"  # in every checkpoint
 SAVING = "_saving"  # in `output_dir`, while the final model is being written
 FINISHED = "_finished.json"  # in `output_dir`, written last
-# Fields of transformers' state in a checkpoint.
-_READ_BY_TRANSFORMERS = ("global_step", "max_steps", "train_batch_size", "log_history")
-_END: dict[str, type] = {"step": int, "settings": dict, "files": list}  # fields of `FINISHED` and their types
 
 
 @dataclass
@@ -73,6 +69,7 @@ class LongRun(Trainer):
         self._settings: dict[str, Any] = {}  # settings of the run, see `resume_check`
         self._saved_files: list[str] = []  # files of the final model, on the main process
         self._verified: str | None = None  # the checkpoint whose contents were verified
+        self._end_file = os.path.join(self.args.output_dir, FINISHED)
         self._end_step: int | None = None
         self._nothing_left = False
         self._sigterm = StopOnSigterm(self.accelerator)
@@ -145,25 +142,20 @@ class LongRun(Trainer):
             self.train(resume_from_checkpoint=checkpoint)
             if not self.preempted:
                 self.save_model(self.args.output_dir)
-                on_main_process(self.args, self._write_end)
+                end = {"step": self.state.global_step, "settings": self._settings, "files": self._saved_files}
+                on_main_process(self.args, lambda: write_state(self._end_file, end))
 
     def newest_checkpoint(self) -> str | None:
         """Returns the newest complete checkpoint in `output_dir`, or `None`. Collective."""
         self._verified = on_main_process(self.args, lambda: last_checkpoint(self.args.output_dir))
         return self._verified
 
-    @property
-    def _end_file(self) -> str:
-        return os.path.join(self.args.output_dir, FINISHED)
-
     def _read_end(self) -> dict[str, Any] | None:
         """Returns the step and settings of the finished run in `output_dir`, if its model still exists."""
         if not os.path.exists(self._end_file):
             return None
         try:
-            end = read_state(self._end_file, *_END)
-            if not all(isinstance(end[name], kind) for name, kind in _END.items()):
-                raise InputError(f"{self._end_file} is damaged")
+            end = read_state(self._end_file, "step", "settings", "files")
         except ValueError as error:
             raise InputError(
                 f"output_dir: {error}; delete that file to resume from the newest checkpoint and save the final model "
@@ -171,10 +163,6 @@ class LongRun(Trainer):
             ) from error
         is_complete = all(os.path.exists(os.path.join(self.args.output_dir, str(name))) for name in end["files"])
         return end if is_complete else None
-
-    def _write_end(self) -> None:
-        end = {"step": self.state.global_step, "settings": self._settings, "files": self._saved_files}
-        write_state(self._end_file, end)
 
     def _load_finished(self, step: int) -> None:
         newest = self.newest_checkpoint()
@@ -245,7 +233,6 @@ class LongRun(Trainer):
                 raise InputError(f"resume_from_checkpoint: got {checkpoint}, where {wrong}; use an earlier checkpoint")
         try:
             saved = read_state(os.path.join(checkpoint, STATE_FILE), "settings")["settings"]
-            read_state(os.path.join(checkpoint, TRAINER_STATE_NAME), *_READ_BY_TRANSFORMERS)
         except ValueError as error:
             raise InputError(f"resume_from_checkpoint: {error}; use an earlier checkpoint") from error
         lines = differences(saved, self._settings)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from accelerate.utils import gather_object
 from transformers import TrainingArguments
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.folder_lock import LOCK, RunningError, acquire, release
+from epo_trl.long_runs.folder_lock import LOCK, RunningError, folder_lock
 from epo_trl.long_runs.main_process import on_main_process
 
 __all__ = ["LOCK", "RunningError", "run_lock"]
@@ -33,19 +33,11 @@ def run_lock(args: TrainingArguments) -> Iterator[None]:
             own. Raised on every rank.
     """
     folder = Path(args.output_dir)
-    lock = on_main_process(args, lambda: _acquired(folder))
-    try:
+    with ExitStack() as held:
+        lock = on_main_process(args, lambda: held.enter_context(folder_lock(folder, "output_dir")))
         if args.world_size > 1 and not args.save_on_each_node:
             _check_shared(folder, lock)
         yield
-    finally:
-        if args.process_index == 0:
-            release(folder)
-
-
-def _acquired(folder: Path) -> str:
-    acquire(folder, "output_dir")
-    return (folder / LOCK).read_text(encoding="utf-8")
 
 
 def _check_shared(folder: Path, lock: str) -> None:

@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
-from trl import ModelConfig, get_peft_config
+from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.trainer.utils import create_model_from_path
 
 from epo_trl.envs.base import TaskSuite
@@ -19,7 +20,6 @@ from epo_trl.errors import InputError
 from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
 from epo_trl.models.names import check_model_name
-from epo_trl.models.quantized import build_quantization
 from epo_trl.models.tiny import DEFAULT_SIZE, build_model, build_tokenizer, tiny_size
 
 
@@ -135,6 +135,27 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
     tokenizer = _load_own_tokenizer(name, adapter, model_args, trust_remote_code)
     save_whole(adapter.merged(dtype=dtype, trust_remote_code=trust_remote_code), tokenizer, folder, name)
     return folder
+
+
+def build_quantization(model_args: ModelConfig) -> Any:
+    """Builds the quantization of the base model under an adapter (QLoRA, arXiv 2305.14314), or returns `None`.
+
+    Args:
+        model_args: Model settings: `load_in_4bit` or `load_in_8bit`, and `dtype` for computation.
+
+    Raises:
+        ValueError: If bitsandbytes is not installed, or `dtype` is not a floating-point type.
+    """
+    asked = "load_in_4bit" if model_args.load_in_4bit else "load_in_8bit" if model_args.load_in_8bit else ""
+    if not asked:
+        return None
+    if find_spec("bitsandbytes") is None:
+        raise InputError(
+            f"{asked}: got True, but bitsandbytes is not installed; pip install 'epo-trl[qlora]', or omit {asked}"
+        )
+    if not isinstance(getattr(torch, str(model_args.dtype), None), torch.dtype):
+        raise InputError(f"dtype: expected 'bfloat16', 'float16' or 'float32', got {model_args.dtype!r} with {asked}")
+    return get_quantization_config(model_args)
 
 
 def _find(model_args: ModelConfig) -> tuple[str, Adapter | None]:

@@ -1,10 +1,10 @@
 """The equations of the objective as pure functions on tensors, one equation each."""
 
 from epo_trl.objectives.aggregation import turn_mean_weights, turn_means
+from epo_trl.objectives.gae import value_loss
 from epo_trl.objectives.history import EntropyHistory
 from epo_trl.objectives.schedules import check_schedule, scheduled_weight
 from epo_trl.objectives.smoothing import band_shares, beta_schedule, falling_beta, smoothing_penalty
-from epo_trl.objectives.value import value_loss
 
 __all__ = [
     "EntropyHistory",

@@ -14,8 +14,9 @@ import yaml
 from epo_trl.bounds import Count, Share, check_bounds
 from epo_trl.errors import InputError
 from epo_trl.evaluation.outcomes import LAST_STEPS, SOLVED, TRAPPED, WINDOW
-from epo_trl.study.builtin_configs import find, find_study, names
 
+# Contains the folders `studies` and `recipes`: links to the repository's root, or copies in a wheel.
+PACKAGE = Path(__file__).parents[1]
 # Fields that the study sets for each run.
 OWN_FIELDS = ("seed", "output_dir", "resume_from_checkpoint", "overwrite_output_dir")
 _ARM_KEYS = ("recipe", "config", "seeds")
@@ -158,9 +159,11 @@ def load_study(path: str | Path) -> Study:
     Raises:
         InputError: If a key is missing, unknown or of the wrong type. The message names it.
     """
-    path = find_study(path)
+    shipped = {file.stem: file for file in sorted((PACKAGE / "studies").glob("*.yaml"))}
+    path = _find(Path(path))
+    path = path if path.is_file() else shipped.get(str(path), path)
     if not path.is_file():
-        raise InputError(f"CONFIG: expected a YAML file or one of {', '.join(names())}, got {str(path)!r}")
+        raise InputError(f"CONFIG: expected a YAML file or one of {', '.join(shipped)}, got {str(path)!r}")
     given = read_yaml(path)
     for key in ("train", "seeds", "arms"):
         if key not in given:
@@ -179,6 +182,20 @@ def load_study(path: str | Path) -> Study:
     if given["baseline"] not in arm_names:
         raise InputError(f"baseline: expected one of the arms {_listed(arm_names)}, got {given['baseline']!r}")
     return Study(path=path, warm_start=warm_start, arms=arms, **given)
+
+
+def _find(path: Path) -> Path:
+    """Finds a file in the current folder, or else in the package; returns `path` itself if it is in neither.
+
+    So `recipes/sft.py` in a study has the same meaning with and without a clone.
+    """
+    shipped = PACKAGE / path
+    return shipped if not path.is_file() and path.parent.parts and shipped.is_file() else path
+
+
+def shown(path: Path) -> str:
+    """Formats a path for messages: that of a built-in file is relative to the package."""
+    return (path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path).as_posix()
 
 
 def _arms(given: Any, train: Part, seeds: tuple[int, ...]) -> tuple[Arm, ...]:
@@ -207,7 +224,7 @@ def _part(where: str, given: Any, base: Part | None) -> Part:
             raise InputError(f"{where}: {key} is missing")
         if not isinstance(name := given.get(key, ""), str):
             raise InputError(f"{where}: {key}: expected a string, got {name!r}")
-        paths[key] = find(Path(name)) if key in given else getattr(base, key)
+        paths[key] = _find(Path(name)) if key in given else getattr(base, key)
         if not paths[key].is_file():
             raise InputError(f"{where}: {key}: expected a file, got {paths[key]}; paths start in the current folder")
     inherited = base.changes if base is not None and "config" not in given else {}

@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from epo_trl.errors import InputError
 from epo_trl.plots import average_seeds, running_mean
 from epo_trl.study.config import Study
-from epo_trl.study.outcomes import INVALID, SUCCESS, TOKENS
+from epo_trl.study.outcomes import SUCCESS
 from epo_trl.study.record import Record
 
 COLUMNS = 5
 OWN, BEHIND = "C0", "0.6"
 
 
-class Measure(NamedTuple):
-    """The quantity of one panel: the first of the metrics that a run has logged, and whether it is a share."""
-
-    names: tuple[str, ...]
-    label: str
-    share: bool = False
-
-
-MEASURES = {
-    "success": Measure((SUCCESS,), "training success, %", share=True),
-    "invalid": Measure((INVALID,), "invalid turns, %", share=True),
-    "entropy": Measure(("entropy/all_tokens", "entropy"), "entropy, nats"),
-    "choices": Measure((TOKENS["choices"],), "entropy at choices, nats"),
-    "forced": Measure((TOKENS["forced"],), "entropy at forced\ntokens, nats"),
+# Panels: the metrics of which the first that a run has logged is drawn, and the label. Shares are drawn in percent.
+PANELS = {
+    "success": ((SUCCESS,), "training success, %"),
+    "entropy": (("entropy/all_tokens", "entropy"), "entropy, nats"),
+    "evaluations": ((), "test success, %"),
 }
-EVALUATIONS = "evaluations"
 
 
-def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[str] | None = None) -> None:
-    """Plots the curves of each arm: one column per arm, one row per panel.
+def draw(study: Study, records: Sequence[Record], out: Path) -> None:
+    """Plots each arm in a column: success and entropy in training, and success on the test lists if evaluated.
 
     Thin lines are seeds, the thick line is their mean; both are running means over the study's `smooth` RL steps. The
     grey line is the mean of the baseline over the seeds that both arms have.
@@ -48,26 +37,17 @@ def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[st
         study: Study to plot.
         records: Records of the finished runs.
         out: Path of the PNG file.
-        panels: Names from `MEASURES`, or `"evaluations"`; by default success and entropy in training, and success on
-            the test lists if they were evaluated.
-
-    Raises:
-        ValueError: If a panel is unknown.
     """
-    for panel in panels or ():
-        if panel not in (*MEASURES, EVALUATIONS):
-            raise InputError(f"panels: expected names from {', '.join((*MEASURES, EVALUATIONS))}, got {panel!r}")
     by_arm = {arm.name: [one for one in records if one.arm == arm.name] for arm in study.arms}
     arms = [name for name, each in by_arm.items() if any(record.curves for record in each)]
     splits = list(dict.fromkeys(one.split for record in records for one in record.evaluations))[:2]
-    panels = ["success", "entropy", *([EVALUATIONS] if splits else [])] if panels is None else panels
+    panels = list(PANELS)[: 3 if splits else 2]
     columns = min(COLUMNS, len(arms))
     bands = -(-len(arms) // columns)
     figure = Figure(figsize=(2.9 * columns + 0.6, 1.9 * len(panels) * bands + 0.5), layout="constrained")
     axes = figure.subplots(bands * len(panels), columns, squeeze=False, sharex=False, sharey=False)
     # The maximum of all runs, so that arms can be compared.
-    tops = {panel: pd.Series([record.curve(*MEASURES[panel].names).max() for record in records]).max() or 1.0
-            for panel in panels if panel != EVALUATIONS}  # fmt: skip
+    top = pd.Series([record.curve(*PANELS["entropy"][0]).max() for record in records]).max() or 1.0
     for index, name in enumerate(arms):
         seeds = {record.seed for record in by_arm[name]}
         paired = [record for record in by_arm[study.baseline] if record.seed in seeds and record.arm != name]
@@ -75,9 +55,14 @@ def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[st
             axis = axes[index // columns * len(panels) + row, index % columns]
             if row == 0:
                 axis.set_title(name if len(name) < 40 else f"{name[:38]}…", fontsize=9, parse_math=False)
-            _draw(axis, panel, paired, study.smooth, splits, BEHIND, seeds=False)
-            _draw(axis, panel, by_arm[name], study.smooth, splits, OWN, seeds=True)
-            _dress(axis, panel, tops, splits, first=index % columns == 0)
+            _draw(axis, panel, paired, study.smooth, splits, BEHIND)
+            _draw(axis, panel, by_arm[name], study.smooth, splits, OWN)
+            axis.grid(alpha=0.25)
+            axis.tick_params(labelsize=7)
+            axis.set_ylim(*((-0.03 * top, 1.05 * top) if panel == "entropy" else (-3, 103)))
+            if index % columns == 0:
+                lists = f"\n{' -- '.join(splits)}" if panel == "evaluations" else ""
+                axis.set_ylabel(PANELS[panel][1] + lists, fontsize=7, parse_math=False)
     for axis in axes.flatten():
         if not axis.has_data():
             axis.axis("off")
@@ -89,32 +74,18 @@ def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[st
     partial.replace(out)
 
 
-def _dress(axis: Any, panel: str, tops: Mapping[str, float], splits: Sequence[str], *, first: bool) -> None:
-    axis.grid(alpha=0.25)
-    axis.tick_params(labelsize=7)
-    if panel == EVALUATIONS or MEASURES[panel].share:
-        axis.set_ylim(-3, 103)
-    else:
-        axis.set_ylim(-0.03 * tops[panel], 1.05 * tops[panel])
-    if first:
-        label = f"test success, %\n{' -- '.join(splits)}" if panel == EVALUATIONS else MEASURES[panel].label
-        axis.set_ylabel(label, fontsize=7, parse_math=False)
-
-
-def _draw(axis: Any, panel: str, records: Sequence[Record], smooth: int, splits: Sequence[str], color: str,
-          *, seeds: bool) -> None:  # fmt: skip
-    if panel == EVALUATIONS:
+def _draw(axis: Any, panel: str, records: Sequence[Record], smooth: int, splits: Sequence[str], color: str) -> None:
+    if panel == "evaluations":
         for split, style in zip(splits, ("-", "--"), strict=False):
-            _lines(axis, [_evaluations(record, split) for record in records], color, style, seeds=seeds)
+            _lines(axis, [_evaluations(record, split) for record in records], color, style)
         return
-    measure = MEASURES[panel]
-    curves = [record.curve(*measure.names) for record in records]
+    curves = [record.curve(*PANELS[panel][0]) for record in records]
     window = _points(curves, smooth)
-    scale = 100.0 if measure.share else 1.0
+    scale = 100.0 if panel == "success" else 1.0
     smooth_curves = [
         pd.Series(scale * running_mean(curve.to_numpy(), window), curve.index[window - 1 :]) for curve in curves
     ]
-    _lines(axis, smooth_curves, color, "-", seeds=seeds)
+    _lines(axis, smooth_curves, color, "-")
 
 
 def _points(curves: Sequence[pd.Series], smooth: int) -> int:
@@ -130,11 +101,11 @@ def _points(curves: Sequence[pd.Series], smooth: int) -> int:
     return window if shortest > 2 * window else 1
 
 
-def _lines(axis: Any, curves: Sequence[pd.Series], color: str, style: str, *, seeds: bool) -> None:
+def _lines(axis: Any, curves: Sequence[pd.Series], color: str, style: str) -> None:
     drawn = [(curve.index.to_numpy(), curve.to_numpy()) for curve in curves if len(curve)]
     if not drawn:
         return
-    for steps, values in drawn if seeds and len(drawn) > 1 else ():
+    for steps, values in drawn if color == OWN and len(drawn) > 1 else ():
         axis.plot(steps, values, color=color, linestyle=style, linewidth=0.6, alpha=0.5)
     steps, mean, _, _ = average_seeds(drawn)
     marker = "o" if len(steps) == 1 else None

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.errors import InputError
-from epo_trl.study.builtin_configs import shown
-from epo_trl.study.config import Part, Study
+from epo_trl.study.config import Part, Study, shown
 
 WARM_START = "warm-start"
 

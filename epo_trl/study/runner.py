@@ -1,16 +1,20 @@
-"""Runs the missing runs of a study."""
+"""Runs the missing runs of a study: recipes as programs, several at a time."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 import yaml
 
@@ -18,7 +22,6 @@ from epo_trl.errors import InputError
 from epo_trl.long_runs.folder_lock import folder_lock
 from epo_trl.long_runs.state_file import read_state, write_atomically, write_state
 from epo_trl.study.config import Study
-from epo_trl.study.programs import Programs
 from epo_trl.study.record import Record, collect, read_record, write_record
 from epo_trl.study.run_plan import StudyRun, plan
 
@@ -43,60 +46,132 @@ class Places:
         """Returns the path of a run's record."""
         return self.results / "runs" / f"{run.name}.json"
 
-    def recorded(self) -> set[str]:
-        """Returns the names of all runs with a record, including those of other studies."""
-        return {path.stem for path in (self.results / "runs").glob("*.json")}
 
-
-def cores() -> int:
-    """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def run_missing(study: Study, places: Places, jobs: int, threads: int) -> dict[str, str]:
-    """Runs all missing runs, warm starts first. Returns the failures as `{name: reason}`; `{}` if there are none.
-
-    A failed run cancels only the runs that need it. Ctrl-C or SIGTERM lets the runs save a checkpoint.
+@dataclass
+class Runner:
+    """Runs recipes, each in its own process.
 
     Args:
-        study: Study to run.
         places: Output folders.
         jobs: Number of parallel runs.
         threads: Number of threads per run.
-
-    Raises:
-        InputError: If a run was made with other settings, or a recipe rejects a config.
-        RunningError: If the study is running already.
-        KeyboardInterrupt: After the runs have ended, if they were interrupted.
     """
-    runs = plan(study, places.runs)
-    with folder_lock(places.runs, "--runs-dir"):
-        missing = [run for run in runs if known_record(run, places) is None]
-        if not missing:
-            sys.stdout.write(
-                f"nothing to run: {places.results} has all results; use another --results-dir to repeat them\n"
-            )
-            return {}
-        needed = {run.needs.name: run.needs for run in missing if run.needs is not None}
-        warm_starts = [run for run in needed.values() if not _has_ended(run)]
-        check_configs([*warm_starts, *missing], places.runs, threads)
-        programs, failed = Programs(lambda: _say(STOPPING)), dict[str, str]()
-        count, ended = len(warm_starts) + len(missing), 0
-        for batch in (warm_starts, missing):
-            for run in batch:
-                if run.needs is not None and run.needs.name in failed:
-                    failed[run.name] = f"{run.needs.name} has failed"
-            ready = [run for run in batch if run.name not in failed]
-            for run, error in programs.map(lambda run: _run(run, places, programs, threads), ready, jobs):
-                ended += 1
-                _say(f"{run.name}: {'failed' if error else 'finished'} ({ended} of {count})")
-                if error:
-                    failed[run.name] = error
-        return failed
 
+    places: Places
+    jobs: int
+    threads: int
+    _running: set[subprocess.Popen] = field(default_factory=set, init=False)
+    _lock: Any = field(default_factory=Lock, init=False)
+    _stopped: bool = field(default=False, init=False)
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    def run_missing(self, study: Study) -> dict[str, str]:
+        """Runs all missing runs, warm starts first. Returns the failures as `{name: reason}`; `{}` if there are none.
+
+        A failed run cancels only the runs that need it. Ctrl-C or SIGTERM lets the runs save a checkpoint.
+
+        Raises:
+            InputError: If a run was made with other settings, or a recipe rejects a config.
+            RunningError: If the study is running already.
+            KeyboardInterrupt: After the runs have ended, if they were interrupted.
+        """
+        with folder_lock(self.places.runs, "--runs-dir"):
+            missing = [run for run in plan(study, self.places.runs) if known_record(run, self.places) is None]
+            if not missing:
+                sys.stdout.write(
+                    f"nothing to run: {self.places.results} has all results; use another --results-dir to repeat them\n"
+                )
+                return {}
+            needed = {run.needs.name: run.needs for run in missing if run.needs is not None}
+            warm_starts = [run for run in needed.values() if not _has_ended(run)]
+            self._check_configs([*warm_starts, *missing])
+            failed: dict[str, str] = {}
+            count, ended = len(warm_starts) + len(missing), 0
+            for batch in (warm_starts, missing):
+                for run in batch:
+                    if run.needs is not None and run.needs.name in failed:
+                        failed[run.name] = f"{run.needs.name} has failed"
+                for run, error in self._run_all([run for run in batch if run.name not in failed]):
+                    ended += 1
+                    _say(f"{run.name}: {'failed' if error else 'finished'} ({ended} of {count})")
+                    if error:
+                        failed[run.name] = error
+            return failed
+
+    def _run_all(self, runs: Sequence[StudyRun]) -> Iterator[tuple[StudyRun, str]]:
+        """Yields each run with its error, as they end. A second Ctrl-C or SIGTERM kills the programs."""
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        pool = ThreadPoolExecutor(self.jobs)
+        futures = {pool.submit(self._run, run): run for run in runs}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except KeyboardInterrupt:
+            _say(STOPPING)
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(KeyboardInterrupt):
+                pool.shutdown(cancel_futures=True)
+            self._signal(signal.SIGKILL)
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+            signal.signal(signal.SIGTERM, before)
+
+    def _signal(self, number: int) -> None:
+        with self._lock:
+            self._stopped = True
+            for program in self._running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(program.pid, number)
+
+    def _run(self, run: StudyRun) -> str:
+        """Runs a recipe and writes its record. Returns `""`, or the reason of a failure."""
+        config, log, state = run.folder / CONFIG, run.folder / LOG, run.folder / STATE
+        try:
+            begin = time.monotonic() - (read_state(state, "seconds")["seconds"] if state.is_file() else 0.0)
+            write_atomically(config, yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True))
+            _say(f"{run.name}: starts, log in {log}")
+            with self._lock, open(log, "ab") as file:
+                if self._stopped:
+                    return "interrupted"
+                program = subprocess.Popen(
+                    [sys.executable, str(run.recipe), "--config", str(config)], stdin=subprocess.DEVNULL, stdout=file,
+                    stderr=file, env=_environment([run], self.threads), start_new_session=True,
+                )  # fmt: skip
+                self._running.add(program)
+            status = program.wait()
+            self._running.discard(program)
+            seconds = time.monotonic() - begin
+            write_state(state, {"seconds": seconds})
+            if status:
+                return f"exit code {status}{_last_line(log)}, see {log}"
+            if run.arm is not None:
+                write_record(self.places.record_path(run), collect(run, seconds))
+            write_state(state, {"seconds": seconds, "digest": run.digest})
+        except (OSError, ValueError) as error:
+            return str(error)
+        return ""
+
+    def _check_configs(self, runs: Sequence[StudyRun]) -> None:
+        """Lets each recipe validate the configs of its runs, before the first run starts.
+
+        Raises:
+            InputError: If a recipe rejects a config. The message names arm and field.
+        """
+        by_recipe: dict[Path, dict[str | None, StudyRun]] = {}
+        for run in runs:
+            by_recipe.setdefault(run.recipe, {}).setdefault(run.arm, run)  # seeds do not affect the check
+        with ThreadPoolExecutor() as pool:
+            errors = "\n".join(pool.map(self._check, map(list, map(dict.values, by_recipe.values()))))
+        if lines := [line for line in errors.splitlines() if line]:
+            raise InputError("; ".join(lines).replace(f"{self.places.runs / '_check'}{os.sep}", ""))
+
+    def _check(self, runs: Sequence[StudyRun]) -> str:
+        files = [self.places.runs / "_check" / f"{run.name}.yaml" for run in runs]
+        for run, file in zip(runs, files, strict=True):
+            write_atomically(file, yaml.safe_dump(dict(run.settings), allow_unicode=True))
+        command = [sys.executable, str(runs[0].recipe), "--check", *map(str, files)]
+        done = subprocess.run(command, env=_environment(runs, self.threads), capture_output=True, text=True)
+        return done.stderr.strip()[-3000:] if done.returncode else ""
 
 
 def known_record(run: StudyRun, places: Places) -> Record | None:
@@ -127,38 +202,6 @@ def _differences(then: object, now: object, name: str = "") -> str:
     return f"{name.removeprefix('fields.')}: {there} there, {here} now"
 
 
-def check_configs(runs: Sequence[StudyRun], folder: Path, threads: int) -> None:
-    """Lets each recipe validate the configs of its runs, before the first run starts.
-
-    Args:
-        runs: Runs that will be started.
-        folder: Folder of the runs.
-        threads: Number of threads per recipe.
-
-    Raises:
-        InputError: If a recipe rejects a config. The message names arm and field.
-    """
-    by_recipe: dict[Path, dict[str | None, StudyRun]] = {}
-    for run in runs:
-        by_recipe.setdefault(run.recipe, {}).setdefault(run.arm, run)  # seeds do not affect the check
-    with ThreadPoolExecutor() as pool:
-        errors = list(
-            pool.map(lambda each: _check(list(each.values()), folder / "_check", threads), by_recipe.values())
-        )
-    if any(errors):
-        lines = [line for error in errors for line in error.splitlines()]
-        raise InputError("; ".join(lines).replace(f"{folder / '_check'}{os.sep}", ""))
-
-
-def _check(runs: Sequence[StudyRun], folder: Path, threads: int) -> str:
-    files = [folder / f"{run.name}.yaml" for run in runs]
-    for run, file in zip(runs, files, strict=True):
-        write_atomically(file, yaml.safe_dump(dict(run.settings), allow_unicode=True))
-    command = [sys.executable, str(runs[0].recipe), "--check", *map(str, files)]
-    done = subprocess.run(command, env=_environment(runs, threads), capture_output=True, text=True)
-    return done.stderr.strip()[-3000:] if done.returncode else ""
-
-
 def _environment(runs: Sequence[StudyRun], threads: int) -> Mapping[str, str]:
     """Builds the environment of a process: modules beside the original configs can be imported."""
     beside = dict.fromkeys(str(run.config.parent.resolve()) for run in runs)
@@ -166,27 +209,16 @@ def _environment(runs: Sequence[StudyRun], threads: int) -> Mapping[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
 
 
-def _run(run: StudyRun, places: Places, programs: Programs, threads: int) -> str:
-    """Runs a recipe and writes its record. Returns `""`, or the reason of a failure."""
-    config, log, state = run.folder / CONFIG, run.folder / LOG, run.folder / STATE
-    try:
-        begin = time.monotonic() - (read_state(state, "seconds")["seconds"] if state.is_file() else 0.0)
-        write_atomically(config, yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True))
-        _say(f"{run.name}: starts, log in {log}")
-        command = [sys.executable, str(run.recipe), "--config", str(config)]
-        error = programs.run(command, log, _environment([run], threads))
-        seconds = time.monotonic() - begin
-        write_state(state, {"seconds": seconds})
-        if error:
-            return f"{error}, see {log}"
-        if run.arm is not None:
-            write_record(places.record_path(run), collect(run, seconds))
-        write_state(state, {"seconds": seconds, "digest": run.digest})
-    except (OSError, ValueError) as error:
-        return str(error)
-    return ""
-
-
 def _has_ended(run: StudyRun) -> bool:
     state = run.folder / STATE
     return state.is_file() and read_state(state).get("digest") == run.digest
+
+
+def _last_line(log: Path) -> str:
+    """Returns the last line of a log after a colon; `""` if it has none."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return f": {lines[-1][:300]}" if lines else ""
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

@@ -11,8 +11,7 @@ import pandas as pd
 
 from epo_trl.long_runs.state_file import write_atomically
 from epo_trl.study import tables
-from epo_trl.study.builtin_configs import shown
-from epo_trl.study.config import Study
+from epo_trl.study.config import Study, shown
 from epo_trl.study.markdown import code, percent, plain, table
 from epo_trl.study.outcomes import SUCCESS, by_arm, compare_starts, final_success, find_pairs, judge, select_arm
 from epo_trl.study.record import Record

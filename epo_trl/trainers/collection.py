@@ -14,8 +14,7 @@ from epo_trl.long_runs.aborts import first_errors
 from epo_trl.methods import Comm, Group, Methods
 from epo_trl.rollout import RolloutTimes
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.monitoring.group_metrics import group_metrics
-from epo_trl.trainers.monitoring.rollout_metrics import rollout_metrics
+from epo_trl.trainers.monitoring.rollout_metrics import group_metrics, rollout_metrics
 from epo_trl.trainers.monitoring.zero_signal import Streak
 from epo_trl.types import Episode
 

@@ -36,7 +36,7 @@ from epo_trl.methods import Batch, MicroBatch, Need, TokenScores, build_methods
 from epo_trl.models.load import get_attention
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
-from epo_trl.trainers.checks import check_context_fits, check_packing
+from epo_trl.trainers.checks import check_arguments, check_context_fits, check_packing
 from epo_trl.trainers.collection import Collected, Collector, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine
@@ -53,7 +53,6 @@ from epo_trl.trainers.scoring.reference import find_candidates, keeping_referenc
 from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask
 from epo_trl.trainers.scoring.turn_features import extract_features
 from epo_trl.trainers.setup import make_comm, set_up
-from epo_trl.trainers.task_checks import check_arguments
 from epo_trl.types import Episode
 
 

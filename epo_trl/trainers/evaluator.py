@@ -9,11 +9,11 @@ from epo_trl.evaluation import EvalReport
 from epo_trl.long_runs.state_file import write_state
 from epo_trl.methods import Comm
 from epo_trl.rollout import RolloutTimes
+from epo_trl.trainers.checks import check_test_tasks
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.generation import PolicyEngine
 from epo_trl.trainers.model_card import REPORTS
 from epo_trl.trainers.rules import RolloutRules
-from epo_trl.trainers.task_checks import check_test_tasks
 from epo_trl.types import Episode
 
 

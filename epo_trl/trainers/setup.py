@@ -15,10 +15,17 @@ from epo_trl.errors import InputError
 from epo_trl.methods import Comm, Methods
 from epo_trl.models import load_tokenizer
 from epo_trl.models.tiny import tiny_size
-from epo_trl.trainers.checks import check_reference, check_settings, check_tokenizer
+from epo_trl.trainers.checks import (
+    check_arguments,
+    check_reference,
+    check_settings,
+    check_test_tasks,
+    check_tokenizer,
+    check_train_tasks,
+    listed_test_tasks,
+)
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.rules import RolloutRules, build_rules
-from epo_trl.trainers.task_checks import check_arguments, check_test_tasks, check_train_tasks, listed_test_tasks
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,21 +12,23 @@ import random
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from epo_trl.methods import Comm
 from epo_trl.rollout.pieces import token_pieces
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.monitoring.episode_tables import send_tables
 from epo_trl.types import Episode, Turn
 from epo_trl.watch.sample import Sample, TurnTexts, sample_of, write_samples
 from epo_trl.watch.selection import Outcome, choose
 from epo_trl.watch.source import sample_file
 
 RL_STEPS = 50  # number of RL steps per run whose episodes are saved, unless configured otherwise
+TRACKERS = ("wandb", "trackio")  # those with tables
 ROW = "episode_row"  # key in TRL's batch: index of a row's episode, since TRL shuffles the rows
 
 
@@ -117,3 +119,41 @@ class EpisodeSamples:
         state = state or {"rl_step": None, "samples": {}}
         self._rl_step = state["rl_step"]
         self._samples = {int(i): Sample.from_dict(json.loads(sample)) for i, sample in state["samples"].items()}
+
+
+def episode_rows(samples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Returns a table with one row per turn.
+
+    Args:
+        samples: Samples as returned by `Sample.to_dict`.
+    """
+    rows = []
+    for sample in samples:
+        for number, turn in enumerate(sample["turns"], start=1):
+            entropy = turn["entropy"]
+            rows.append(
+                {
+                    "rl_step": sample["rl_step"], "why": sample["why"], "task_id": sample["task_id"],
+                    "task": sample["task"], "task_type": sample["task_type"], "outcome": str(sample["stop"]),
+                    "turn": number, "observation": turn["observation"], "response": turn["response"],
+                    "action": turn["action"], "error": turn["error"], "reward": turn["reward"],
+                    "mean_entropy": sum(entropy) / len(entropy) if entropy else None,
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def send_tables(samples: Sequence[Mapping[str, Any]], report_to: str | Sequence[str] | None) -> None:
+    """Logs the samples as the table `episodes` to the trackers of the run. Call it on the logging process only.
+
+    Args:
+        samples: Samples as returned by `Sample.to_dict`.
+        report_to: Names of trackers, as in the configuration.
+    """
+    for name in TRACKERS:
+        if name not in (report_to or ()):
+            continue
+        tracker = import_module(name)
+        rows = episode_rows(samples)
+        if len(rows) and (name != "wandb" or tracker.run is not None):  # without a run, wandb has not been started
+            tracker.log({"episodes": tracker.Table(dataframe=rows)})
