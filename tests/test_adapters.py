@@ -227,17 +227,6 @@ def test_a_run_does_not_go_on_with_another_adapter_than_it_began_with(adapter, t
         policy(str(other), tmp_path)
 
 
-def test_a_run_of_an_earlier_version_which_noted_the_adapters_name_alone_goes_on(adapter, tmp_path):
-    policy(adapter.path, tmp_path)
-    (tmp_path / "checkpoint-1").mkdir()
-    note = tmp_path / "base" / "made_from.txt"
-    note.write_text(adapter.path)
-    policy(adapter.path, tmp_path)
-    note.write_text("runs/other")
-    with pytest.raises(ValueError, match="was begun with runs/other"):
-        policy(adapter.path, tmp_path)
-
-
 def test_settings_that_an_adapter_does_not_have_are_refused(adapter, tmp_path):
     policy(adapter.path, tmp_path, use_peft=True, lora_r=4)
     with pytest.raises(ValueError, match="lora_r: expected 4, .*, got 64; .*epo-trl merge"):

@@ -13,9 +13,8 @@ from tokenizer_families import FAMILIES
 from trainer_kit import make_config, make_episodes, make_model, make_trainer, settle_by_task, toy_tokenizer
 
 from epo_trl.methods import Comm
-from epo_trl.rollout.pieces import UNFINISHED, token_pieces
 from epo_trl.trainers.monitoring import episode_samples
-from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
+from epo_trl.trainers.monitoring.episode_samples import UNFINISHED, EpisodeSamples, token_pieces
 from epo_trl.watch.sample import MAX_CHARS, Sample, TurnTexts, WatchError, read_samples, sample_of, write_samples
 from epo_trl.watch.selection import Outcome, choose
 from epo_trl.watch.source import find_samples, sample_file
@@ -236,7 +235,7 @@ def tracker(monkeypatch):
 def test_trackers_that_the_run_reports_to_get_a_table_with_a_row_for_each_turn(tmp_path, tracker, monkeypatch):
     wandb, trackio = tracker("wandb", run="a run"), tracker("trackio")
     samples, _ = begun(tmp_path)
-    monkeypatch.setattr(samples._args, "report_to", ["wandb", "trackio", "tensorboard"])
+    monkeypatch.setattr(samples.args, "report_to", ["wandb", "trackio", "tensorboard"])
     samples.end()
     kept = read_samples(sample_file(tmp_path, 1))
     for [logged] in (wandb, trackio):
@@ -250,6 +249,6 @@ def test_a_tracker_that_is_not_asked_for_or_has_no_run_gets_nothing(tmp_path, tr
     wandb, trackio = tracker("wandb"), tracker("trackio")
     for report_to in ([], ["wandb"]):
         samples, _ = begun(tmp_path)
-        monkeypatch.setattr(samples._args, "report_to", report_to)
+        monkeypatch.setattr(samples.args, "report_to", report_to)
         samples.end()
     assert wandb == trackio == []

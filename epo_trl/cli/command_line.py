@@ -67,9 +67,6 @@ class ConfigIsValid(Exception):  # noqa: N818 - not an error: it ends a program 
 class FirstParser(argparse.ArgumentParser):
     """Reads some options and leaves the others. Its errors are `RecipeError`s."""
 
-    def __init__(self) -> None:
-        super().__init__(add_help=False, allow_abbrev=False)
-
     def error(self, message: str) -> NoReturn:
         """Raises an error of argparse."""
         raise RecipeError(message)
@@ -90,7 +87,7 @@ def read_command_line(
         EnvError: If there is no environment.
         RecipeError: If there is no such config or algorithm, or another than that of the recipe.
     """
-    parser = FirstParser()
+    parser = FirstParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", nargs="?", action="append", default=[])
     parser.add_argument("--environment")
     parser.add_argument("--algorithm")

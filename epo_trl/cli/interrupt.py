@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 EXIT_CODE = 128 + signal.SIGINT  # exit code that a shell reports after Ctrl-C
@@ -20,6 +21,7 @@ INTERRUPTED = "interrupted; repeat the command to resume from the last checkpoin
 SECONDS_TO_FORWARD = 1.0
 
 
+@dataclass
 class CtrlC:
     """Handles Ctrl-C while a program runs.
 
@@ -27,9 +29,8 @@ class CtrlC:
         name: Name of the program, for messages.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._stopping_since: float | None = None
+    name: str
+    _stopping_since: float | None = field(default=None, init=False)
 
     @contextmanager
     def handled(self) -> Iterator[None]:

@@ -106,7 +106,8 @@ class RecipeParser(HfArgumentParser):
                 action.default, action.required = line.values[action.dest], False
         self.set_defaults(environment=line.environment)
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options")
-        self.add_argument(HELP_ALL, action=_HelpAll, help="show all options, with those of TRL and transformers")
+        help_all = "show all options, with those of TRL and transformers"
+        self.add_argument(HELP_ALL, action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help=help_all)
 
     def parse(self) -> list[Any]:
         """Returns the settings of the environment and one object per type. Ends the program for `--help`.
@@ -262,9 +263,6 @@ def _heading(home: type) -> str:
 
 class _HelpAll(argparse.Action):
     """Prints the help of all options and ends the program."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         assert isinstance(parser, RecipeParser)

@@ -129,7 +129,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
             return 0
         if not argv[0].startswith("-"):
             argv = [option, *argv]
-    parser = FirstParser()
+    parser = FirstParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--accelerate_config", "--accelerate-config")
     for option in LAUNCH_OPTIONS:
         parser.add_argument(f"--{option}", f"--{option.replace('_', '-')}")

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from epo_trl.long_runs.checkpoint_files import what_model
-from epo_trl.long_runs.main_process import on_main_process
+from epo_trl.long_runs.run_lock import on_main_process
 
 # Configuration fields that affect logging, saving or speed, but not what is learned. Every other field of TRL,
 # transformers or this package must stay the same.

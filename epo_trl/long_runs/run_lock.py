@@ -1,23 +1,45 @@
-"""Locks an output folder for one run at a time, with any number of ranks."""
+"""One run per output folder with any number of ranks: a lock, and work that the main process does for all ranks."""
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainingArguments
 
 from epo_trl.errors import InputError
 from epo_trl.long_runs.folder_lock import LOCK, RunningError, folder_lock
-from epo_trl.long_runs.main_process import on_main_process
 
-__all__ = ["LOCK", "RunningError", "run_lock"]
+__all__ = ["LOCK", "RunningError", "on_main_process", "run_lock"]
 
+T = TypeVar("T")
 SECONDS_UNTIL_SEEN = 60.0  # delay until a network file system shows a new file to other machines
+
+
+def on_main_process(args: TrainingArguments, action: Callable[[], T]) -> T:
+    """Calls `action` on the main process and returns its result, or raises its error, on every rank. Collective.
+
+    Args:
+        args: Training arguments, which hold the ranks.
+        action: Called on the main process only. Its result or error must be small and picklable.
+    """
+    outcome: list[tuple[T | None, Exception | None]] = [(None, None)]
+    if args.process_index == 0:
+        try:
+            outcome = [(action(), None)]
+        except Exception as error:
+            outcome = [(None, error)]
+    if args.world_size > 1:
+        broadcast_object_list(outcome)
+    value, failure = outcome[0]
+    if failure is not None:
+        raise failure
+    return value  # type: ignore[return-value]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ def spread_nonfinite(loss: Tensor) -> Tensor:
     return loss * torch.where(loss.detach().isfinite(), 1.0, float("nan"))
 
 
+@dataclass
 class UpdateGuard:
     """Counts skipped updates.
 
@@ -34,11 +36,11 @@ class UpdateGuard:
         output_dir: The run's folder; the batch of the last skipped update is saved in `nonfinite` there.
     """
 
-    def __init__(self, limit: int, output_dir: str):
-        self.limit, self.output_dir = limit, output_dir
-        self.skipped = 0
-        self.in_a_row = 0
-        self._losses: list[Tensor] = []
+    limit: int
+    output_dir: str
+    skipped: int = field(default=0, init=False)
+    in_a_row: int = field(default=0, init=False)
+    _losses: list[Tensor] = field(default_factory=list, init=False)
 
     def add_loss(self, loss: Tensor) -> None:
         """Stores the loss of a micro-batch for the error message."""

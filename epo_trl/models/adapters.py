@@ -140,7 +140,7 @@ def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str
     with state.main_process_first():
         before = made_from(folder) if any(Path(run_dir).glob("checkpoint-*")) else []
         begun = bool(before)
-        if begun and before[-1] not in (source, what_model(source)):  # an earlier version recorded only the name
+        if begun and before[-1] != what_model(source):
             raise InputError(
                 f"model_name_or_path: got {source}, but {run_dir} was begun with {before[0]}; use another output_dir"
             )

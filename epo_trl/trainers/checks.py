@@ -96,14 +96,6 @@ def check_tokenizer(tokenizer: Any) -> None:
             )
 
 
-def check_settings(args: EPOConfig, context: ContextBuilder) -> None:
-    """Raises `InputError` or warns if settings are incompatible with the chat template or with each other."""
-    warn_loss_scale(args)
-    check_sampling(args)
-    check_half_precision(args)
-    warn_empty_thought(args, context)
-
-
 def check_reference(args: EPOConfig, methods: Methods, model: Any, peft_config: Any) -> None:
     """Raises `InputError` if TRL would load a reference model but the model has no path."""
     readers = methods.readers_of_reference
@@ -295,7 +287,7 @@ def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: A
     known = {name: limit for name, limit in limits.items() if limit is not None}
     if not known:
         return None
-    name = min(known, key=lambda key: known[key])
+    name = min(known, key=known.__getitem__)
     turns = 1 if context.is_windowed else args.max_turns
     needed = args.max_prompt_length + turns * args.max_completion_length
     if needed > known[name]:

@@ -92,6 +92,7 @@ class EPOTrainer(LongRunTrainer):
         most = max(args.per_device_train_batch_size * args.steps_per_generation, args.per_device_eval_batch_size)
         self.player = Player(self.suite, quiet=quiet, most=most)
         self.player.check_first_task(setup.train_dataset[0]["prompt"], args.seed, self.rules)
+        test_lists = {split: Dataset.from_dict({"prompt": ids}) for split, ids in setup.test_tasks.items()}
         with warnings.catch_warnings(), keeping_reference(self, args):
             # This trainer relies on rollout_func; tests/test_trl_contract.py checks its name and behaviour.
             warnings.filterwarnings("ignore", message=".*'rollout_func', which is an experimental feature")
@@ -100,7 +101,7 @@ class EPOTrainer(LongRunTrainer):
                 reward_funcs=reward_funcs if reward_funcs is not None else episode_return,
                 args=args,
                 train_dataset=setup.train_dataset,
-                eval_dataset=setup.test_datasets(),
+                eval_dataset=test_lists or None,
                 processing_class=setup.tokenizer,
                 rollout_func=_collected_episodes,
                 **kwargs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from epo_trl.evaluation import EvalReport
 from epo_trl.long_runs.state_file import write_state
@@ -17,6 +18,7 @@ from epo_trl.trainers.rules import RolloutRules
 from epo_trl.types import Episode
 
 
+@dataclass(frozen=True)
 class Evaluator:
     """Periodic evaluation. Its sampling has a separate seed and leaves the random state of training unchanged.
 
@@ -29,18 +31,12 @@ class Evaluator:
         ranks: Processes over which a list is distributed.
     """
 
-    def __init__(
-        self,
-        engine: PolicyEngine,
-        rules: RolloutRules,
-        tasks: Mapping[str, Sequence[str]],
-        suite_name: str,
-        args: EPOConfig,
-        ranks: Comm,
-    ):
-        self._engine, self._rules, self._args, self._ranks = engine, rules, args, ranks
-        self._suite_name = suite_name
-        self.tasks = tasks
+    engine: PolicyEngine
+    rules: RolloutRules
+    tasks: Mapping[str, Sequence[str]]
+    suite_name: str
+    args: EPOConfig
+    ranks: Comm
 
     def report(self, split: str, play: Callable[..., list[Episode]]) -> EvalReport:
         """Evaluates on one list and returns the report. Collective.
@@ -49,29 +45,29 @@ class Evaluator:
             split: Name of the list.
             play: See `EPOTrainer.play`.
         """
-        rank, world = self._ranks.index, self._ranks.count
-        tasks = [(task_id, self._args.seed) for task_id in self.tasks[split]]
+        rank, world = self.ranks.index, self.ranks.count
+        tasks = [(task_id, self.args.seed) for task_id in self.tasks[split]]
         local = tasks[rank::world]
         # In step, a part of the list plays together. Otherwise an environment plays the next task when it is free.
-        size = self._args.per_device_eval_batch_size if self._engine.in_step else len(tasks)
+        size = self.args.per_device_eval_batch_size if self.engine.in_step else len(tasks)
         rounds = -(-len(tasks) // (size * world))
         times = RolloutTimes()
         episodes: list[Episode] = []
-        with self._engine.sampling(self._rules.protocol.temperature, self._args.eval_seed + rank):
+        with self.engine.sampling(self.rules.protocol.temperature, self.args.eval_seed + rank):
             for i in range(rounds):
                 episodes += play(
                     local[i * size : (i + 1) * size],
-                    context=self._rules.eval_context,
-                    settings=self._rules.eval_settings,
+                    context=self.rules.eval_context,
+                    settings=self.rules.eval_settings,
                     description=f"evaluate {split} {i + 1}/{rounds}" if rounds > 1 else f"evaluate {split}",
                     times=times,
                 )
         if world > 1:
-            episodes = self._ranks.gather([episode.without_tokens() for episode in episodes])
+            episodes = self.ranks.gather([episode.without_tokens() for episode in episodes])
         return EvalReport.from_episodes(
             episodes,
-            protocol=self._rules.protocol,
-            suite=self._suite_name,
+            protocol=self.rules.protocol,
+            suite=self.suite_name,
             split=split,
             seconds=times.generate + times.env + times.text,
         )
@@ -86,17 +82,12 @@ class Evaluator:
         Raises:
             ValueError: If there are no test tasks.
         """
-        check_test_tasks(self.tasks, self._suite_name)
+        check_test_tasks(self.tasks, self.suite_name)
         reports = [self.report(split, play) for split in self.tasks]
-        if self._ranks.index == 0:
-            self._write(reports, step)
+        if self.ranks.index == 0:
+            content = {"step": step, "reports": [report.to_dict() for report in reports]}
+            write_state(os.path.join(self.args.output_dir, REPORTS, f"step_{step:06d}.json"), content)
         return reports
-
-    def _write(self, reports: Sequence[EvalReport], step: int) -> None:
-        folder = os.path.join(self._args.output_dir, REPORTS)
-        os.makedirs(folder, exist_ok=True)
-        content = {"step": step, "reports": [report.to_dict() for report in reports]}
-        write_state(os.path.join(folder, f"step_{step:06d}.json"), content)
 
 
 def scalars(reports: Sequence[EvalReport], prefix: str) -> dict[str, float]:

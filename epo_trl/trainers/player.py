@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from tqdm.auto import tqdm
 
@@ -15,6 +16,7 @@ from epo_trl.trainers.rules import RolloutRules
 from epo_trl.types import Episode
 
 
+@dataclass
 class Player:
     """Plays episodes in a pool of environments that grows on demand.
 
@@ -27,12 +29,11 @@ class Player:
         engine: Engine that samples the policy's responses; set when TRL has loaded the policy.
     """
 
-    engine: PolicyEngine
-
-    def __init__(self, suite: TaskSuite, *, quiet: bool, most: int):
-        self.suite, self._most = suite, most
-        self.envs: list[TextEnv] = []
-        self._quiet = quiet
+    suite: TaskSuite
+    quiet: bool
+    most: int
+    envs: list[TextEnv] = field(default_factory=list, init=False)
+    engine: PolicyEngine = field(init=False)
 
     def check_first_task(self, task_id: str, seed: int, rules: RolloutRules) -> None:
         """Raises `ValueError` if the first task cannot be played with these rules."""
@@ -49,10 +50,10 @@ class Player:
         times: RolloutTimes | None = None,
     ) -> list[Episode]:
         """Plays one episode per `(task_id, seed)`. Collective: every rank must call it, even without tasks."""
-        count = len(tasks) if self.engine.in_step else min(len(tasks), self._most)
+        count = len(tasks) if self.engine.in_step else min(len(tasks), self.most)
         self._provide(count)
         with (
-            tqdm(total=len(tasks), desc=description, unit="episode", leave=False, disable=self._quiet) as bar,
+            tqdm(total=len(tasks), desc=description, unit="episode", leave=False, disable=self.quiet) as bar,
             self.engine.rollout(context, count),
         ):
             return play_episodes(

@@ -17,12 +17,15 @@ from epo_trl.models import load_tokenizer
 from epo_trl.models.tiny import tiny_size
 from epo_trl.trainers.checks import (
     check_arguments,
+    check_half_precision,
     check_reference,
-    check_settings,
+    check_sampling,
     check_test_tasks,
     check_tokenizer,
     check_train_tasks,
     listed_test_tasks,
+    warn_empty_thought,
+    warn_loss_scale,
 )
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.rules import RolloutRules, build_rules
@@ -45,10 +48,6 @@ class Setup:
     test_tasks: dict[str, list[str]]
     tokenizer: Any
     rules: RolloutRules
-
-    def test_datasets(self) -> dict[str, Dataset] | None:
-        """Returns the test lists in TRL's format."""
-        return {split: Dataset.from_dict({"prompt": ids}) for split, ids in self.test_tasks.items()} or None
 
 
 def set_up(
@@ -93,13 +92,19 @@ def set_up(
     check_tokenizer(tokenizer)
     check_reference(args, methods, model, kwargs.get("peft_config"))
     rules = build_rules(args, suite, tokenizer, methods.env_options)
-    check_settings(args, rules.context)
+    warn_loss_scale(args)
+    check_sampling(args)
+    check_half_precision(args)
+    warn_empty_thought(args, rules.context)
     if (methods.may_replace_groups or methods.may_leave_out_groups) and reward_funcs is not None:
         raise InputError("reward_funcs: expected none with a method that selects groups by the episodes' own rewards")
     if methods.readers_of_turn_rewards and reward_funcs is not None:
         names = ", ".join(map(repr, methods.readers_of_turn_rewards))
         raise InputError(f"reward_funcs: expected none with {names}, which learns from the rewards of the turns")
-    return Setup(_in_workers(suite, args), train_dataset, test_tasks, tokenizer, rules)
+    if args.env_workers:
+        limits = (args.env_step_seconds, args.env_reset_seconds, args.env_reset_retries)
+        suite = PooledSuite(suite, PoolSettings(args.env_workers, *limits))
+    return Setup(suite, train_dataset, test_tasks, tokenizer, rules)
 
 
 def make_comm(accelerator: Any) -> Comm:
@@ -110,11 +115,3 @@ def make_comm(accelerator: Any) -> Comm:
         index=accelerator.process_index,
         count=accelerator.num_processes,
     )
-
-
-def _in_workers(suite: TaskSuite, args: EPOConfig) -> TaskSuite:
-    """Returns the suite, in worker processes if `env_workers` is set."""
-    if not args.env_workers:
-        return suite
-    limits = (args.env_step_seconds, args.env_reset_seconds, args.env_reset_retries)
-    return PooledSuite(suite, PoolSettings(args.env_workers, *limits))

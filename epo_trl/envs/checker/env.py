@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
-from epo_trl.envs.checker.error import failure, require
-from epo_trl.envs.checker.results import checked_reset, checked_step, require_same
+from epo_trl.envs.checker.results import checked_reset, checked_step, failure, require, require_same
 from epo_trl.errors import InputError
 
 _UNKNOWN_ACTION = "fly to the moon"

@@ -7,10 +7,24 @@ from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
-from epo_trl.envs.checker.error import failure, require
 
 _REQUIRED: dict[str, type] = {"won": bool, "task": str, "task_type": str}
 Step = tuple[str, float, bool, bool, Info]
+
+
+class EnvCheckError(EnvError):
+    """An environment violates the contract."""
+
+
+def failure(wrong: str, fix: str) -> EnvCheckError:
+    """Builds the error from the problem and its fix."""
+    return EnvCheckError(f"{wrong}. Fix: {fix}.")
+
+
+def require(holds: bool, wrong: str, fix: str) -> None:
+    """Raises `EnvCheckError` unless a condition holds."""
+    if not holds:
+        raise failure(wrong, fix)
 
 
 def checked_reset(env: TextEnv, task_id: str, seed: int, options: Mapping[str, Any] | None = None) -> tuple[str, Info]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from epo_trl.envs.base import EnvError, TaskSuite
-from epo_trl.envs.checker.error import failure, require
+from epo_trl.envs.checker.results import failure, require
 
 
 def check_task_suite(suite: TaskSuite) -> None:

@@ -11,7 +11,7 @@ import os
 import random
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -20,18 +20,19 @@ import torch
 from torch import Tensor
 
 from epo_trl.methods import Comm
-from epo_trl.rollout.pieces import token_pieces
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.types import Episode, Turn
 from epo_trl.watch.sample import Sample, TurnTexts, sample_of, write_samples
 from epo_trl.watch.selection import Outcome, choose
 from epo_trl.watch.source import sample_file
 
+UNFINISHED = "\ufffd"  # a decoder's output for an incomplete character
 RL_STEPS = 50  # number of RL steps per run whose episodes are saved, unless configured otherwise
 TRACKERS = ("wandb", "trackio")  # those with tables
 ROW = "episode_row"  # key in TRL's batch: index of a row's episode, since TRL shuffles the rows
 
 
+@dataclass
 class EpisodeSamples:
     """The episodes of the current RL step that will be saved, if any.
 
@@ -42,10 +43,12 @@ class EpisodeSamples:
         group_size: Number of episodes per task. The episodes of a group are adjacent in the list over all ranks.
     """
 
-    def __init__(self, args: EPOConfig, tokenizer: Any, ranks: Comm, group_size: int):
-        self._args, self._tokenizer, self._ranks, self._group_size = args, tokenizer, ranks, group_size
-        self._rl_step: int | None = None  # from 0, equal on all ranks; `None` if nothing is saved
-        self._samples: dict[int, Sample] = {}  # by index among this rank's episodes
+    args: EPOConfig
+    tokenizer: Any
+    ranks: Comm
+    group_size: int
+    _rl_step: int | None = field(default=None, init=False)  # from 0, equal on all ranks; `None` if nothing is saved
+    _samples: dict[int, Sample] = field(default_factory=dict, init=False)  # by index among this rank's episodes
 
     def begin(self, episodes: Sequence[Episode], rl_step: int, total_rl_steps: int) -> dict[str, Tensor]:
         """Selects episodes of an RL step and returns the entries of TRL's batch that this needs. Collective.
@@ -56,14 +59,14 @@ class EpisodeSamples:
             total_rl_steps: Number of RL steps in the run.
         """
         self._rl_step, self._samples = None, {}
-        every = self._args.keep_episodes_steps or -(-total_rl_steps // RL_STEPS)
-        if not self._args.keep_episodes or (rl_step % every and rl_step != total_rl_steps - 1):
+        every = self.args.keep_episodes_steps or -(-total_rl_steps // RL_STEPS)
+        if not self.args.keep_episodes or (rl_step % every and rl_step != total_rl_steps - 1):
             return {}
-        rewards = self._ranks.gather([(e.total_reward, replace(e, left_out=False).is_usable) for e in episodes])
-        outcomes = [Outcome(reward, usable, i // self._group_size) for i, (reward, usable) in enumerate(rewards)]
-        draw = random.Random(f"{self._args.seed}/{rl_step}")
-        first = self._ranks.index * len(episodes)
-        for i, why in choose(outcomes, self._args.keep_episodes, draw).items():
+        rewards = self.ranks.gather([(e.total_reward, replace(e, left_out=False).is_usable) for e in episodes])
+        outcomes = [Outcome(reward, usable, i // self.group_size) for i, (reward, usable) in enumerate(rewards)]
+        draw = random.Random(f"{self.args.seed}/{rl_step}")
+        first = self.ranks.index * len(episodes)
+        for i, why in choose(outcomes, self.args.keep_episodes, draw).items():
             if 0 <= i - first < len(episodes):
                 about = {"rl_step": rl_step + 1, "why": why, "group": outcomes[i].group}
                 episode = episodes[i - first]
@@ -73,10 +76,10 @@ class EpisodeSamples:
         return {ROW: torch.arange(len(episodes))}
 
     def _texts(self, turn: Turn) -> TurnTexts:
-        prompt = self._tokenizer.decode(
+        prompt = self.tokenizer.decode(
             turn.prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )  # fmt: skip
-        return TurnTexts(prompt, tuple(token_pieces(self._tokenizer, turn.response_ids)))
+        return TurnTexts(prompt, tuple(token_pieces(self.tokenizer, turn.response_ids)))
 
     def add_entropy(self, inputs: Mapping[str, Any], entropy: Tensor | None) -> None:
         """Adds the entropies of rows scored by the behaviour policy.
@@ -99,14 +102,14 @@ class EpisodeSamples:
         """Writes the selected episodes and logs them to the trackers. Collective."""
         if self._rl_step is None:
             return
-        samples = self._ranks.gather([sample.to_dict() for sample in self._samples.values()])
-        if self._ranks.index == 0:
-            path = sample_file(self._args.output_dir, self._rl_step + 1)
+        samples = self.ranks.gather([sample.to_dict() for sample in self._samples.values()])
+        if self.ranks.index == 0:
+            path = sample_file(self.args.output_dir, self._rl_step + 1)
             try:
                 write_samples(path, samples)
             except OSError as error:  # a full disk should not end the run; checkpoints have their own checks
                 warnings.warn(f"keep_episodes: cannot write {os.fspath(path)} ({error})", stacklevel=2)
-            send_tables(samples, self._args.report_to)
+            send_tables(samples, self.args.report_to)
         self._rl_step, self._samples = None, {}
 
     def state(self) -> dict[str, Any]:
@@ -157,3 +160,34 @@ def send_tables(samples: Sequence[Mapping[str, Any]], report_to: str | Sequence[
         rows = episode_rows(samples)
         if len(rows) and (name != "wandb" or tracker.run is not None):  # without a run, wandb has not been started
             tracker.log({"episodes": tracker.Table(dataframe=rows)})
+
+
+def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Returns the text of each token; joined, they are the decoded text including control tokens.
+
+    A character that spans several tokens belongs to the last of them. The tokenizer decides how an incomplete character
+    at the end is shown.
+
+    Args:
+        tokenizer: Tokenizer of the ids.
+        ids: Token ids.
+    """
+
+    def decode(lists: list[Sequence[int]]) -> list[str]:
+        return tokenizer.batch_decode(lists, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    if not ids:
+        return []
+    [whole] = decode([ids])
+    pieces = decode([[token] for token in ids])
+    if "".join(pieces) == whole:
+        return pieces
+    # Some decoders depend on the preceding tokens. A few tokens of context suffice.
+    pieces, start, done = [], 0, 0
+    for end in range(1, len(ids) + 1):
+        before, now = decode([ids[start:done], ids[start:end]])
+        finished = not now.endswith(UNFINISHED) or end == len(ids)
+        pieces.append(now[len(before) :] if finished else "")
+        if finished and len(now) > len(before):
+            start, done = done, end
+    return pieces

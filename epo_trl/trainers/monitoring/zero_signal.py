@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import torch
@@ -15,6 +16,7 @@ from epo_trl.trainers.config import EPOConfig
 PATIENCE = 3  # number of consecutive RL steps with equal rewards before a warning
 
 
+@dataclass
 class Streak:
     """Counts consecutive RL steps in which a condition holds.
 
@@ -22,9 +24,8 @@ class Streak:
         length: Number of RL steps that make a streak.
     """
 
-    def __init__(self, length: int):
-        self.length = length
-        self._steps = 0
+    length: int
+    _steps: int = field(default=0, init=False)
 
     def add(self, holds: bool) -> bool:
         """Adds an RL step; returns whether the streak has just reached its length, once per streak."""
@@ -101,6 +102,7 @@ def empty_batch_warning(rl_step: int) -> str:
     )
 
 
+@dataclass
 class ZeroSignalMonitor:
     """Warns once per streak of RL steps without a training signal.
 
@@ -112,14 +114,18 @@ class ZeroSignalMonitor:
             have advantages.
     """
 
-    def __init__(self, compared: int, name: str, ranks: Comm, *, by_turns: bool = False):
-        self._compared, self._name, self._ranks, self._by_turns = compared, name, ranks, by_turns
+    compared: int
+    name: str
+    ranks: Comm
+    by_turns: bool = False
+
+    def __post_init__(self) -> None:
         self._equal_rewards, self._empty_batches = Streak(PATIENCE), Streak(1)
         self._equal, self._success = False, 0.0  # of the current batch
 
     def add_rewards(self, rewards: Tensor, *, success: float) -> None:
         """Adds the rewards of a batch, see `equal_within_groups`; `success` is the share of solved episodes."""
-        self._equal, self._success = equal_within_groups(rewards, self._compared), success
+        self._equal, self._success = equal_within_groups(rewards, self.compared), success
 
     def end_batch(self, num_episodes: Tensor, advantages: Tensor, rl_step: int) -> None:
         """Adds the results of a batch. Collective.
@@ -130,11 +136,11 @@ class ZeroSignalMonitor:
             rl_step: Index of the RL step, from 0.
         """
         equal = self._equal
-        if equal and self._by_turns:  # `equal` is the same on all ranks
-            equal = not self._ranks.sum((advantages.abs() > 1e-4).sum().float())
-        if self._equal_rewards.add(equal) and self._ranks.index == 0:
-            warnings.warn(equal_rewards_warning(rl_step, self._success, self._name), stacklevel=2)
-        if self._empty_batches.add(not num_episodes) and self._ranks.index == 0:
+        if equal and self.by_turns:  # `equal` is the same on all ranks
+            equal = not self.ranks.sum((advantages.abs() > 1e-4).sum().float())
+        if self._equal_rewards.add(equal) and self.ranks.index == 0:
+            warnings.warn(equal_rewards_warning(rl_step, self._success, self.name), stacklevel=2)
+        if self._empty_batches.add(not num_episodes) and self.ranks.index == 0:
             warnings.warn(empty_batch_warning(rl_step), stacklevel=2)
 
 

@@ -44,6 +44,7 @@ class ScoringTask:
         return self.micro_batch is not None and "old_values" in self.micro_batch
 
 
+@dataclass(frozen=True)
 class RowScorer:
     """Scores rows of episodes turn by turn.
 
@@ -55,17 +56,11 @@ class RowScorer:
         discriminator: Whether to compute `Need.DISCRIMINATOR` when a batch is collected.
     """
 
-    def __init__(
-        self,
-        autocast: Callable[[], AbstractContextManager[Any]],
-        *,
-        buckets: int,
-        packed: bool,
-        top_p: float | None = None,
-        discriminator: bool = False,
-    ):
-        self._autocast, self._top_p, self._discriminator = autocast, top_p, discriminator
-        self._passes: dict[str, Any] = {"buckets": buckets, "packed": packed}
+    autocast: Callable[[], AbstractContextManager[Any]]
+    buckets: int
+    packed: bool
+    top_p: float | None = None
+    discriminator: bool = False
 
     def score(
         self, model: Any, input_ids: Tensor, task: ScoringTask, size: int | None = None, *, with_aux_loss: bool = False
@@ -79,15 +74,17 @@ class RowScorer:
             size: Number of rows per pass; defaults to all rows.
             with_aux_loss: Whether to compute the load-balancing loss.
         """
-        model_inputs: dict[str, Any] = {"output_router_logits": True} if with_aux_loss else {}
+        options: dict[str, Any] = {"buckets": self.buckets, "packed": self.packed}
+        if with_aux_loss:
+            options["output_router_logits"] = True
         if task.with_values:
-            model_inputs["with_values"] = True
+            options["with_values"] = True
         parts: list[TokenScores] = []
         aux_losses = []
         for rows, turns in _cut(input_ids, task.layout, size or len(input_ids)):
             statistics = self._statistics(task, rows, turns)
-            with self._autocast():
-                scores = score_turns(model, turns, **self._passes, statistics=statistics, **model_inputs)
+            with self.autocast():
+                scores = score_turns(model, turns, statistics=statistics, **options)
             parts.append(
                 TokenScores(
                     turns.to_rows(scores.log_probs),
@@ -106,9 +103,9 @@ class RowScorer:
         if task.candidates is not None:
             candidates = task.candidates[rows][turns.row, turns.column]
             statistics[Need.NUCLEUS] = partial(entropy_over_candidates, candidates)
-        if self._top_p is not None:
-            statistics[Need.TOP_P] = partial(entropy_over_top_p, self._top_p)
-        if self._discriminator and task.micro_batch is None:
+        if self.top_p is not None:
+            statistics[Need.TOP_P] = partial(entropy_over_top_p, self.top_p)
+        if self.discriminator and task.micro_batch is None:
             statistics[Need.DISCRIMINATOR] = mean_discriminator_at
         return statistics
 
@@ -116,8 +113,8 @@ class RowScorer:
         """Returns the critic's (B, T) values, in passes over `size` rows. Collective under ZeRO-3."""
         rows = []
         for _, turns in _cut(input_ids, layout, size):
-            with self._autocast():
-                rows.append(turns.to_rows(value_turns(model, turns, **self._passes)))
+            with self.autocast():
+                rows.append(turns.to_rows(value_turns(model, turns, buckets=self.buckets, packed=self.packed)))
         return torch.cat(rows)
 
     def nucleus(self, model: Any, input_ids: Tensor, layout: TurnLayout, size: int, cut: float) -> Tensor:
@@ -132,8 +129,8 @@ class RowScorer:
         """
         rows = []
         for _, turns in _cut(input_ids, layout, size):
-            with self._autocast():
-                ids = find_nuclei(model, turns, cut, **self._passes)
+            with self.autocast():
+                ids = find_nuclei(model, turns, cut, buckets=self.buckets, packed=self.packed)
             ids = ids[:, (ids >= 0).any(0)]  # sorted by probability, so padding is on the right
             rows.append(ids.new_full((*turns.shape, ids.shape[1]), -1).index_put((turns.row, turns.column), ids))
         most = max(row.shape[2] for row in rows)
