@@ -13,8 +13,6 @@ from trl import ModelConfig, SFTConfig
 from epo_trl.cli.command_line import AlgorithmArguments
 from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.cli.options import parse_recipe
-from epo_trl.cli.program import run_recipe
-from epo_trl.cli.training import ALGORITHMS, main
 from epo_trl.envs import EnvError, TaskSuite
 from epo_trl.envs.registry import ENVIRONMENTS, check_fields, environment_arguments
 from epo_trl.envs.testing import EnvContract
@@ -78,20 +76,6 @@ def test_the_example_trains_from_any_folder_with_its_critic_in_workers_of_its_ow
     assert done.returncode == 0, done.stdout[-3000:]
     assert "step    2" in done.stdout
     assert (tmp_path / "runs" / "guess" / "grpo" / "model.safetensors").is_file()
-
-
-def test_the_configs_of_the_example_have_only_known_keys():
-    for config, _ in ALGORITHMS.values():
-        _, algorithm, *_ = parse("--config", "tiny_cpu.yaml", types=(AlgorithmArguments, config, ModelConfig))
-        assert algorithm.algorithm in ALGORITHMS
-    parse("--config", "sft_tiny_cpu.yaml", types=SFT)
-
-
-def test_an_unknown_algorithm_is_named(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["train.py", "--config", "tiny_cpu.yaml", "--algorithm", "reinforce"])
-    with pytest.raises(SystemExit):
-        run_recipe(main, configs=[])
-    assert "algorithm: expected one of 'grpo', 'ppo', got 'reinforce'" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------- settings that are wrong

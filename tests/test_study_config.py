@@ -178,17 +178,6 @@ def test_a_value_of_which_no_checksum_can_be_made_is_named(written):
         plan(written(text), Path("runs"))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.name)
-def test_the_shipped_studies_can_be_read(path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    study = load_study(path)
-    assert study.question and plan(study, Path("runs"))
-
-
-def test_shipped_studies_were_found():
-    assert (ROOT / "studies" / "smoke.yaml").is_file()
-
-
 def test_a_shipped_study_is_known_by_name_and_its_recipes_where_there_is_no_clone(tmp_path, monkeypatch):
     here = load_study("studies/smoke.yaml")
     recipes = [run.identity for run in plan(here, tmp_path)]

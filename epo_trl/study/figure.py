@@ -12,23 +12,26 @@ from matplotlib.figure import Figure
 
 from epo_trl.plots import average_seeds, running_mean
 from epo_trl.study.config import Study
-from epo_trl.study.outcomes import SUCCESS
+from epo_trl.study.outcomes import INVALID, SUCCESS, TOKENS
 from epo_trl.study.record import Record
 
 COLUMNS = 5
 OWN, BEHIND = "C0", "0.6"
 
 
-# Panels: the metrics of which the first that a run has logged is drawn, and the label. Shares are drawn in percent.
-PANELS = {
-    "success": ((SUCCESS,), "training success, %"),
-    "entropy": (("entropy/all_tokens", "entropy"), "entropy, nats"),
-    "evaluations": ((), "test success, %"),
+# Panels: the metrics of which the first that a run has logged is drawn, the label, and whether it is a share.
+PANELS: dict[str, tuple[tuple[str, ...], str, bool]] = {
+    "success": ((SUCCESS,), "training success, %", True),
+    "invalid": ((INVALID,), "invalid turns, %", True),
+    "entropy": (("entropy/all_tokens", "entropy"), "entropy, nats", False),
+    "choices": ((TOKENS["choices"],), "entropy at choices, nats", False),
+    "forced": ((TOKENS["forced"],), "entropy at forced\ntokens, nats", False),
+    "evaluations": ((), "test success, %", True),
 }
 
 
-def draw(study: Study, records: Sequence[Record], out: Path) -> None:
-    """Plots each arm in a column: success and entropy in training, and success on the test lists if evaluated.
+def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[str] | None = None) -> None:
+    """Plots the curves of each arm: one column per arm, one row per panel.
 
     Thin lines are seeds, the thick line is their mean; both are running means over the study's `smooth` RL steps. The
     grey line is the mean of the baseline over the seeds that both arms have.
@@ -37,17 +40,20 @@ def draw(study: Study, records: Sequence[Record], out: Path) -> None:
         study: Study to plot.
         records: Records of the finished runs.
         out: Path of the PNG file.
+        panels: Names from `PANELS`; by default success and entropy in training, and success on the test lists if they
+            were evaluated.
     """
     by_arm = {arm.name: [one for one in records if one.arm == arm.name] for arm in study.arms}
     arms = [name for name, each in by_arm.items() if any(record.curves for record in each)]
     splits = list(dict.fromkeys(one.split for record in records for one in record.evaluations))[:2]
-    panels = list(PANELS)[: 3 if splits else 2]
+    panels = ["success", "entropy", *(["evaluations"] if splits else [])] if panels is None else panels
     columns = min(COLUMNS, len(arms))
     bands = -(-len(arms) // columns)
     figure = Figure(figsize=(2.9 * columns + 0.6, 1.9 * len(panels) * bands + 0.5), layout="constrained")
     axes = figure.subplots(bands * len(panels), columns, squeeze=False, sharex=False, sharey=False)
     # The maximum of all runs, so that arms can be compared.
-    top = pd.Series([record.curve(*PANELS["entropy"][0]).max() for record in records]).max() or 1.0
+    tops = {panel: pd.Series([record.curve(*PANELS[panel][0]).max() for record in records]).max() or 1.0
+            for panel in panels}  # fmt: skip
     for index, name in enumerate(arms):
         seeds = {record.seed for record in by_arm[name]}
         paired = [record for record in by_arm[study.baseline] if record.seed in seeds and record.arm != name]
@@ -59,10 +65,11 @@ def draw(study: Study, records: Sequence[Record], out: Path) -> None:
             _draw(axis, panel, by_arm[name], study.smooth, splits, OWN)
             axis.grid(alpha=0.25)
             axis.tick_params(labelsize=7)
-            axis.set_ylim(*((-0.03 * top, 1.05 * top) if panel == "entropy" else (-3, 103)))
+            _, label, is_share = PANELS[panel]
+            axis.set_ylim(*((-3, 103) if is_share else (-0.03 * tops[panel], 1.05 * tops[panel])))
             if index % columns == 0:
                 lists = f"\n{' -- '.join(splits)}" if panel == "evaluations" else ""
-                axis.set_ylabel(PANELS[panel][1] + lists, fontsize=7, parse_math=False)
+                axis.set_ylabel(label + lists, fontsize=7, parse_math=False)
     for axis in axes.flatten():
         if not axis.has_data():
             axis.axis("off")
@@ -79,9 +86,10 @@ def _draw(axis: Any, panel: str, records: Sequence[Record], smooth: int, splits:
         for split, style in zip(splits, ("-", "--"), strict=False):
             _lines(axis, [_evaluations(record, split) for record in records], color, style)
         return
-    curves = [record.curve(*PANELS[panel][0]) for record in records]
+    names, _, is_share = PANELS[panel]
+    curves = [record.curve(*names) for record in records]
     window = _points(curves, smooth)
-    scale = 100.0 if panel == "success" else 1.0
+    scale = 100.0 if is_share else 1.0
     smooth_curves = [
         pd.Series(scale * running_mean(curve.to_numpy(), window), curve.index[window - 1 :]) for curve in curves
     ]
