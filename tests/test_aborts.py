@@ -1,21 +1,16 @@
 """When more of a batch is aborted than the limit allows, the run saves its state and stops with one clear error."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 from run_kit import logged
 from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer
 
-from epo_trl.envs.base import Faults
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.long_runs.aborts import TooManyAborted
 from epo_trl.long_runs.progress import short_line
 from epo_trl.methods import Comm
-from epo_trl.rollout import RolloutTimes
 from epo_trl.trainers.collection import Collected
-from epo_trl.trainers.monitoring.rollout_metrics import rollout_metrics
 from epo_trl.trainers.rl_step import RLStep
 
 pytestmark = pytest.mark.slow
@@ -108,19 +103,6 @@ def test_an_environment_that_cannot_be_closed_leaves_no_other_open(tmp_path):
     with pytest.warns(UserWarning, match="close.. failed: OSError: it hangs"):
         trainer.close_envs()
     assert closed == ["last", "first"] and not trainer.player.envs
-
-
-def test_rates_leave_aborted_episodes_out():
-    """The sixth of eight is aborted, after 2 of all 18 turns, with 13 of all 99 tokens of prompts."""
-    episodes = make_episodes()
-    episodes[5] = replace(episodes[5], turns=tuple(replace(turn, is_valid=False, dropped_turns=1)
-                                                   for turn in episodes[5].turns))  # fmt: skip
-    end = episodes[5].turns[0].response_ids[-1]
-    found = rollout_metrics(episodes, RolloutTimes(), Faults(), [end], Comm(), torch.device("cpu"))
-    assert found["env/aborted"] == found["stop/aborted"] == 1 / 8 and found["env/success_rate"] == 3 / 7
-    assert found["env/turns"] == 16 / 7 and found["env/invalid_actions"] == 0
-    assert found["rollout/shortened_prompts"] == 0
-    assert found["rollout/prompt_tokens"] == 86 / 16
 
 
 @pytest.mark.parametrize(("others_have", "zeros"), [(True, [[0.0]]), (False, None)])
