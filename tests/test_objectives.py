@@ -15,7 +15,6 @@ from torch import Tensor
 
 from epo_trl.objectives import EntropyHistory, band_shares, beta_schedule, smoothing_penalty, turn_mean_weights
 
-PAPER_SCHEDULE = {"start": 2.0, "end": 1.0, "decay": 3.0}
 BAND = {"kappa_low": 0.5, "kappa_high": 2.0}
 F64 = torch.float64
 
@@ -93,32 +92,9 @@ def test_schedule_stays_at_its_last_value_beyond_the_end(total):
         assert beta_schedule(k, total, start=2.0, end=0.5, decay=3.0) == last
 
 
-@given(total=st.integers(1, 60), start=st.floats(0, 5), end=st.floats(0, 5), decay=st.floats(0, 10))
-def test_schedule_moves_monotonically_towards_one_and_then_towards_end(total, start, end, decay):
-    values = [beta_schedule(k, total, start=start, end=end, decay=decay) for k in range(total + 1)]
-    middle = total // 2
-    assert values[0] == pytest.approx(start)
-    for half, goal in ((values[: middle + 1], 1.0), ([1.0, *values[middle + 1 :]], end)):
-        distances = [abs(value - goal) for value in half]
-        assert all(later <= earlier + 1e-12 for earlier, later in zip(distances, distances[1:], strict=False))
-        assert all((value - goal) * (half[0] - goal) >= -1e-12 for value in half)  # never crosses its goal
-
-
-def test_schedule_jumps_at_the_middle_by_what_the_first_half_has_left():
-    """Eq. 7 is not continuous: the first half ends (start - 1) e^-decay above 1, the second begins at 1."""
-    k_mid, total = 10**6, 2 * 10**6  # one step is small beside the jump
-    before = beta_schedule(k_mid, total, **PAPER_SCHEDULE)
-    after = beta_schedule(k_mid + 1, total, **PAPER_SCHEDULE)
-    assert before - after == pytest.approx(math.exp(-3.0), abs=1e-5)
-    # and is continuous within each half, and in the middle where start = 1
-    assert beta_schedule(k_mid - 1, total, **PAPER_SCHEDULE) == pytest.approx(before, abs=1e-5)
-    flat = [beta_schedule(k, total, start=1.0, end=3.0, decay=3.0) for k in (k_mid, k_mid + 1)]
-    assert flat[0] == pytest.approx(flat[1], abs=1e-5)
-
-
 def test_schedule_without_decay_is_start_and_then_one():
-    values = [beta_schedule(k, 4, start=2.0, end=0.5, decay=0.0) for k in range(5)]
-    assert values == [2.0, 2.0, 2.0, 1.0, 1.0]
+    values = [beta_schedule(k, 4, start=3.0, end=0.5, decay=0.0) for k in range(5)]
+    assert values == [3.0, 3.0, 3.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -139,13 +115,6 @@ def test_penalty_by_hand():
     torch.testing.assert_close(hinge, torch.tensor([[0.03, 0.0, 0.0], [0.0, 0.05, 0.15]], dtype=F64))
     indicator = smoothing_penalty(entropy, 1.0, alpha=0.1, kind="indicator", **BAND)
     torch.testing.assert_close(indicator, torch.tensor([[0.1, 0.0, 0.0], [0.0, 0.1, 0.1]], dtype=F64))
-
-
-def test_penalty_with_the_papers_band_never_punishes_low_entropy():
-    # kappa_l = 0, kappa_r = 2, reference 0.4: the band is [0, 0.8]; 1.0 lies 0.2 above, times 0.05
-    entropy = torch.tensor([0.0, 0.1, 0.8, 1.0], dtype=F64)
-    got = smoothing_penalty(entropy, 0.4, kappa_low=0.0, kappa_high=2.0, alpha=0.05)
-    torch.testing.assert_close(got, torch.tensor([0.0, 0.0, 0.0, 0.01], dtype=F64))
 
 
 @pytest.mark.parametrize("kind", ["hinge", "indicator"])
@@ -174,15 +143,6 @@ def test_hinge_gradient_is_minus_alpha_below_zero_inside_plus_alpha_above():
     entropy = torch.tensor([0.2, 0.51, 1.0, 1.99, 3.5], dtype=F64, requires_grad=True)
     smoothing_penalty(entropy, 1.0, alpha=0.1, **BAND).sum().backward()
     assert entropy.grad.tolist() == pytest.approx([-0.1, 0.0, 0.0, 0.0, 0.1], abs=0)
-
-    step = 1e-6
-    for index in range(5):
-        shift = torch.zeros(5, dtype=F64)
-        shift[index] = step
-        up, down = (
-            smoothing_penalty(entropy.detach() + sign * shift, 1.0, alpha=0.1, **BAND).sum() for sign in (1, -1)
-        )
-        assert float(entropy.grad[index]) == pytest.approx(float(up - down) / (2 * step), abs=1e-8)
 
 
 def test_hinge_carries_gradient_to_the_logits():
@@ -216,19 +176,6 @@ def test_the_reference_is_a_constant():
     entropy = torch.tensor([0.2, 3.5], requires_grad=True)
     smoothing_penalty(entropy, reference, alpha=0.1, **BAND).sum().backward()
     assert reference.grad is None and entropy.grad is not None
-
-
-@pytest.mark.parametrize(("alpha", "beta", "lowers"), [(0.1, 2.0, False), (0.05, 1.0, False), (1.0, 1.5, True)])
-def test_only_alpha_beta_above_one_pushes_entropy_down(alpha, beta, lowers):
-    """Net coefficient of a token's H: lambda (1 - alpha beta) above, lambda inside, lambda (1 + alpha beta) below."""
-    entropy = torch.tensor([[0.2, 1.0, 3.0]], dtype=F64, requires_grad=True)
-    turn_ids, mask = torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 3)
-    epo_term(entropy, turn_ids, mask, coef=0.001, beta=beta, alpha=alpha).backward()
-    below, inside, above = (-3 * entropy.grad[0] / 0.001).tolist()  # each token weighs 1/3
-    assert below == pytest.approx(1 + alpha * beta)
-    assert inside == pytest.approx(1.0)
-    assert above == pytest.approx(1 - alpha * beta)
-    assert (above < 0) is lowers
 
 
 @given(
@@ -293,12 +240,6 @@ def test_weights_by_hand():
     assert (weights * entropy).sum().item() == pytest.approx(2.0)
 
 
-def test_a_trajectory_without_response_counts_nowhere():
-    turn_ids = torch.tensor([[0, 0], [0, 0], [-1, -1]])
-    mask = torch.tensor([[1, 1], [0, 0], [0, 0]])
-    assert turn_mean_weights(turn_ids, mask).tolist() == [[0.5, 0.5], [0, 0], [0, 0]]
-
-
 def test_a_turn_without_response_does_not_count_in_its_trajectory():
     turn_ids = torch.tensor([[0, 1, 2]])  # turn 1 is the environment alone
     assert turn_mean_weights(turn_ids, torch.tensor([[1, 0, 1]])).tolist() == [[0.5, 0.0, 0.5]]
@@ -321,65 +262,6 @@ def test_weighted_sum_is_the_nested_mean_of_the_paper(seed):
     # Eq. 6 aggregates the penalty in the same way
     penalty = smoothing_penalty(entropy, 1.0, alpha=0.1, **BAND)
     assert float((weights * penalty).sum()) == pytest.approx(loop_mean(turn_ids, mask, penalty), rel=1e-12)
-
-
-def gradient(entropy: Tensor, turn_ids: Tensor, mask: Tensor) -> tuple[float, Tensor]:
-    entropy = entropy.clone().requires_grad_()
-    loss = epo_term(entropy, turn_ids, mask, coef=0.3, beta=1.5, alpha=0.8)
-    loss.backward()
-    return float(loss.detach()), entropy.grad
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_loss_and_gradient_do_not_depend_on_padding(seed):
-    turn_ids, mask, entropy = random_batch(seed)
-    loss, grad = gradient(entropy, turn_ids, mask)
-    wide = [
-        torch.nn.functional.pad(x, (3, 4), value=v) for x, v in ((entropy, 77.0), (turn_ids, -1), (mask, 0))
-    ]  # both sides
-    wide_loss, wide_grad = gradient(*wide)
-    assert wide_loss == pytest.approx(loss, rel=1e-12)
-    torch.testing.assert_close(wide_grad[:, 3:-4], grad)
-    assert not wide_grad[:, :3].any() and not wide_grad[:, -4:].any()
-    # a whole row of padding, as a dummy rollout leaves behind
-    tall = [torch.nn.functional.pad(x, (0, 0, 0, 1), value=v) for x, v in ((entropy, 77.0), (turn_ids, -1), (mask, 0))]
-    tall_loss, tall_grad = gradient(*tall)
-    assert tall_loss == pytest.approx(loss, rel=1e-12)
-    torch.testing.assert_close(tall_grad[:-1], grad)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_loss_and_gradient_do_not_depend_on_the_order_of_trajectories_or_names_of_turns(seed):
-    turn_ids, mask, entropy = random_batch(seed)
-    loss, grad = gradient(entropy, turn_ids, mask)
-    order = torch.randperm(len(entropy), generator=torch.Generator().manual_seed(seed))
-    other_loss, other_grad = gradient(entropy[order], turn_ids[order], mask[order])
-    assert other_loss == pytest.approx(loss, rel=1e-12)
-    torch.testing.assert_close(other_grad, grad[order])
-    renamed = torch.where(turn_ids >= 0, 3 * turn_ids + 7, turn_ids)
-    assert gradient(entropy, renamed, mask)[0] == pytest.approx(loss, rel=1e-12)
-
-
-@pytest.mark.parametrize("sizes", [[1, 1, 1, 1, 1], [2, 3], [4, 1]])
-@pytest.mark.parametrize("seed", range(3))
-def test_loss_and_gradient_do_not_depend_on_micro_batches(seed, sizes):
-    turn_ids, mask, entropy = random_batch(seed)
-    loss, grad = gradient(entropy, turn_ids, mask)
-    # Weights of the whole batch, cut together with it: as the trainer does
-    weights = turn_mean_weights(turn_ids, mask, dtype=F64)
-    entropy = entropy.clone().requires_grad_()
-    total = 0.0
-    for w, h in zip(weights.split(sizes), entropy.split(sizes), strict=True):
-        part = -0.3 * (w * (h - 1.5 * smoothing_penalty(h, 1.0, alpha=0.8, **BAND))).sum()
-        part.backward()
-        total += float(part.detach())
-    assert total == pytest.approx(loss, rel=1e-12)
-    torch.testing.assert_close(entropy.grad, grad)
-    # Weights of each part alone are the mean over its own trajectories: they must be scaled by its share of them
-    speaking = mask.any(1)
-    parts = zip(turn_ids.split(sizes), mask.split(sizes), speaking.split(sizes), strict=True)
-    rescaled = [turn_mean_weights(t, m, dtype=F64) * (s.sum() / speaking.sum()) for t, m, s in parts]
-    torch.testing.assert_close(torch.cat(rescaled), weights)
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 1, 1, 1], [2, 3]])
@@ -450,14 +332,6 @@ def test_history_per_turn_with_a_window_forgets_turns():
     history.append({0: 4.0})
     got = history.reference(torch.tensor([0, 5]))
     assert got[0] == 4.0 and torch.isnan(got[1])
-
-
-def test_history_per_turn_feeds_the_penalty():
-    history = EntropyHistory(per="turn")
-    history.append({0: 1.0})
-    turn_ids = torch.tensor([[0, 1, -1]])
-    penalty = smoothing_penalty(torch.full((1, 3), 3.0), history.reference(turn_ids), alpha=1.0, **BAND)
-    assert penalty.tolist() == [[1.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("window", [None, 2])
