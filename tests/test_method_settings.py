@@ -94,7 +94,7 @@ FIELDS = [
     ("archer", {}, {"sync_ref_model": True, "beta": 0.1}, "sync_ref_model: expected False with 'archer', got True"),
     ("dapo", {"max_completion_length": 9}, {}, "dapo.max_completion_length, which is a field"),
     ("decision-bonus", {}, {}, "expected weight for 'decision-bonus', got {}"),
-    ("decision-bonus", {"threshold": "low"}, {}, "expected a number for decision-bonus.threshold, got 'low'"),
+    ("decision-bonus", {**GATE, "threshold": "low"}, {}, "expected a number for decision-bonus.threshold, got 'low'"),
     ("epo-base", {}, {"entropy_method": ["epo", "epo-base"]}, "entropy_method: expected one .*'epo' and 'epo-base'"),
     ("epo-decay", {}, {}, "method_kwargs: expected over, end_weight for 'epo-decay', got {}"),
     ("epo-decay", {**TURNS, "max_turns": 9}, {}, "epo-decay.max_turns, which is a field"),
