@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from epo_trl.envs.base import EnvError, TaskSuite
-from epo_trl.envs.named import named_object
 
 # Each is a dataclass with the settings as fields and a `make_suite()` that returns the task suite.
 ENVIRONMENTS = {
@@ -60,6 +60,32 @@ def environment_arguments(name: str, folder: Path | None = None) -> type[Any]:
             "the class and a type at each field, for example `size: int = 3`"
         )
     return found
+
+
+def named_object(field: str, name: str, expected: str) -> Any:
+    """Imports the object that `"module:attribute"` names.
+
+    Pass only names that the user has written into a config: importing a module runs it.
+
+    Args:
+        field: Config field, for error messages.
+        name: Name to import. The module is searched on Python's path; in a recipe also in the current folder and the
+            config's.
+        expected: Expected value of the field, for error messages.
+
+    Raises:
+        EnvError: If there is no such module or it has no such attribute.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise EnvError(f"{field}: expected {expected}, got {name!r}")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise EnvError(
+            f"{field}: expected {expected} from the current folder, the config's, or an installed package, got "
+            f"{name!r}, which cannot be imported ({type(error).__name__}: {error})"
+        ) from error
 
 
 def check_fields(settings: type[Any], others: Iterable[type[Any]]) -> None:

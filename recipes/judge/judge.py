@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from epo_trl.envs.named import named_object
+from epo_trl.envs.registry import named_object
 from epo_trl.errors import InputError
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.methods import Method, Need, StepSummary

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from epo_trl.envs.adapters import reaches
 from epo_trl.envs.base import EnvError, Expert, Info, TaskSuite, TextEnv
-from epo_trl.envs.named import named_object
+from epo_trl.envs.registry import named_object
 
 SPLITS = ("train", "iid")
 FIRST_SEED = {"train": 0, "iid": 1_000_000}

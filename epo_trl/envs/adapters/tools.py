@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from epo_trl.envs.adapters.tool import tool_call
 from epo_trl.envs.adapters.tool_env import ToolEnv, awaited, final_answer, list_tools, to_text
 from epo_trl.envs.base import EnvError, Expert, TaskSuite
-from epo_trl.envs.named import named_object
+from epo_trl.envs.registry import named_object
 
 __all__ = ["ToolEnv", "ToolSuite", "ToolsArguments", "tool_call"]
 Rows = Sequence[Mapping[str, Any]]
