@@ -52,7 +52,7 @@ def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[st
     figure = Figure(figsize=(2.9 * columns + 0.6, 1.9 * len(panels) * bands + 0.5), layout="constrained")
     axes = figure.subplots(bands * len(panels), columns, squeeze=False, sharex=False, sharey=False)
     # The maximum of all runs, so that arms can be compared.
-    tops = {panel: pd.Series([record.curve(*PANELS[panel][0]).max() for record in records]).max() or 1.0
+    tops = {panel: pd.Series([record.curve(*PANELS[panel][0]).max() for record in records]).fillna(0.0).max() or 1.0
             for panel in panels}  # fmt: skip
     for index, name in enumerate(arms):
         seeds = {record.seed for record in by_arm[name]}
