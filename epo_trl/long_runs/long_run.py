@@ -45,8 +45,8 @@ class LongRunArguments:
     trust_checkpoint: bool = field(
         default=False,
         metadata={
-            "help": "Allow resume_from_checkpoint to be a folder outside output_dir. Use it only for checkpoints from "
-            "people you trust: those of DeepSpeed and FSDP are unpickled, which can run any code they contain."
+            "help": "Allow resume_from_checkpoint to be a folder outside output_dir. Use it only if you trust its "
+            "source: the files of DeepSpeed and FSDP are unpickled, which can run code."
         },
     )
 

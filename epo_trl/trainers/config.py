@@ -96,8 +96,8 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     max_resamples: CountOrZero = field(
         default=3,
         metadata={
-            "help": "Maximum number of rounds per RL step in which groups rejected by a method are replaced by groups "
-            "of other tasks. Groups still rejected after that are trained on."
+            "help": "Maximum number of rounds per RL step that replace groups rejected by a method. Groups still "
+            "rejected after that are trained on."
         },
     )
 
@@ -135,8 +135,8 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     top_entropy_quantile: float = field(
         default=1.0,
         metadata={
-            "help": "TRL's: fraction of tokens, those with the highest entropy, kept in the policy loss; 1 keeps all. "
-            "The threshold is computed per micro-batch, so the kept tokens depend on how a batch is split."
+            "help": "TRL's: fraction of tokens, those with the highest entropy, that the policy loss keeps; 1: all. "
+            "The threshold is that of a micro-batch, so it depends on how a batch is split."
         },
     )
 
@@ -150,8 +150,8 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     pack_turns: bool = field(
         default=False,
         metadata={
-            "help": "Run the turns of a micro-batch as one row without padding, instead of in turn_buckets passes. "
-            "Intended for flash attention; other implementations mask the rest, which is slower than padding."
+            "help": "Run the turns of a micro-batch as one row without padding, for flash attention. With other "
+            "attention it is slower than turn_buckets."
         },
     )
 
@@ -159,8 +159,8 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     vllm_importance_sampling_mode: str = field(
         default="token_truncate",
         metadata={
-            "help": "Correction for vLLM's own log-probabilities in the update. TRL's default, 'sequence_mask', uses "
-            "one ratio per completion, here an episode of many turns: the longer, the further it is from 1."
+            "help": "Correction for vLLM's own log-probabilities in the update. TRL's default, 'sequence_mask', has a "
+            "ratio per completion, here a whole episode."
         },
     )
 

@@ -72,8 +72,8 @@ class EPOPPOConfig(EPOConfig):
     bootstrap_truncated: bool = field(
         default=False,
         metadata={
-            "help": "Whether to bootstrap truncated episodes from the critic's value of their last state; false treats "
-            "the truncation as the end of the game. Use true with a gamma below 1."
+            "help": "Whether to bootstrap truncated episodes from the critic's value of their last state; false counts "
+            "them as ended. Use true with a gamma below 1."
         },
     )
     normalize_advantages: bool = field(

@@ -16,8 +16,8 @@ class RolloutArguments(ResponseArguments, EpisodeArguments, RewardArguments):
     env_workers: CountOrZero = field(
         default=0,
         metadata={
-            "help": "Number of worker processes per rank for the environments; 0 runs them in the trainer's process. "
-            "ALFWorld's games run faster in workers, and ScienceWorld's have Java processes of their own."
+            "help": "Number of worker processes per rank for the environments; 0 runs them in the trainer's process, "
+            "which is faster for ALFWorld's fast engine. ScienceWorld has Java processes of its own."
         },
     )
     env_step_seconds: Positive = field(
@@ -57,7 +57,7 @@ class RolloutArguments(ResponseArguments, EpisodeArguments, RewardArguments):
     max_aborted_share: Share = field(
         default=0.5,
         metadata={
-            "help": "Limit on the share of a batch that is aborted by environment or parser errors, or by a first "
-            "prompt that does not fit. Above it, all ranks save a checkpoint and stop. 1 never stops."
+            "help": "Largest share of a batch that errors may abort. Above it, all ranks save a checkpoint and stop. "
+            "1 never stops."
         },
     )

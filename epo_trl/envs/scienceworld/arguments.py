@@ -86,9 +86,8 @@ class ScienceWorldArguments:
     guess_rate: float = field(
         default=0.0,
         metadata={
-            "help": "Share of the demonstrations in which the expert, where its solution focuses on an object, focuses "
-            "on any object in reach that some training task asks for. Such demonstrations teach the form of play more "
-            "than the right choices; `keep_lost` keeps those that lose."
+            "help": "Share of the demonstrations in which the expert focuses on any object in reach that some training "
+            "task asks for. They teach the form of play; `keep_lost` keeps those that lose."
         },
     )
     gold_folder: str | None = field(
