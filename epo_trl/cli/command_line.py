@@ -85,7 +85,7 @@ def read_command_line(
 
     Raises:
         EnvError: If there is no environment.
-        RecipeError: If there is no such config or algorithm, or another than that of the recipe.
+        RecipeError: If the config or the algorithm is unknown, or the algorithm is not the recipe's.
     """
     parser = FirstParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", nargs="?", action="append", default=[])

@@ -106,7 +106,7 @@ class TextEnv(ABC):
         return self._requested()
 
     def has_answer(self) -> bool:
-        """Whether the result of the last request can be had without waiting for another process."""
+        """Whether the result of the last request is available without waiting for another process."""
         return True
 
     def _requested(self) -> Any:

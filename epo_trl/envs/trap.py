@@ -82,7 +82,7 @@ class Trap(TextEnv):
         self.moves = 0
 
     def copy(self) -> Trap:
-        """Returns an independent game in the same state, whose hatch has luck of its own."""
+        """Returns an independent game in the same state, with another random stream for its hatch."""
         twin, self._copies = copy.copy(self), self._copies + 1
         twin._stream, twin._copies = f"{self._stream}/{self._copies}", 0
         twin.luck = random.Random(twin._stream)

@@ -107,7 +107,7 @@ class RunningEpisode:
             self.env.step_async(self.parsed.action)
 
     def has_answer(self) -> bool:
-        """Whether the outcome of the action can be had without waiting, or the episode has ended."""
+        """Whether the outcome of the action is available without waiting, or the episode has ended."""
         is_asked = self.is_sent or not self.is_started
         return self.stop is not None or not is_asked or self.env.has_answer()
 

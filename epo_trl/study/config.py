@@ -194,7 +194,7 @@ def _find(path: Path) -> Path:
 
 
 def shown(path: Path) -> str:
-    """Formats a path for messages: that of a built-in file is relative to the package."""
+    """Formats a path for messages: a built-in file's is relative to the package."""
     return (path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path).as_posix()
 
 

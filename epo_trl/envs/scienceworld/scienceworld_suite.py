@@ -101,7 +101,7 @@ class ScienceWorldSuite(TaskSuite):
         Args:
             split: Name of the split.
             max_turns: Turn limit of the protocol.
-            count: Maximum number of tasks. Paths are generated, at 0.1 to 5 s each, until so many are found.
+            count: Maximum number of tasks. Paths are generated, at 0.1 to 5 s each, until that many are found.
         """
         found: list[str] = []
         ids = list(dict.fromkeys(self.task_ids(split)))

@@ -32,12 +32,12 @@ class Wish:
 
     @classmethod
     def known(cls, goal: Goal) -> Wish:
-        """Returns all that a goal wants, with the identifier of its product."""
+        """Returns the requirements of a goal, with the identifier of its product."""
         return cls(goal.product.query, goal.attributes, goal.options, goal.price_bound, goal.product.asin)
 
 
 class Shopper:
-    """Searches for all that is wished for, opens products whose title fits best, checks, chooses the options and buys.
+    """Searches for the goal, opens the products whose titles fit best, checks them, chooses the options and buys.
 
     It judges products by what their pages show. If the search finds nothing that fits, it buys the last product seen.
 
@@ -56,7 +56,7 @@ class Shopper:
         self._checked: set[str] = set()  # wished attributes that the opened product has
 
     def act(self, observation: str, info: Info) -> Step:
-        """Returns `(thought, action)`; the thought says why."""
+        """Returns `(thought, action)`; the thought gives the reason."""
         match info["page"]:
             case "search":
                 words = " ".join((*self._wish.attributes, self._wish.query, *self._wish.options))
