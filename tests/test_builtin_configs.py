@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import accelerate.commands.launch as accelerate_launch
 import forked
 import pytest
 import yaml
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from epo_trl.cli import main, program
 from epo_trl.cli.base import RecipeError
@@ -132,13 +134,30 @@ def test_several_processes_are_started_by_accelerate(words, launch, monkeypatch)
     started = []
     monkeypatch.setenv(program.TORCHRUN_SIGNALS, "")  # set, so that it is set back
     monkeypatch.setattr(program.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(program.os, "execv", lambda *call: started.append(call) or (_ for _ in ()).throw(SystemExit))
-    with pytest.raises(SystemExit):
-        main(["train", "--config", "trap/tiny_cpu", *words, "--model_name_or_path", "tiny", "--from_scratch"])
-    ((executable, typed),) = started
-    start = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", *launch, "-m", "epo_trl.cli"]
+    monkeypatch.setattr(accelerate_launch, "launch_command", started.append)
     rest = ["train", "--config", "trap/tiny_cpu", "--model_name_or_path", "tiny", "--from_scratch"]
-    assert (executable, typed) == (sys.executable, [*start, *rest])
+    assert main([*rest[:3], *words, *rest[3:]]) == 0
+    typed = ["--quiet", *launch, "-m", "epo_trl.cli", *rest]
+    assert started == [accelerate_launch.launch_command_parser().parse_args(typed)]
+    assert (started[0].module, started[0].training_script, started[0].training_script_args) == (
+        True,
+        "epo_trl.cli",
+        rest,
+    )
+
+
+@pytest.mark.parametrize(("code", "returned"), [(1, 1), (143, 143), (-9, 1)])
+def test_the_exit_code_of_several_processes_is_that_of_the_first_failure(code, returned, monkeypatch, capsys):
+    def fail(args):
+        failures = {rank: ProcessFailure(rank, 100 + rank, -15 if rank else code, "") for rank in (0, 1)}
+        failures[1].timestamp = failures[0].timestamp + 1
+        raise ChildFailedError("epo_trl.cli", failures)
+
+    monkeypatch.setenv(program.TORCHRUN_SIGNALS, "")
+    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(accelerate_launch, "launch_command", fail)
+    assert main(["train", "--num_processes", "2", "--config", "trap/tiny_cpu"]) == returned
+    assert capsys.readouterr().err == ""
 
 
 def test_settings_of_accelerate_that_are_not_there_are_an_error_that_lists_them(capsys):

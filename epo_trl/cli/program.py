@@ -117,7 +117,7 @@ def run_recipe(
 
 
 def run_command(name: str, argv: Sequence[str]) -> int:
-    """Runs a command of `MAINS` and returns its exit code. Does not return if accelerate starts several processes.
+    """Runs a command of `MAINS`, in several processes if accelerate's options are given, and returns its exit code.
 
     Raises:
         EpoTrlError: If several processes are wanted, and the command line or a config is invalid.
@@ -136,7 +136,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
     asked, rest = parser.parse_known_args(argv)
     options = {option: value for option in LAUNCH_OPTIONS if (value := getattr(asked, option)) is not None}
     if asked.accelerate_config is not None or options:
-        _launch(launch_command(asked.accelerate_config, options), name, rest)
+        return _launch(launch_words(asked.accelerate_config, options), name, rest)
     import epo_trl.threads  # noqa: F401 - before torch
 
     try:
@@ -147,13 +147,21 @@ def run_command(name: str, argv: Sequence[str]) -> int:
     return 0
 
 
-def _launch(launch: Sequence[str], name: str, argv: Sequence[str]) -> None:
+def _launch(launch: Sequence[str], name: str, argv: Sequence[str]) -> int:
+    """Runs `accelerate launch` and returns the exit code of the first process that failed, which printed its error."""
     if argv and argv[0] != CHECK:
         read_command_line(argv)  # one error message, not one per process
     # Only the training processes handle Ctrl-C: the launchers wait until they have saved a checkpoint.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault(TORCHRUN_SIGNALS, "SIGTERM,SIGHUP,SIGQUIT")
-    os.execv(sys.executable, [*launch, name, *argv])
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        launch_command(launch_command_parser().parse_args([*launch, name, *argv]))
+    except ChildFailedError as error:
+        return max(error.get_first_failure()[1].exitcode, 1)  # below 0: ended by a signal
+    return 0
 
 
 def launch_help() -> str:
@@ -169,8 +177,8 @@ def launch_help() -> str:
     )
 
 
-def launch_command(config: str | None, options: Mapping[str, str]) -> list[str]:
-    """Returns the command that starts `epo-trl` in several processes, without its own arguments.
+def launch_words(config: str | None, options: Mapping[str, str]) -> list[str]:
+    """Returns the words after `accelerate launch` that start `epo-trl`, without its own arguments.
 
     Args:
         config: A file for `accelerate launch --config_file`, or the name of a built-in one.
@@ -179,17 +187,16 @@ def launch_command(config: str | None, options: Mapping[str, str]) -> list[str]:
     Raises:
         RecipeError: If there is no such config.
     """
-    # --quiet: no traceback of accelerate's own after the error of its only process
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
+    words = ["--quiet"]  # no traceback of accelerate's own after the error of its only process
     if config is not None:
         known = _accelerate_configs()
         file = known.get(config, Path(config))
         if not file.is_file():
             names = ", ".join(sorted(known))
             raise RecipeError(f"--accelerate_config: expected a YAML file or one of {names}, got {config!r}")
-        command += ["--config_file", str(file)]
-    command += [word for name, value in options.items() for word in (f"--{name}", value)]
-    return [*command, "-m", "epo_trl.cli"]
+        words += ["--config_file", str(file)]
+    words += [word for name, value in options.items() for word in (f"--{name}", value)]
+    return [*words, "-m", "epo_trl.cli"]
 
 
 def _accelerate_configs() -> dict[str, Path]:
