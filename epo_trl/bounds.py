@@ -1,8 +1,8 @@
-"""Bounds of settings: stated in the types of their fields, checked in one place, shown in the help.
+"""Options as fields of a dataclass, with bounds in their types: checked in one place, shown in the help.
 
 @dataclass
 class Settings:
-    turns: Count = 50
+    turns: Count = option(50, "Maximum number of turns.")
     limit: Count | None = None
     share: Share = 0.5
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 from epo_trl.errors import InputError
@@ -61,6 +61,17 @@ NonNegative = Annotated[float, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
 Finite = Annotated[float, Range()]
 Share = Annotated[float, Range(least=0, most=1)]
+
+
+def option(default: Any, text: str) -> Any:
+    """Declares a field that is an option of a program.
+
+    Args:
+        default: Default, or a function that makes one for each object.
+        text: Text of the help.
+    """
+    made: Any = {"default_factory" if callable(default) else "default": default}
+    return field(**made, metadata={"help": text})
 
 
 class FieldBounds(NamedTuple):

@@ -30,7 +30,7 @@ from datasets import Dataset, concatenate_datasets
 from tqdm.auto import tqdm
 from trl import ModelConfig
 
-from epo_trl.bounds import Count, Positive
+from epo_trl.bounds import Count, Positive, option
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.evaluation import evaluate, load_player
 from epo_trl.cli.evaluation_arguments import EvaluationArguments
@@ -66,15 +66,12 @@ MAX_ABORTED_SHARE = 0.5  # share of a process's episodes, as in RL
 class EvolutionArguments(DemonstrationArguments, ResponseArguments):
     """Settings of the policy's exploration, and of the demonstrations."""
 
-    rounds: Count = field(default=4, metadata={"help": "Number of rounds of play and training; 4 in the paper."})
-    samples: Count = field(default=1000, metadata={"help": "Number of episodes per round, over all processes."})
-    sampling_temperature: Positive = field(default=1.0, metadata={"help": "Sampling temperature of the episodes."})
-    parallel: Count = field(default=64, metadata={"help": "Number of episodes that a process plays in parallel."})
-    protocol: str = field(
-        default="",
-        metadata={
-            "help": "Protocol of the test lists, before the first round and after each; no evaluation by default."
-        },
+    rounds: Count = option(4, "Number of rounds of play and training; 4 in the paper.")
+    samples: Count = option(1000, "Number of episodes per round, over all processes.")
+    sampling_temperature: Positive = option(1.0, "Sampling temperature of the episodes.")
+    parallel: Count = option(64, "Number of episodes that a process plays in parallel.")
+    protocol: str = option(
+        "", "Protocol of the test lists, before the first round and after each; no evaluation by default."
     )
     action_format: str = field(default="tags", init=False)  # that of the demonstrations
 

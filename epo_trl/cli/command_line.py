@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
+from epo_trl.bounds import option
 from epo_trl.cli.base import RecipeError, did_you_mean
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import ENVIRONMENTS
@@ -27,16 +28,14 @@ PREFIXES = {"train": "", "sft": "sft_", "evaluate": "eval_"}  # of the names of 
 class EnvironmentArguments:
     """Environment of the tasks."""
 
-    environment: str = field(default="", metadata={"help": f"One of {', '.join(ENVIRONMENTS)}, or 'module:Class'."})
+    environment: str = option("", f"One of {', '.join(ENVIRONMENTS)}, or 'module:Class'.")
 
 
 @dataclass
 class AlgorithmArguments:
     """Training algorithm."""
 
-    algorithm: str = field(
-        default="grpo", metadata={"help": "'grpo', or 'ppo' with a critic. epo_lambda=0 disables the EPO terms."}
-    )
+    algorithm: str = option("grpo", "'grpo', or 'ppo' with a critic. epo_lambda=0 disables the EPO terms.")
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
-from epo_trl.bounds import Count, CountOrZero, OneOf, Share
+from epo_trl.bounds import Count, CountOrZero, OneOf, Share, option
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol, protocol_names
@@ -18,35 +18,24 @@ BACKENDS = ("transformers", "vllm")
 class EvaluationArguments(ResponseArguments, ProtocolArguments):
     """Settings of an evaluation."""
 
-    splits: list[str] = field(default_factory=lambda: ["iid", "ood"], metadata={"help": "Task lists to evaluate."})
-    parallel: Count = field(default=64, metadata={"help": "Number of episodes played in parallel."})
-    max_episodes: Count | None = field(default=None, metadata={"help": "Evaluate only the first N tasks of each list."})
-    seed: int = field(default=0, metadata={"help": "Seed of the sampling and of the environments."})
-    backend: Annotated[str, OneOf(BACKENDS)] = field(
-        default="transformers", metadata={"help": "Generation backend: 'transformers' or 'vllm'."}
+    splits: list[str] = option(lambda: ["iid", "ood"], "Task lists to evaluate.")
+    parallel: Count = option(64, "Number of episodes played in parallel.")
+    max_episodes: Count | None = option(None, "Evaluate only the first N tasks of each list.")
+    seed: int = option(0, "Seed of the sampling and of the environments.")
+    backend: Annotated[str, OneOf(BACKENDS)] = option("transformers", "Generation backend: 'transformers' or 'vllm'.")
+    vllm_gpu_memory_utilization: float = option(0.9, "Fraction of each GPU's memory that vLLM reserves.")
+    output: str | None = option(None, "JSON file for the reports; partial results are stored next to it until the end.")
+    compare_to: str | None = option(
+        None, "Report of another policy on the same games; prints who won which, with McNemar's test."
     )
-    vllm_gpu_memory_utilization: float = field(
-        default=0.9, metadata={"help": "Fraction of each GPU's memory that vLLM reserves."}
+    max_aborted_share: Share = option(
+        0.5,
+        "Largest fraction of a list's episodes that environment errors may abort. Above it there is no report, and "
+        "the same command replays the affected parts. 1 never stops.",
     )
-    output: str | None = field(
-        default=None,
-        metadata={"help": "JSON file for the reports; partial results are stored next to it until the end."},
-    )
-    compare_to: str | None = field(
-        default=None,
-        metadata={"help": "Report of another policy on the same games; prints who won which, with McNemar's test."},
-    )
-    max_aborted_share: Share = field(
-        default=0.5,
-        metadata={
-            "help": "Largest fraction of a list's episodes that environment errors may abort. Above it there is no "
-            "report, and the same command replays the affected parts. 1 never stops."
-        },
-    )
-    show_episodes: CountOrZero = field(default=0, metadata={"help": "Number of episodes of each list to print."})
-    keep_episodes: CountOrZero = field(
-        default=20,
-        metadata={"help": "Number of episodes of each list to store next to the output for `epo-trl watch`."},
+    show_episodes: CountOrZero = option(0, "Number of episodes of each list to print.")
+    keep_episodes: CountOrZero = option(
+        20, "Number of episodes of each list to store next to the output for `epo-trl watch`."
     )
 
 

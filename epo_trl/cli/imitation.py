@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
-from epo_trl.bounds import Count, Positive, Share, check_bounds
+from epo_trl.bounds import Count, Positive, Share, check_bounds, option
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
@@ -37,29 +37,19 @@ from epo_trl.trainers.model_card import CardFacts, OwnModelCard
 class DemonstrationArguments(PromptArguments, EpisodeArguments):
     """Episodes of the expert and their format."""
 
-    episodes: Count = field(
-        default=1000,
-        metadata={"help": "Number of expert episodes to play; failed ones are dropped unless keep_lost is set."},
+    episodes: Count = option(
+        1000, "Number of expert episodes to play; failed ones are dropped unless keep_lost is set."
     )
-    demonstrated_types: list[str] | None = field(
-        default=None,
-        metadata={"help": "Task types that the expert plays; all by default. The vocabulary always covers all types."},
+    demonstrated_types: list[str] | None = option(
+        None, "Task types that the expert plays; all by default. The vocabulary always covers all types."
     )
-    mistake_rate: Share = field(
-        default=0.0, metadata={"help": "Fraction of turns with a deliberate mistake; mistakes are not used as labels."}
+    mistake_rate: Share = option(0.0, "Fraction of turns with a deliberate mistake; mistakes are not used as labels.")
+    keep_lost: bool = option(False, "Whether to keep episodes that end in failure, for an expert that guesses.")
+    thoughts: bool = option(
+        True, "Whether responses include the expert's thoughts. Without them, set require_think: false in RL."
     )
-    keep_lost: bool = field(
-        default=False, metadata={"help": "Whether to keep episodes that end in failure, for an expert that guesses."}
-    )
-    thoughts: bool = field(
-        default=True,
-        metadata={
-            "help": "Whether responses include the expert's thoughts. Without them, set require_think: false in RL."
-        },
-    )
-    prompt_label_rate: Share = field(
-        default=0.0,
-        metadata={"help": "Weight of the loss on prompt tokens; useful for a model trained from scratch, else 0."},
+    prompt_label_rate: Share = option(
+        0.0, "Weight of the loss on prompt tokens; useful for a model trained from scratch, else 0."
     )
 
 
@@ -142,12 +132,10 @@ def check_length(rows: Dataset, limit: int | None, name: str = "max_length") -> 
 class ImitationConfig(LongRunArguments, SFTConfig):
     """TRL's configuration with settings for resuming an interrupted run, and Muon."""
 
-    muon_learning_rate: Positive | None = field(
-        default=None,
-        metadata={
-            "help": "Learning rate of Muon for the hidden matrices, while AdamW trains the rest with learning_rate; by "
-            "default AdamW trains everything. For a model trained from scratch, on one device or with DDP."
-        },
+    muon_learning_rate: Positive | None = option(
+        None,
+        "Learning rate of Muon for the hidden matrices, while AdamW trains the rest with learning_rate; by default "
+        "AdamW trains everything. For a model trained from scratch, on one device or with DDP.",
     )
 
     def __post_init__(self) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import ModelConfig
 
+from epo_trl.bounds import option
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.evaluation import load_player
 from epo_trl.cli.evaluation_arguments import EvaluationArguments, load_protocol
@@ -42,25 +43,17 @@ END = "<|end|>"
 class PlayArguments(EvaluationArguments):
     """Task and player. The options for lists, numbers of episodes and outputs of an evaluation have no effect."""
 
-    player: str = field(
-        default=HUMAN,
-        metadata={"help": "'human', 'expert' (the environment's own), or a model: a folder, a Hub id, or 'tiny'."},
+    player: str = option(HUMAN, "'human', 'expert' (the environment's own), or a model: a folder, a Hub id, or 'tiny'.")
+    task_id: str | None = option(None, "Id of the task; by default the one at `index` in `split`.")
+    split: str = option("train", "List of the task.")
+    index: int = option(0, "Index of the task in the list, from 0.")
+    show_prompt: bool = option(
+        False,
+        "Show the prompt of a model before each turn: with model_name_or_path in the format of that model, else the "
+        "message without a chat template.",
     )
-    task_id: str | None = field(
-        default=None, metadata={"help": "Id of the task; by default the one at `index` in `split`."}
-    )
-    split: str = field(default="train", metadata={"help": "List of the task."})
-    index: int = field(default=0, metadata={"help": "Index of the task in the list, from 0."})
-    show_prompt: bool = field(
-        default=False,
-        metadata={
-            "help": "Show the prompt of a model before each turn: with model_name_or_path in the format of that model, "
-            "else the message without a chat template."
-        },
-    )
-    prompt_template: str = field(
-        default="",
-        metadata={"help": "Prompt template; by default the one with the name of the environment, or 'general'."},
+    prompt_template: str = option(
+        "", "Prompt template; by default the one with the name of the environment, or 'general'."
     )
 
     @property

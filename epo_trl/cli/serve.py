@@ -7,9 +7,10 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from epo_trl.bounds import option
 from epo_trl.cli.base import fail, say
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.registry import ENVIRONMENTS, build_suite, check_fields, environment_arguments
@@ -31,22 +32,13 @@ MAX_MESSAGE_BYTES = 2**20
 class ServeArguments:
     """The server and the rules of an episode."""
 
-    host: str = field(
-        default="127.0.0.1",
-        metadata={"help": "Address to listen on; 0.0.0.0 lets other machines connect, without a password."},
-    )
-    port: int = field(default=8000, metadata={"help": "Port to listen on."})
-    seats: int = field(default=64, metadata={"help": "Maximum number of sessions at once."})
-    idle_timeout: float = field(
-        default=3600.0, metadata={"help": "Seconds without a message after which a session loses its seat."}
-    )
-    call_timeout: float = field(default=60.0, metadata={"help": "Time limit of a reset or a step, in seconds."})
-    protocol: str = field(
-        default="", metadata={"help": "Protocol whose turn limit and options hold; by default the environment's."}
-    )
-    max_turns: int | None = field(
-        default=None, metadata={"help": "Turn limit of an episode; by default that of the protocol, if there is one."}
-    )
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 lets other machines connect, without a password.")
+    port: int = option(8000, "Port to listen on.")
+    seats: int = option(64, "Maximum number of sessions at once.")
+    idle_timeout: float = option(3600.0, "Seconds without a message after which a session loses its seat.")
+    call_timeout: float = option(60.0, "Time limit of a reset or a step, in seconds.")
+    protocol: str = option("", "Protocol whose turn limit and options hold; by default the environment's.")
+    max_turns: int | None = option(None, "Turn limit of an episode; by default that of the protocol, if there is one.")
 
     def check(self) -> None:
         """Raises `EnvError` if a value is out of range."""

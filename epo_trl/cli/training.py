@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from trl import ModelConfig
 
+from epo_trl.bounds import option
 from epo_trl.cli.base import RecipeError
 from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, find_warm_start, read_config, warm_start_command
 from epo_trl.cli.options import parse_options
@@ -27,12 +28,10 @@ ALGORITHMS: dict[str, tuple[type[EPOConfig], type[EPOTrainer]]] = {
 class StartArguments:
     """Initial policy of RL."""
 
-    from_scratch: bool = field(
-        default=False,
-        metadata={
-            "help": "Allow RL to start from the random weights of `model_name_or_path: tiny`, for debugging. Such a "
-            "policy never succeeds, so it learns nothing."
-        },
+    from_scratch: bool = option(
+        False,
+        "Allow RL to start from the random weights of `model_name_or_path: tiny`, for debugging. Such a policy never "
+        "succeeds, so it learns nothing.",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +15,7 @@ from rich.console import Console
 from tqdm.auto import tqdm
 from trl import ModelConfig
 
+from epo_trl.bounds import option
 from epo_trl.credit_audit.audited_round import AuditPlan, Player, play_round
 from epo_trl.credit_audit.critics import SavedCritic
 from epo_trl.credit_audit.estimators import list_estimators
@@ -41,19 +42,15 @@ _RULES = (  # fields of the config that decide what is played
 class AuditArguments:
     """How much an audit plays, and where its files are."""
 
-    audited_run: str = field(
-        default="", metadata={"help": "Folder of the policy: a run's output folder, or a checkpoint in it."}
-    )
-    audit_folder: str = field(default="", metadata={"help": "Folder for the results; by default credit_audit in RUN."})
-    audit_tasks: int = field(default=64, metadata={"help": "Number of training tasks."})
-    audit_round: int = field(
-        default=8, metadata={"help": "Tasks in a round, which is what an interrupted audit repeats."}
-    )
-    audit_minutes: float = field(default=30.0, metadata={"help": "Minutes after which no further round starts."})
-    audit_group: int = field(default=8, metadata={"help": "Episodes per task, which the credits compare."})
-    audit_episodes: int = field(default=2, metadata={"help": "Episodes of each task whose turns are audited."})
-    audit_continuations: int = field(default=16, metadata={"help": "Continuations from each state, an even number."})
-    audit_parallel: int = field(default=256, metadata={"help": "Episodes in one generation call."})
+    audited_run: str = option("", "Folder of the policy: a run's output folder, or a checkpoint in it.")
+    audit_folder: str = option("", "Folder for the results; by default credit_audit in RUN.")
+    audit_tasks: int = option(64, "Number of training tasks.")
+    audit_round: int = option(8, "Tasks in a round, which is what an interrupted audit repeats.")
+    audit_minutes: float = option(30.0, "Minutes after which no further round starts.")
+    audit_group: int = option(8, "Episodes per task, which the credits compare.")
+    audit_episodes: int = option(2, "Episodes of each task whose turns are audited.")
+    audit_continuations: int = option(16, "Continuations from each state, an even number.")
+    audit_parallel: int = option(256, "Episodes in one generation call.")
 
     def plan(self, scale: Any) -> AuditPlan:
         """Returns how much is played."""

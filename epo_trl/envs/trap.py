@@ -13,9 +13,10 @@ import copy
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from epo_trl.bounds import option
 from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
 
 COLOURS = ("red", "blue", "green", "yellow", "white", "black")
@@ -217,14 +218,13 @@ class TrapSuite(TaskSuite):
 class TrapArguments:
     """Settings of a trap."""
 
-    rooms: int = field(default=3, metadata={"help": "Number of rooms."})
-    doors: int = field(default=4, metadata={"help": "Number of coloured doors in each room."})
-    hatch: float = field(default=0.35, metadata={"help": "Probability that the hatch wins."})
-    liking: float | None = field(
-        default=None,
-        metadata={"help": "Warm start: logit of the hatch in the first room; null imitates the best player instead."},
+    rooms: int = option(3, "Number of rooms.")
+    doors: int = option(4, "Number of coloured doors in each room.")
+    hatch: float = option(0.35, "Probability that the hatch wins.")
+    liking: float | None = option(
+        None, "Warm start: logit of the hatch in the first room; null imitates the best player instead."
     )
-    move_limit: int = field(default=12, metadata={"help": "Number of steps after which the game ends."})
+    move_limit: int = option(12, "Number of steps after which the game ends.")
 
     def make_suite(self) -> TrapSuite:
         """Creates the task suite."""

@@ -9,7 +9,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from accelerate.utils import is_peft_model
 from transformers import Trainer
 
+from epo_trl.bounds import option
 from epo_trl.errors import InputError
 from epo_trl.long_runs.argument_check import check_deepspeed_runs
 from epo_trl.long_runs.checkpoint_files import find_corruption, last_checkpoint, rotate, step_of, write_manifest
@@ -35,19 +36,15 @@ FINISHED = "_finished.json"  # in `output_dir`, written last
 class LongRunArguments:
     """How a run is resumed."""
 
-    resume_with_changes: bool = field(
-        default=False,
-        metadata={
-            "help": "Resume from a checkpoint even though the number of processes or a setting that affects the result "
-            "has changed."
-        },
+    resume_with_changes: bool = option(
+        False,
+        "Resume from a checkpoint even though the number of processes or a setting that affects the result has "
+        "changed.",
     )
-    trust_checkpoint: bool = field(
-        default=False,
-        metadata={
-            "help": "Allow resume_from_checkpoint to be a folder outside output_dir. Use it only if you trust its "
-            "source: the files of DeepSpeed and FSDP are unpickled, which can run code."
-        },
+    trust_checkpoint: bool = option(
+        False,
+        "Allow resume_from_checkpoint to be a folder outside output_dir. Use it only if you trust its source: the "
+        "files of DeepSpeed and FSDP are unpickled, which can run code.",
     )
 
 

@@ -10,11 +10,11 @@ import hashlib
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from epo_trl.bounds import Count, CountOrZero, check_bounds
+from epo_trl.bounds import Count, CountOrZero, check_bounds, option
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.rollout.demonstrations import play_expert
@@ -49,19 +49,12 @@ class FewShot:
 class FewShotArguments:
     """Options for the examples in front of the first prompt."""
 
-    few_shot: CountOrZero = field(
-        default=0,
-        metadata={"help": "Example episodes in the prompt, played by the environment's expert on training tasks."},
+    few_shot: CountOrZero = option(
+        0, "Example episodes in the prompt, played by the environment's expert on training tasks."
     )
-    few_shot_turns: Count = field(
-        default=12, metadata={"help": "Maximum length of an example in turns; longer training tasks are skipped."}
-    )
-    few_shot_seed: int = field(
-        default=0, metadata={"help": "Seed for the examples' training tasks and for the expert's choices."}
-    )
-    few_shot_file: str | None = field(
-        default=None, metadata={"help": "Text file to show verbatim instead of the expert's episodes."}
-    )
+    few_shot_turns: Count = option(12, "Maximum length of an example in turns; longer training tasks are skipped.")
+    few_shot_seed: int = option(0, "Seed for the examples' training tasks and for the expert's choices.")
+    few_shot_file: str | None = option(None, "Text file to show verbatim instead of the expert's episodes.")
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from epo_trl.bounds import Count, Finite, OneOf, Range, check_bounds
+from epo_trl.bounds import Count, Finite, OneOf, Range, check_bounds, option
 from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments
 
 INVALID_ACTIONS = ("pass", "skip")
@@ -27,19 +27,16 @@ class RewardArguments:
     If the environment lists no actions, only ill-formed ones can be skipped; the environment judges the others.
     """
 
-    invalid_action: Annotated[str, OneOf(INVALID_ACTIONS)] = field(
-        default="pass",
-        metadata={"help": "'pass' sends an invalid action to the environment; 'skip' only uses up the turn."},
+    invalid_action: Annotated[str, OneOf(INVALID_ACTIONS)] = option(
+        "pass", "'pass' sends an invalid action to the environment; 'skip' only uses up the turn."
     )
-    invalid_action_penalty: Annotated[float, Range(0, LARGEST_REWARD)] = field(
-        default=0.1, metadata={"help": "Invalid-action penalty: subtracted from the reward of each invalid turn."}
+    invalid_action_penalty: Annotated[float, Range(0, LARGEST_REWARD)] = option(
+        0.1, "Invalid-action penalty: subtracted from the reward of each invalid turn."
     )
-    success_reward: Annotated[float, Range(-LARGEST_REWARD, LARGEST_REWARD)] = field(
-        default=10.0, metadata={"help": "Reward for solving the task."}
+    success_reward: Annotated[float, Range(-LARGEST_REWARD, LARGEST_REWARD)] = option(
+        10.0, "Reward for solving the task."
     )
-    env_reward_weight: Finite = field(
-        default=0.0, metadata={"help": "Factor on the environment's own reward, added to every turn's reward."}
-    )
+    env_reward_weight: Finite = option(0.0, "Factor on the environment's own reward, added to every turn's reward.")
 
 
 @dataclass

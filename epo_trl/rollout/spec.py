@@ -11,10 +11,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeVar
 
-from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf
+from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, option
 from epo_trl.envs.base import TaskSuite
 from epo_trl.rollout.chat_frame import template_settings
 from epo_trl.rollout.context import CONTEXTS, ContextBuilder
@@ -29,14 +29,12 @@ T = TypeVar("T")
 class PromptArguments(FewShotArguments):
     """Prompts, which have to be the same in warm start, training and evaluation."""
 
-    prompt_template: str = field(
-        default="alfworld", metadata={"help": "Name of a template of epo_trl, or a folder with custom text files."}
+    prompt_template: str = option("alfworld", "Name of a template of epo_trl, or a folder with custom text files.")
+    max_prompt_length: Count = option(
+        2048, "Maximum prompt length of a turn, in tokens; oldest history is dropped first."
     )
-    max_prompt_length: Count = field(
-        default=2048, metadata={"help": "Maximum prompt length of a turn, in tokens; oldest history is dropped first."}
-    )
-    chat_template_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Settings of the chat template, such as '{\"enable_thinking\": false}'."}
+    chat_template_kwargs: dict[str, Any] | str | None = option(
+        None, "Settings of the chat template, such as '{\"enable_thinking\": false}'."
     )
 
     def __post_init__(self) -> None:
@@ -72,17 +70,13 @@ class PromptArguments(FewShotArguments):
 class ResponseArguments(PromptArguments):
     """Responses of the policy."""
 
-    max_completion_length: Count = field(default=512, metadata={"help": "Maximum response length per turn, in tokens."})
-    action_format: Annotated[str, OneOf(ACTION_FORMATS)] = field(
-        default="tags",
-        metadata={
-            "help": "Format of the action in a response: 'tags', between <action> and </action>; or, with an "
-            "environment of tools, 'tool_calls' in the format of the model's chat template."
-        },
+    max_completion_length: Count = option(512, "Maximum response length per turn, in tokens.")
+    action_format: Annotated[str, OneOf(ACTION_FORMATS)] = option(
+        "tags",
+        "Format of the action in a response: 'tags', between <action> and </action>; or, with an environment of "
+        "tools, 'tool_calls' in the format of the model's chat template.",
     )
-    require_think: bool = field(
-        default=True, metadata={"help": "Whether a response without <think> </think> counts as invalid."}
-    )
+    require_think: bool = option(True, "Whether a response without <think> </think> counts as invalid.")
 
     def build_context(
         self, suite: TaskSuite, tokenizer: Any, shots: FewShot, context: str, history_length: int, **response: Any
@@ -97,27 +91,22 @@ class ResponseArguments(PromptArguments):
 class EpisodeArguments:
     """Turn limit of an episode, and how much of it the policy sees."""
 
-    context: Annotated[str, OneOf(CONTEXTS)] = field(
-        default="windowed",
-        metadata={"help": "'windowed': each turn is a fresh prompt; 'concatenated': the episode is one sequence."},
+    context: Annotated[str, OneOf(CONTEXTS)] = option(
+        "windowed", "'windowed': each turn is a fresh prompt; 'concatenated': the episode is one sequence."
     )
-    history_length: CountOrZero = field(default=2, metadata={"help": "Number of past turns in a windowed prompt."})
-    max_turns: Count = field(
-        default=50, metadata={"help": "Maximum number of turns per episode; a longer demonstration is dropped."}
-    )
+    history_length: CountOrZero = option(2, "Number of past turns in a windowed prompt.")
+    max_turns: Count = option(50, "Maximum number of turns per episode; a longer demonstration is dropped.")
 
 
 @dataclass
 class ProtocolArguments:
     """Protocol of an evaluation, and overrides, which the protocol in the report records."""
 
-    protocol: str = field(
-        default="", metadata={"help": "Name of the protocol; by default that of the environment, if it has one."}
-    )
-    max_turns: Count | None = field(default=None, metadata={"help": "Overrides the turn limit of the protocol."})
-    temperature: NonNegative | None = field(default=None, metadata={"help": "Overrides its sampling temperature."})
-    context: Annotated[str, OneOf(CONTEXTS)] | None = field(
-        default=None, metadata={"help": "Overrides its context, 'windowed' or 'concatenated'."}
+    protocol: str = option("", "Name of the protocol; by default that of the environment, if it has one.")
+    max_turns: Count | None = option(None, "Overrides the turn limit of the protocol.")
+    temperature: NonNegative | None = option(None, "Overrides its sampling temperature.")
+    context: Annotated[str, OneOf(CONTEXTS)] | None = option(
+        None, "Overrides its context, 'windowed' or 'concatenated'."
     )
 
 

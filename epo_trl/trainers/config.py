@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, check_bounds
+from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, check_bounds, option
 from epo_trl.errors import InputError
 from epo_trl.long_runs.argument_check import check_training_arguments
 from epo_trl.long_runs.long_run import LongRunArguments
@@ -69,129 +69,91 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     has_critic: ClassVar[bool] = False
 
     # Methods
-    credit: str = field(
-        default="grpo",
-        metadata={
-            "help": "Credit assignment: 'grpo', 'gigpo', ... (docs/methods.md lists the names), or 'module:Class' for "
-            "your own method. With a critic: 'turn', 'token', 'outcome'."
-        },
+    credit: str = option(
+        "grpo",
+        "Credit assignment: 'grpo', 'gigpo', ... (docs/methods.md lists the names), or 'module:Class' for your own "
+        "method. With a critic: 'turn', 'token', 'outcome'.",
     )
-    entropy_method: list[str] = field(
-        default_factory=lambda: ["epo"],
-        metadata={
-            "help": "Entropy control: one or more names from docs/methods.md, or 'module:Class' for your own method."
-        },
+    entropy_method: list[str] = option(
+        lambda: ["epo"],
+        "Entropy control: one or more names from docs/methods.md, or 'module:Class' for your own method.",
     )
-    policy_method: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Methods that change the ratio of the policy loss or select groups: names from docs/methods.md, or "
-            "'module:Class' for your own."
-        },
+    policy_method: list[str] = option(
+        list,
+        "Methods that change the ratio of the policy loss or select groups: names from docs/methods.md, or "
+        "'module:Class' for your own.",
     )
-    method_kwargs: dict[str, Any] | str | None = field(
-        default_factory=dict,
-        metadata={"help": 'Settings of methods that are not fields, by method: \'{"my:Method": {"weight": 0.1}}\'.'},
+    method_kwargs: dict[str, Any] | str | None = option(
+        dict, 'Settings of methods that are not fields, by method: \'{"my:Method": {"weight": 0.1}}\'.'
     )
-    max_resamples: CountOrZero = field(
-        default=3,
-        metadata={
-            "help": "Maximum number of rounds per RL step that replace groups rejected by a method. Groups still "
-            "rejected after that are trained on."
-        },
+    max_resamples: CountOrZero = option(
+        3,
+        "Maximum number of rounds per RL step that replace groups rejected by a method. Groups still rejected after "
+        "that are trained on.",
     )
 
     # Objective
-    epo_lambda: NonNegative = field(
-        default=0.001, metadata={"help": "lambda: weight of the entropy terms. 0 gives plain GRPO."}
+    epo_lambda: NonNegative = option(0.001, "lambda: weight of the entropy terms. 0 gives plain GRPO.")
+    smoothing_alpha: NonNegative = option(
+        0.1, "alpha of Eq. 5: scale of the smoothing penalty. 0 leaves the bonus only."
     )
-    smoothing_alpha: NonNegative = field(
-        default=0.1, metadata={"help": "alpha of Eq. 5: scale of the smoothing penalty. 0 leaves the bonus only."}
+    smoothing_beta_start: NonNegative = option(
+        2.0, "beta_start of Eq. 7: weight of the smoothing term at the first RL step."
     )
-    smoothing_beta_start: NonNegative = field(
-        default=2.0, metadata={"help": "beta_start of Eq. 7: weight of the smoothing term at the first RL step."}
+    smoothing_beta_end: NonNegative = option(
+        1.0, "beta_end of Eq. 7: weight at the last RL step; at half time it is 1."
     )
-    smoothing_beta_end: NonNegative = field(
-        default=1.0, metadata={"help": "beta_end of Eq. 7: weight at the last RL step; at half time it is 1."}
+    smoothing_decay: NonNegative = option(3.0, "lambda_d of Eq. 7: rate of the schedule.")
+    kappa_low: NonNegative = option(0.0, "kappa_l of Eq. 5: lower edge of the band, times the historical entropy.")
+    kappa_high: float = option(2.0, "kappa_r of Eq. 5: upper edge of the band, times the historical entropy.")
+    smoothing_penalty: Annotated[str, OneOf(PENALTIES)] = option(
+        "hinge", "'hinge' (Eq. 5) or 'indicator' (Definition 9; built from constants, carries no gradient)."
     )
-    smoothing_decay: NonNegative = field(default=3.0, metadata={"help": "lambda_d of Eq. 7: rate of the schedule."})
-    kappa_low: NonNegative = field(
-        default=0.0, metadata={"help": "kappa_l of Eq. 5: lower edge of the band, times the historical entropy."}
+    entropy_history: Annotated[str, OneOf(GRANULARITIES)] = option(
+        "step", "Entries of the history: 'step', one mean per RL step; 'turn', one per turn index too."
     )
-    kappa_high: float = field(
-        default=2.0, metadata={"help": "kappa_r of Eq. 5: upper edge of the band, times the historical entropy."}
+    entropy_history_window: Count | None = option(
+        None, "RL steps to look back; None uses the whole history, as in the paper."
     )
-    smoothing_penalty: Annotated[str, OneOf(PENALTIES)] = field(
-        default="hinge",
-        metadata={"help": "'hinge' (Eq. 5) or 'indicator' (Definition 9; built from constants, carries no gradient)."},
-    )
-    entropy_history: Annotated[str, OneOf(GRANULARITIES)] = field(
-        default="step",
-        metadata={"help": "Entries of the history: 'step', one mean per RL step; 'turn', one per turn index too."},
-    )
-    entropy_history_window: Count | None = field(
-        default=None, metadata={"help": "RL steps to look back; None uses the whole history, as in the paper."}
-    )
-    top_entropy_quantile: float = field(
-        default=1.0,
-        metadata={
-            "help": "TRL's: fraction of tokens, those with the highest entropy, that the policy loss keeps; 1: all. "
-            "The threshold is that of a micro-batch, so it depends on how a batch is split."
-        },
+    top_entropy_quantile: float = option(
+        1.0,
+        "TRL's: fraction of tokens, those with the highest entropy, that the policy loss keeps; 1: all. The threshold "
+        "is that of a micro-batch, so it depends on how a batch is split.",
     )
 
-    turn_buckets: Count = field(
-        default=1,
-        metadata={
-            "help": "Number of forward passes over which the turns of a micro-batch are spread, sorted by length. More "
-            "passes compute less padding."
-        },
+    turn_buckets: Count = option(
+        1,
+        "Number of forward passes over which the turns of a micro-batch are spread, sorted by length. More passes "
+        "compute less padding.",
     )
-    pack_turns: bool = field(
-        default=False,
-        metadata={
-            "help": "Run the turns of a micro-batch as one row without padding, for flash attention. With other "
-            "attention it is slower than turn_buckets."
-        },
+    pack_turns: bool = option(
+        False,
+        "Run the turns of a micro-batch as one row without padding, for flash attention. With other attention it is "
+        "slower than turn_buckets.",
     )
 
     # vLLM
-    vllm_importance_sampling_mode: str = field(
-        default="token_truncate",
-        metadata={
-            "help": "Correction for vLLM's own log-probabilities in the update. TRL's default, 'sequence_mask', has a "
-            "ratio per completion, here a whole episode."
-        },
+    vllm_importance_sampling_mode: str = option(
+        "token_truncate",
+        "Correction for vLLM's own log-probabilities in the update. TRL's default, 'sequence_mask', has a ratio per "
+        "completion, here a whole episode.",
     )
 
     # Evaluation
-    eval_temperature: NonNegative = field(
-        default=0.4,
-        metadata={"help": "Sampling temperature of evaluation if no protocol is set; 0 decodes greedily."},
+    eval_temperature: NonNegative = option(
+        0.4, "Sampling temperature of evaluation if no protocol is set; 0 decodes greedily."
     )
-    eval_episodes: Count | None = field(
-        default=None, metadata={"help": "Evaluate only the first N tasks of each list; None evaluates all."}
-    )
-    eval_seed: int = field(default=0, metadata={"help": "Seed of the sampling in evaluation."})
-    protocol: str = field(
-        default="",
-        metadata={"help": "Name of the evaluation protocol; by default the training rules at eval_temperature."},
-    )
-    print_episodes: int = field(
-        default=0, metadata={"help": "Number of episodes to print as a table at every logging step, each batch once."}
-    )
-    report_to: None | str | list[str] = field(
-        default="tensorboard",
-        metadata={"help": "Trackers of metrics: 'tensorboard' (files in output_dir), 'wandb', ..., 'all', or 'none'."},
+    eval_episodes: Count | None = option(None, "Evaluate only the first N tasks of each list; None evaluates all.")
+    eval_seed: int = option(0, "Seed of the sampling in evaluation.")
+    protocol: str = option("", "Name of the evaluation protocol; by default the training rules at eval_temperature.")
+    print_episodes: int = option(0, "Number of episodes to print as a table at every logging step, each batch once.")
+    report_to: None | str | list[str] = option(
+        "tensorboard", "Trackers of metrics: 'tensorboard' (files in output_dir), 'wandb', ..., 'all', or 'none'."
     )
 
     # Long runs
-    max_skipped_updates: Count = field(
-        default=5,
-        metadata={
-            "help": "Updates with a non-finite loss or gradient are skipped; this many in a row end the run and save "
-            "the batch."
-        },
+    max_skipped_updates: Count = option(
+        5, "Updates with a non-finite loss or gradient are skipped; this many in a row end the run and save the batch."
     )
 
     def __post_init__(self) -> None:

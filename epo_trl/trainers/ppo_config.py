@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, Share
+from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, Share, option
 from epo_trl.errors import InputError
 from epo_trl.trainers.config import EPOConfig
 
@@ -22,62 +22,42 @@ class EPOPPOConfig(EPOConfig):
 
     has_critic: ClassVar[bool] = True
 
-    num_generations: Count | None = field(
-        default=1, metadata={"help": "Number of episodes per task and RL step. PPO needs no group."}
-    )
+    num_generations: Count | None = option(1, "Number of episodes per task and RL step. PPO needs no group.")
 
     # Critic
-    critic: Annotated[str, OneOf(CRITICS)] = field(
-        default="separate",
-        metadata={
-            "help": "'separate': a separate model with a scalar head, initialized from the policy's base model; "
-            "'value_head': a scalar head on the policy's own transformer."
-        },
+    critic: Annotated[str, OneOf(CRITICS)] = option(
+        "separate",
+        "'separate': a separate model with a scalar head, initialized from the policy's base model; 'value_head': a "
+        "scalar head on the policy's own transformer.",
     )
-    critic_model_name_or_path: str | None = field(
-        default=None,
-        metadata={"help": "Model that initializes a separate critic, with the same tokenizer; null for the policy's."},
+    critic_model_name_or_path: str | None = option(
+        None, "Model that initializes a separate critic, with the same tokenizer; null for the policy's."
     )
-    critic_use_peft: bool = field(
-        default=False, metadata={"help": "Whether to train a separate critic with an adapter like the policy's."}
+    critic_use_peft: bool = option(False, "Whether to train a separate critic with an adapter like the policy's.")
+    critic_learning_rate: Positive | None = option(
+        None, "Learning rate of the critic, with the same schedule; null for the policy's."
     )
-    critic_learning_rate: Positive | None = field(
-        default=None, metadata={"help": "Learning rate of the critic, with the same schedule; null for the policy's."}
-    )
-    critic_warmup_steps: CountOrZero = field(
-        default=0, metadata={"help": "Number of initial optimizer steps that train only the critic."}
-    )
-    value_coef: NonNegative = field(
-        default=1.0, metadata={"help": "Weight of the critic's loss. It matters most with a shared transformer."}
-    )
-    value_clip: Positive | None = field(
-        default=0.5,
-        metadata={
-            "help": "Clipping range of values during the updates on one batch, in units of reward; null for no limit."
-        },
+    critic_warmup_steps: CountOrZero = option(0, "Number of initial optimizer steps that train only the critic.")
+    value_coef: NonNegative = option(1.0, "Weight of the critic's loss. It matters most with a shared transformer.")
+    value_clip: Positive | None = option(
+        0.5, "Clipping range of values during the updates on one batch, in units of reward; null for no limit."
     )
 
     # Credit
-    credit: str = field(
-        default="turn",
-        metadata={
-            "help": "'turn': GAE from turn to turn; 'token': GAE over all response tokens of the episode; 'outcome': "
-            "the episode's whole reward at the end of every turn, no bootstrapping; 'module:Class': your own method."
-        },
+    credit: str = option(
+        "turn",
+        "'turn': GAE from turn to turn; 'token': GAE over all response tokens of the episode; 'outcome': the "
+        "episode's whole reward at the end of every turn, no bootstrapping; 'module:Class': your own method.",
     )
-    gamma: Share = field(
-        default=1.0, metadata={"help": "Discount from one decision point (a turn or a token) to the next."}
+    gamma: Share = option(1.0, "Discount from one decision point (a turn or a token) to the next.")
+    gae_lambda: Share = option(1.0, "lambda of GAE, from one decision point to the next.")
+    bootstrap_truncated: bool = option(
+        False,
+        "Whether to bootstrap truncated episodes from the critic's value of their last state; false counts them as "
+        "ended. Use true with a gamma below 1.",
     )
-    gae_lambda: Share = field(default=1.0, metadata={"help": "lambda of GAE, from one decision point to the next."})
-    bootstrap_truncated: bool = field(
-        default=False,
-        metadata={
-            "help": "Whether to bootstrap truncated episodes from the critic's value of their last state; false counts "
-            "them as ended. Use true with a gamma below 1."
-        },
-    )
-    normalize_advantages: bool = field(
-        default=True, metadata={"help": "Whether advantages are normalized to mean 0 and deviation 1 over tokens."}
+    normalize_advantages: bool = option(
+        True, "Whether advantages are normalized to mean 0 and deviation 1 over tokens."
     )
 
     def __post_init__(self) -> None:

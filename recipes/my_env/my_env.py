@@ -1,8 +1,9 @@
 """A complete custom environment: find a hidden number. Copy this folder and change it (docs/environments.md)."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from epo_trl.bounds import option
 from epo_trl.envs import EnvError, TaskSuite, TextEnv
 
 TASKS = {"train": 200, "iid": 20, "ood": 20}
@@ -62,7 +63,7 @@ class Expert:
 
 @dataclass
 class GuessArguments:  # each field is an option of the recipes and a line of the YAML
-    numbers: int = field(default=4, metadata={"help": "Number of hidden numbers to choose from."})
+    numbers: int = option(4, "Number of hidden numbers to choose from.")
 
     def make_suite(self):
         return GuessSuite(self.numbers)

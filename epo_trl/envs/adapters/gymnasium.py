@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from epo_trl.bounds import option
 from epo_trl.envs.adapters.numbered import NO_ACTION, NumberedArguments, NumberedEnv, NumberedSuite
 from epo_trl.envs.base import EnvError, Info
 
@@ -83,13 +84,9 @@ class GymnasiumSuite(NumberedSuite):
 class GymnasiumArguments(NumberedArguments):
     """A Gymnasium environment with text observations and actions."""
 
-    env_id: str = field(default="", metadata={"help": "Id for `gymnasium.make`: 'Name-v0', or 'module:Name-v0'."})
-    env_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Arguments for `gymnasium.make`, such as '{\"size\": 4}'."}
-    )
-    action_names: list[str] | None = field(
-        default=None, metadata={"help": "Names of the actions of a `Discrete` space, in order."}
-    )
+    env_id: str = option("", "Id for `gymnasium.make`: 'Name-v0', or 'module:Name-v0'.")
+    env_kwargs: dict[str, Any] | str | None = option(None, "Arguments for `gymnasium.make`, such as '{\"size\": 4}'.")
+    action_names: list[str] | None = option(None, "Names of the actions of a `Discrete` space, in order.")
 
     def make_suite(self) -> GymnasiumSuite:
         """Creates the task suite.

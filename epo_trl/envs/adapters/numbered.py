@@ -7,9 +7,10 @@ OpenEnv's observation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from epo_trl.bounds import option
 from epo_trl.envs.adapters import reaches
 from epo_trl.envs.base import EnvError, Expert, Info, TaskSuite, TextEnv
 from epo_trl.envs.registry import named_object
@@ -25,27 +26,14 @@ class NumberedArguments:
 
     MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(["test_tasks", "demonstrator"])
 
-    task_text: str = field(
-        default="", metadata={"help": "Task description; by default the environment's field `task`, or its name."}
-    )
-    train_tasks: int = field(default=1000, metadata={"help": "Training seeds: 0, 1, 2, ..."})
-    test_tasks: int = field(default=100, metadata={"help": "Seeds of the list `iid`: 1000000, 1000001, ..."})
-    won_key: str = field(
-        default="is_success", metadata={"help": "Name of the field that tells at the end whether the task is solved."}
-    )
-    won_score: float | None = field(
-        default=1.0,
-        metadata={"help": "Without that field: a sum of rewards that counts as solved; null: never."},
-    )
-    actions_key: str = field(
-        default="admissible_actions", metadata={"help": "Name of the field that lists the available actions, if any."}
-    )
-    accepted_key: str = field(
-        default="accepted", metadata={"help": "Name of the field that tells whether the last action was valid, if any."}
-    )
-    demonstrator: str = field(
-        default="", metadata={"help": "Expert as 'module:Class', for a warm start and `tiny`; created with a seed."}
-    )
+    task_text: str = option("", "Task description; by default the environment's field `task`, or its name.")
+    train_tasks: int = option(1000, "Training seeds: 0, 1, 2, ...")
+    test_tasks: int = option(100, "Seeds of the list `iid`: 1000000, 1000001, ...")
+    won_key: str = option("is_success", "Name of the field that tells at the end whether the task is solved.")
+    won_score: float | None = option(1.0, "Without that field: a sum of rewards that counts as solved; null: never.")
+    actions_key: str = option("admissible_actions", "Name of the field that lists the available actions, if any.")
+    accepted_key: str = option("accepted", "Name of the field that tells whether the last action was valid, if any.")
+    demonstrator: str = option("", "Expert as 'module:Class', for a warm start and `tiny`; created with a seed.")
 
     def check(self) -> None:
         """Raises `EnvError` if a task count is out of range."""

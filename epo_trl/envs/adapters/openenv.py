@@ -11,10 +11,11 @@ import json
 import warnings
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from epo_trl.bounds import option
 from epo_trl.envs.adapters.loop import submit
 from epo_trl.envs.adapters.numbered import NO_ACTION, NumberedArguments, NumberedEnv, NumberedSuite
 from epo_trl.envs.base import EnvError, Info
@@ -180,19 +181,16 @@ class OpenEnvSuite(NumberedSuite):
 class OpenEnvArguments(NumberedArguments):
     """An environment on an OpenEnv server."""
 
-    base_url: str = field(default="http://localhost:8000", metadata={"help": "URL of the server."})
-    suite_name: str = field(default="openenv", metadata={"help": "Name of the suite in reports."})
-    action_key: str = field(
-        default="message", metadata={"help": "Field of the action that holds the text; empty: the text is JSON."}
+    base_url: str = option("http://localhost:8000", "URL of the server.")
+    suite_name: str = option("openenv", "Name of the suite in reports.")
+    action_key: str = option("message", "Field of the action that holds the text; empty: the text is JSON.")
+    observation_key: str = option(
+        "", "Path of the text in the observation, such as 'messages.-1.content'; empty: all, as JSON."
     )
-    observation_key: str = field(
-        default="",
-        metadata={"help": "Path of the text in the observation, such as 'messages.-1.content'; empty: all, as JSON."},
+    reset_kwargs: dict[str, Any] | str | None = option(
+        None, "Arguments for `reset` besides the seed, such as '{\"difficulty\": 2}'."
     )
-    reset_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Arguments for `reset` besides the seed, such as '{\"difficulty\": 2}'."}
-    )
-    timeout_seconds: float = field(default=60.0, metadata={"help": "Time limit of a request, in seconds."})
+    timeout_seconds: float = option(60.0, "Time limit of a request, in seconds.")
 
     def make_suite(self) -> OpenEnvSuite:
         """Creates the task suite.

@@ -14,10 +14,11 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from epo_trl.bounds import option
 from epo_trl.envs.adapters.tool import tool_call
 from epo_trl.envs.adapters.tool_env import ToolEnv, awaited, final_answer, list_tools, to_text
 from epo_trl.envs.base import EnvError, Expert, TaskSuite
@@ -136,28 +137,20 @@ class ToolsArguments:
 
     MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(["iid_rows", "ood_rows", "demonstrator"])
 
-    factory: str = field(default="", metadata={"help": "TRL's `environment_factory`, as 'module:Class'."})
-    rows: str = field(
-        default="",
-        metadata={
-            "help": "Training rows: 'module:name' of a list, a datasets.Dataset or a function that returns one, "
-            "or a JSONL file. Without it, the environment makes its tasks itself."
-        },
+    factory: str = option("", "TRL's `environment_factory`, as 'module:Class'.")
+    rows: str = option(
+        "",
+        "Training rows: 'module:name' of a list, a datasets.Dataset or a function that returns one, or a JSONL file. "
+        "Without it, the environment makes its tasks itself.",
     )
-    iid_rows: str = field(default="", metadata={"help": "Test rows like the training rows."})
-    ood_rows: str = field(default="", metadata={"help": "Test rows of another kind."})
-    tool_rewards: list[str] | None = field(
-        default=None,
-        metadata={"help": "TRL reward functions as 'module:name'; by default the environment's own `get_reward`."},
+    iid_rows: str = option("", "Test rows like the training rows.")
+    ood_rows: str = option("", "Test rows of another kind.")
+    tool_rewards: list[str] | None = option(
+        None, "TRL reward functions as 'module:name'; by default the environment's own `get_reward`."
     )
-    won_score: float | None = field(default=1.0, metadata={"help": "Score at which an episode is won; null: never."})
-    final_answer: bool = field(
-        default=False,
-        metadata={"help": "Adds a tool `final_answer` that ends the episode, as any text does with TRL."},
-    )
-    demonstrator: str = field(
-        default="", metadata={"help": "Expert as 'module:Class', for a warm start and `tiny`; created with a seed."}
-    )
+    won_score: float | None = option(1.0, "Score at which an episode is won; null: never.")
+    final_answer: bool = option(False, "Adds a tool `final_answer` that ends the episode, as any text does with TRL.")
+    demonstrator: str = option("", "Expert as 'module:Class', for a warm start and `tiny`; created with a seed.")
 
     def make_suite(self) -> ToolSuite:
         """Creates the task suite.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
+from epo_trl.bounds import option
 from epo_trl.envs.alfworld.alfworld_suite import AlfworldData, GeneratedAlfworld
 from epo_trl.envs.base import EnvError, TaskSuite
 
@@ -18,28 +19,20 @@ class AlfworldArguments:
     # Settings that a resumed run may change: they do not change what is learned.
     MAY_CHANGE: ClassVar[frozenset[str]] = frozenset("alfworld_data n_iid n_ood".split())
 
-    games: str = field(
-        default="data",
-        metadata={"help": "'data': the games in alfworld_data; 'generated': games made on the fly, no download."},
+    games: str = option("data", "'data': the games in alfworld_data; 'generated': games made on the fly, no download.")
+    alfworld_data: str | None = option(None, "Folder of the games; by default $ALFWORLD_DATA. For games='data'.")
+    engine: str = option("fast", "'fast' (built in) or 'textworld' (ALFWorld's own).")
+    task_types: list[str] | None = option(None, "Task types to include; all by default.")
+    expert_search: str = option(
+        "random", "How the expert searches: 'random', or 'likely': first where training games have such objects."
     )
-    alfworld_data: str | None = field(
-        default=None, metadata={"help": "Folder of the games; by default $ALFWORLD_DATA. For games='data'."}
-    )
-    engine: str = field(default="fast", metadata={"help": "'fast' (built in) or 'textworld' (ALFWorld's own)."})
-    task_types: list[str] | None = field(default=None, metadata={"help": "Task types to include; all by default."})
-    expert_search: str = field(
-        default="random",
-        metadata={
-            "help": "How the expert searches: 'random', or 'likely': first where training games have such objects."
-        },
-    )
-    n_train: int = field(default=4000, metadata={"help": "Number of generated training games."})
-    n_iid: int = field(default=200, metadata={"help": "Number of generated test games in the training rooms."})
-    n_ood: int = field(default=200, metadata={"help": "Number of generated test games in held-out rooms."})
-    games_seed: int = field(default=0, metadata={"help": "Seed of the generated games."})
-    room_types: list[str] | None = field(default=None, metadata={"help": "Rooms of generated games; all by default."})
-    max_receptacles: int | None = field(
-        default=None, metadata={"help": "Maximum number of receptacles in a generated room; no limit by default."}
+    n_train: int = option(4000, "Number of generated training games.")
+    n_iid: int = option(200, "Number of generated test games in the training rooms.")
+    n_ood: int = option(200, "Number of generated test games in held-out rooms.")
+    games_seed: int = option(0, "Seed of the generated games.")
+    room_types: list[str] | None = option(None, "Rooms of generated games; all by default.")
+    max_receptacles: int | None = option(
+        None, "Maximum number of receptacles in a generated room; no limit by default."
     )
 
     def make_suite(self) -> TaskSuite:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
+from epo_trl.bounds import option
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.webshop.generator import ShopSettings
 from epo_trl.envs.webshop.webshop_suite import PAGE_SIZE, GeneratedWebShop, WebShopData
@@ -19,42 +20,28 @@ class WebShopArguments:
     # Settings that a resumed run may change: they do not change what is learned.
     MAY_CHANGE: ClassVar[frozenset[str]] = frozenset({"webshop_data"})
 
-    goods: str = field(
-        default="data",
-        metadata={"help": "'data': the products in webshop_data; 'generated': an invented shop, no download."},
+    goods: str = option("data", "'data': the products in webshop_data; 'generated': an invented shop, no download.")
+    webshop_data: str | None = option(
+        None, "Folder of the release's JSON files; by default $WEBSHOP_DATA. For goods='data'."
     )
-    webshop_data: str | None = field(
-        default=None,
-        metadata={"help": "Folder of the release's JSON files; by default $WEBSHOP_DATA. For goods='data'."},
+    catalogue: str = option("small", "'small': the release's 1,000 products; 'all': its 1.18 million.")
+    instructions: str = option("human", "'human': written by people; 'synthetic': made from the products.")
+    n_iid: int = option(500, "Number of test goals.")
+    n_dev: int = option(1000, "Number of the release's goals after those, which training leaves out too.")
+    n_train: int = option(4000, "Number of training goals of a generated shop.")
+    n_products: int = option(1000, "Number of products of a generated shop.")
+    hidden_attributes: int = option(
+        1, "Number of a generated product's three attributes that only its features page shows."
     )
-    catalogue: str = field(
-        default="small", metadata={"help": "'small': the release's 1,000 products; 'all': its 1.18 million."}
+    departments: list[str] | None = option(
+        None, "Departments of a generated shop: fashion, beauty, electronics, furniture, grocery; or all."
     )
-    instructions: str = field(
-        default="human", metadata={"help": "'human': written by people; 'synthetic': made from the products."}
-    )
-    n_iid: int = field(default=500, metadata={"help": "Number of test goals."})
-    n_dev: int = field(
-        default=1000, metadata={"help": "Number of the release's goals after those, which training leaves out too."}
-    )
-    n_train: int = field(default=4000, metadata={"help": "Number of training goals of a generated shop."})
-    n_products: int = field(default=1000, metadata={"help": "Number of products of a generated shop."})
-    hidden_attributes: int = field(
-        default=1,
-        metadata={"help": "Number of a generated product's three attributes that only its features page shows."},
-    )
-    departments: list[str] | None = field(
-        default=None,
-        metadata={"help": "Departments of a generated shop: fashion, beauty, electronics, furniture, grocery; or all."},
-    )
-    shop_seed: int = field(default=0, metadata={"help": "Seed of the generated shop."})
-    page_size: int = field(default=PAGE_SIZE, metadata={"help": "Number of products on a page of results."})
-    spacy_model: str = field(
-        default="",
-        metadata={
-            "help": "spaCy model that finds the nouns of titles, as in the paper, for example 'en_core_web_sm'; by "
-            "default the reward compares all words of titles."
-        },
+    shop_seed: int = option(0, "Seed of the generated shop.")
+    page_size: int = option(PAGE_SIZE, "Number of products on a page of results.")
+    spacy_model: str = option(
+        "",
+        "spaCy model that finds the nouns of titles, as in the paper, for example 'en_core_web_sm'; by default the "
+        "reward compares all words of titles.",
     )
 
     def make_suite(self) -> TaskSuite:
