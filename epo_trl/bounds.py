@@ -25,20 +25,22 @@ class Range:
         least: Smallest number.
         most: Largest number.
         above: Number below the range, which is not part of it.
+        below: Number above the range, which is not part of it.
     """
 
     least: float = -math.inf
     most: float = math.inf
     above: float = -math.inf
+    below: float = math.inf
 
     def __contains__(self, value: Any) -> bool:
-        return math.isfinite(value) and self.least <= value <= self.most and value > self.above
+        return math.isfinite(value) and self.least <= value <= self.most and self.above < value < self.below
 
     def __str__(self) -> str:
         if self.least > -math.inf and self.most < math.inf:
             return f"from {self.least:g} to {self.most:g}"
-        sign, end = (">", self.above) if self.above > -math.inf else (">=", self.least)
-        return "finite" if end == -math.inf else f"{sign} {end:g}"
+        ends = {">=": self.least, ">": self.above, "<=": self.most, "<": self.below}
+        return " and ".join(f"{sign} {end:g}" for sign, end in ends.items() if math.isfinite(end)) or "finite"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ NonNegative = Annotated[float, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
 Finite = Annotated[float, Range()]
 Share = Annotated[float, Range(least=0, most=1)]
+PositiveShare = Annotated[float, Range(above=0, most=1)]
 
 
 def option(default: Any, text: str) -> Any:
@@ -85,7 +88,7 @@ class FieldBounds(NamedTuple):
         """Raises `InputError` if a value is outside the bounds."""
         if (value is None and self.is_optional) or (self._has_type(value) and value in self.bounds):
             return
-        kind = {int: "an integer ", float: "a number "}.get(self.kind, "")
+        kind = "" if isinstance(self.bounds, OneOf) else {int: "an integer ", float: "a number "}[self.kind]
         expected = "a finite number" if self.bounds == Range() else f"{kind}{self.bounds}"
         raise InputError(f"{name}: expected {expected}{' or null' * self.is_optional}, got {value!r}")
 

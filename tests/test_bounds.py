@@ -1,12 +1,24 @@
 """Bounds in the types of fields: one check, one wording."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import pytest
 
-from epo_trl.bounds import Count, Finite, NonNegative, OneOf, Positive, Range, Share, check_bounds, read_bounds
+from epo_trl.bounds import (
+    Count,
+    Finite,
+    NonNegative,
+    OneOf,
+    Positive,
+    PositiveShare,
+    Range,
+    Share,
+    check_bounds,
+    option,
+    read_bounds,
+)
 from epo_trl.errors import InputError
 
 
@@ -19,6 +31,9 @@ class Settings:
     share: Share = 0.5
     shift: Finite = 0.0
     kind: Annotated[str, OneOf(("a", "b"))] = "a"
+    part: PositiveShare = 1.0
+    decay: Annotated[float, Range(least=0, below=1)] = 0.0
+    names: list[str] = option(lambda: ["x"], "Names of something.")
     free: int = -3
 
 
@@ -38,6 +53,8 @@ class Settings:
         ("share", 1.5, "expected a number from 0 to 1, got 1.5"),
         ("shift", -math.inf, "expected a finite number, got -inf"),
         ("kind", "c", "expected one of 'a', 'b', got 'c'"),
+        ("part", 0.0, "expected a number > 0 and <= 1, got 0.0"),
+        ("decay", 1.0, "expected a number >= 0 and < 1, got 1.0"),
     ],
 )
 def test_a_value_outside_its_bounds_is_named(name, value, expected):
@@ -60,6 +77,16 @@ def test_bounds_are_read_from_the_class():
     bounds = {name: str(each.bounds) for name, each in read_bounds(Settings).items()}
     assert bounds == {
         "turns": ">= 1", "limit": ">= 1", "weight": ">= 0", "rate": "> 0", "share": "from 0 to 1", "shift": "finite",
-        "kind": "one of 'a', 'b'",
+        "kind": "one of 'a', 'b'", "part": "> 0 and <= 1", "decay": ">= 0 and < 1",
     }  # fmt: skip
-    assert str(Range(-2, 1e12)) == "from -2 to 1e+12"
+    assert str(Range(-2, 1e12)) == "from -2 to 1e+12" and str(Range(above=0, below=1)) == "> 0 and < 1"
+
+
+def test_an_option_has_a_help_text_and_a_default_of_its_own():
+    settings, other = Settings(), Settings()
+    settings.names.append("y")
+    assert (settings.names, other.names, fields(Settings)[-2].metadata["help"]) == (
+        ["x", "y"],
+        ["x"],
+        "Names of something.",
+    )

@@ -332,7 +332,7 @@ def test_no_worker_outlives_python_even_if_it_hangs(end):
     ],
 )
 def test_a_bad_setting_is_named(bad, message):
-    with pytest.raises(EnvError, match=message):
+    with pytest.raises(ValueError, match=message):
         PoolSettings(**bad)
 
 

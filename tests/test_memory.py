@@ -106,7 +106,7 @@ def test_a_shape_is_read_from_a_config():
     ("changes", "message"),
     [
         ({"gpus": 0}, "gpus: expected an integer >= 1.*got 0"),
-        ({"zero_stage": 1}, "zero_stage: expected 0, 2 or 3.*got 1"),
+        ({"zero_stage": 1}, "zero_stage: expected one of 0, 2, 3.*got 1"),
         (
             {"offload": True, "zero_stage": 2},
             "offload: expected False unless zero_stage is 3, got True with zero_stage=2",
@@ -200,8 +200,8 @@ def test_a_vllm_beside_the_training_counts():
         ({"max_turns": "many"}, {}, "max_turns: expected an integer >= 1.*got 'many'"),
         ({"per_device_train_batch_size": 0}, {}, "per_device_train_batch_size: expected an integer >= 1, got 0"),
         ({"context": "concatenated"}, {}, "prompt_tokens: expected .*got nothing"),
-        ({}, {"response_tokens": 0}, "response_tokens: expected a number > 0, got 0"),
-        ({}, {"prompt_tokens": float("nan")}, "prompt_tokens: expected a number > 0, got nan"),
+        ({}, {"response_tokens": 0}, "response_tokens: expected a number > 0 or null, got 0"),
+        ({}, {"prompt_tokens": float("nan")}, "prompt_tokens: expected a number > 0 or null, got nan"),
     ],
 )
 def test_a_missing_or_impossible_setting_is_named(changes, turn, message):

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from epo_trl.bounds import option
+from epo_trl.bounds import Count, Positive, check_bounds, option
 from epo_trl.cli.base import fail, say
-from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.registry import ENVIRONMENTS, build_suite, check_fields, environment_arguments
 
 if TYPE_CHECKING:
@@ -33,22 +33,14 @@ class ServeArguments:
     """The server and the rules of an episode."""
 
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 lets other machines connect, without a password.")
-    port: int = option(8000, "Port to listen on.")
-    seats: int = option(64, "Maximum number of sessions at once.")
-    idle_timeout: float = option(3600.0, "Seconds without a message after which a session loses its seat.")
-    call_timeout: float = option(60.0, "Time limit of a reset or a step, in seconds.")
+    port: Count = option(8000, "Port to listen on.")
+    seats: Count = option(64, "Maximum number of sessions at once.")
+    idle_timeout: Positive = option(3600.0, "Seconds without a message after which a session loses its seat.")
+    call_timeout: Positive = option(60.0, "Time limit of a reset or a step, in seconds.")
     protocol: str = option("", "Protocol whose turn limit and options hold; by default the environment's.")
-    max_turns: int | None = option(None, "Turn limit of an episode; by default that of the protocol, if there is one.")
-
-    def check(self) -> None:
-        """Raises `EnvError` if a value is out of range."""
-        for name, least in (("port", 1), ("seats", 1), ("max_turns", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise EnvError(f"{name}: expected an integer >= {least}, got {value}")
-        for name in ("idle_timeout", "call_timeout"):
-            if not getattr(self, name) > 0:
-                raise EnvError(f"{name}: expected a number of seconds > 0, got {getattr(self, name)}")
+    max_turns: Count | None = option(
+        None, "Turn limit of an episode; by default that of the protocol, if there is one."
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     parser = HfArgumentParser(types, prog=f"epo-trl serve {argv[0]}", allow_abbrev=False)
     try:
         args, chosen = parser.parse_args_into_dataclasses(list(argv[1:]))
-        args.check()
+        check_bounds(args)
         games = build_games(args, build_suite(chosen))
     except ValueError as error:  # of an option, or of a protocol's name
         return fail(error)

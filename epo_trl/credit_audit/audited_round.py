@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
+from epo_trl.bounds import Count, Range, check_bounds
 from epo_trl.credit_audit.branches import branch, play_to_end, repeat_turn, start
 from epo_trl.credit_audit.estimators import build_batch, turn_credits
 from epo_trl.envs.base import TaskSuite
@@ -34,21 +35,18 @@ class AuditPlan:
         scale: `scale_rewards` of the run.
     """
 
-    group_size: int = 8
+    group_size: Annotated[int, Range(least=2)] = 8
     audited: int = 2
     continuations: int = 16
-    parallel: int = 256
+    parallel: Count = 256
     scale: str = "group"
 
     def __post_init__(self) -> None:
-        if self.group_size < 2:
-            raise InputError(f"group_size: expected an integer >= 2, got {self.group_size}")
+        check_bounds(self)
         if not 1 <= self.audited <= self.group_size:
             raise InputError(f"audited: expected an integer from 1 to {self.group_size}, got {self.audited}")
         if self.continuations < 2 or self.continuations % 2:
             raise InputError(f"continuations: expected an even number >= 2, got {self.continuations}")
-        if self.parallel < 1:
-            raise InputError(f"parallel: expected an integer >= 1, got {self.parallel}")
 
 
 @dataclass(frozen=True, slots=True)

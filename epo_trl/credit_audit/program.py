@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from rich.console import Console
 from tqdm.auto import tqdm
 from trl import ModelConfig
 
-from epo_trl.bounds import option
+from epo_trl.bounds import Range, check_bounds, option
 from epo_trl.credit_audit.audited_round import AuditPlan, Player, play_round
 from epo_trl.credit_audit.critics import SavedCritic
 from epo_trl.credit_audit.estimators import list_estimators
@@ -44,8 +44,10 @@ class AuditArguments:
 
     audited_run: str = option("", "Folder of the policy: a run's output folder, or a checkpoint in it.")
     audit_folder: str = option("", "Folder for the results; by default credit_audit in RUN.")
-    audit_tasks: int = option(64, "Number of training tasks.")
-    audit_round: int = option(8, "Tasks in a round, which is what an interrupted audit repeats.")
+    audit_tasks: Annotated[int, Range(least=2)] = option(64, "Number of training tasks.")
+    audit_round: Annotated[int, Range(least=2)] = option(
+        8, "Tasks in a round, which is what an interrupted audit repeats."
+    )
     audit_minutes: float = option(30.0, "Minutes after which no further round starts.")
     audit_group: int = option(8, "Episodes per task, which the credits compare.")
     audit_episodes: int = option(2, "Episodes of each task whose turns are audited.")
@@ -62,9 +64,7 @@ class AuditArguments:
         """Raises `InputError` for a folder that does not exist, or a number out of range."""
         if not Path(self.audited_run).is_dir():
             raise InputError(f"RUN: expected the output folder of a run, or a checkpoint, got {self.audited_run!r}")
-        for name in ("audit_tasks", "audit_round"):
-            if getattr(self, name) < 2:
-                raise InputError(f"{name}: expected an integer >= 2, got {getattr(self, name)}")
+        check_bounds(self)
 
 
 class Audit:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Annotated, Any
 
 from accelerate.utils import DistributedType
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
+from epo_trl.bounds import NonNegative, Range, read_bounds
 from epo_trl.errors import InputError
 
+_Beta = Annotated[float, Range(least=0, below=1)]
+BOUNDS = {
+    **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon"), NonNegative),
+    **dict.fromkeys(("adam_beta1", "adam_beta2"), _Beta),
+}
 # For these, the list of transformers does not reliably show whether they are installed.
 _NOT_LISTED = {"azure_ml", "comet_ml", "flyte"}
 
@@ -20,12 +25,8 @@ def check_training_arguments(args: Any) -> None:
     Args:
         args: Arguments of the transformers trainer, after their own checks.
     """
-    for name in ("learning_rate", "weight_decay", "adam_epsilon"):
-        if not 0 <= getattr(args, name) < math.inf:
-            raise InputError(f"{name}: expected a number >= 0, got {getattr(args, name)}")
-    for name in ("adam_beta1", "adam_beta2"):
-        if not 0 <= getattr(args, name) < 1:
-            raise InputError(f"{name}: expected a number from 0 to below 1, got {getattr(args, name)}")
+    for name, bounds in read_bounds(BOUNDS).items():
+        bounds.check(name, getattr(args, name))
     if args.max_grad_norm is not None and not args.max_grad_norm >= 0:
         raise InputError(f"max_grad_norm: expected a number >= 0 (0: no clipping), got {args.max_grad_norm}")
     if not 0 <= args.seed < 2**32:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from epo_trl.bounds import Positive, check_bounds
 from epo_trl.errors import InputError
 from epo_trl.memory.sizes import GB, Run
 
@@ -22,13 +23,11 @@ class MeanTurn:
         response_tokens: Response tokens of a turn.
     """
 
-    prompt_tokens: float | None = None
-    response_tokens: float | None = None
+    prompt_tokens: Positive | None = None
+    response_tokens: Positive | None = None
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value is not None and not 0 < value < math.inf:
-                raise InputError(f"{name}: expected a number > 0, got {value}")
+        check_bounds(self)
 
 
 def read_run(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from epo_trl.bounds import Count, CountOrZero, OneOf, check_bounds
 from epo_trl.errors import InputError
 
 GB = 1e9
@@ -106,23 +107,19 @@ class Run:
     what a vLLM that shares the GPU keeps during the update.
     """
 
-    gpus: int = 8
-    zero_stage: int = 3
+    gpus: Count = 8
+    zero_stage: Annotated[int, OneOf((0, 2, 3))] = 3
     offload: bool = False
-    batch_tokens: int = 16384
+    batch_tokens: Count = 16384
     reference: bool = True
     critic: bool = False
     gradient_checkpointing: bool = True
-    lora_rank: int = 0
+    lora_rank: CountOrZero = 0
     critic_lora: bool = False
     vllm_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in {"gpus": 1, "batch_tokens": 1, "lora_rank": 0}.items():
-            if getattr(self, name) < least:
-                raise InputError(f"{name}: expected an integer >= {least}, got {getattr(self, name)}")
-        if self.zero_stage not in (0, 2, 3):
-            raise InputError(f"zero_stage: expected 0, 2 or 3, got {self.zero_stage}")
+        check_bounds(self)
         if self.offload and self.zero_stage != 3:
             raise InputError(
                 f"offload: expected False unless zero_stage is 3, got True with zero_stage={self.zero_stage}"

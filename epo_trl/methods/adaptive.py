@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from epo_trl.bounds import NonNegative
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Method, MicroBatch, StepSummary
 
@@ -28,15 +29,13 @@ class AdaptiveEntropy(Method):
             own adaptive bonus uses 1.
     """
 
-    target: float
-    delta: float = 0.005
-    start: float = 0.0
-    maximum: float = 0.005
+    target: NonNegative
+    delta: NonNegative = 0.005
+    start: NonNegative = 0.0
+    maximum: NonNegative = 0.005
 
     def __post_init__(self) -> None:
-        for name in ("target", "delta", "start", "maximum"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name}: expected a number >= 0, got {getattr(self, name)}")
+        super().__post_init__()
         if self.start > self.maximum:
             raise InputError(f"start: expected a number <= maximum ({self.maximum}), got {self.start}")
         self.coefficient, self.active = self.start, True

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from epo_trl.errors import InputError
+from epo_trl.bounds import NonNegative
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import on_tokens, per_turn_means, turns_by_group
 
@@ -27,11 +26,7 @@ class AEM(Method):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise InputError(f"temperature: expected a number >= 0, got {self.temperature}")
+    temperature: NonNegative = 1.0
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and T."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from epo_trl.bounds import NonNegative
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import token_extremes, token_moments
@@ -35,14 +35,10 @@ class AEPO(Method):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
     config_fields: ClassVar[tuple[str, ...]] = ("epsilon", "epsilon_high")
 
-    alpha: float = 0.2
+    alpha: NonNegative = 0.2
     keep_clipped: bool = True
     epsilon: float = 0.2
     epsilon_high: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha < math.inf:
-            raise InputError(f"alpha: expected a number >= 0, got {self.alpha}")
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and alpha."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
+from epo_trl.bounds import Count, OneOf
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Credit, Method, Need
 from epo_trl.methods.token_statistics import on_tokens
@@ -33,14 +33,8 @@ class Anchored(Method):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS, Need.TURN_REWARDS})
 
-    anchor: str = "observation"
-    anchor_turns: int = 1
-
-    def __post_init__(self) -> None:
-        if self.anchor not in ("observation", "state"):
-            raise InputError(f"anchor: expected 'observation' or 'state', got {self.anchor!r}")
-        if not self.anchor_turns >= 1:
-            raise InputError(f"anchor_turns: expected an integer >= 1, got {self.anchor_turns}")
+    anchor: Annotated[str, OneOf(("observation", "state"))] = "observation"
+    anchor_turns: Count = 1
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per turn."""
@@ -104,15 +98,3 @@ def relative(value: float, others: Sequence[float], *, scale: bool, sample: bool
         return 0.0
     deviation = (stdev(others) if sample else pstdev(others)) + 1e-6 if scale else 1.0
     return (value - fmean(others)) / deviation
-
-
-def check_share(name: str, value: float) -> None:
-    """Raises `InputError` unless a value is a number from 0 to 1."""
-    if not 0 <= value <= 1:
-        raise InputError(f"{name}: expected a number from 0 to 1, got {value}")
-
-
-def check_weight(name: str, value: float) -> None:
-    """Raises `InputError` unless a weight is a finite number >= 0."""
-    if not 0 <= value < math.inf:
-        raise InputError(f"{name}: expected a number >= 0, got {value}")

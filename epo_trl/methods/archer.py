@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from epo_trl.errors import InputError
+from epo_trl.bounds import Count, CountOrZero, Positive, PositiveShare, Share
 from epo_trl.methods.base import Batch, Credit, Need, StepSummary
 from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.methods.token_statistics import on_tokens
@@ -46,28 +46,18 @@ class ArCHer(Tallied):
     config_fields: ClassVar[tuple[str, ...]] = ("seed",)
 
     seed: int = 0
-    gamma: float = 0.9
-    polyak: float = 0.1
-    learning_rate: float = 1e-3
-    critic_epochs: int = 3
-    warmup_rl_steps: int = 0
-    replay_size: int = 10_000
-    batch_size: int = 64
-    hidden_size: int = 256
+    gamma: Share = 0.9
+    polyak: PositiveShare = 0.1
+    learning_rate: Positive = 1e-3
+    critic_epochs: Count = 3
+    warmup_rl_steps: CountOrZero = 0
+    replay_size: Count = 10_000
+    batch_size: Count = 64
+    hidden_size: Count = 256
     cut_ends: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise InputError(f"gamma: expected a number from 0 to 1, got {self.gamma}")
-        if not 0 < self.polyak <= 1:
-            raise InputError(f"polyak: expected a number above 0, up to 1, got {self.polyak}")
-        if not 0 < self.learning_rate < math.inf:
-            raise InputError(f"learning_rate: expected a number > 0, got {self.learning_rate}")
-        for name in ("critic_epochs", "replay_size", "batch_size", "hidden_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected an integer >= 1, got {getattr(self, name)}")
-        if self.warmup_rl_steps < 0:
-            raise InputError(f"warmup_rl_steps: expected an integer >= 0, got {self.warmup_rl_steps}")
+        super().__post_init__()
         self.critics: TwinCritics | None = None  # created from the first turns
         self.tally = Tally("rl_steps", "q_loss", "v_loss", "turns", "q", "v", "advantage", "squared_advantage")
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from epo_trl.bounds import check_bounds
 from epo_trl.errors import InputError
 from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.objectives import turn_mean_weights
@@ -309,6 +310,9 @@ class Method:
     config_fields: ClassVar[tuple[str, ...]] = ()
     cut: float
     top_p: float
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
     def model_card_text(self) -> str:
         """Returns the model card's description of the method, in Markdown; `""` omits it."""

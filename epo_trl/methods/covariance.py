@@ -5,7 +5,6 @@ These tokens reduce the entropy most. Both methods select some of them at collec
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,9 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from epo_trl.bounds import NonNegative, Share
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need
-from epo_trl.methods.token_statistics import check_share, lowest, number_of_tokens, token_moments, token_share
+from epo_trl.methods.token_statistics import lowest, number_of_tokens, token_moments, token_share
 
 
 def rounding_nats(dtype: torch.dtype) -> float:
@@ -56,13 +56,13 @@ class ClipCov(Method):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
     config_fields: ClassVar[tuple[str, ...]] = ("seed",)
 
-    share: float = 2e-4
+    share: Share = 2e-4
     low: float = 1.0
     high: float = 5.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_share("share", self.share)
+        super().__post_init__()
         if not 0 <= self.low < self.high:
             raise InputError(f"low, high: expected numbers with 0 <= low < high, got {self.low} and {self.high}")
 
@@ -109,13 +109,8 @@ class KLCov(Method):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
-    share: float = 2e-3
-    coefficient: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_share("share", self.share)
-        if not 0 <= self.coefficient < math.inf:
-            raise InputError(f"coefficient: expected a number >= 0, got {self.coefficient}")
+    share: Share = 2e-3
+    coefficient: NonNegative = 1.0
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and settings."""

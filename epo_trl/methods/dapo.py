@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from epo_trl.errors import InputError
+from epo_trl.bounds import NonNegative, OneOf, PositiveShare
 from epo_trl.methods.base import Group, Need, StepSummary
 from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.types import Episode
@@ -39,17 +38,12 @@ class DAPO(Tallied):
     config_fields: ClassVar[tuple[str, ...]] = ("max_completion_length",)
 
     max_completion_length: int
-    outcome: str = "won"
-    overlong_share: float = 0.2
-    overlong_penalty: float = 1.0
+    outcome: Annotated[str, OneOf(OUTCOMES)] = "won"
+    overlong_share: PositiveShare = 0.2
+    overlong_penalty: NonNegative = 1.0
 
     def __post_init__(self) -> None:
-        if self.outcome not in OUTCOMES:
-            raise InputError(f"outcome: expected one of {OUTCOMES}, got {self.outcome!r}")
-        if not 0 < self.overlong_share <= 1:
-            raise InputError(f"overlong_share: expected a number > 0 and <= 1, got {self.overlong_share}")
-        if not 0 <= self.overlong_penalty < math.inf:
-            raise InputError(f"overlong_penalty: expected a number >= 0, got {self.overlong_penalty}")
+        super().__post_init__()
         self.tally = Tally("overlong", "turns")
 
     def model_card_text(self) -> str:

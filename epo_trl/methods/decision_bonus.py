@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
+from epo_trl.bounds import NonNegative, PositiveShare
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need, StepSummary
-from epo_trl.methods.decisions import check_decisions, decision_metrics, decision_tokens
+from epo_trl.methods.decisions import decision_metrics, decision_tokens
 from epo_trl.objectives import check_schedule, scheduled_weight
 
 
@@ -32,17 +32,19 @@ class DecisionBonus(Method):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
-    weight: float
-    threshold: float | None = None
-    top_share: float | None = None
+    weight: NonNegative
+    threshold: NonNegative | None = None
+    top_share: PositiveShare | None = None
     schedule: str = "constant"
     end_weight: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight < math.inf:
-            raise InputError(f"weight: expected a number >= 0, got {self.weight}")
+        super().__post_init__()
         check_schedule(self.schedule, self.end_weight)
-        check_decisions(self.threshold, self.top_share)
+        if (self.threshold is None) == (self.top_share is None):
+            raise InputError(
+                f"threshold, top_share: expected exactly one of them, got {self.threshold} and {self.top_share}"
+            )
 
     def model_card_text(self) -> str:
         """Returns the method's name and weight."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch
 from epo_trl.methods.token_statistics import lowest
 
@@ -23,31 +20,12 @@ def decision_tokens(batch: Batch, *, threshold: float | None = None, top_share: 
         batch: A batch with the scores of the behaviour policy (`Need.SCORES`).
         threshold: Entropy threshold in nats. Exclusive with `top_share`.
         top_share: Fraction of the batch's tokens, rounded to a whole number of them.
-
-    Raises:
-        ValueError: See `check_decisions`.
     """
-    check_decisions(threshold, top_share)
     counted = batch.mask.bool()
     if top_share is not None:
         number = round(top_share * batch.ranks.sum(counted.sum()).item())
         return lowest(-batch.entropy, counted & (batch.entropy > 0), number, batch)
     return counted & (batch.entropy > (threshold or 0.0))
-
-
-def check_decisions(threshold: float | None, top_share: float | None) -> None:
-    """Raises `InputError` unless exactly one of the settings is given and in its range.
-
-    Args:
-        threshold: In nats, at least 0.
-        top_share: Above 0, at most 1.
-    """
-    if (threshold is None) == (top_share is None):
-        raise InputError(f"threshold, top_share: expected exactly one of them, got {threshold} and {top_share}")
-    if threshold is not None and not 0 <= threshold < math.inf:
-        raise InputError(f"threshold: expected a number >= 0 (nats), got {threshold}")
-    if top_share is not None and not 0 < top_share <= 1:
-        raise InputError(f"top_share: expected a number above 0, at most 1, got {top_share}")
 
 
 def decision_metrics(decisions: Tensor, batch: Batch) -> dict[str, float]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from epo_trl.errors import InputError
+from epo_trl.bounds import NonNegative, Range
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 
 
@@ -25,14 +25,8 @@ class EntropyAdvantage(Method):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
-    alpha: float = 0.4
-    kappa: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not self.alpha >= 0:
-            raise InputError(f"alpha: expected a number >= 0, got {self.alpha}")
-        if not self.kappa > 1:
-            raise InputError(f"kappa: expected a number > 1, got {self.kappa}. Smaller values can flip an advantage.")
+    alpha: NonNegative = 0.4
+    kappa: Annotated[float, Range(above=1)] = 2.0
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and alpha."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from epo_trl.errors import InputError
+from epo_trl.bounds import NonNegative
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import on_tokens, per_turn_means, turns_by_group
 
@@ -31,14 +30,9 @@ class EMPG(Method):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES, Need.GROUPS})
 
-    k: float = 1.0
-    zeta: float = 0.05
+    k: NonNegative = 1.0
+    zeta: NonNegative = 0.05
     center: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("k", "zeta"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name}: expected a number >= 0, got {getattr(self, name)}")
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and settings."""

@@ -7,26 +7,20 @@ tokens at collection, over all ranks, and set their advantage to 0.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from epo_trl.errors import InputError
+from epo_trl.bounds import NonNegative, Share
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
-from epo_trl.methods.token_statistics import check_share, lowest, number_of_tokens, token_moments, token_share
+from epo_trl.methods.token_statistics import lowest, number_of_tokens, token_moments, token_share
 
 
 def discriminators(batch: Batch) -> Tensor:
     """Returns (B, T) `S = p (H + log p)` of the sampled tokens, float64: p their probability, H the entropy in nats."""
     logps = batch.logps.double()
     return logps.exp() * (batch.entropy.double() + logps)
-
-
-def _check_mu(mu: float) -> None:
-    if not 0 <= mu < math.inf:
-        raise InputError(f"mu: expected a number >= 0, got {mu}")
 
 
 def _penalised(advantages: Tensor, batch: Batch) -> Tensor:
@@ -44,10 +38,7 @@ class ClipB(Method):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
-    mu: float = 2.5
-
-    def __post_init__(self) -> None:
-        _check_mu(self.mu)
+    mu: NonNegative = 2.5
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and the threshold."""
@@ -78,12 +69,8 @@ class ClipV(Method):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES, Need.DISCRIMINATOR})
 
-    mu: float = 8.5
-    max_share: float = 1e-4
-
-    def __post_init__(self) -> None:
-        _check_mu(self.mu)
-        check_share("max_share", self.max_share)
+    mu: NonNegative = 8.5
+    max_share: Share = 1e-4
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and the settings."""

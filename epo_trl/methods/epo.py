@@ -41,6 +41,7 @@ class EPO(Tallied):
     entropy_history_window: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.history = EntropyHistory(per=self.entropy_history, window=self.entropy_history_window)
         self.tally = Tally("below", "inside", "above", "bonus", "penalty")
 

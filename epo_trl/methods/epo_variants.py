@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
+from epo_trl.bounds import NonNegative, OneOf
 from epo_trl.errors import InputError
 from epo_trl.methods.base import MicroBatch
 from epo_trl.methods.epo import EPO
@@ -47,17 +47,15 @@ class EPODecay(EPOBase):
     variant: ClassVar[str] = " (EPO-Decay: without smoothing, with a falling weight)"
 
     max_turns: int
-    over: str
+    over: Annotated[str, OneOf(OVER)]
     end_weight: float
     schedule: str = "linear"
 
     def __post_init__(self) -> None:
-        if self.over not in OVER:
-            raise InputError(f"over: expected one of {OVER}, got {self.over!r}")
+        super().__post_init__()
         check_schedule(self.schedule, self.end_weight)
         if self.end_weight > self.epo_lambda:
             raise InputError(f"end_weight: expected at most epo_lambda ({self.epo_lambda}), got {self.end_weight}")
-        super().__post_init__()
 
     def weight(self, rl_step: int, total_rl_steps: int) -> float:
         """Returns lambda at this RL step; over turns, lambda of the first turn."""
@@ -86,12 +84,7 @@ class EPOConstantBeta(EPO):
 
     variant: ClassVar[str] = " with a constant beta"
 
-    beta_k: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.beta_k < math.inf:
-            raise InputError(f"beta_k: expected a number >= 0, got {self.beta_k}")
-        super().__post_init__()
+    beta_k: NonNegative
 
     def beta(self, rl_step: int, total_rl_steps: int) -> float:
         """Returns `beta_k`."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean
 
-from epo_trl.methods.anchors import Anchored, check_share, discounted_returns, gather_by_key, relative, usable_rows
+from epo_trl.bounds import Share
+from epo_trl.methods.anchors import Anchored, discounted_returns, gather_by_key, relative, usable_rows
 from epo_trl.methods.base import Batch
 
 
@@ -26,13 +27,8 @@ class GAGPO(Anchored):
         gae_lambda: Lambda of GAE.
     """
 
-    gamma: float = 0.95
-    gae_lambda: float = 0.95
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("gamma", self.gamma)
-        check_share("gae_lambda", self.gae_lambda)
+    gamma: Share = 0.95
+    gae_lambda: Share = 0.95
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and lambda."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from epo_trl.bounds import Finite, NonNegative
 from epo_trl.errors import InputError
 from epo_trl.methods.base import StepSummary
 from epo_trl.methods.grpo import GRPO
@@ -27,14 +27,11 @@ class Gated(Tallied, GRPO):
         weight: Factor on the environment's own rewards.
     """
 
-    threshold: float
-    weight: float
+    threshold: Finite
+    weight: NonNegative
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.threshold):
-            raise InputError(f"threshold: expected a finite number, got {self.threshold}")
-        if not 0 <= self.weight < math.inf:
-            raise InputError(f"weight: expected a number >= 0, got {self.weight}")
+        super().__post_init__()
         self.tally = Tally("opened", "episodes")
 
     def model_card_text(self) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from epo_trl.bounds import NonNegative, Share
 from epo_trl.methods.anchors import (
     Anchored,
-    check_share,
-    check_weight,
     discounted_returns,
     gather_by_key,
     relative,
@@ -37,14 +36,9 @@ class GiGPO(Anchored):
             default of the authors' code, `mean_norm`, does not divide.
     """
 
-    gamma: float = 0.95
-    step_weight: float = 1.0
+    gamma: Share = 0.95
+    step_weight: NonNegative = 1.0
     scale: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("gamma", self.gamma)
-        check_weight("step_weight", self.step_weight)
 
     def model_card_text(self) -> str:
         """Returns the method's name and its paper."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from epo_trl.errors import InputError
-from epo_trl.methods.anchors import Anchored, check_weight, gather_by_key, relative, usable_rows
+from epo_trl.bounds import NonNegative, Range
+from epo_trl.methods.anchors import Anchored, gather_by_key, relative, usable_rows
 from epo_trl.methods.base import Batch, Credit
 from epo_trl.methods.grpo import GRPO
 from epo_trl.types import Episode
@@ -34,14 +34,8 @@ class GraphGPO(Anchored):
         step_weight: Weight of `A_G`. The authors' code uses 1.
     """
 
-    omega: float = 0.1
-    step_weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.omega < 1:
-            raise InputError(f"omega: expected a number above 0 and below 1, got {self.omega}")
-        check_weight("step_weight", self.step_weight)
+    omega: Annotated[float, Range(above=0, below=1)] = 0.1
+    step_weight: NonNegative = 1.0
 
     def model_card_text(self) -> str:
         """Returns the method's name and its paper."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from epo_trl.errors import InputError
-from epo_trl.methods.anchors import Anchored, check_share, discounted_returns, gather_by_key, relative, usable_rows
+from epo_trl.bounds import Count, Finite, Share
+from epo_trl.methods.anchors import Anchored, discounted_returns, gather_by_key, relative, usable_rows
 from epo_trl.methods.base import Batch
 
 
@@ -27,17 +26,11 @@ class HGPO(Anchored):
         scale: Whether to divide `A_k` by the standard deviation of its group. True in the paper's runs.
     """
 
-    anchor_turns: int = 3
-    gamma: float = 0.95
-    alpha: float = 1.0
+    anchor_turns: Count = 3
+    gamma: Share = 0.95
+    alpha: Finite = 1.0
     base_group: bool = False
     scale: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("gamma", self.gamma)
-        if not -math.inf < self.alpha < math.inf:
-            raise InputError(f"alpha: expected a finite number, got {self.alpha}")
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and its depth."""

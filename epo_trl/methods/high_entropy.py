@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from epo_trl.bounds import PositiveShare
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
-from epo_trl.methods.token_statistics import check_share, lowest, number_of_tokens, token_share
+from epo_trl.methods.token_statistics import lowest, number_of_tokens, token_share
 
 
 @dataclass
@@ -25,14 +26,7 @@ class HighEntropy(Method):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
-    share: float = 0.2
-
-    def __post_init__(self) -> None:
-        check_share("share", self.share)
-        if not self.share:
-            raise InputError(
-                f"share: expected a number above 0, got {self.share}. It would remove the policy gradient."
-            )
+    share: PositiveShare = 0.2
 
     def check(self, args: Any) -> None:
         """Rejects TRL's own selection beside this one."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from epo_trl.errors import InputError
+from epo_trl.bounds import NonNegative, Range
 from epo_trl.methods.base import Batch, MicroBatch, ModifiedAdvantages, Need, StepSummary
 from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.objectives import check_schedule, scheduled_weight
@@ -23,7 +22,7 @@ class ReferenceNucleus(Tallied):
     no entropy, and no gradient. Only the policy carries a gradient. Not from a paper; the defaults come from a pilot.
 
     Args:
-        cut: Probability, at the sampling temperature, above which a token belongs to S.
+        cut: Probability, at the sampling temperature, above which a token belongs to S; below 0.5, so that two fit.
         weight: Coefficient at the first RL step.
         schedule: `"constant"`, `"linear"` or `"cosine"`, over the RL steps of the run.
         end_weight: Coefficient at the last RL step; `None` with a constant schedule.
@@ -31,16 +30,13 @@ class ReferenceNucleus(Tallied):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.NUCLEUS})
 
-    cut: float = 0.02
-    weight: float = 0.1
+    cut: Annotated[float, Range(least=0.001, below=0.5)] = 0.02
+    weight: NonNegative = 0.1
     schedule: str = "constant"
     end_weight: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0.001 <= self.cut < 0.5:
-            raise InputError(f"cut: expected a number from 0.001 to below 0.5, so that two tokens fit, got {self.cut}")
-        if not 0 <= self.weight < math.inf:
-            raise InputError(f"weight: expected a number >= 0, got {self.weight}")
+        super().__post_init__()
         check_schedule(self.schedule, self.end_weight)
         self.tally = Tally("choices", "forced", "nucleus_entropy", "choice_entropy", "forced_entropy")
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from epo_trl.errors import InputError
@@ -123,7 +123,7 @@ def _build(slot: str, name: str, method_class: type[Any], args: Any) -> Method:
 
 def _value(name: str, kind: Any, value: Any) -> Any:
     """Returns the checked value of a setting. Converts strings to numbers, since YAML parses `1e-3` as a string."""
-    if isinstance(kind, UnionType) and value is not None:
+    if NoneType in get_args(kind) and value is not None:
         kind = next(option for option in get_args(kind) if option is not NoneType)
     expected = {float: "a number", int: "an integer", bool: "true or false"}.get(kind)
     if expected is None or isinstance(value, bool) and kind is bool:

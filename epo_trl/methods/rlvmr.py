@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from epo_trl.bounds import NonNegative, Share
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Credit, Need, StepSummary
 from epo_trl.methods.grpo import GRPO
@@ -46,14 +46,11 @@ class RLVMR(Tallied, GRPO):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS, Need.TURN_REWARDS})
 
-    alpha: float = 0.5
-    format_penalty: float = 0.1
+    alpha: Share = 0.5
+    format_penalty: NonNegative = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise InputError(f"alpha: expected a number from 0 to 1, got {self.alpha}")
-        if not 0 <= self.format_penalty < math.inf:
-            raise InputError(f"format_penalty: expected a number >= 0, got {self.format_penalty}")
+        super().__post_init__()
         self.tally = Tally("turns", "reward", *TAGS)
 
     def model_card_text(self) -> str:

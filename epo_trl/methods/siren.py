@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from epo_trl.errors import InputError
+from epo_trl.bounds import NonNegative, PositiveShare, Range
 from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import token_share
 
@@ -65,20 +65,13 @@ class SIREN(Method):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES, Need.TOP_P})
 
-    weight: float = 0.005
-    top_p: float = 0.8
-    quantile: float = 0.8
-    anchor: float | None = None
+    weight: NonNegative = 0.005
+    top_p: PositiveShare = 0.8
+    quantile: Annotated[float, Range(least=0, below=1)] = 0.8
+    anchor: NonNegative | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight < math.inf:
-            raise InputError(f"weight: expected a number >= 0, got {self.weight}")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p: expected a number above 0, at most 1, got {self.top_p}")
-        if not 0 <= self.quantile < 1:
-            raise InputError(f"quantile: expected a number from 0 to below 1, got {self.quantile}")
-        if self.anchor is not None and not 0 <= self.anchor < math.inf:
-            raise InputError(f"anchor: expected a number >= 0 (nats), got {self.anchor}")
+        super().__post_init__()
         self._anchor = self.anchor
         self._entropy = math.nan  # Hbar of the batch at collection
 

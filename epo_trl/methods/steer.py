@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from epo_trl.errors import InputError
+from epo_trl.bounds import Positive, PositiveShare
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import token_extremes, token_moments
 
@@ -31,14 +31,8 @@ class STEER(Method):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
-    min_weight: float = 0.8
-    floor: float = 0.02
-
-    def __post_init__(self) -> None:
-        if not 0 < self.min_weight <= 1:
-            raise InputError(f"min_weight: expected a number above 0, at most 1, got {self.min_weight}")
-        if not 0 < self.floor < math.inf:
-            raise InputError(f"floor: expected a number > 0, got {self.floor}")
+    min_weight: PositiveShare = 0.8
+    floor: Positive = 0.02
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and the minimum weight."""

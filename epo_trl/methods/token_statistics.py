@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch
 
 
@@ -36,12 +35,6 @@ def masked_moments(values: Tensor, mask: Tensor, sum_over_ranks: Callable[[Tenso
 def token_share(chosen: Tensor, batch: Batch) -> float:
     """Returns the share of the counted tokens of all ranks for which (B, T) `chosen` is true. Collective."""
     return token_moments(chosen.double(), batch)[0]
-
-
-def check_share(name: str, share: float) -> None:
-    """Raises `InputError` unless a setting is a share of tokens, from 0 to 1."""
-    if not 0 <= share <= 1:
-        raise InputError(f"{name}: expected a number from 0 to 1, got {share}")
 
 
 def number_of_tokens(share: float, batch: Batch) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from epo_trl.bounds import OneOf
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages
 from epo_trl.methods.token_statistics import on_tokens, token_extremes, turn_lengths
@@ -29,11 +30,7 @@ class TurnMean(Method):
             over the turns of each episode, then over episodes, as EPO's terms (arXiv 2509.22576, Eq. 4).
     """
 
-    over: str = "turns"
-
-    def __post_init__(self) -> None:
-        if self.over not in MEANS:
-            raise InputError(f"over: expected one of {MEANS}, got {self.over!r}")
+    over: Annotated[str, OneOf(MEANS)] = "turns"
 
     def check(self, args: Any) -> None:
         """Rejects losses that are no mean over the tokens of the whole batch."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import pvariance
 from typing import ClassVar
 
-from epo_trl.errors import InputError
+from epo_trl.bounds import Count, PositiveShare
 from epo_trl.methods.base import Group, Method, Need
 
 _EQUAL = 1e-12  # variance of returns that differ by rounding alone
@@ -27,14 +27,8 @@ class VarianceFilter(Method):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS})
 
-    share: float = 0.9
-    most: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise InputError(f"share: expected a number above 0, at most 1, got {self.share}")
-        if self.most is not None and self.most < 1:
-            raise InputError(f"most: expected an integer >= 1, got {self.most}")
+    share: PositiveShare = 0.9
+    most: Count | None = None
 
     def model_card_text(self) -> str:
         """Returns the paper and the settings."""

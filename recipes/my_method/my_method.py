@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from epo_trl.bounds import NonNegative
 from epo_trl.methods import Method, StepSummary
 from epo_trl.types import Episode
 
@@ -21,11 +22,10 @@ from epo_trl.types import Episode
 class NoRepeats(Method):
     """Subtracts `penalty` from the reward of a turn that repeats an action after the same observation."""
 
-    penalty: float = 0.5
+    penalty: NonNegative = 0.5
 
     def __post_init__(self) -> None:
-        if not self.penalty >= 0:
-            raise ValueError(f"penalty: expected a number >= 0, got {self.penalty}")
+        super().__post_init__()
         self._counts = torch.zeros(2)  # repeated turns and all turns of this rank
 
     def turn_rewards(self, episode: Episode) -> Sequence[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from epo_trl.envs.base import EnvError
+from epo_trl.bounds import Count, CountOrZero, Positive, check_bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +18,10 @@ class PoolSettings:
         reset_retries: Number of retries of a reset, each in a new process, after its process died or was killed.
     """
 
-    workers: int = 1
-    step_seconds: float = 60.0
-    reset_seconds: float = 120.0
-    reset_retries: int = 2
+    workers: Count = 1
+    step_seconds: Positive = 60.0
+    reset_seconds: Positive = 120.0
+    reset_retries: CountOrZero = 2
 
     def __post_init__(self) -> None:
-        for name, least in {"workers": 1, "reset_retries": 0}.items():
-            if getattr(self, name) < least:
-                raise EnvError(f"{name}: expected an integer >= {least}, got {getattr(self, name)}")
-        for name in ("step_seconds", "reset_seconds"):
-            if not getattr(self, name) > 0:
-                raise EnvError(f"{name}: expected a number > 0, got {getattr(self, name)}")
+        check_bounds(self)

@@ -7,7 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from epo_trl.envs.base import EnvError, Faults
+from epo_trl.bounds import Count, Positive, check_bounds
+from epo_trl.envs.base import Faults
 from epo_trl.envs.scienceworld.jvm import Jvm, find_java, heap_mb_for
 from epo_trl.envs.scienceworld.world import World
 from epo_trl.envs.seats import Seats
@@ -27,14 +28,11 @@ class JvmSettings:
     """
 
     java: str | None = None
-    heap_mb: int | None = None
-    timeout_seconds: float = 60.0
+    heap_mb: Count | None = None
+    timeout_seconds: Positive = 60.0
 
     def __post_init__(self) -> None:
-        if self.heap_mb is not None and self.heap_mb < 1:
-            raise EnvError(f"heap_mb: expected an integer >= 1 or None, got {self.heap_mb}")
-        if not self.timeout_seconds > 0:
-            raise EnvError(f"timeout_seconds: expected a number > 0, got {self.timeout_seconds}")
+        check_bounds(self)
 
 
 class Host(Seats):
