@@ -97,14 +97,6 @@ def test_schedule_without_decay_is_start_and_then_one():
     assert values == [3.0, 3.0, 3.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("k", "total", "decay", "named"), [(-1, 10, 3.0, "rl_step"), (0, 0, 3.0, "total_rl_steps"), (0, 10, -1.0, "decay")]
-)
-def test_schedule_names_the_bad_argument(k, total, decay, named):
-    with pytest.raises(ValueError, match=f"{named}: .*got -?[0-9]"):
-        beta_schedule(k, total, start=2.0, end=1.0, decay=decay)
-
-
 # ------------------------------------------------------------------------------------------------- Eq. 5: the penalty
 
 
@@ -197,22 +189,6 @@ def test_penalty_agrees_with_a_plain_loop(entropy, reference, low, width, alpha)
         expected = alpha * (max(0.0, low * reference - h) + max(0.0, h - high * reference))
         assert got == pytest.approx(expected, abs=1e-12)
         assert flag == (alpha if h < low * reference or h > high * reference else 0.0)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"kind": "huber"}, "kind: .*got 'huber'"),
-        ({"kappa_low": 3.0}, "kappa_low"),
-        ({"kappa_low": -0.1}, "kappa_low"),
-        ({"alpha": -1.0}, "alpha"),
-    ],
-)
-def test_penalty_names_the_bad_argument(change, named):
-    settings_ = {"alpha": 0.1, **BAND, **change}
-    for reference in (1.0, None):  # a bad setting shows at step 0 already
-        with pytest.raises(ValueError, match=named):
-            smoothing_penalty(torch.ones(2), reference, **settings_)
 
 
 def test_band_shares_by_hand():
@@ -377,11 +353,7 @@ def test_history_rejects_a_state_of_another_kind(other):
         EntropyHistory().load_state_dict(EntropyHistory(**other).state_dict())
 
 
-def test_history_rejects_bad_settings_and_values():
-    with pytest.raises(ValueError, match="per: .*got 'token'"):
-        EntropyHistory(per="token")
-    with pytest.raises(ValueError, match="window: .*got 0"):
-        EntropyHistory(window=0)
+def test_history_rejects_bad_values():
     for value in (-0.1, math.nan, math.inf):
         with pytest.raises(ValueError, match="entropy: .*got"):
             EntropyHistory().append(value)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from epo_trl.objectives import scheduled_weight
+from epo_trl.objectives import check_schedule, scheduled_weight
 
 
 def run(schedule, total, start=0.3, end=0.1):
@@ -29,13 +29,10 @@ def test_a_run_of_one_step_has_the_start_and_a_longer_run_keeps_the_end(schedule
     [
         ({"schedule": "step"}, r"schedule: expected one of \('constant', 'linear', 'cosine'\).*got 'step'"),
         ({"schedule": "constant"}, "end_weight: expected None with schedule 'constant'.*got 0.1"),
-        ({"end": None}, "end_weight: expected a number >= 0 with schedule 'linear'.*got None"),
-        ({"end": -1.0}, "end_weight: expected a number >= 0.*got -1.0"),
-        ({"rl_step": -1}, "rl_step: .*got -1"),
-        ({"total_rl_steps": 0}, "total_rl_steps: .*got 0"),
+        ({"end_weight": None}, "end_weight: expected a number >= 0 with schedule 'linear'.*got None"),
+        ({"end_weight": -1.0}, "end_weight: expected a number >= 0.*got -1.0"),
     ],
 )
 def test_bad_settings_are_named(changes, message):
-    settings = {"rl_step": 0, "total_rl_steps": 5, "schedule": "linear", "start": 0.3, "end": 0.1, **changes}
     with pytest.raises(ValueError, match=message):
-        scheduled_weight(settings.pop("rl_step"), settings.pop("total_rl_steps"), **settings)
+        check_schedule(**{"schedule": "linear", "end_weight": 0.1, **changes})

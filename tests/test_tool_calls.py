@@ -15,6 +15,7 @@ from epo_trl.envs.adapters.tools import ToolSuite, tool_call
 from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.rollout import ChatTemplateError, ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
 from epo_trl.rollout.parsing import Response, TaggedActions
+from epo_trl.rollout.spec import ResponseArguments
 from epo_trl.rollout.tool_calls import ToolCalls, action_format
 
 CALL = '<tool_call>\n{"name": "guess", "arguments": {"guess": "[crane]"}}\n</tool_call>'
@@ -169,7 +170,7 @@ class Spelling:
 def test_formats_that_cannot_work_are_refused():
     tokenizer = qwen3()
     with pytest.raises(ValueError, match=r"action_format: expected one of.*got 'xml'"):
-        action_format("xml", tokenizer, [])
+        ResponseArguments(action_format="xml")
     with pytest.raises(ValueError, match="action_format: .*got 'tool_calls' with an environment that has no tools"):
         action_format("tool_calls", tokenizer, ())
     with pytest.raises(ChatTemplateError, match="the tool 'act' spells '<|im_end|>', a control token"):

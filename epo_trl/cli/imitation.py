@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from datasets import Dataset
@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
-from epo_trl.bounds import Count, Positive, Share, check_bounds, option
+from epo_trl.bounds import Count, Positive, Range, Share, check_bounds, option
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
@@ -43,7 +43,9 @@ class DemonstrationArguments(PromptArguments, EpisodeArguments):
     demonstrated_types: list[str] | None = option(
         None, "Task types that the expert plays; all by default. The vocabulary always covers all types."
     )
-    mistake_rate: Share = option(0.0, "Fraction of turns with a deliberate mistake; mistakes are not used as labels.")
+    mistake_rate: Annotated[float, Range(least=0, below=1)] = option(
+        0.0, "Fraction of turns with a deliberate mistake; mistakes are not used as labels."
+    )
     keep_lost: bool = option(False, "Whether to keep episodes that end in failure, for an expert that guesses.")
     thoughts: bool = option(
         True, "Whether responses include the expert's thoughts. Without them, set require_think: false in RL."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -28,14 +28,15 @@ from epo_trl.long_runs.state_file import read_state, write_atomically, write_sta
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.load import sequence_limit
+from epo_trl.rollout.rules import RewardArguments
+from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 from epo_trl.trainers.rules import build_rules
 
 SETTINGS = "settings.json"
-_RULES = (  # fields of the config that decide what is played
-    *("max_turns", "history_length", "context", "temperature", "prompt_template", "max_completion_length"),
-    *("invalid_action_penalty", "success_reward", "env_reward_weight", "seed"),
-)
+# Fields of the config that decide what is played: all options of the rollout, and two others.
+_RULES = {one.name for kind in (ResponseArguments, EpisodeArguments, RewardArguments) for one in fields(kind)}
+_RULES |= {"temperature", "seed"}
 
 
 @dataclass
@@ -118,7 +119,7 @@ class Audit:
     def _load_settings(self) -> dict[str, Any]:
         """Returns all settings that affect the result; raises `InputError` if the folder holds another audit."""
         settings = {
-            **{name: getattr(self.args, name) for name in _RULES},
+            **{name: getattr(self.args, name) for name in sorted(_RULES)},
             **{f"plan_{name}": value for name, value in asdict(self.plan).items()},
             "round": self.audit.audit_round,
             "weights": what_model(self.audit.audited_run),

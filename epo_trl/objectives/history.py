@@ -21,16 +21,9 @@ class EntropyHistory:
         per: `"step"` keeps one number per RL step, the token-level mean entropy of the batch (the paper).
             `"turn"` keeps one number per RL step and turn index (the authors' release).
         window: Number of RL steps to look back; `None` uses the whole history (the paper).
-
-    Raises:
-        ValueError: If `per` is unknown or `window` is not positive.
     """
 
     def __init__(self, per: str = "step", window: int | None = None):
-        if per not in GRANULARITIES:
-            raise InputError(f"per: expected one of {GRANULARITIES}, got {per!r}")
-        if window is not None and window < 1:
-            raise InputError(f"window: expected an integer >= 1 or None, got {window}")
         self.per = per
         self.window = window
         self._entries: deque[dict[int, float]] = deque(maxlen=window)

@@ -24,15 +24,7 @@ def scheduled_weight(
         schedule: One of `SCHEDULES`.
         start: Weight at the first RL step.
         end: Weight at the last RL step; `None` with `constant`.
-
-    Raises:
-        ValueError: If `rl_step` is negative, `total_rl_steps` is not positive, or `check_schedule` rejects the others.
     """
-    if rl_step < 0:
-        raise InputError(f"rl_step: expected an integer >= 0, got {rl_step}")
-    if total_rl_steps < 1:
-        raise InputError(f"total_rl_steps: expected an integer >= 1, got {total_rl_steps}")
-    check_schedule(schedule, end)
     if end is None:
         return start
     progress = min(1.0, rl_step / max(total_rl_steps - 1, 1))

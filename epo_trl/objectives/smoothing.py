@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from epo_trl.errors import InputError
-
 PENALTIES = ("hinge", "indicator")
 
 
@@ -25,11 +23,7 @@ def beta_schedule(rl_step: int, total_rl_steps: int, *, start: float, end: float
         start: beta_start.
         end: beta_end.
         decay: lambda_d, the rate of both exponentials.
-
-    Raises:
-        ValueError: If `rl_step` is negative, `total_rl_steps` is not positive or `decay` is negative.
     """
-    _check_schedule(rl_step, total_rl_steps, decay)
     middle = total_rl_steps // 2
     if rl_step <= middle:
         progress = rl_step / middle if middle else 0.0
@@ -42,21 +36,11 @@ def falling_beta(rl_step: int, total_rl_steps: int, *, start: float, decay: floa
     """Returns beta_k of the paper's second version, `1 + (start - 1) * exp(-decay * k / k_mid)` with k_mid = K // 2.
 
     Up to k_mid it equals `beta_schedule`; after k_mid it continues towards 1 without a jump. With K = 1 it is `start`.
-    Past step K it keeps the value of step K. See `beta_schedule` for arguments and errors; the paper uses `start` 2.
+    Past step K it keeps the value of step K. See `beta_schedule` for arguments; the paper uses `start` 2.
     """
-    _check_schedule(rl_step, total_rl_steps, decay)
     middle = total_rl_steps // 2
     progress = min(rl_step, total_rl_steps) / middle if middle else 0.0
     return 1.0 + (start - 1.0) * math.exp(-decay * progress)
-
-
-def _check_schedule(rl_step: int, total_rl_steps: int, decay: float) -> None:
-    if rl_step < 0:
-        raise InputError(f"rl_step: expected an integer >= 0, got {rl_step}")
-    if total_rl_steps < 1:
-        raise InputError(f"total_rl_steps: expected an integer >= 1, got {total_rl_steps}")
-    if decay < 0:
-        raise InputError(f"decay: expected a number >= 0, got {decay}")
 
 
 def smoothing_penalty(
@@ -82,18 +66,7 @@ def smoothing_penalty(
         kappa_high: Upper edge of the band, in units of the reference.
         alpha: Scale of the penalty.
         kind: `"hinge"` or `"indicator"`.
-
-    Raises:
-        ValueError: If `kind` is unknown, or the band is empty (`kappa_low > kappa_high`), or `alpha` is negative.
     """
-    if kind not in PENALTIES:
-        raise InputError(f"kind: expected one of {PENALTIES}, got {kind!r}")
-    if not 0 <= kappa_low <= kappa_high:
-        raise InputError(
-            f"kappa_low, kappa_high: expected 0 <= kappa_low <= kappa_high, got {kappa_low} and {kappa_high}"
-        )
-    if alpha < 0:
-        raise InputError(f"alpha: expected a number >= 0, got {alpha}")
     if reference is None:
         return torch.zeros_like(entropy)
     reference = _like(entropy, reference).detach()

@@ -86,8 +86,6 @@ def expert_episodes(
         thoughts: Whether the answers include the expert's thoughts; set to `False` for `require_think=False`.
         on_episode: Callback after each task; its argument is whether the expert played and won it.
     """
-    if not 0 <= mistake_rate < 1:
-        raise InputError(f"mistake_rate: expected a number in [0, 1), got {mistake_rate}")
     if not thoughts and context.answer_start:
         raise InputError(f"thoughts: expected True, got False: the chat template begins with {context.answer_start}")
     env = suite.make_env()

@@ -33,11 +33,9 @@ def action_format(
         verbatim: Whether the suite needs unlisted actions unchanged; tool calls always are.
 
     Raises:
-        ValueError: If the name is unknown, or there are no tools to call.
+        ValueError: If there are no tools to call.
         ChatTemplateError: If the chat template cannot show tools, or no response template is known for its calls.
     """
-    if name not in ACTION_FORMATS:
-        raise InputError(f"action_format: expected one of {ACTION_FORMATS}, got {name!r}")
     if name == "tags":
         return TaggedActions(verbatim=verbatim or bool(tools))
     if not tools:
