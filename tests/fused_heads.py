@@ -30,6 +30,25 @@ def untied():
     return model
 
 
+def nucleus_entropy_of(logits, reference, cut):
+    """Returns the entropies of (T, V) logits inside the reference's nucleus, 0 where it has one token."""
+    inside = reference.softmax(-1) > cut
+    log_q = logits.masked_fill(~inside, -1e9).log_softmax(-1)
+    entropy = -(log_q.exp() * log_q).sum(-1)
+    return torch.where(inside.sum(-1) > 1, entropy, 0.0 * entropy)
+
+
+def disturbed(model, size=0.05):
+    """Returns a copy of a model that has moved."""
+    moved = type(model)(model.config)
+    moved.load_state_dict(model.state_dict())
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(5)
+        for parameter in moved.parameters():
+            parameter += size * parameter.abs().mean() * torch.randn_like(parameter)
+    return moved.eval()
+
+
 def other(config, model, **sizes):
     torch.manual_seed(0)
     made = model(config(vocab_size=80, hidden_size=32, intermediate_size=64, num_hidden_layers=1,

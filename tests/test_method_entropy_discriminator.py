@@ -5,19 +5,15 @@ from statistics import fmean, pstdev
 
 import pytest
 import torch
-from fused_heads import HEADS, IDS, PROMPTS, RESPONSE, TURNS, head_of
+from fused_heads import head_of
 from method_batches import batch_of, check_two_ranks
 from plain_steps import assert_gradient, plain_tokens, step_of
 from trainer_kit import compute_in_float64, make_model, make_trainer, with_episodes
-from trl.trainer.utils import add_fused_lm_head
 
 from epo_trl.errors import InputError
 from epo_trl.methods import Need
 from epo_trl.methods.entropy_discriminator import ClipB, ClipV, discriminators
 from epo_trl.trainers.scoring.fused_head import HeadInput, mean_discriminator
-from epo_trl.trainers.scoring.row_scorer import mean_discriminator_at
-from epo_trl.trainers.scoring.turn_forward import score_turns
-from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
 
 
 def with_discriminators(values, means=None):
@@ -91,22 +87,6 @@ def test_it_is_computed_in_parts(monkeypatch):
     monkeypatch.setattr("epo_trl.trainers.scoring.fused_head.CHUNK", 30)
     torch.testing.assert_close(mean_discriminator(head), whole)
     assert mean_discriminator(HeadInput(head.hidden[:0], head.weight, None, 1.0, None, 1.0)).shape == (0,)
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_it_is_what_the_whole_distribution_gives(head):
-    model, temperature = HEADS[head](), 0.7
-    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=False))
-    wanted = torch.zeros(batch.labels[:, 1:].shape, dtype=torch.float64)
-    for i, length in enumerate(batch.lengths.tolist()):
-        log_p = (model(batch.input_ids[i, :length][None]).logits[0, :-1].double() / temperature).log_softmax(-1)
-        entropy = -(log_p.exp() * log_p).sum(-1, keepdim=True)
-        wanted[i, : length - 1] = ((2 * log_p).exp() * (entropy + log_p)).sum(-1)
-    wanted = (wanted * (batch.labels[:, 1:] != -100)).detach()
-    add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
-    got = score_turns(model, batch, statistics={Need.DISCRIMINATOR: mean_discriminator_at}).head[Need.DISCRIMINATOR]
-    assert not got.requires_grad and wanted.abs().max() > 0.005
-    torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_only_collection_pays_for_it(tmp_path):

@@ -5,10 +5,9 @@ from functools import partial
 
 import pytest
 import torch
-from fused_heads import HEADS, IDS, PROMPTS, RESPONSE, TURNS, head_of
+from fused_heads import IDS, PROMPTS, RESPONSE, TURNS, disturbed, head_of, nucleus_entropy_of
 from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import (
-    assert_same_function,
     catch_step,
     difference,
     give_credit,
@@ -29,7 +28,7 @@ from epo_trl.trainers.batches import layout_in
 from epo_trl.trainers.scoring import fused_head
 from epo_trl.trainers.scoring.fused_head import nucleus, nucleus_entropy
 from epo_trl.trainers.scoring.row_scorer import entropy_over_candidates
-from epo_trl.trainers.scoring.turn_forward import find_nuclei, score_turns
+from epo_trl.trainers.scoring.turn_forward import score_turns
 from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
 
 NO = -1
@@ -107,76 +106,9 @@ def test_the_weight_follows_its_schedule_down_to_nothing():
 # ------------------------------------------------------------------------------------------ against a plain softmax
 
 
-def plain(model, reference, sequence, temperature, cut):
-    """Returns (l - 1,) entropies of a sequence inside the reference's nucleus, from whole distributions."""
-    with torch.no_grad():
-        inside = (reference(sequence[None]).logits[0, :-1].double() / temperature).softmax(-1) > cut
-    logits = model(sequence[None]).logits[0, :-1].double() / temperature
-    log_q = logits.masked_fill(~inside, -1e9).log_softmax(-1)
-    entropy = -(log_q.exp() * log_q).sum(-1)
-    return torch.where(inside.sum(-1) > 1, entropy, 0.0 * entropy)
-
-
-def disturbed(model, size=0.05):
-    """Returns a copy of a model that has moved."""
-    moved = type(model)(model.config)
-    moved.load_state_dict(model.state_dict())
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(5)
-        for parameter in moved.parameters():
-            parameter += size * parameter.abs().mean() * torch.randn_like(parameter)
-    return moved.eval()
-
-
 def over(candidates):
     """Returns the request of the entropies over the candidates."""
     return {Need.NUCLEUS: partial(entropy_over_candidates, candidates)}
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_it_is_what_the_whole_distribution_gives(head):
-    temperature, cut = 0.7, 0.03
-    reference = HEADS[head]()
-    model = disturbed(reference)
-    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=False))
-    wanted = torch.zeros(batch.labels[:, 1:].shape, dtype=torch.float64)
-    for i, length in enumerate(batch.lengths.tolist()):
-        wanted[i, : length - 1] = plain(model, reference, batch.input_ids[i, :length], temperature, cut)
-    wanted = wanted * (batch.labels[:, 1:] != -100)
-    assert ((wanted > 0.1).sum() > 2) and wanted.max() > 0.5
-
-    for one in (model, reference):
-        add_fused_lm_head(one, temperature=temperature, outputs=("log_probs", "entropy"))
-    candidates = find_nuclei(reference, batch, cut)
-    got = score_turns(model, batch, statistics=over(candidates)).head[Need.NUCLEUS]
-    assert_same_function(model, got, wanted)
-
-
-@pytest.mark.parametrize("windowed", [True, False])
-@pytest.mark.parametrize("way", [{"buckets": 2}, {"buckets": 9}, {"packed": True}], ids=str)
-def test_it_does_not_depend_on_the_forward_passes(windowed, way):
-    reference = make_model()
-    model = disturbed(reference)
-    for one in (model, reference):
-        add_fused_lm_head(one, outputs=("log_probs", "entropy"))
-    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=windowed))
-    candidates, again = find_nuclei(reference, batch, 0.03), find_nuclei(reference, batch, 0.03, **way)
-    assert torch.equal(candidates, again) and (candidates >= 0).any()
-    one = score_turns(model, batch, statistics=over(candidates))
-    other = score_turns(model, batch, statistics=over(candidates), **way)
-    torch.testing.assert_close(one.head[Need.NUCLEUS], other.head[Need.NUCLEUS])
-    torch.testing.assert_close(one.log_probs, other.log_probs)
-
-
-def test_a_head_that_takes_all_positions_is_read_at_the_labelled_ones(monkeypatch):
-    """As on devices that want static shapes."""
-    model = make_model()
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
-    candidates = find_nuclei(model, batch, 0.03)
-    compact = score_turns(model, batch, statistics=over(candidates)).head[Need.NUCLEUS]
-    monkeypatch.setattr("epo_trl.trainers.scoring.turn_forward.compact_scoring", lambda: torch.no_grad())
-    torch.testing.assert_close(score_turns(model, batch, statistics=over(candidates)).head[Need.NUCLEUS], compact)
 
 
 def test_a_batch_without_a_choice_has_no_entropy_and_a_gradient_of_zero():
@@ -189,17 +121,6 @@ def test_a_batch_without_a_choice_has_no_entropy_and_a_gradient_of_zero():
         assert entropy.shape == batch.labels[:, 1:].shape and not entropy.any()
         gradients = torch.autograd.grad(entropy.sum(), list(model.parameters()), materialize_grads=True)
         assert not any(gradient.any() for gradient in gradients)
-
-
-def test_it_takes_half_precision_and_gives_single():
-    model = make_model().bfloat16()
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
-    candidates = find_nuclei(model, batch, 0.03)
-    entropy = score_turns(model, batch, statistics=over(candidates)).head[Need.NUCLEUS]
-    assert entropy.dtype == torch.float32 and entropy.max() > 0.1
-    entropy.sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
 # -------------------------------------------------------------------------------------------------- in the trainers
@@ -234,7 +155,8 @@ def test_the_gradient_of_a_step_is_that_of_the_mean_of_means(tmp_path, context, 
         for turn in episode.turns:
             ids = torch.tensor([*(past if context == "concatenated" else []), *turn.prompt_ids, *turn.response_ids])
             past = ids.tolist()
-            entropies = plain(model, reference, ids, 0.8, 0.05)[-len(turn.response_ids) :]
+            logits, others = (one(ids[None]).logits[0, :-1].double() / 0.8 for one in (model, reference))
+            entropies = nucleus_entropy_of(logits, others.detach(), 0.05)[-len(turn.response_ids) :]
             term = term + entropies.mean() / len(episode.turns) / len(usable)
     (-0.5 * term).backward()
     assert loss.item() == pytest.approx(-0.5 * term.item(), rel=1e-4) and term > 0.05

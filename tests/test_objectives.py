@@ -214,6 +214,8 @@ def test_weights_by_hand():
     expected = torch.tensor([[1 / 8, 1 / 8, 0, 0, 1 / 4], [0, 1 / 6, 1 / 6, 1 / 6, 0]])
     torch.testing.assert_close(weights, expected)
     assert (weights * entropy).sum().item() == pytest.approx(2.0)
+    renamed = torch.where(turn_ids >= 0, 3 * turn_ids + 7, turn_ids)  # beyond the number of columns
+    assert torch.equal(turn_mean_weights(renamed, mask), weights)
 
 
 def test_a_turn_without_response_does_not_count_in_its_trajectory():

@@ -2,22 +2,15 @@
 
 import math
 from contextlib import contextmanager
-from functools import partial
 
 import pytest
 import torch
 import trl.trainer.utils as trl_utils
-from fused_heads import HEADS, IDS, PROMPTS, RESPONSE, TURNS, head_of
-from trainer_kit import assert_same_function, make_model
-from trl.trainer.utils import add_fused_lm_head
+from fused_heads import head_of
 
-from epo_trl.methods import Need
 from epo_trl.trainers.scoring import top_p
 from epo_trl.trainers.scoring.fused_head import HeadInput
-from epo_trl.trainers.scoring.row_scorer import entropy_over_candidates, entropy_over_top_p
 from epo_trl.trainers.scoring.top_p import own_nucleus_entropy, top_p_entropy
-from epo_trl.trainers.scoring.turn_forward import find_nuclei, score_turns
-from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
 
 F64 = torch.float64
 
@@ -113,62 +106,6 @@ def test_a_head_that_was_split_after_the_forward_pass_is_whole_in_the_backward_p
         assert torch.equal(got, want) and got.any()
 
 
-OWN = {Need.TOP_P: partial(entropy_over_top_p, 0.8)}
-
-
-def scored(model, *, windowed=False, temperature=1.0, **way):
-    add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
-    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=windowed))
-    return batch, score_turns(model, batch, statistics=OWN, **way)
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_it_is_what_the_whole_distribution_gives(head):
-    model, temperature = HEADS[head](), 0.7
-    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=False))
-    wanted = torch.zeros(batch.labels[:, 1:].shape, dtype=F64)
-    for i, length in enumerate(batch.lengths.tolist()):
-        logits = model(batch.input_ids[i, :length][None]).logits[0, :-1].double() / temperature
-        wanted[i, : length - 1] = top_p_entropy(logits, 0.8)
-    wanted = wanted * (batch.labels[:, 1:] != -100)
-    assert (wanted > 0.1).sum() > 2
-
-    _, scores = scored(model, temperature=temperature)
-    got = scores.head[Need.TOP_P]
-    assert_same_function(model, got, wanted)
-    assert (got <= scores.entropy + 1e-5).all() and (got < scores.entropy - 0.1).any()
-
-
-@pytest.mark.parametrize("windowed", [True, False])
-@pytest.mark.parametrize("way", [{"buckets": 2}, {"buckets": 9}, {"packed": True}], ids=str)
-def test_it_does_not_depend_on_the_forward_passes(windowed, way):
-    model = make_model()
-    _, one = scored(model, windowed=windowed)
-    _, other = scored(model, windowed=windowed, **way)
-    assert one.head[Need.TOP_P].max() > 0.1
-    torch.testing.assert_close(one.head[Need.TOP_P], other.head[Need.TOP_P])
-
-
-def test_both_nuclei_are_found_in_one_pass():
-    model = make_model()
-    batch, own = scored(model)
-    candidates = find_nuclei(model, batch, 0.03)
-    over = {Need.NUCLEUS: partial(entropy_over_candidates, candidates)}
-    reference, both = (score_turns(model, batch, statistics=which) for which in (over, over | OWN))
-    assert own.head.keys() == {Need.TOP_P} and reference.head.keys() == {Need.NUCLEUS}
-    assert torch.equal(both.head[Need.TOP_P], own.head[Need.TOP_P])
-    assert torch.equal(both.head[Need.NUCLEUS], reference.head[Need.NUCLEUS])
-    assert not torch.equal(both.head[Need.NUCLEUS], both.head[Need.TOP_P])
-
-
-def test_a_head_that_takes_all_positions_is_read_at_the_labelled_ones(monkeypatch):
-    """As on devices that want static shapes."""
-    model = make_model()
-    _, compact = scored(model)
-    monkeypatch.setattr("epo_trl.trainers.scoring.turn_forward.compact_scoring", lambda: torch.no_grad())
-    torch.testing.assert_close(scored(model)[1].head[Need.TOP_P], compact.head[Need.TOP_P])
-
-
 def test_without_a_position_there_is_a_gradient_of_zero():
     head, logits = head_of([[0.5, 0.3, 0.2]])
     none = HeadInput(logits[:0], head.weight.requires_grad_(), None, 1.0, None, 1.0)
@@ -176,16 +113,3 @@ def test_without_a_position_there_is_a_gradient_of_zero():
     assert entropy.shape == (0,)
     entropy.sum().backward()
     assert not logits.grad.any() and not head.weight.grad.any()
-
-
-@pytest.mark.parametrize("autocast", [True, False])
-def test_it_takes_half_precision_and_gives_single(autocast):
-    model = make_model() if autocast else make_model().bfloat16()
-    whole = scored(make_model())[1].head[Need.TOP_P]
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        _, scores = scored(model)
-    entropy = scores.head[Need.TOP_P]
-    assert entropy.dtype == torch.float32 and (entropy - whole).abs().median() < 0.05 < entropy.max()
-    entropy.sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-    assert all(parameter.grad.dtype == parameter.dtype for parameter in model.parameters())

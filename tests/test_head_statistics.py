@@ -1,0 +1,126 @@
+"""The statistics of the LM head: against whole distributions, on every kind of head, however the turns are scored."""
+
+from functools import partial
+
+import pytest
+import torch
+from fused_heads import HEADS, IDS, PROMPTS, RESPONSE, TURNS, disturbed, nucleus_entropy_of
+from trainer_kit import assert_same_function, make_model
+from trl.trainer.utils import add_fused_lm_head
+
+from epo_trl.methods import Need
+from epo_trl.trainers.scoring.row_scorer import entropy_over_candidates, entropy_over_top_p, mean_discriminator_at
+from epo_trl.trainers.scoring.top_p import top_p_entropy
+from epo_trl.trainers.scoring.turn_forward import find_nuclei, score_turns
+from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
+
+CUT, TOP_P = 0.03, 0.8
+
+
+def mean_discriminator_of(logits, _):
+    log_p = logits.log_softmax(-1)
+    entropy = -(log_p.exp() * log_p).sum(-1, keepdim=True)
+    return ((2 * log_p).exp() * (entropy + log_p)).sum(-1).detach()
+
+
+PLAIN = {
+    Need.NUCLEUS: partial(nucleus_entropy_of, cut=CUT),
+    Need.TOP_P: lambda logits, _: top_p_entropy(logits, TOP_P),
+    Need.DISCRIMINATOR: mean_discriminator_of,
+}
+
+
+def cut(windowed):
+    return cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=windowed))
+
+
+def fused(*models, temperature=1.0):
+    for model in models:
+        add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
+    return models
+
+
+def asked(reference, batch, *needs):
+    """Returns the statistics to ask for: those named, or all."""
+    every = {
+        Need.NUCLEUS: partial(entropy_over_candidates, find_nuclei(reference, batch, CUT)),
+        Need.TOP_P: partial(entropy_over_top_p, TOP_P),
+        Need.DISCRIMINATOR: mean_discriminator_at,
+    }
+    return {need: every[need] for need in needs or every}
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("need", PLAIN)
+def test_it_is_what_the_whole_distribution_gives(need, head):
+    reference, temperature, batch = HEADS[head](), 0.7, cut(windowed=False)
+    model = disturbed(reference)
+    wanted = torch.zeros(batch.labels[:, 1:].shape, dtype=torch.float64)
+    for i, length in enumerate(batch.lengths.tolist()):
+        ids = batch.input_ids[i, :length][None]
+        logits, others = (one(ids).logits[0, :-1].double() / temperature for one in (model, reference))
+        wanted[i, : length - 1] = PLAIN[need](logits, others.detach())
+    wanted = wanted * (batch.labels[:, 1:] != -100)
+    assert (wanted.abs() > (0.1 if need is not Need.DISCRIMINATOR else 0.005)).sum() > 0
+
+    fused(model, reference, temperature=temperature)
+    got = score_turns(model, batch, statistics=asked(reference, batch, need)).head[need]
+    if need is Need.DISCRIMINATOR:
+        assert not got.requires_grad
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-6)
+    else:
+        assert_same_function(model, got, wanted)
+
+
+@pytest.mark.parametrize("windowed", [True, False])
+@pytest.mark.parametrize("way", [{"buckets": 2}, {"buckets": 9}, {"packed": True}], ids=str)
+def test_they_do_not_depend_on_the_forward_passes(windowed, way):
+    reference, batch = make_model(), cut(windowed)
+    model = disturbed(reference)
+    fused(model, reference)
+    assert torch.equal(find_nuclei(reference, batch, CUT), find_nuclei(reference, batch, CUT, **way))
+    statistics = asked(reference, batch)
+    one, other = (score_turns(model, batch, statistics=statistics, **each) for each in ({}, way))
+    torch.testing.assert_close(one.log_probs, other.log_probs)
+    for need in PLAIN:
+        assert one.head[need].abs().max() > 0.005
+        torch.testing.assert_close(one.head[need], other.head[need])
+
+
+def test_several_are_found_in_one_pass():
+    (model,), batch = fused(make_model()), cut(windowed=False)
+    together = score_turns(model, batch, statistics=asked(model, batch)).head
+    for need in PLAIN:
+        alone = score_turns(model, batch, statistics=asked(model, batch, need)).head
+        assert alone.keys() == {need} and torch.equal(alone[need], together[need])
+    assert not torch.equal(together[Need.NUCLEUS], together[Need.TOP_P])
+
+
+def test_a_head_that_takes_all_positions_is_read_at_the_labelled_ones(monkeypatch):
+    """As on devices that want static shapes."""
+    (model,), batch = fused(make_model()), cut(windowed=True)
+    statistics = asked(model, batch)
+    compact = score_turns(model, batch, statistics=statistics).head
+    monkeypatch.setattr("epo_trl.trainers.scoring.turn_forward.compact_scoring", lambda: torch.no_grad())
+    every = score_turns(model, batch, statistics=statistics).head
+    for need in PLAIN:
+        torch.testing.assert_close(every[need], compact[need])
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_they_take_half_precision_and_give_single(autocast):
+    whole, batch = make_model(), cut(windowed=True)
+    model = make_model() if autocast else make_model().bfloat16()
+    fused(whole, model)
+    statistics = asked(whole, batch)
+    exact = score_turns(whole, batch, statistics=statistics).head
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        found = score_turns(model, batch, statistics=statistics).head
+    for need in PLAIN:
+        assert found[need].dtype == torch.float32
+        assert (found[need] - exact[need]).abs().median() < 0.05
+    entropy = found[Need.NUCLEUS] + found[Need.TOP_P]
+    assert entropy.max() > 0.1
+    entropy.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert all(parameter.grad.dtype == parameter.dtype for parameter in model.parameters())
