@@ -103,21 +103,14 @@ def test_the_weight_follows_its_schedule_down_to_nothing():
     assert [None if term is None else round(term.item(), 6) for term in terms] == [-0.2, -0.15, None]
 
 
-# ------------------------------------------------------------------------------------------ against a plain softmax
-
-
-def over(candidates):
-    """Returns the request of the entropies over the candidates."""
-    return {Need.NUCLEUS: partial(entropy_over_candidates, candidates)}
-
-
 def test_a_batch_without_a_choice_has_no_entropy_and_a_gradient_of_zero():
     model = make_model()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
     for width in (0, 3):
         none = torch.full((len(batch.sequence), width), NO)
-        entropy = score_turns(model, batch, statistics=over(none)).head[Need.NUCLEUS]
+        statistics = {Need.NUCLEUS: partial(entropy_over_candidates, none)}
+        entropy = score_turns(model, batch, statistics=statistics).head[Need.NUCLEUS]
         assert entropy.shape == batch.labels[:, 1:].shape and not entropy.any()
         gradients = torch.autograd.grad(entropy.sum(), list(model.parameters()), materialize_grads=True)
         assert not any(gradient.any() for gradient in gradients)
