@@ -50,10 +50,8 @@ def test_the_newest_checkpoint_is_told_by_its_number_not_by_its_name(tmp_path):
     ("harm", "message"),
     [
         (lambda path: (path / MANIFEST).unlink(), "manifest.json is missing"),
-        (lambda path: truncate(path / MANIFEST), "manifest.json is damaged"),
         (lambda path: (path / MANIFEST).write_text("[]"), r"manifest.json is damaged \(it has no files"),
         (lambda path: (path / MANIFEST).write_text('{"files": {"a": 1}}'), "manifest.json is damaged"),
-        (lambda path: (path / MANIFEST).write_bytes(b"\xff"), "manifest.json is damaged .*utf-8"),
         (
             lambda path: (path / "model.safetensors").write_bytes(b"Weights"),
             "model.safetensors is damaged: its checksum",
@@ -61,7 +59,7 @@ def test_the_newest_checkpoint_is_told_by_its_number_not_by_its_name(tmp_path):
         (lambda path: truncate(path / "model.safetensors"), "model.safetensors is damaged: it has 6 bytes, 7 were"),
         (lambda path: (path / "global_step" / "optimizer.pt").unlink(), "global_step/optimizer.pt is missing"),
     ],
-    ids=["cut off", "list truncated", "no list", "other list", "no text", "other bytes", "truncated", "lost"],
+    ids=["cut off", "no list", "other list", "other bytes", "truncated", "lost"],
 )
 def test_a_checkpoint_that_is_not_whole_is_passed_over_with_a_warning(tmp_path, harm, message):
     whole, newest = checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
