@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from method_batches import batch_of, check_two_ranks
+from method_batches import batch_of
 from trainer_kit import difference, make_episodes, make_trainer
 
 from epo_trl.methods import MicroBatch
@@ -50,10 +50,6 @@ def test_tokens_clipped_from_above_keep_the_gradient_of_the_papers_loss_and_no_o
     assert value == want_value == got_value
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(got - plain, torch.tensor([[0.0, 0.0, -2.0 * bound, 0.0, 0.0, 0.0]]))
-
-
-def test_mean_and_deviation_are_those_of_all_ranks():
-    check_two_ranks(AEPO())
 
 
 def test_the_second_update_goes_further_however_the_batch_is_cut(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from method_batches import batch_of, check_two_ranks, random_batch
+from method_batches import batch_of, random_batch
 from trainer_kit import difference, make_config, make_episodes, make_model, make_trainer, with_episodes
 
 from epo_trl.methods import MicroBatch
@@ -138,11 +138,6 @@ def test_only_tokens_that_count_are_marked():
     advantages, batch = random_batch()
     marked = KLCov(share=1.0).modify_advantages(advantages, batch).token_annotations["marked"]
     assert torch.equal(marked, batch.mask.bool())
-
-
-@pytest.mark.parametrize("method", [ClipCov(share=0.2, low=0.01), KLCov(share=0.2), ClipCov(), KLCov()])
-def test_two_ranks_choose_what_one_does(method):
-    check_two_ranks(method)
 
 
 def test_kl_cov_holds_back_in_the_second_update_however_the_batch_is_cut(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from method_batches import batch_of, check_two_ranks
+from method_batches import batch_of
 from trainer_kit import catch_step, difference, largest, make_episodes, make_trainer, with_episodes
 
 from epo_trl.methods.entrocraft import Entrocraft
@@ -40,12 +40,6 @@ def test_the_band_moves_linearly_to_its_end():
     assert [m["entrocraft/high"] for m in bands] == pytest.approx([0.7, 0.65, 0.6, 0.55, 0.5])
     last = Entrocraft().modify_advantages(ADVANTAGES, batch_with(0.59, 4)).advantages
     assert torch.equal(last, ADVANTAGES.clamp(min=0)), "0.59 is below the first band and above the last one"
-
-
-@pytest.mark.parametrize("edge", [0.5, 1.5])
-def test_the_entropy_is_that_of_all_ranks(edge):
-    """Mean about 1: either side of the band."""
-    check_two_ranks(Entrocraft(edge, edge, edge, edge), cut=2)
 
 
 def test_the_gradient_is_that_of_the_kept_episodes(tmp_path):

@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 import pytest
 import torch
 from fused_heads import head_of
-from method_batches import batch_of, check_two_ranks
+from method_batches import batch_of
 from plain_steps import assert_gradient, plain_tokens, step_of
 from trainer_kit import compute_in_float64, make_model, make_trainer, with_episodes
 
@@ -58,11 +58,6 @@ def test_clip_v_by_hand():
     assert removed(mu=1.5) == ([[0, 0]], 3), "at least one"
     assert removed(mu=1.5, max_share=0.0) == ([], 3) and removed(mu=3.2, max_share=1.0) == ([], 0)
     assert removed(-negative, mu=1.5, max_share=1.0) == ([[0, 2]], 1)
-
-
-@pytest.mark.parametrize("method", [ClipB(mu=0.5), ClipV(mu=0.5, max_share=0.1), ClipV(mu=0.1, max_share=1.0), ClipV()])
-def test_two_ranks_remove_what_one_does(method):
-    check_two_ranks(method)
 
 
 # -------------------------------------------------------------------------------------------- the statistic of the head

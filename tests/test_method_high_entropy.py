@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from method_batches import batch_of, check_two_ranks
+from method_batches import batch_of
 from plain_steps import assert_gradient, plain_tokens, step_of
 from trainer_kit import compute_in_float64, difference, largest, make_model
 
@@ -26,11 +26,6 @@ def test_by_hand(share, kept):
     shaped = HighEntropy(share).modify_advantages(ADVANTAGES, batch)
     assert torch.equal(shaped.advantages[:, :3], ADVANTAGES[:, :3] * torch.tensor(kept))
     assert shaped.metrics == {"high-entropy/kept": pytest.approx(sum(map(sum, kept)) / 5)}
-
-
-@pytest.mark.parametrize("share", [0.2, 0.5])
-def test_two_ranks_keep_what_one_does(share):
-    check_two_ranks(HighEntropy(share))
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from method_batches import batch_of, check_two_ranks, random_batch
+from method_batches import batch_of, random_batch
 
 from epo_trl.methods.steer import STEER
 
@@ -34,7 +34,3 @@ def test_it_is_the_formula_of_the_paper_where_pi_is_pi_old():
     weights = (math.log(0.8) / max(omega.max(), 0.02) * omega).exp().clamp(0.8, 1)
     got = STEER().modify_advantages(advantages, batch).advantages[batch.mask.bool()]
     torch.testing.assert_close(got, advantages[batch.mask.bool()] * weights)
-
-
-def test_the_largest_change_of_all_ranks_counts():
-    check_two_ranks(STEER())

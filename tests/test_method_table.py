@@ -1,7 +1,10 @@
 """What holds for every method: it runs in both worlds, ignores the cut of a batch, resumes and can be switched off."""
 
+from importlib import import_module
+
 import pytest
 import torch
+from method_batches import check_two_ranks
 from method_table import CASES, PPO, SLOT, config_of, trainer_of, without
 from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import GROUP, ROWS, catch_step, difference, largest, make_config, saved
@@ -9,9 +12,19 @@ from trainer_kit import GROUP, ROWS, catch_step, difference, largest, make_confi
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.toy import ToySuite
-from epo_trl.methods import Need, build_methods
+from epo_trl.methods import METHODS, Method, Need, build_methods
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
+
+
+def class_of(name):
+    module, _, attribute = METHODS[SLOT[name]][name].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+# `ref-nucleus` marks tokens by the reference's scores, which batches made by hand do not have.
+MODIFYING = [name for name in CASES if class_of(name).modify_advantages is not Method.modify_advantages]
+MODIFYING.remove("ref-nucleus")
 
 
 def test_every_method_has_its_line():
@@ -50,6 +63,14 @@ def test_switched_off_it_leaves_every_bit_as_it_is(tmp_path, name):
         runs[kind] = {parameter: p.detach().clone() for parameter, p in trainer.model.named_parameters()}
     assert difference(runs["without"], runs["off"]) == 0.0, "a coefficient of 0 is the run without the method"
     assert difference(runs["without"], runs["on"]) > 0.0, "the settings of the table show in the weights"
+
+
+@pytest.mark.parametrize("cut", [2, 3, 4])
+@pytest.mark.parametrize("name", MODIFYING)
+def test_two_ranks_modify_advantages_as_one_does(tmp_path, name, cut):
+    """A cut at 3 leaves ranks of unequal size, and one at 2 or 3 splits the first group."""
+    args = make_config(tmp_path, **config_of(name, CASES[name].settings, CASES[name].fields))
+    check_two_ranks(build_methods(args, critic=False)[name], cut=cut)
 
 
 @pytest.mark.parametrize("name", CASES)

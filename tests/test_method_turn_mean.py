@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from method_batches import batch_of, check_two_ranks
+from method_batches import batch_of
 from plain_steps import assert_gradient, plain_tokens, step_of
 from trainer_kit import compute_in_float64, make_model
 
@@ -38,12 +38,6 @@ def test_by_hand(over, shares):
 def test_nothing_is_a_mean_of_nothing():
     shaped = TurnMean().modify_advantages(torch.ones(1, 2), batch_of([[0, 0]], mask=[[0, 0]]))
     assert shaped.advantages.tolist() == [[0.0, 0.0]]
-
-
-@pytest.mark.parametrize("over", ["turns", "episodes"])
-@pytest.mark.parametrize("cut", [3, 4])
-def test_two_ranks_give_the_mean_of_one(over, cut):
-    check_two_ranks(TurnMean(over), cut=cut)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
