@@ -369,16 +369,6 @@ def test_members_of_a_group_start_from_the_identical_state(trained, context):
         assert episodes[0].task_id != episodes[GROUP].task_id
 
 
-def test_a_run_with_gradient_checkpointing_is_bit_equal(tmp_path):
-    """Generation switches checkpointing off and on again."""
-    runs = []
-    for checkpointing in (False, True):
-        trainer = make_trainer(tmp_path, gradient_checkpointing=checkpointing, max_steps=2)
-        trainer.train()
-        runs.append(weights(trainer))
-    assert_bit_equal(*runs)
-
-
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
 def test_bf16_takes_nearly_the_same_step(tmp_path, context):
     """The weights and their update stay in float32; forward and backward run in bfloat16."""
