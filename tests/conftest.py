@@ -5,7 +5,11 @@ import gc
 import importlib.metadata
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+# On a machine that is busy, the first example may take seconds.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 # accelerate parses the metadata of installed packages whenever a model is prepared: a tenth of a short training.
 importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
 
