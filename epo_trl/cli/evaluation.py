@@ -38,19 +38,16 @@ from epo_trl.models.names import check_model_name
 from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
+from epo_trl.rollout.spec import ProtocolArguments
 from epo_trl.types import Episode, StopReason
 from epo_trl.watch.sample import Sample, write_samples
 from epo_trl.watch.selection import choose_samples
 from epo_trl.watch.source import evaluation_file
 
 # Options that do not affect the results, or are part of the protocol.
-NOT_SETTINGS = {"output", "show_episodes", "keep_episodes", "protocol", "max_turns", "temperature", "context"}
-NOT_SETTINGS |= {
-    "compare_to",
-    "max_aborted_share",
-    "vllm_gpu_memory_utilization",
-    *(entry.name for entry in fields(FewShotArguments)),
-}
+NOT_SETTINGS = {one.name for kind in (ProtocolArguments, FewShotArguments) for one in fields(kind)}
+NOT_SETTINGS |= {"compare_to", "output", "show_episodes", "keep_episodes"}
+NOT_SETTINGS |= {"max_aborted_share", "vllm_gpu_memory_utilization"}
 
 
 def result_settings(
