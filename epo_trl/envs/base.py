@@ -81,7 +81,7 @@ class TextEnv(ABC):
         """
         raise EnvError(
             f"environment: expected one that can copy its state (`TextEnv.copy`), got {type(self).__name__}; the fast "
-            "engine of ALFWorld, WebShop, the toys, the trap and the corridor can"
+            "engine of ALFWorld, ScienceWorld, WebShop, the toys, the trap and the corridor can"
         )
 
     # Sending to all environments before waiting for any lets environments in their own processes run in parallel.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import weakref
-from dataclasses import dataclass
-from typing import Any
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.envs.scienceworld.host import Host
@@ -41,14 +42,28 @@ class EngineRules:
 
 @dataclass(slots=True)
 class _Episode:
-    """A running episode."""
+    """A running episode.
+
+    Args:
+        task_id: The task.
+        task_type: Its type.
+        seed: Seed of the random events after the start.
+        world: Its world; `None` in a copy that has not been stepped.
+        seen: State after the last action.
+        engine_limit: See `ScienceWorldEnv.reset`.
+        with_key: Whether `info` holds the state key.
+        actions: Actions so far.
+        listed: Valid actions, if they are listed.
+    """
 
     task_id: str
     task_type: str
-    world: World
+    seed: int
+    world: World | None
     seen: Seen
     engine_limit: int | None
     with_key: bool
+    actions: tuple[str, ...] = ()
     listed: tuple[str, ...] | None = None
 
 
@@ -71,11 +86,34 @@ class ScienceWorldEnv(TextEnv):
         rules: Settings of play on the engine.
     """
 
+    is_deterministic = True  # the seed and the number of inputs decide what is random
+
     def __init__(self, host: Host, lists: TaskLists, rules: EngineRules) -> None:
         self._host, self._lists, self._rules = host, lists, rules
-        self._seat = host.take_seat()
-        self._forget = weakref.finalize(self, host.forget_seat, self._seat)
         self._episode: _Episode | None = None
+        self._closed = False
+        self._take_seat()
+
+    def _take_seat(self) -> None:
+        self._seat: int | None = self._host.take_seat()
+        self._forget = weakref.finalize(self, self._host.forget_seat, self._seat)
+
+    def copy(self) -> Self:
+        """Returns an independent environment in the same state, which takes a seat and a world with its first use.
+
+        The engine cannot copy a world. A copy plays the episode again in a new one, by the same seed: a load and all
+        actions so far. Random events after the copy are those of the original, as in all training episodes of a run.
+
+        Raises:
+            EnvError: If the environment is closed. The copy's first `step` raises it if the repeated actions lead to
+                another state.
+        """
+        if self._closed:
+            raise EnvError("copy: the environment is closed; copy it before `close`")
+        twin = copy(self)
+        twin._seat = twin._request = None
+        twin._episode = self._episode and replace(self._episode, world=None)
+        return twin
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Starts a task and returns the first observation and info.
@@ -95,8 +133,13 @@ class ScienceWorldEnv(TextEnv):
         """Starts a reset; `reset_wait` returns its result."""
         task_id, engine_limit = self._read(options or {})
         with_key = bool((options or {}).get("state_key"))
-        self._episode = None
-        self._request = self._host.submit(lambda: self._begin(task_id, engine_limit, with_key, seed or 0)).result
+        self._episode, seat = None, self._own_seat()
+
+        def begin() -> tuple[str, Info]:
+            self._episode = episode = self._begin(seat, task_id, seed or 0, engine_limit, with_key)
+            return episode.seen.observation, self._info(episode)
+
+        self._request = self._host.submit(begin).result
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Returns `(observation, reward, terminated, truncated, info)`. Case and white space of the action are ignored.
@@ -113,13 +156,21 @@ class ScienceWorldEnv(TextEnv):
         if episode is None:
             raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
         text = " ".join(action.lower().split())
-        self._request = self._host.submit(lambda: self._go_on(episode, text)).result
+        seat = self._own_seat()
+        self._request = self._host.submit(lambda: self._go_on(episode, text, seat)).result
 
     def close(self) -> None:
         """Frees the world and, with the last one of a JVM, stops that JVM. May be called twice."""
         self._episode = self._request = None
-        if self._forget.detach():
+        self._closed = True
+        if self._seat is not None and self._forget.detach():
             self._host.free_seat(self._seat)
+
+    def _own_seat(self) -> int:
+        if self._seat is None:
+            self._take_seat()
+        assert self._seat is not None
+        return self._seat
 
     def _read(self, options: dict[str, Any]) -> tuple[str, int | None]:
         unknown = options.keys() - {"task_id", "engine_limit", "simplification", "state_key"}
@@ -137,32 +188,56 @@ class ScienceWorldEnv(TextEnv):
                 f"simplification: expected {self._rules.simplification!r}, which all worlds on the suite's JVMs share, "
                 f"got {wanted!r}; create another suite"
             )
-        if not self._forget.alive:
+        if self._closed:
             raise EnvError("reset: the environment is closed; create another")
         return task_id, limit
 
     # --- On the thread of the JVM --------------------------------------------------------------------------------
 
-    def _begin(self, task_id: str, limit: int | None, with_key: bool, seed: int) -> tuple[str, Info]:
+    def _begin(self, seat: int, task_id: str, seed: int, limit: int | None, with_key: bool) -> _Episode:
         task_type, variation = self._lists.find(task_id)
-        world = self._host.world(self._seat)
+        world = self._host.world(seat)
         seen = world.load(task_type, variation, self._rules.simplification, seed=seed)
-        self._episode = episode = _Episode(task_id, task_type, world, seen, limit, with_key)
+        episode = _Episode(task_id, task_type, seed, world, seen, limit, with_key)
         self._list(episode)
-        return seen.observation, self._info(episode)
+        return episode
 
-    def _go_on(self, episode: _Episode, text: str) -> tuple[str, float, bool, bool, Info]:
-        before, world = episode.seen, episode.world
-        if before.choices and not _NUMBER.fullmatch(text):
+    def _go_on(self, episode: _Episode, text: str, seat: int) -> tuple[str, float, bool, bool, Info]:
+        if episode.world is None:
+            self._play_again(episode, seat)
+        before = episode.seen.score
+        self._act(episode, text)
+        seen = episode.seen
+        terminated = seen.completed or seen.score < 0
+        truncated = episode.engine_limit is not None and seen.moves > episode.engine_limit and not terminated
+        return seen.observation, self._reward(before, seen.score), terminated, truncated, self._info(episode)
+
+    def _act(self, episode: _Episode, text: str) -> None:
+        world = episode.world
+        assert world is not None
+        if episode.seen.choices and not _NUMBER.fullmatch(text):
             world.cancel()
         seen = world.step(text)
         if seen.choices and self._rules.ambiguity == "first":
             seen = world.step(min(seen.choices, key=lambda number: (seen.choices[number], int(number))))
-        episode.seen = seen
+        episode.seen, episode.actions = seen, (*episode.actions, text)
         self._list(episode)
-        terminated = seen.completed or seen.score < 0
-        truncated = episode.engine_limit is not None and seen.moves > episode.engine_limit and not terminated
-        return seen.observation, self._reward(before.score, seen.score), terminated, truncated, self._info(episode)
+
+    def _play_again(self, episode: _Episode, seat: int) -> None:
+        """Plays the actions of a copied episode in the world of a seat.
+
+        Raises:
+            EnvError: If they lead to another state.
+        """
+        again = self._begin(seat, episode.task_id, episode.seed, episode.engine_limit, episode.with_key)
+        for action in episode.actions:
+            self._act(again, action)
+        if again.seen != episode.seen:
+            raise EnvError(
+                f"copy: expected the {len(episode.actions)} actions of {episode.task_id} to lead to the same state "
+                f"again, got {again.seen.observation!r} instead of {episode.seen.observation!r}; leave its type out"
+            )
+        episode.world = again.world
 
     def _reward(self, before: int, after: int) -> float:
         if after < 0:
@@ -173,19 +248,21 @@ class ScienceWorldEnv(TextEnv):
         if not self._rules.list_actions:
             return
         if not episode.seen.choices:
+            assert episode.world is not None
             episode.listed = episode.world.valid_actions()
         else:  # an ambiguous request changes nothing, so the actions of before are still valid
             known = [action for action in episode.listed or () if not action.isdecimal()]
             episode.listed = (*episode.seen.choices, *known)
 
     def _info(self, episode: _Episode) -> Info:
-        seen = episode.seen
+        seen, world = episode.seen, episode.world
+        assert world is not None
         return {
             "admissible_actions": episode.listed,
             "accepted": seen.is_known,
             "won": seen.completed and seen.score == 100,
             "failed": seen.score < 0,
-            "task": episode.world.task,
+            "task": world.task,
             "task_type": episode.task_type,
             "task_id": episode.task_id,
             "score": seen.score,
@@ -193,6 +270,6 @@ class ScienceWorldEnv(TextEnv):
             "objects": seen.objects,
             "look": seen.look,
             "inventory": seen.inventory,
-            "action_templates": episode.world.action_templates,
+            "action_templates": world.action_templates,
             **({"state_key": seen.key} if episode.with_key else {}),
         }
