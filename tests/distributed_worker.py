@@ -79,8 +79,8 @@ NUCLEUS: dict[str, Any] = {
     "entropy_method": ["ref-nucleus", "siren"],
     "method_kwargs": {"ref-nucleus": {"weight": 1.0}, "siren": {"weight": 1.0, "anchor": 0.0}},
 }
-# Without a critic, and without groups that are played again.
-TABLE = [name for name in CASES if name not in (*WITH_CRITIC, "dapo")]
+# Without groups that are played again; PPO's own credits have runs of their own.
+TABLE = [name for name in CASES if name not in ("turn", "token", "outcome", "dapo")]
 STATES = [[20, 21, 22], [23], [24, 25], [], [26], [], [], [27, 28]]  # after the last turn of `make_episodes()`
 ZERO3 = {
     "zero_optimization": {
@@ -362,10 +362,12 @@ def resume_dapo(rank: int, mode: str, folder: Path, rounds: str) -> None:
 
 def weights_with(name: str, folder: Path, part: slice, **changes: Any) -> dict[str, torch.Tensor]:
     """Returns what two updates with a method of the table lead to; `part` of the episodes is this rank's."""
-    case = CASES[name]
-    trainer = make_trainer(
-        folder / name, num_generations=ROWS, max_steps=2, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant",
-        **changes, **config_of(name, case.settings, case.fields),
+    case, make, own = CASES[name], make_trainer, {"num_generations": ROWS}
+    if name in WITH_CRITIC:
+        make, own = make_ppo, {"bootstrap_truncated": False, "value_coef": 0.01}
+    trainer = make(
+        folder / name, max_steps=2, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant",
+        **own, **changes, **config_of(name, case.settings, case.fields),
     )  # fmt: skip
     trainer.play = lambda tasks, **kwargs: make_episodes()[part]
     trainer.train()

@@ -46,6 +46,7 @@ CASES = {
     "turn": Case(),
     "token": Case(),
     "outcome": Case(),
+    "vetta": Case({"token_weight": 0.5, "token_lambda": 0.9}, neutral={"token_weight": 0.0}),
     # entropy_method
     "epo": EPO,
     "epo-base": EPO,
@@ -79,7 +80,7 @@ CASES = {
 
 
 SLOT = {name: slot for slot, names in METHODS.items() for name in names}
-PPO = ("turn", "token", "outcome")
+PPO = ("turn", "token", "outcome", "vetta")
 
 
 def config_of(name, settings, fields):
@@ -94,4 +95,6 @@ def without(name):
 
 
 def trainer_of(folder, name, changes):
-    return with_episodes((make_ppo if name in PPO else make_trainer)(folder, **changes))
+    if name in PPO:  # episodes made by hand have no state after the last turn
+        return with_episodes(make_ppo(folder, **{"bootstrap_truncated": False, **changes}))
+    return with_episodes(make_trainer(folder, **changes))

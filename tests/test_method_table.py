@@ -37,8 +37,7 @@ def test_every_method_has_its_line():
 def test_its_gradient_does_not_depend_on_how_the_batch_is_cut(tmp_path, name):
     steps = []
     for size in (ROWS, 2):
-        ends = {"bootstrap_truncated": False} if name in PPO else {}
-        changes = config_of(name, CASES[name].settings, CASES[name].fields) | ends
+        changes = config_of(name, CASES[name].settings, CASES[name].fields)
         trainer = trainer_of(
             tmp_path,
             name,
@@ -80,7 +79,7 @@ def test_it_resumes_bit_equal_inside_a_batch(tmp_path, name):
     """Two optimizer steps on a batch, or four; the checkpoint lies between them."""
     changes = {**config_of(name, CASES[name].settings, CASES[name].fields), "per_device_train_batch_size": 4,
                "steps_per_generation": 2, "max_steps": 6, "save_strategy": "steps", "save_steps": 3,
-               "learning_rate": 0.05, **({"bootstrap_truncated": False} if name in PPO else {})}  # fmt: skip
+               "learning_rate": 0.05}  # fmt: skip
     straight, resumed = (trainer_of(tmp_path / "run", name, changes) for _ in range(2))
     straight.train()
     before = weights(resumed)

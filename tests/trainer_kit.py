@@ -89,6 +89,8 @@ def make_ppo(folder: Path | str, *, model: Any = None, suite: Any = None, **chan
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(1)
         trainer.critic.head.weight.normal_()
+        if trainer.critic.token_head is not None:
+            trainer.critic.token_head.weight.normal_()
     return trainer
 
 

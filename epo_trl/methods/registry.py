@@ -32,6 +32,7 @@ METHODS: dict[str, dict[str, str]] = {
         "turn": "epo_trl.methods.gae:TurnGAE",
         "token": "epo_trl.methods.gae:TokenGAE",
         "outcome": "epo_trl.methods.gae:OutcomeGAE",
+        "vetta": "epo_trl.methods.vetta:VETTA",
     },
     "entropy_method": {
         "epo": "epo_trl.methods.epo:EPO",

@@ -88,6 +88,11 @@ class Methods(Mapping[str, Method]):
         return {"state_key": True} if any(getattr(m, "anchor", "") == "state" for m in self.values()) else {}
 
     @property
+    def has_token_head(self) -> bool:
+        """Whether the critic has a second head, for the values inside a turn."""
+        return any(method.token_weight for method in self.values())
+
+    @property
     def may_replace_groups(self) -> bool:
         """Whether a method may reject a group, which is then replaced."""
         return any(type(method).keep_group is not Method.keep_group for method in self.values())

@@ -26,14 +26,17 @@ from epo_trl.models.load import get_attention
 
 @dataclass
 class ScoredOutput(FusedCausalLMOutput):
-    """TRL's fused-head output with `state_values` (N, L - 1): the value before the token in the same column."""
+    """TRL's fused-head output with `state_values` (N, L - 1): the value before the token in the same column.
+
+    (N, L - 1, 2) from a critic with two heads.
+    """
 
     state_values: Tensor | None = None
 
 
 @dataclass
 class ValueOutput(ModelOutput):
-    """`state_values` (N, L): the value of the state after each token."""
+    """`state_values` (N, L): the value of the state after each token; (N, L, 2) from a critic with two heads."""
 
     state_values: Tensor | None = None
 
@@ -48,17 +51,24 @@ class Critic(nn.Module):
         hidden_size: Width of the hidden states.
         backbone: A transformer without LM head, or `None` to use the policy's hidden states.
         dtype: Data type of the head.
+        token_head: Whether there is a second head, for the values inside a turn.
     """
 
-    def __init__(self, hidden_size: int, backbone: nn.Module | None = None, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        hidden_size: int,
+        backbone: nn.Module | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        token_head: bool = False,
+    ):
         super().__init__()
         self.backbone = backbone
-        self.head = nn.Linear(hidden_size, 1, dtype=dtype)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = _zero_head(hidden_size, dtype)
+        self.token_head = _zero_head(hidden_size, dtype) if token_head else None
 
     def forward(self, hidden: Tensor | None, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """Returns (N, L) values of the states after each token.
+        """Returns (N, L) values of the states after each token, or (N, L, 2) of both heads.
 
         Args:
             hidden: Hidden states of the policy, (N, L, hidden_size), used if there is no backbone.
@@ -69,12 +79,22 @@ class Critic(nn.Module):
             hidden = self.backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         assert hidden is not None
         with torch.autocast(hidden.device.type, enabled=False):
-            values = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
+            hidden = hidden.to(self.head.weight.dtype)
+            values = self.head(hidden).squeeze(-1)
+            if self.token_head is not None:
+                values = torch.stack([values, self.token_head(hidden).squeeze(-1)], dim=-1)
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
     def trained_names(self) -> list[str]:
         """Returns the names of the trained parameters, which a checkpoint must contain."""
         return [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+
+
+def _zero_head(hidden_size: int, dtype: torch.dtype) -> nn.Linear:
+    head = nn.Linear(hidden_size, 1, dtype=dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 def causal_lm(model: Any) -> Any:

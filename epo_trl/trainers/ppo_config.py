@@ -47,7 +47,8 @@ class EPOPPOConfig(EPOConfig):
     credit: str = option(
         "turn",
         "'turn': GAE from turn to turn; 'token': GAE over all response tokens of the episode; 'outcome': the "
-        "episode's whole reward at the end of every turn, no bootstrapping; 'module:Class': your own method.",
+        "episode's whole reward at the end of every turn, no bootstrapping; 'vetta': GAE over turns and inside each "
+        "turn, from two heads; 'module:Class': your own method.",
     )
     gamma: Share = option(1.0, "Discount from one decision point (a turn or a token) to the next.")
     gae_lambda: Share = option(1.0, "lambda of GAE, from one decision point to the next.")

@@ -68,7 +68,12 @@ class EPOPPOTrainer(EPOTrainer):
         backbone = copy_of_policy(model, args)
         super().__init__(model, suite, args=args, **kwargs)
         critic = make_critic(
-            self.model, args, self.processing_class, backbone=backbone, peft_config=kwargs.get("peft_config")
+            self.model,
+            args,
+            self.processing_class,
+            backbone=backbone,
+            peft_config=kwargs.get("peft_config"),
+            token_head=self.methods.has_token_head,
         )
         self.critic = critic if self.is_deepspeed_enabled else critic.to(self.accelerator.device)
         attach_critic(self.model, self.critic)
@@ -111,6 +116,8 @@ class EPOPPOTrainer(EPOTrainer):
             credit.returns,
             credit.value_mask,
         )
+        if credit.value_weights is not None:
+            output["value_weights"] = credit.value_weights
         output["num_values"] = self.ranks.sum(credit.value_mask.sum().double())
         if credit.outcomes is not None:
             metrics["gae/equal_outcomes"] = float(equal_outcomes(credit.outcomes, self.ranks))
@@ -132,7 +139,7 @@ class EPOPPOTrainer(EPOTrainer):
         assert scores.values is not None
         values, points = scores.values, inputs["value_points"]
         losses, clipped = value_loss(values, inputs["old_values"], inputs["returns"], clip=self.args.value_clip)
-        losses = torch.where(points, losses, 0.0)
+        losses = torch.where(points, losses * inputs.get("value_weights", 1.0), 0.0)
         counts = [losses.detach().sum(), (clipped & points).sum(), points.sum()]
         self._value_sums += torch.stack([count.double() for count in counts])
         steps = self.current_gradient_accumulation_steps / self.args.steps_per_generation

@@ -76,6 +76,8 @@ def final_values(
         with autocast():
             state_values = model(input_ids=to_device(ids, device), values_only=True).state_values
         cut_off = torch.tensor([bool(state) for state in part])
+        if state_values.dim() == 3:  # of two heads, the first is that of turns
+            state_values = state_values[..., 0]
         last = state_values.gather(1, to_device(lengths.unsqueeze(1) - 1, device))
         values.append(last.squeeze(1) * to_device(cut_off, device))
     return torch.cat(values)

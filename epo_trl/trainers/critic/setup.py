@@ -33,7 +33,13 @@ def _can_be_copied(model: Any, args: EPOPPOConfig) -> bool:
 
 
 def make_critic(
-    policy: Any, args: EPOPPOConfig, tokenizer: Any, *, backbone: Any = None, peft_config: Any = None
+    policy: Any,
+    args: EPOPPOConfig,
+    tokenizer: Any,
+    *,
+    backbone: Any = None,
+    peft_config: Any = None,
+    token_head: bool = False,
 ) -> Critic:
     """Builds the critic of the configuration.
 
@@ -43,6 +49,7 @@ def make_critic(
         tokenizer: The policy's tokenizer.
         backbone: The copy returned by `copy_of_policy`.
         peft_config: Configuration of the policy's adapter, if it is new.
+        token_head: See `Critic`.
 
     Raises:
         ValueError: If this kind of critic cannot be built for the policy.
@@ -58,7 +65,7 @@ def make_critic(
             raise InputError("critic_use_peft: expected False for a policy without an adapter, got True")
         backbone = with_adapter(backbone, peft_config)
     config = (backbone if backbone is not None else base).config.get_text_config()
-    critic = Critic(config.hidden_size, backbone)
+    critic = Critic(config.hidden_size, backbone, token_head=token_head)
     if args.disable_dropout:
         disable_dropout_in_model(critic)
     return critic

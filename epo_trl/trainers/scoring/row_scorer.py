@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from epo_trl.devices import to_device
 from epo_trl.methods import Need, TokenScores
+from epo_trl.objectives.gae import turn_edges
 from epo_trl.trainers.scoring.fused_head import HeadInput, mean_discriminator, nucleus_entropy
 from epo_trl.trainers.scoring.top_p import own_nucleus_entropy
 from epo_trl.trainers.scoring.turn_forward import HeadStatistic, find_nuclei, score_turns, value_turns
@@ -90,7 +92,7 @@ class RowScorer:
                     turns.to_rows(scores.log_probs),
                     turns.to_rows(scores.entropy),
                     {need: turns.to_rows(values) for need, values in scores.head.items()},
-                    None if scores.values is None else turns.to_rows(scores.values),
+                    None if scores.values is None else _one_value(turns.to_rows(scores.values), task.layout, rows),
                 )
             )
             if scores.aux_loss is not None:
@@ -111,11 +113,12 @@ class RowScorer:
 
     def values(self, model: Any, input_ids: Tensor, layout: TurnLayout, size: int) -> Tensor:
         """Returns the critic's (B, T) values, in passes over `size` rows. Collective under ZeRO-3."""
-        rows = []
-        for _, turns in _cut(input_ids, layout, size):
+        parts = []
+        for rows, turns in _cut(input_ids, layout, size):
             with self.autocast():
-                rows.append(turns.to_rows(value_turns(model, turns, buckets=self.buckets, packed=self.packed)))
-        return torch.cat(rows)
+                values = value_turns(model, turns, buckets=self.buckets, packed=self.packed)
+            parts.append(_one_value(turns.to_rows(values), layout, rows))
+        return torch.cat(parts)
 
     def nucleus(self, model: Any, input_ids: Tensor, layout: TurnLayout, size: int, cut: float) -> Tensor:
         """Returns (B, T, K) candidates, padded with -1, with the smallest possible K. Collective under ZeRO-3.
@@ -150,6 +153,15 @@ def entropy_over_top_p(top_p: float, head: HeadInput, tokens: Tensor) -> Tensor:
 def mean_discriminator_at(head: HeadInput, tokens: Tensor) -> Tensor:
     """Returns (m,) means of p (H + log p): the `HeadStatistic` of `Need.DISCRIMINATOR`."""
     return mean_discriminator(head)
+
+
+def _one_value(values: Tensor, layout: TurnLayout, rows: slice) -> Tensor:
+    """Returns (b, T) values. Of two heads, the first gives that of a turn's first token, the second the others."""
+    if values.dim() == 2:
+        return values
+    part = layout.rows(rows.start, rows.stop)
+    first, _ = turn_edges(part.turn_ids, part.sampled)
+    return torch.where(to_device(first, values.device), values[..., 0], values[..., 1])
 
 
 def _cut(input_ids: Tensor, layout: TurnLayout, size: int) -> Iterator[tuple[slice, TurnBatch]]:

@@ -37,7 +37,8 @@ class TurnScores:
         entropy: (N, L - 1) entropy at each sampled token in nats, 0 elsewhere; NaN if the model returned none.
         aux_loss: Load-balancing loss of a mixture of experts over the tokens of turns with a sampled token, if
             `output_router_logits` is set.
-        values: (N, L - 1) value of the state before each token, or `None` if not requested.
+        values: (N, L - 1) value of the state before each token, or `None` if not requested; (N, L - 1, 2) from a critic
+            with two heads.
         head: (N, L - 1) requested statistics of the distribution at each sampled token, 0 elsewhere.
     """
 
@@ -121,7 +122,8 @@ def find_nuclei(model: Any, batch: TurnBatch, cut: float, *, buckets: int = 1, p
 
 
 def value_turns(model: Any, batch: TurnBatch, *, buckets: int = 1, packed: bool = False) -> Tensor:
-    """Returns the (N, L - 1) values of the state before each token, without scoring the tokens.
+    """Returns the (N, L - 1) values of the state before each token, without scoring the tokens; (N, L - 1, 2) from a
+    critic with two heads.
 
     Args:
         model: A model with a critic (`epo_trl.models.critic`).
@@ -161,8 +163,11 @@ class _Pass:
     shape: tuple[int, int]
 
     def put_back(self, values: Tensor) -> Tensor:
-        """Returns (N, L - 1) values from the model's (n, l - 1), 0 where this pass has none. Differentiable."""
-        return values.new_zeros(self.shape).index_put(self.target, values[self.source])
+        """Returns (N, L - 1) values from the model's (n, l - 1), 0 where this pass has none. Differentiable.
+
+        Further dimensions stay.
+        """
+        return values.new_zeros(*self.shape, *values.shape[2:]).index_put(self.target, values[self.source])
 
     def spread(self, scored: Tensor) -> Tensor:
         """Returns (n, l - 1) values from those of the m scored tokens, 0 elsewhere. Differentiable."""

@@ -71,10 +71,10 @@ class TurnBatch:
     def to_rows(self, per_token: Tensor) -> Tensor:
         """Returns (B, T) values from the model's (N, L - 1), whose column p - 1 holds the value of token p.
 
-        Positions that were not sampled are 0. Differentiable.
+        Positions that were not sampled are 0. Further dimensions stay. Differentiable.
         """
         values = per_token[self.sequence, self.position - 1]
-        return per_token.new_zeros(self.shape).index_put((self.row, self.column), values)
+        return per_token.new_zeros(*self.shape, *per_token.shape[2:]).index_put((self.row, self.column), values)
 
 
 def cut_turns(input_ids: Tensor, layout: TurnLayout) -> TurnBatch:
