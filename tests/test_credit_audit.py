@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from trainer_kit import make_episodes, make_model, make_ppo, toy_tokenizer
+from trainer_kit import make_episodes, make_model, make_ppo, make_trainer, toy_tokenizer
 from transformers import AutoModelForCausalLM
 
 from epo_trl.cli import main
 from epo_trl.credit_audit import AuditPlan, Player, compare, list_estimators
 from epo_trl.credit_audit.audited_round import record, true_advantages
-from epo_trl.credit_audit.critics import SavedCritic
+from epo_trl.credit_audit.critics import ReferenceFeatures, SavedCritic, load_archer
 from epo_trl.credit_audit.estimators import build_batch, turn_credits
 from epo_trl.credit_audit.report import make_table
 from epo_trl.credit_audit.statistics import Agreement, Comparison, Interval
@@ -24,12 +24,14 @@ from epo_trl.envs.base import EnvError, TextEnv
 from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on
 from epo_trl.envs.toy import ToySuite
 from epo_trl.envs.trap import HATCH, TrapSuite, go_through
+from epo_trl.methods.twin_critics import CriticSettings, Transitions, TwinCritics
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
 from epo_trl.models.critic import Critic, copied_backbone
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
 from epo_trl.rollout.demonstrations import ACTION
 from epo_trl.trainers.critic.file import critic_prefix, save_critic
+from epo_trl.trainers.long_run_trainer import LEARNED
 
 ROOMS, TURNS, REWARD = 4, 8, 10.0
 SUITE = CorridorSuite(ROOMS)
@@ -141,6 +143,23 @@ def test_the_correlation_is_corrected_for_noise_and_its_interval_covers_the_trut
     assert np.isnan(silent.correlation.value) and silent.silent == 1 and silent.sign.value == 0.5
 
 
+def test_an_interval_is_students_t_and_covers_the_truth_with_few_tasks():
+    """A credit whose sign is right with probability 0.7, in 8 tasks of 40 turns: the textbook's interval of a mean."""
+    rng, inside = np.random.default_rng(0), []
+    for seed in range(200):
+        signs = np.where(rng.random((8, 40)) < 0.7, 1.0, -1.0)
+        tasks = [f"train/{row}" for row in range(8) for _ in range(40)]
+        credit = signs.flatten()
+        found = compare({"grpo": credit}, [(2.0, 2.0 + 1e-3 * (i % 2)) for i in range(320)], tasks, seed=seed)
+        shares, one = (signs > 0).mean(1), found.agreements["grpo"].sign
+        half = 2.3646 * shares.std(ddof=1) / 8**0.5  # Student's t with 7 degrees of freedom
+        assert one.value == pytest.approx(shares.mean())
+        assert one.high - one.value == pytest.approx(one.value - one.low) == pytest.approx(half, rel=0.1)
+        inside.append(one.low <= 0.7 <= one.high)
+    assert 0.9 <= fmean(inside) <= 0.99
+    assert np.isnan(compare({"grpo": credit[:120]}, [(2.0, 2.001)] * 120, tasks[:120]).agreements["grpo"].sign.low)
+
+
 def test_the_sign_counts_turns_with_a_clear_advantage_only():
     """Halves differ by 0 or 0.2, so the standard error is below 0.1; three of four turns are clear, two right."""
     halves = [(2.0, 2.2), (-2.0, -2.0), (1.0, 1.2), (0.01, -0.01)]
@@ -241,6 +260,38 @@ def test_the_values_of_a_saved_critic_are_those_before_each_token(tmp_path, crit
         assert not row[len(expected) :].any()
 
 
+@pytest.mark.parametrize("context", ["windowed", "concatenated"])
+def test_the_saved_critics_of_archer_judge_recorded_turns_as_the_run_would(tmp_path, context):
+    """By the features that the trainer found; the critics do not learn from what they judge."""
+    settings = {"epo_lambda": 0.0, "save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+    kwargs = {"archer": {"hidden_size": 32, "learning_rate": 0.01}}
+    trainer = make_trainer(tmp_path / "run", credit="archer", context=context, method_kwargs=kwargs, **settings)
+    trainer.play = lambda tasks, **kwargs: make_episodes()
+    seen, credit = [], trainer.methods["archer"].credit
+    trainer.methods["archer"].credit = lambda batch: seen.append(batch.features) or credit(batch)
+    trainer.train()
+    episodes = [episode for episode in make_episodes() if episode.is_usable]
+    start = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "start")
+    features = ReferenceFeatures(start, trainer.rules.context)(episodes)
+    assert features.turn_mask.sum() == seen[-1].turn_mask.sum() > 5
+    for part in ("states", "actions"):
+        found, expected = (getattr(one, part)[one.turn_mask] for one in (features, seen[-1]))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    given = {"seed": trainer.args.seed, "warmup_rl_steps": 9, **kwargs["archer"]}
+    method = load_archer(tmp_path / "run" / "checkpoint-2" / LEARNED, given)
+    critics, batch = trainer.methods["archer"].critics, build_batch(episodes, 1, "none", features=features)
+    with torch.no_grad():
+        q = critics.q(features.states[features.turn_mask], features.actions[features.turn_mask]).amin(0)
+        expected = q - critics.v(features.states[features.turn_mask]).amin(0)
+    turns = [(i, k) for i, episode in enumerate(episodes) for k in range(len(episode.turns))]
+    for _ in range(2):
+        assert turn_credits({"archer": method}, batch, turns)["archer"] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert expected.std() > 1e-3 and len(method.critics.replay) == len(critics.replay)
+    torch.save({"other": {}}, tmp_path / "no.pt")
+    with pytest.raises(ValueError, match="RUN: expected the critics of archer"):
+        load_archer(tmp_path / "no.pt", given)
+
+
 # --------------------------------------------------------------------------------------------------------- command
 
 
@@ -294,6 +345,27 @@ def test_the_credits_of_a_critic_are_audited_too(run):
     found = json.loads((folder / "credit_audit" / "round-000.json").read_text(encoding="utf-8"))["credits"]
     assert {"turn", "token", "outcome", "turn, lambda 0"} <= found.keys()
     assert np.std(found["turn, lambda 0"]) > 0 and found["turn, lambda 0"] != found["turn"]
+
+
+def test_archers_critics_are_a_row_of_the_audit(run):
+    """The critics are those of a checkpoint; the reference policy is the model in the config."""
+    folder, config = run
+    checkpoint = folder / "checkpoint-1"
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(checkpoint)
+    build_tokenizer(corpus(TrapSuite(), "corridor")).save_pretrained(checkpoint)
+    some = Transitions(*(torch.randn(4, 32) for _ in range(2)), torch.rand(4), torch.randn(4, 32), torch.ones(4) > 0)
+    critics = TwinCritics(CriticSettings(1.0, 0.1, 0.1, 8, 1, 4, 9, 0), some)
+    critics.add(some)
+    critics.learn(0)
+    torch.save({"archer": critics.state_dict()}, checkpoint / LEARNED)
+    words = ["audit-credit", str(checkpoint), "--config", str(config), "--model_name_or_path", str(folder)]
+    words += ["--credit", "archer", "--method_kwargs", '{"archer": {"hidden_size": 8}}', "--audit_tasks", "2"]
+    words += ["--audit_round", "2", "--audit_group", "2", "--audit_episodes", "1", "--audit_continuations", "2"]
+    assert main(words) == 0
+    report = json.loads((checkpoint / "credit_audit" / "report.json").read_text(encoding="utf-8"))
+    assert "archer" in report["agreements"] and "archer" not in report["left_out"]
+    found = json.loads((checkpoint / "credit_audit" / "round-000.json").read_text(encoding="utf-8"))["credits"]
+    assert np.std(found["archer"]) > 0
 
 
 def test_a_command_that_cannot_work_says_why(run, capsys):

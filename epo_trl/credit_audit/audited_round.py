@@ -15,6 +15,7 @@ from epo_trl.credit_audit.estimators import build_batch, turn_credits
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.methods import CriticValues, Method
+from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.rollout.loop import Generate
 from epo_trl.rollout.running_episode import RunningEpisode
@@ -60,6 +61,7 @@ class Player:
         settings: Rules of the rollout, those of training.
         seed: Seed passed to every `reset`.
         critic: Returns the values of the run's critic for some episodes, if it has one.
+        features: Returns the hidden states of their turns under the reference policy, if a credit reads them.
     """
 
     suite: TaskSuite
@@ -68,6 +70,7 @@ class Player:
     settings: RolloutSettings
     seed: int = 0
     critic: Callable[[Sequence[Episode]], CriticValues] | None = None
+    features: Callable[[Sequence[Episode]], TurnFeatures] | None = None
 
 
 def play_round(
@@ -99,7 +102,8 @@ def play_round(
     ]
     turns = [(row, k) for row in rows for k in range(len(episodes[row].turns))]
     critic = player.critic(episodes) if player.critic else None
-    batch = build_batch(episodes, plan.group_size, plan.scale, critic)
+    features = player.features(episodes) if player.features else None
+    batch = build_batch(episodes, plan.group_size, plan.scale, critic, features)
     halves = true_advantages(player, episodes, points, turns, plan, on_progress)
     return {
         "task": [episodes[row].task_id for row, _ in turns],

@@ -1,17 +1,20 @@
-"""The values that the critic of a PPO run gives to recorded episodes."""
+"""What the critics of a run read in recorded episodes, and what they say about them: PPO's, and ArCHer's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
 from torch import Tensor
 
 from epo_trl.errors import InputError
 from epo_trl.methods import CriticValues
-from epo_trl.models.critic import attach_critic
+from epo_trl.methods.archer import ArCHer
+from epo_trl.methods.turn_features import TurnFeatures
+from epo_trl.models.critic import attach_critic, causal_lm
 from epo_trl.rollout import ContextBuilder
 from epo_trl.trainers.critic.file import CRITIC_FILE, load_critic
 from epo_trl.trainers.critic.setup import copy_of_policy, make_critic
@@ -19,10 +22,13 @@ from epo_trl.trainers.ppo_config import EPOPPOConfig
 from epo_trl.types import Episode
 
 _SEQUENCES = 64  # in one forward pass
+_Place = tuple[int, int, int]  # sequence, index of the token before a response, tokens of the response
 
 
 class SavedCritic:
     """The critic of a run, as a function from episodes to values.
+
+    `has_two_heads` is whether it has a second head, whose values are those of a turn's tokens but the first.
 
     A turn limit ends an episode in an audit, so the state after the last turn has value 0, also where the run
     bootstraps.
@@ -39,11 +45,15 @@ class SavedCritic:
         path = Path(folder) / CRITIC_FILE
         if not path.is_file():
             raise InputError(f"RUN: expected a folder with {CRITIC_FILE} for algorithm 'ppo', got {folder}")
-        critic = make_critic(model, args, tokenizer, backbone=copy_of_policy(model, args)).to(model.device)
+        with safetensors.safe_open(path, "pt") as file:
+            self.has_two_heads = "token_head.weight" in file.keys()  # noqa: SIM118 - it is no mapping
+        backbone = copy_of_policy(model, args)
+        critic = make_critic(model, args, tokenizer, backbone=backbone, token_head=self.has_two_heads).to(model.device)
         load_critic(str(path), critic)
         attach_critic(model, critic.eval())
         self._model, self._context = model, context
 
+    @torch.inference_mode()
     def __call__(self, episodes: Sequence[Episode]) -> CriticValues:
         """Returns the values of the response tokens, padded to (B, T)."""
         rows = [self._of_turns(episode) for episode in episodes]
@@ -52,21 +62,90 @@ class SavedCritic:
 
     def _of_turns(self, episode: Episode) -> Tensor:
         """Returns (T,) values before each response token of an episode."""
-        sequences: list[list[int]] = []
-        places: list[tuple[int, int, int]] = []  # sequence, index of the token before the response, response length
-        for turn in episode.turns:
-            if not sequences or self._context.is_windowed:
-                sequences.append([])
-            sequences[-1] += turn.prompt_ids
-            places.append((len(sequences) - 1, len(sequences[-1]) - 1, len(turn.response_ids)))
-            sequences[-1] += turn.response_ids
+        sequences, places = _sequences(episode, windowed=self._context.is_windowed)
         values = [
-            row for first in range(0, len(sequences), _SEQUENCES) for row in self._score(sequences[first:][:_SEQUENCES])
+            row.float().cpu()
+            for ids in _padded(sequences, self._model.device)
+            for row in self._model(input_ids=ids, values_only=True).state_values
         ]
-        return torch.cat([values[row][before : before + count] for row, before, count in places])
+        found = [values[row][before : before + count] for row, before, count in places]
+        # Of two heads, the first gives the value of a turn's first token.
+        return torch.cat([torch.cat([one[:1, 0], one[1:, 1]]) if self.has_two_heads else one for one in found])
+
+
+class ReferenceFeatures:
+    """Hidden states of recorded turns under the reference policy, which ArCHer's critics read.
+
+    Args:
+        model: The reference policy: the model that the run started from.
+        context: Builder of the prompts.
+    """
+
+    def __init__(self, model: Any, context: ContextBuilder) -> None:
+        self._backbone, self._device, self._context = causal_lm(model).base_model, model.device, context
 
     @torch.inference_mode()
-    def _score(self, sequences: Sequence[list[int]]) -> list[Tensor]:
-        width = max(map(len, sequences))
-        ids = torch.tensor([ids + [0] * (width - len(ids)) for ids in sequences], device=self._model.device)
-        return list(self._model(input_ids=ids, values_only=True).state_values.float().cpu())
+    def __call__(self, episodes: Sequence[Episode]) -> TurnFeatures:
+        """Returns the features of the turns of B episodes."""
+        rows = [self._of_turns(episode) for episode in episodes]
+        states, actions = (torch.nn.utils.rnn.pad_sequence([row[part] for row in rows], True) for part in (0, 1))
+        there = torch.arange(states.shape[1]) < torch.tensor([[len(row[0])] for row in rows])
+        return TurnFeatures(states, actions, there)
+
+    def _of_turns(self, episode: Episode) -> tuple[Tensor, Tensor]:
+        """Returns (K, D) states and actions of an episode."""
+        sequences, places = _sequences(episode, windowed=self._context.is_windowed)
+        hidden = [
+            row.float().cpu()
+            for ids in _padded(sequences, self._device)
+            for row in self._backbone(input_ids=ids, use_cache=False).last_hidden_state
+        ]
+        states = torch.stack([hidden[row][before] for row, before, _ in places])
+        actions = torch.stack([hidden[row][before + 1 : before + 1 + count].mean(0) for row, before, count in places])
+        return states, actions
+
+
+class SavedArCHer(ArCHer):
+    """ArCHer with the critics of a checkpoint, which do not learn from the batch."""
+
+    def _learn(self, batch: Any) -> tuple[float, float]:
+        return 0.0, 0.0
+
+
+def load_archer(path: Path, settings: dict[str, Any]) -> SavedArCHer:
+    """Returns ArCHer's credit with the critics of a checkpoint.
+
+    Args:
+        path: What the methods of a run have learned.
+        settings: Settings of the method in the run.
+
+    Raises:
+        InputError: If the file has no critics of ArCHer.
+    """
+    learned = torch.load(path, map_location="cpu", weights_only=True)
+    if "archer" not in learned:
+        raise InputError(f"RUN: expected the critics of archer in {path}, got {sorted(learned)}")
+    method = SavedArCHer(**{**settings, "warmup_rl_steps": 0})
+    method.load_learned_state(learned["archer"])
+    return method
+
+
+def _sequences(episode: Episode, *, windowed: bool) -> tuple[list[list[int]], list[_Place]]:
+    """Returns the token sequences of an episode, one per turn in windowed context, and where the responses are."""
+    sequences: list[list[int]] = []
+    places: list[_Place] = []
+    for turn in episode.turns:
+        if not sequences or windowed:
+            sequences.append([])
+        sequences[-1] += turn.prompt_ids
+        places.append((len(sequences) - 1, len(sequences[-1]) - 1, len(turn.response_ids)))
+        sequences[-1] += turn.response_ids
+    return sequences, places
+
+
+def _padded(sequences: Sequence[list[int]], device: torch.device) -> Iterator[Tensor]:
+    """Yields (n, l) token ids of some sequences at a time, padded on the right, which no token sees."""
+    for first in range(0, len(sequences), _SEQUENCES):
+        part = sequences[first : first + _SEQUENCES]
+        width = max(map(len, part))
+        yield torch.tensor([ids + [0] * (width - len(ids)) for ids in part], device=device)

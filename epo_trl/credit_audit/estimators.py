@@ -15,13 +15,20 @@ from epo_trl.methods import METHODS, Batch, CriticValues, Method, Need
 from epo_trl.methods.anchors import Anchored
 from epo_trl.methods.gae import TurnGAE
 from epo_trl.methods.token_statistics import per_turn_means
+from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.types import Episode
 
 SCALES = ("group", "batch", "none")
 _LAST_OBSERVATIONS = 3
 
 
-def list_estimators(*, state_keys: bool, gae: Mapping[str, float] | None) -> tuple[dict[str, Method], dict[str, str]]:
+def list_estimators(
+    *,
+    state_keys: bool,
+    gae: Mapping[str, float] | None,
+    two_heads: Mapping[str, float] | None = None,
+    archer: Method | None = None,
+) -> tuple[dict[str, Method], dict[str, str]]:
     """Returns the credits of the registry by name, with variants, and the reasons why others are left out.
 
     A credit that compares turns by what the agent saw also appears with the last three observations and, with
@@ -30,31 +37,40 @@ def list_estimators(*, state_keys: bool, gae: Mapping[str, float] | None) -> tup
     Args:
         state_keys: Whether the environment names its states.
         gae: `gamma` and `gae_lambda` of the run's critic; `None` if the run has none.
+        two_heads: Further settings of the credit of a critic with two heads; `None` if the run's has one.
+        archer: ArCHer's credit with the critics of the run; `None` if it has none.
     """
     found: dict[str, Method] = {}
     left_out: dict[str, str] = {}
     for name, place in METHODS["credit"].items():
         module, _, attribute = place.partition(":")
         kind = getattr(import_module(module), attribute)
-        reason = _why_not(kind, has_critic=gae is not None)
+        reason = _why_not(kind, has_critic=gae is not None, has_two_heads=two_heads is not None)
         if reason:
             left_out[name] = reason
         elif Need.VALUES in kind.needs:
-            found[name] = kind(**(gae or {}))
+            found[name] = kind(**(gae or {}), **((two_heads or {}) if kind.token_weight else {}))
         elif issubclass(kind, Anchored):
             found |= _anchored(name, kind, state_keys)
         else:
             found[name] = kind()
     if gae is not None:
         found["turn, lambda 0"] = TurnGAE(gamma=gae["gamma"], gae_lambda=0.0)
+    if archer is not None:
+        found["archer"] = archer
+        left_out.pop("archer")
     return found, left_out
 
 
-def _why_not(kind: type[Any], *, has_critic: bool) -> str:
+def _why_not(kind: type[Any], *, has_critic: bool, has_two_heads: bool) -> str:
     if Need.VALUES in kind.needs and not has_critic:
         return "the run has no critic"
+    if kind.token_weight and not has_two_heads:
+        return "the run's critic has one head"
+    if Need.VALUES in kind.needs and has_two_heads and kind is not TurnGAE and not kind.token_weight:
+        return "the run's critic has other values inside a turn"
     if Need.FEATURES in kind.needs:
-        return "its critics read hidden states of the reference policy"
+        return "the run has no critics of it"
     if kind.turn_rewards is not Method.turn_rewards:
         return "it learns from other rewards"
     if any(entry.init and entry.default is MISSING and entry.default_factory is MISSING for entry in fields(kind)):
@@ -71,7 +87,13 @@ def _anchored(name: str, kind: type[Any], state_keys: bool) -> dict[str, Method]
     return found
 
 
-def build_batch(episodes: Sequence[Episode], group_size: int, scale: str, critic: CriticValues | None = None) -> Batch:
+def build_batch(
+    episodes: Sequence[Episode],
+    group_size: int,
+    scale: str,
+    critic: CriticValues | None = None,
+    features: TurnFeatures | None = None,
+) -> Batch:
     """Returns the batch that the credits read, with the response tokens of each episode in one row.
 
     Args:
@@ -79,6 +101,7 @@ def build_batch(episodes: Sequence[Episode], group_size: int, scale: str, critic
         group_size: Number of episodes per task.
         scale: What GRPO's advantages are divided by: the deviation of the "group", of the "batch", or "none".
         critic: Values of the run's critic.
+        features: Hidden states of the turns under the reference policy.
     """
     rows = [[k for k, turn in enumerate(episode.turns) for _ in turn.response_ids] for episode in episodes]
     turn_ids = _padded(rows, -1).long()
@@ -91,6 +114,7 @@ def build_batch(episodes: Sequence[Episode], group_size: int, scale: str, critic
         turn_ids=turn_ids,
         mask=(turn_ids >= 0).long(),
         critic=critic,
+        turn_features=features,
     )
 
 

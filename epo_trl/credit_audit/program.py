@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from trl import ModelConfig
 
 from epo_trl.bounds import Range, check_bounds, option
 from epo_trl.credit_audit.audited_round import AuditPlan, Player, play_round
-from epo_trl.credit_audit.critics import SavedCritic
+from epo_trl.credit_audit.critics import ReferenceFeatures, SavedCritic, load_archer
 from epo_trl.credit_audit.estimators import list_estimators
 from epo_trl.credit_audit.report import draw, make_markdown, make_table, to_json
 from epo_trl.credit_audit.statistics import Comparison, compare
@@ -31,6 +32,7 @@ from epo_trl.models.load import sequence_limit
 from epo_trl.rollout.rules import RewardArguments
 from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
+from epo_trl.trainers.long_run_trainer import LEARNED
 from epo_trl.trainers.rules import build_rules
 
 SETTINGS = "settings.json"
@@ -84,21 +86,28 @@ class Audit:
         self.folder = Path(audit.audit_folder or Path(audit.audited_run) / "credit_audit")
         self.plan = audit.plan(args.scale_rewards)
         self._settings = self._load_settings()
-        model_args.model_name_or_path = audit.audited_run
         device = (
             "cpu" if args.use_cpu or not torch.accelerator.is_available() else torch.accelerator.current_accelerator()
         )
-        model, self._tokenizer = load_policy(model_args, suite, args.prompt_template, device=device, seed=args.seed)
+        load = partial(load_policy, suite=suite, template=args.prompt_template, device=device, seed=args.seed)
+        model, self._tokenizer = load(replace(model_args, model_name_or_path=audit.audited_run))
         self.rules = build_rules(args, suite, self._tokenizer, {"state_key": True})
         self.policy = SamplingPolicy(
             model, self._tokenizer, max_new_tokens=args.max_completion_length, temperature=args.temperature
         )
         self.rules.set_model_limits(sequence_limit(model.config), self.policy.eos_ids)
-        gae, self._values = None, None
+        gae, heads, archer, self._values, self._features = None, None, None, None, None
         if isinstance(args, EPOPPOConfig):
             gae = {"gamma": args.gamma, "gae_lambda": args.gae_lambda}
             self._values = SavedCritic(audit.audited_run, model, self._tokenizer, args, self.rules.context)
-        self.estimators, self.left_out = list_estimators(state_keys=self._has_state_keys(), gae=gae)
+            heads = args.method_kwargs.get(args.credit, {}) if self._values.has_two_heads else None
+        learned = Path(audit.audited_run) / LEARNED
+        if args.credit == "archer" and learned.is_file():
+            archer = load_archer(learned, {"seed": args.seed, **args.method_kwargs.get("archer", {})})
+            self._features = ReferenceFeatures(load(model_args)[0], self.rules.context)
+        self.estimators, self.left_out = list_estimators(
+            state_keys=self._has_state_keys(), gae=gae, two_heads=heads, archer=archer
+        )
 
     def _has_state_keys(self) -> bool:
         """Returns whether the environment names its states. Raises `EnvError` if it cannot copy them."""
@@ -157,7 +166,8 @@ class Audit:
     def _play_round(self, number: int, tasks: list[str]) -> dict[str, Any]:
         draw = Random(f"audit {self.args.seed} {number}")
         policy = self.policy.seeded(draw.randrange(2**62))
-        player = Player(self.suite, policy, self.rules.context, self.rules.settings, self.args.seed, self._values)
+        rules, seed = self.rules, self.args.seed
+        player = Player(self.suite, policy, rules.context, rules.settings, seed, self._values, self._features)
         with tqdm(desc=f"round {number + 1}", unit="continuation", file=sys.stderr) as bar:
 
             def show(done: int, total: int) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 DRAWS = 2000
+_LEAST_TASKS = 4  # of an interval
 _CLEAR = 2.0  # standard errors from 0 beyond which the sign of an estimate counts
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A statistic with its 95 % interval over tasks; NaN where it is undefined."""
+    """A statistic with its 95 % interval over tasks; NaN where it is undefined. An interval takes four tasks."""
 
     value: float
     low: float
@@ -79,8 +81,9 @@ def compare(
 
     An estimate A of a true advantage is the mean of two independent halves. Their covariance estimates the variance of
     the true advantages without noise, so `cov(credit, A) / sqrt(var(credit) cov(half 1, half 2))` estimates the
-    correlation with the true advantages (Spearman's correction for attenuation). Intervals are percentiles of a
-    bootstrap that draws whole tasks: turns of a task are not independent.
+    correlation with the true advantages (Spearman's correction for attenuation). Turns of a task are not independent,
+    so a bootstrap draws whole tasks. It gives the standard error of an interval by Student's t: with few tasks the
+    percentiles of the bootstrap itself would be too narrow.
 
     Args:
         credits: Advantage of each turn by credit.
@@ -99,9 +102,9 @@ def compare(
     correlations = {name: _correlation(weights, codes, values, truth, spread) for name, values in given.items()}
     agreements = {
         name: Agreement(
-            correlation=_interval(correlations[name]),
-            gain=_interval(correlations[name] - correlations[reference]),
-            sign=_interval(_ratio(weights, codes, _same_sign(values, truth) * clear, clear.astype(float))),
+            correlation=_interval(correlations[name], len(names)),
+            gain=_interval(correlations[name] - correlations[reference], len(names)),
+            sign=_interval(_ratio(weights, codes, _same_sign(values, truth) * clear, clear.astype(float)), len(names)),
             silent=float(np.mean(_is_silent(values))),
         )
         for name, values in given.items()
@@ -149,7 +152,26 @@ def _is_silent(credit: Floats) -> NDArray[np.bool_]:
     return np.abs(credit) < 1e-9
 
 
-def _interval(draws: Floats) -> Interval:
-    known = draws[1:][~np.isnan(draws[1:])]
-    low, high = np.percentile(known, [2.5, 97.5]) if len(known) else (np.nan, np.nan)
-    return Interval(float(draws[0]), float(low), float(high))
+def _interval(draws: Floats, tasks: int) -> Interval:
+    """Returns value +- t * standard error, with tasks - 1 degrees of freedom.
+
+    The deviation of the draws is multiplied by sqrt(tasks / (tasks - 1)), since they draw from the tasks themselves.
+    """
+    value, known = float(draws[0]), draws[1:][~np.isnan(draws[1:])]
+    if tasks < _LEAST_TASKS or len(known) < 2:
+        return Interval(value, np.nan, np.nan)
+    error = float(np.std(known, ddof=1)) * (tasks / (tasks - 1)) ** 0.5
+    half = _student_t(tasks - 1) * error
+    return Interval(value, value - half, value + half)
+
+
+def _student_t(freedom: int) -> float:
+    """Returns the 97.5 % quantile of Student's t to 1 %, from 3 degrees of freedom (Abramowitz and Stegun, 26.7.5)."""
+    z = NormalDist().inv_cdf(0.975)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return sum(term / freedom**power for power, term in enumerate(terms))
