@@ -11,6 +11,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 from credit_audit_expert import comparison_of, facts
 
 from epo_trl.cli import main as epo_trl
@@ -60,17 +61,25 @@ def audit(args: argparse.Namespace, seed: int, stage: int, policy: Path) -> list
     return [{**one, "task": [f"seed {seed} {task}" for task in one["task"]]} for one in rounds]
 
 
-def over_seeds(rows: list[dict]) -> dict[str, dict]:
-    """Returns for each credit the mean over seeds of its correlation and of its gain, with Student's t interval."""
+def over_seeds(seeds: dict[int, list[dict]], deviation: float) -> dict[str, dict]:
+    """Returns for each credit the mean over seeds of its correlation and of its gain, with Student's t interval.
+
+    The deviation of A*, by which the noise of its estimates is corrected for, is that of all seeds together: a single
+    audit with few continuations knows it badly.
+    """
+    found: dict[str, list[float]] = {}
+    for rounds in seeds.values():
+        truth = np.array([pair for one in rounds for pair in one["halves"]]).mean(1)
+        for name in rounds[0]["credits"]:
+            credit = np.array([x for one in rounds for x in one["credits"][name]])
+            value = np.cov(credit, truth)[0, 1] / (credit.std() * deviation) if credit.std() > 1e-9 else np.nan
+            found.setdefault(name, []).append(float(value))
+    gains = {name: [a - b for a, b in zip(values, found["grpo"], strict=True)] for name, values in found.items()}
     return {
-        name: {
-            part: asdict(estimate([row["agreements"][name][part]["value"] for row in rows]))
-            for part in ("correlation", "gain")
-        }
-        for name in rows[0]["agreements"]
-        if all(row["agreements"][name]["correlation"]["value"] == row["agreements"][name]["correlation"]["value"]
-               for row in rows)
-    }  # fmt: skip
+        name: {"correlation": asdict(estimate(values)), "gain": asdict(estimate(gains[name])), "gains": gains[name]}
+        for name, values in found.items()
+        if not np.isnan(values).any()
+    }
 
 
 def report(args: argparse.Namespace, found: dict[int, dict[int, list[dict]]]) -> None:
@@ -80,8 +89,10 @@ def report(args: argparse.Namespace, found: dict[int, dict[int, list[dict]]]) ->
         own = [{"stage": stage, "seed": seed, **facts(rounds, 0.0)} for seed, rounds in seeds.items()]
         rows += own
         pooled = [one for rounds in seeds.values() for one in rounds]
-        rows.append({"stage": stage, "seed": "all", "over_seeds": over_seeds(own), **facts(pooled, 0.0)})
         shown = comparison_of(pooled)
+        rows.append(
+            {"stage": stage, "seed": "all", "over_seeds": over_seeds(seeds, shown.deviation), **facts(pooled, 0.0)}
+        )
         print(f"\nafter {stage} RL steps, success {rows[-1]['success']:.0%}. {summary(shown)}\n")
         for name, one in ranked(shown):
             spread = rows[-1]["over_seeds"].get(name, {}).get("gain")

@@ -97,13 +97,14 @@ class Audit:
         )
         self.rules.set_model_limits(sequence_limit(model.config), self.policy.eos_ids)
         gae, heads, archer, self._values, self._features = None, None, None, None, None
+        kwargs: Any = args.method_kwargs
         if isinstance(args, EPOPPOConfig):
             gae = {"gamma": args.gamma, "gae_lambda": args.gae_lambda}
             self._values = SavedCritic(audit.audited_run, model, self._tokenizer, args, self.rules.context)
-            heads = args.method_kwargs.get(args.credit, {}) if self._values.has_two_heads else None
+            heads = kwargs.get(args.credit, {}) if self._values.has_two_heads else None
         learned = Path(audit.audited_run) / LEARNED
         if args.credit == "archer" and learned.is_file():
-            archer = load_archer(learned, {"seed": args.seed, **args.method_kwargs.get("archer", {})})
+            archer = load_archer(learned, {"seed": args.seed, **kwargs.get("archer", {})})
             self._features = ReferenceFeatures(load(model_args)[0], self.rules.context)
         self.estimators, self.left_out = list_estimators(
             state_keys=self._has_state_keys(), gae=gae, two_heads=heads, archer=archer
