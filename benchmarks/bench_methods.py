@@ -60,7 +60,7 @@ def make(name: str, episodes: list[Episode], sizes: dict[str, int]) -> Any:
     """Builds one RL step without its rollout."""
     slot = next(slot for slot, names in METHODS.items() if name in names)
     case = CASES[name]
-    ppo = name in ("turn", "token", "outcome")
+    ppo = name in ("turn", "token", "outcome", "vetta")
     kind, config = (EPOPPOTrainer, EPOPPOConfig) if ppo else (EPOTrainer, EPOConfig)
     changes = {"entropy_method": [], "num_generations": 1 if ppo else len(episodes) // 2, **case.fields}
     changes |= {"method_kwargs": {name: dict(case.settings)}} if case.settings else {}

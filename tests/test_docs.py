@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from method_table import CASES, config_of
+from method_table import CASES, PPO, config_of
 from trainer_kit import make_ppo, make_trainer
 from trl import GRPOTrainer
 
@@ -51,7 +51,7 @@ def logged(tmp_path_factory):
     ppo.train()
     runs = [trainer, ppo, make_trainer(tmp_path_factory.mktemp("groups"), max_steps=1, max_resamples=1,
                                        policy_method="method_examples:KeepNothing")]  # fmt: skip
-    for name in sorted(CASES.keys() - {"grpo", "epo", "turn", "token", "outcome"}):
+    for name in sorted(CASES.keys() - {"grpo", "epo", *PPO}):
         changes = config_of(name, CASES[name].settings, CASES[name].fields)
         runs.append(make_trainer(tmp_path_factory.mktemp(name), max_steps=2, **changes))
     for run in runs[2:]:
