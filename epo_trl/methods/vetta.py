@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from epo_trl.errors import InputError
+from epo_trl.bounds import Share
 from epo_trl.methods.base import Batch, Credit
 from epo_trl.methods.gae import TurnGAE
 from epo_trl.objectives.gae import generalized_advantages, turn_edges
@@ -32,13 +32,8 @@ class VETTA(TurnGAE):
         token_lambda: lambda of GAE from token to token. With 1, `A_token_i = A_turn - U_i`.
     """
 
-    token_weight: float = 1.0
-    token_lambda: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("token_weight", "token_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name}: expected a number from 0 to 1, got {getattr(self, name)}")
+    token_weight: Share = 1.0
+    token_lambda: Share = 1.0
 
     def model_card_text(self) -> str:
         """Returns the method's name and its base."""
