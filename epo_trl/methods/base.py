@@ -197,8 +197,7 @@ class Credit:
         value_mask: (B, T) boolean, the tokens on which the critic is trained; `None` without a critic.
         outcomes: (B, K) discounted reward-to-go of each turn, NaN for a turn without a decision. If they are equal in
             all episodes, the trainer sets the advantages to 0. `None` leaves the advantages unchanged.
-        value_weights: (B, T) weights of the critic's squared errors, whose sum over all ranks is the number of tokens
-            on which it is trained; `None` weighs them equally.
+        value_weights: (B, T) weights of the critic's squared errors, 1 on average over all ranks; `None` for all 1.
     """
 
     advantages: Tensor
@@ -307,8 +306,7 @@ class Method:
         cut: Probability above which a token belongs to the reference nucleus, with `Need.NUCLEUS`. All methods of a run
             share one value.
         top_p: Total probability of the policy's own nucleus, with `Need.TOP_P`. All methods of a run share one value.
-        token_weight: Above 0 for a credit that reads two values, with `Need.VALUES`: that of the state at the first
-            token of a turn, and that of a second head of the critic at its other tokens.
+        token_weight: Above 0, with `Need.VALUES`, if tokens but the first of a turn have values of a second head.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset()
