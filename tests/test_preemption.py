@@ -10,7 +10,7 @@ from trainer_kit import make_trainer
 from transformers import TrainerCallback
 
 from epo_trl.cli import training
-from epo_trl.long_runs.preemption import EXIT_CODE
+from epo_trl.long_runs.callbacks import EXIT_CODE
 
 pytestmark = pytest.mark.slow
 

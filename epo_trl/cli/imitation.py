@@ -21,8 +21,8 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.long_runs.argument_check import check_training_arguments
+from epo_trl.long_runs.callbacks import EXIT_CODE
 from epo_trl.long_runs.long_run import LongRun, LongRunArguments
-from epo_trl.long_runs.preemption import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.models import policy_for_training
 from epo_trl.models.load import sequence_limit

@@ -12,7 +12,7 @@ from epo_trl.cli.base import RecipeError
 from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, find_warm_start, read_config, warm_start_command
 from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
-from epo_trl.long_runs.preemption import EXIT_CODE
+from epo_trl.long_runs.callbacks import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.models import policy_for_training
 from epo_trl.models.names import is_tiny

@@ -20,9 +20,9 @@ from transformers import Trainer
 from epo_trl.bounds import option
 from epo_trl.errors import InputError
 from epo_trl.long_runs.argument_check import check_deepspeed_runs
+from epo_trl.long_runs.callbacks import StopOnSigterm
 from epo_trl.long_runs.checkpoint_files import find_corruption, last_checkpoint, rotate, step_of, write_manifest
 from epo_trl.long_runs.disk_room import DiskRoom
-from epo_trl.long_runs.preemption import StopOnSigterm
 from epo_trl.long_runs.resume_check import differences, model_digest, refusal, settings_of
 from epo_trl.long_runs.run_lock import on_main_process, run_lock
 from epo_trl.long_runs.state_file import read_state, write_state
