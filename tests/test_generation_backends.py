@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig
 from trainer_kit import make_config, make_model, make_ppo, make_trainer
 
+from epo_trl.errors import InputError
 from epo_trl.rollout import EngineError
 from epo_trl.trainers.checks import check_half_precision
 from epo_trl.trainers.engines import VllmServerEngine, _WithTimeout, make_engine
@@ -274,9 +275,18 @@ def test_generation_stays_in_step_only_where_it_is_collective(changes, engine):
         is_deepspeed_enabled=given["is_deepspeed_enabled"],
         use_transformers_continuous_batching=given["continuous"],
         vllm_generation=SimpleNamespace(structured_outputs_regex=given["regex"], generation_kwargs=given["kwargs"]),
-        args=SimpleNamespace(fsdp=given["fsdp"], vllm_mode=given["mode"], vllm_tensor_parallel_size=given["parallel"]),
-    )
+        args=SimpleNamespace(
+            fsdp=given["fsdp"], vllm_mode=given["mode"], vllm_tensor_parallel_size=given["parallel"],
+            request_seeds=False,
+        ),
+    )  # fmt: skip
     assert type(make_engine(trainer)).__name__ == engine
+    trainer.args.request_seeds = True
+    if engine.startswith("Vllm"):
+        assert type(make_engine(trainer)).__name__ == engine
+    else:
+        with pytest.raises(InputError, match="request_seeds: expected False, .* got True"):
+            make_engine(trainer)
 
 
 class Client:

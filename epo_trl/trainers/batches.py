@@ -155,5 +155,7 @@ def update_seconds(metrics: Mapping[str, Sequence[float]]) -> float | None:
     """
     if not metrics.get("step_time"):
         return None
-    rollout = sum(sum(metrics.get(f"time/{part}", [])) for part in ("generate", "env", "text"))
+    # A rollout in the background takes only the time that the trainer waits for it.
+    parts = ("wait_for_rollout",) if "time/wait_for_rollout" in metrics else ("generate", "env", "text")
+    rollout = sum(sum(metrics.get(f"time/{part}", [])) for part in parts)
     return max(0.0, sum(metrics["step_time"]) - rollout) / max(len(metrics.get("time/generate", [])), 1)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.base import Faults, TaskSuite
 from epo_trl.evaluation.samples import spelled
 from epo_trl.long_runs.aborts import first_errors
 from epo_trl.methods import Comm, Group, Methods
@@ -17,6 +17,15 @@ from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.monitoring.rollout_metrics import group_metrics, rollout_metrics
 from epo_trl.trainers.monitoring.zero_signal import Streak
 from epo_trl.types import Episode
+
+
+@dataclass(slots=True)
+class Played:
+    """Episodes as they were played, the time that took, and the faults of the environments meanwhile."""
+
+    episodes: list[Episode] = field(default_factory=list)
+    times: RolloutTimes = field(default_factory=RolloutTimes)
+    faults: Faults = field(default_factory=Faults)
 
 
 @dataclass(slots=True)
@@ -65,8 +74,23 @@ class Collector:
         self._spare_tasks, self._group_size, self._end_ids = spare_tasks, group_size, end_ids
         self._aborts = Streak(1)  # consecutive RL steps with aborted episodes
 
+    def play(self, tasks: Sequence[str], play: Callable[..., list[Episode]], played: Played) -> list[Episode]:
+        """Plays one episode per task, adds them to `played` and returns them.
+
+        Args:
+            tasks: Tasks of this rank.
+            play: See `EPOTrainer.play`.
+            played: What was played for the batch so far.
+        """
+        faults_before = self._suite.faults()
+        # One seed for all: the members of a group start from the identical state on every rank.
+        episodes = play([(task, self._args.seed) for task in tasks], description="rollout", times=played.times)
+        played.episodes += episodes
+        played.faults += self._suite.faults() - faults_before
+        return episodes
+
     def collect(
-        self, tasks: Sequence[str], play: Callable[..., list[Episode]], rl_step: int
+        self, tasks: Sequence[str], play: Callable[..., list[Episode]], rl_step: int, played: Played | None = None
     ) -> tuple[Collected, dict[str, float]]:
         """Returns a batch of episodes, and metrics of the batch and of all episodes played for it. Collective.
 
@@ -74,22 +98,20 @@ class Collector:
             tasks: Tasks of this rank, each repeated for the members of its group on this rank.
             play: See `EPOTrainer.play`. Collective, even without a task.
             rl_step: Index of the RL step, from 0.
+            played: The episodes of the tasks, if they were played before.
         """
-        times, faults_before = RolloutTimes(), self._suite.faults()
-
-        def played(tasks: Sequence[str]) -> list[Episode]:
-            # One seed for all: the members of a group start from the identical state on every rank.
-            return play([(task, self._args.seed) for task in tasks], description="rollout", times=times)
-
-        episodes = played(tasks)
-        rewarded = [self._methods.with_rewards(episode) for episode in episodes]
-        batch = Collected(list(tasks), rewarded, list(episodes))
+        if played is None:
+            self.play(tasks, play, played := Played())
+        rewarded = [self._methods.with_rewards(episode) for episode in played.episodes]
+        batch = Collected(list(tasks), rewarded, played.episodes)
         if self._methods.may_replace_groups:
-            self._replace(batch, played, random.Random(f"{self._args.seed}/{rl_step}"))
+            draw = random.Random(f"{self._args.seed}/{rl_step}")
+            self._replace(batch, lambda tasks: self.play(tasks, play, played), draw)
         if self._methods.may_leave_out_groups:
             self._leave_out(batch)
-        faults = self._suite.faults() - faults_before
-        metrics = rollout_metrics(batch.played, times, faults, self._end_ids, self._ranks, self._args.device)
+        metrics = rollout_metrics(
+            batch.played, played.times, played.faults, self._end_ids, self._ranks, self._args.device
+        )
         metrics |= group_metrics(batch.episodes, self._group_size, self._ranks)
         if self._aborts.add(metrics["env/aborted"] > 0):
             errors = self._ranks.gather(first_errors(batch.played, self._ranks.index))
@@ -121,7 +143,6 @@ class Collector:
             episodes = played([new_tasks[(first + i) // size] for i in places])
             for i, episode in zip(places, episodes, strict=True):
                 batch.tasks[i], batch.episodes[i] = episode.task_id, self._methods.with_rewards(episode)
-            batch.played += episodes
 
     def _leave_out(self, batch: Collected) -> None:
         """Marks the episodes of the groups that the methods do not choose."""

@@ -22,6 +22,7 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import extract_logprobs
 from trl.models.utils import unwrap_model_for_generation
 
+from epo_trl.errors import InputError
 from epo_trl.models.load import get_attention
 from epo_trl.rollout import ContextBuilder, EngineError, Response
 from epo_trl.trainers.generation import PolicyEngine, TurnGenerator, keeping_precision
@@ -30,7 +31,21 @@ _LARGEST_POOL = 256  # requests that a rank has at a server at once
 
 
 def make_engine(trainer: GRPOTrainer) -> PolicyEngine:
-    """Returns the engine for a trainer's back end: without a barrier where generation is not collective."""
+    """Returns the engine for a trainer's back end: without a barrier where generation is not collective.
+
+    Raises:
+        InputError: If `request_seeds` is set and the back end takes none.
+    """
+    engine = _choose_engine(trainer)
+    if trainer.args.request_seeds and not isinstance(engine, VllmEngine | VllmServerEngine):
+        raise InputError(
+            "request_seeds: expected False, except with vLLM where it does not generate in step, got True. The other "
+            "back ends sample in the same order in every run"
+        )
+    return engine
+
+
+def _choose_engine(trainer: GRPOTrainer) -> PolicyEngine:
     args = trainer.args
     if trainer.use_vllm:
         vllm = trainer.vllm_generation
@@ -131,16 +146,14 @@ class ContinuousBatchingEngine(PolicyEngine):
 class VllmEngine(PolicyEngine):
     """A vLLM in the process of each rank, one step at a time: each step adds a token to all running responses."""
 
-    _params: Any
-
     @contextmanager
     def rollout(self, context: ContextBuilder, count: int) -> Iterator[None]:
         """Keeps vLLM awake, and drops the requests that an error leaves behind."""
         from vllm import SamplingParams
 
         with self.around(), self.keeping_vllm_awake():
-            further = self._trainer.vllm_generation.generation_kwargs
-            self._params = SamplingParams(**{**sampling_settings(self._trainer), **further})
+            self._begin_requests()
+            self._make_params, self._settings = SamplingParams, sampling_settings(self._trainer)
             self._pending: set[str] = set()
             try:
                 yield
@@ -154,7 +167,8 @@ class VllmEngine(PolicyEngine):
     def submit(self, number: int, prompt_ids: list[int]) -> None:
         """Adds the request to vLLM's scheduler."""
         self._pending.add(str(number))
-        self._llm.add_request(str(number), {"prompt_token_ids": prompt_ids}, self._params)
+        params = self._make_params(**{**self._settings, **self._request_settings(number)})
+        self._llm.add_request(str(number), {"prompt_token_ids": prompt_ids}, params)
 
     def collect(self, seconds: float | None) -> list[Response]:
         """Runs one step of vLLM, or as many as it takes until a response is ready."""
@@ -171,21 +185,55 @@ class VllmEngine(PolicyEngine):
 
 
 class VllmServerEngine(PolicyEngine):
-    """A vLLM server that every rank asks by itself. Only rank 0 sends weights, between rollouts."""
+    """A vLLM server that every rank asks by itself. Only rank 0 sends weights, between rollouts.
 
+    Attributes:
+        stopped: Whether to refuse requests, so that a rollout in the background ends.
+    """
+
+    shares_devices = False
+    stopped = False
+    _is_ahead = _keeps_weights = False
     _client: VLLMClient | None = None
     _pool: ThreadPoolExecutor
 
     @contextmanager
     def rollout(self, context: ContextBuilder, count: int) -> Iterator[None]:
-        """Sends the weights, and waits until the server has them before any rank asks."""
-        self.load_weights()
-        self._trainer.accelerator.wait_for_everyone()
+        """Sends the weights, unless the rollout runs ahead."""
+        if not self._is_ahead:
+            self.send_weights()
+        self._begin_requests()
         self._settings = sampling_settings(self._trainer)
         self._responses: SimpleQueue[Response] = SimpleQueue()
         self._client = self._client or self._connect()
-        with ThreadPoolExecutor(max(1, min(count, _LARGEST_POOL))) as self._pool:
+        self._pool = ThreadPoolExecutor(max(1, min(count, _LARGEST_POOL)))
+        try:
             yield
+        finally:
+            self._pool.shutdown(cancel_futures=True)  # after an error there are requests left
+
+    def send_weights(self) -> None:
+        """Sends the weights, and waits until the server has them before any rank asks. Collective."""
+        if self._keeps_weights:
+            self.weights_changed()
+        self._keeps_weights = False
+        self.load_weights()
+        self._trainer.accelerator.wait_for_everyone()
+
+    def keep_weights(self) -> None:
+        """Makes TRL not send the weights of this optimizer step, because a rollout is in progress."""
+        self._keeps_weights = True
+        self._trainer._last_loaded_step = self._trainer.state.global_step
+
+    @contextmanager
+    def ahead(self, rl_step: int) -> Iterator[None]:
+        """Marks the rollouts of the block as those of a later RL step, which run in another thread."""
+        with self.playing_for(str(rl_step)):
+            self._is_ahead = True
+            try:
+                yield
+            finally:
+                self._is_ahead = False
 
     def _connect(self) -> VLLMClient:
         vllm = self._trainer.vllm_generation
@@ -199,12 +247,17 @@ class VllmServerEngine(PolicyEngine):
         return client
 
     def submit(self, number: int, prompt_ids: list[int]) -> None:
-        """Sends the request from a thread."""
-        self._pool.submit(self._ask, number, prompt_ids)
+        """Sends the request from a thread.
 
-    def _ask(self, number: int, prompt_ids: list[int]) -> None:
+        Raises:
+            EngineError: If the rollout was stopped.
+        """
+        if self.stopped:
+            raise EngineError("the rollout was stopped")
+        self._pool.submit(self._ask, number, prompt_ids, self._request_settings(number))
+
+    def _ask(self, number: int, prompt_ids: list[int], further: dict[str, Any]) -> None:
         assert self._client is not None
-        further = self._trainer.vllm_generation.generation_kwargs
         try:
             answer = self._client.generate([prompt_ids], n=1, **self._settings, generation_kwargs=further)
             logprobs = [token[0] for token in answer["logprobs"][0]]

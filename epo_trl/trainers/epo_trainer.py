@@ -15,6 +15,7 @@ by separate components and by the methods named in the configuration (`epo_trl.m
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from epo_trl.methods import Batch, MicroBatch, Need, TokenScores, build_methods
 from epo_trl.models.load import get_attention
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
+from epo_trl.trainers.ahead import make_rollout_ahead
 from epo_trl.trainers.checks import check_arguments, check_context_fits, check_packing
 from epo_trl.trainers.collection import Collected, Collector, episode_return
 from epo_trl.trainers.config import EPOConfig
@@ -133,6 +135,7 @@ class EPOTrainer(LongRunTrainer):
             args, methods, self.ranks, self.num_generations, has_critic=self.has_critic
         )
         self.lagged = make_lagged_policy(self)
+        self.ahead = make_rollout_ahead(self)
         self.health = RunHealth(warns=self.ranks.index == 0)
         self._to_print: list[Episode] = []
 
@@ -151,6 +154,8 @@ class EPOTrainer(LongRunTrainer):
 
         `context` and `settings` default to those of training. Override this method to customize the rollout.
         """
+        if self.ahead:
+            self.ahead.wait()
         rules = self.rules
         return self.player.play(
             tasks, context or rules.context, settings or rules.settings, description=description, times=times
@@ -162,8 +167,11 @@ class EPOTrainer(LongRunTrainer):
 
     def _collect(self, tasks: Sequence[str]) -> Collected:
         """Plays a batch, logs its metrics, and stops the run if too many episodes were aborted."""
+        start = time.perf_counter()
         with self._acting_policy():
-            batch, metrics = self.collector.collect(tasks, self.play, self.rl_step)
+            played = self.ahead.take(tasks) if self.ahead else None
+            batch, metrics = self.collector.collect(tasks, self.play, self.rl_step, played)
+        waited = time.perf_counter() - start
         self._keep_metrics(metrics)
         self.health.add_rollout(metrics)
         share, limit, ranks = metrics["env/aborted"], self.args.max_aborted_share, self.ranks
@@ -171,6 +179,8 @@ class EPOTrainer(LongRunTrainer):
             share, limit, lambda: ranks.gather(first_errors(batch.played, ranks.index)), self.save_between_updates
         )
         self.last_episodes, self._to_print = batch.episodes, batch.played[: self.args.print_episodes]
+        if self.ahead:
+            self._keep_metrics(self.ahead.start_next(waited))
         return batch
 
     # --- Batch -------------------------------------------------------------------------------------------------
@@ -342,6 +352,8 @@ class EPOTrainer(LongRunTrainer):
             metric_key_prefix: Prefix of the metric names.
         """
         check_arguments({"eval_dataset": eval_dataset})
+        if self.ahead:
+            self.ahead.wait()  # its rollouts have the settings of training
         training = self.model.training
         self.model.eval()
         self.last_reports = self.evaluator.reports(self.play, self.state.global_step)

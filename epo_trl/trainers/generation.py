@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -37,6 +39,25 @@ def keeping_precision(model: torch.nn.Module) -> Iterator[None]:
                 setattr(module, name, original)
 
 
+class RequestSeeds:
+    """Seeds of requests, which depend on the run, its RL step, the episode and the turn, and on nothing before."""
+
+    def __init__(self) -> None:
+        self._part, self._rollout = "", 0
+        self._turns: Counter[int] = Counter()
+
+    def begin(self, part: str) -> None:
+        """Begins a rollout for a part of the run: an RL step of a rank, or an evaluation."""
+        self._rollout = self._rollout + 1 if part == self._part else 0
+        self._part = part
+        self._turns.clear()
+
+    def draw(self, number: int) -> int:
+        """Returns the seed of the next request of an episode, a non-negative integer of 62 bits."""
+        self._turns[number] += 1
+        return random.Random(f"{self._part}, {self._rollout}, {number}, {self._turns[number]}").randrange(2**62)
+
+
 class PolicyEngine(Engine):
     """An engine that samples from the policy of a trainer, at the trainer's settings.
 
@@ -45,11 +66,17 @@ class PolicyEngine(Engine):
 
     Attributes:
         around: Context manager around everything that uses the policy.
+        shares_devices: Whether it generates on the trainer's devices, so that only one of the two can work at a time.
+        part: Name of the part of the run that a rollout is for, if it is not the trainer's RL step.
     """
+
+    shares_devices = True
+    part = ""
 
     def __init__(self, trainer: GRPOTrainer):
         self._trainer = trainer
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self._seeds = RequestSeeds()
 
     def rollout(self, context: ContextBuilder, count: int) -> AbstractContextManager[Any]:
         """Returns the context manager of one rollout. Collective.
@@ -71,6 +98,15 @@ class PolicyEngine(Engine):
     def weights_changed(self) -> None:
         """Makes the next rollout send the weights to vLLM: otherwise they are sent if the optimizer step changed."""
         self._trainer._last_loaded_step = -1
+
+    def _begin_requests(self) -> None:
+        args = self._trainer.args
+        self._seeds.begin(f"{args.seed}, rank {args.process_index}, {self.part or self._trainer.rl_step}")
+
+    def _request_settings(self, number: int) -> dict[str, Any]:
+        """Returns the settings of a request to vLLM that TRL does not name: `generation_kwargs`, and its seed."""
+        seed = {"seed": self._seeds.draw(number)} if self._trainer.args.request_seeds else {}
+        return {**self._trainer.vllm_generation.generation_kwargs, **seed}
 
     @contextmanager
     def keeping_vllm_awake(self) -> Iterator[None]:
@@ -94,6 +130,15 @@ class PolicyEngine(Engine):
             vllm._llm_weights_sleeping = True
 
     @contextmanager
+    def playing_for(self, part: str) -> Iterator[None]:
+        """Names the part of the run that the rollouts of the block are for."""
+        self.part = part
+        try:
+            yield
+        finally:
+            self.part = ""
+
+    @contextmanager
     def sampling(self, temperature: float, seed: int) -> Iterator[None]:
         """Samples at another temperature, greedily at 0, from a separate random stream."""
         trainer = self._trainer
@@ -102,7 +147,8 @@ class PolicyEngine(Engine):
         # Plain generation also reads the changes from here; with vLLM there is no such dictionary.
         kwargs: dict[str, Any] = {} if trainer.use_vllm else trainer.generation_kwargs
         before, kwargs_before = {name: getattr(holder, name) for name in changes}, dict(kwargs)
-        with seeded(seed, trainer.accelerator.device):
+        self._seeds = RequestSeeds()
+        with seeded(seed, trainer.accelerator.device), self.playing_for(f"evaluation {seed}"):
             try:
                 vars(holder).update(changes)
                 kwargs.update(changes)

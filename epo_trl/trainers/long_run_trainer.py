@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from epo_trl.long_runs.long_run import LongRun
 from epo_trl.long_runs.resume_check import model_digest
 from epo_trl.long_runs.update_guard import UpdateGuard, check_skipped
 from epo_trl.methods import Methods
+from epo_trl.trainers.ahead import RolloutAhead
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.lag import LaggedPolicy
 from epo_trl.trainers.model_card import OwnModelCard
@@ -47,6 +48,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     rules: RolloutRules
     samples: EpisodeSamples
     lagged: LaggedPolicy | None
+    ahead: RolloutAhead | None
     rl_step: int  # number of completed RL steps
 
     def __init__(self, *, args: EPOConfig, **kwargs: Any) -> None:
@@ -168,7 +170,11 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
             self._before_training = copy.deepcopy(parts)
         else:
             self._restart(*copy.deepcopy(self._before_training))
-        return super().train(*args, **kwargs)
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self.ahead:
+                self.ahead.stop()
 
     def _restart(self, rl_step: int, methods: Any, health: Any, batch: Any) -> None:
         self.rl_step, self._step, self._passed_at = rl_step, 0, -1
@@ -207,6 +213,16 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self._train_sampler = super()._get_train_sampler(dataset)
         return self._train_sampler
+
+    def tasks_of_rl_steps(self) -> Iterator[list[str]]:
+        """Yields this rank's tasks of each RL step of a run, in TRL's order, without an end."""
+        sampler, args = super()._get_train_sampler(), self.args
+        size = args.per_device_train_batch_size * args.steps_per_generation
+        first, prompts = args.process_index * size, self.train_dataset["prompt"][:]
+        while True:
+            order = list(sampler)
+            for start in range(first, len(order), args.generation_batch_size * args.micro_steps_per_rl_step):
+                yield [prompts[i] for i in order[start : start + size]]
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """Restores the trainer's state and advances the order of the tasks to its position.

@@ -25,6 +25,16 @@ class RolloutArguments(ResponseArguments, EpisodeArguments, RewardArguments):
     env_reset_retries: CountOrZero = option(
         2, "Number of times a reset is retried after its worker died or was killed."
     )
+    rollout_ahead: CountOrZero = option(
+        0,
+        "Number of RL steps that the rollout runs ahead of the updates, and thus the largest age of the weights that "
+        "play a batch; only with a vLLM server. 0 plays and updates in turn.",
+    )
+    request_seeds: bool = option(
+        False,
+        "Whether vLLM samples each response from its own seed (run, RL step, episode, turn), so that the samples do "
+        "not depend on the order of the requests. It then draws for each sequence in turn, which is slower.",
+    )
     simulated_lag: CountOrZero = option(
         0,
         "Number of RL steps that the acting policy is behind the trained one, to study off-policy data. 0 is "

@@ -1,0 +1,79 @@
+"""A vLLM server in this process, as `VllmServerEngine` sees it: a copy of the policy that samples with seeds."""
+
+import copy
+import random
+import threading
+import time
+
+import torch
+from trainer_kit import make_trainer
+
+from epo_trl.trainers.ahead import make_rollout_ahead
+from epo_trl.trainers.engines import VllmServerEngine
+
+
+class LocalServer:
+    """Stands in for TRL's `VLLMGeneration` and `VLLMClient`.
+
+    Its seeds are those of the requests, or without any those of the prompts.
+
+    Attributes:
+        sent: RL steps at whose start weights came.
+        seconds: Time that it takes for an answer.
+    """
+
+    base_url = "http://in.this.process"
+    structured_outputs_regex = min_p = None
+    repetition_penalty, top_p, top_k, logprobs = 1.0, 1.0, 0, 0
+
+    def __init__(self, trainer):
+        self.trainer, self.model = trainer, copy.deepcopy(trainer.model).eval()
+        self.temperature, self.max_completion_length = trainer.args.temperature, trainer.args.max_completion_length
+        self.generation_kwargs = {}
+        self.sent, self.seconds, self.asked, self.dead = [], 0.0, 0, False
+        self._lock, self._alone = threading.Lock(), threading.Lock()
+
+    def sync_weights(self):
+        assert threading.current_thread() is threading.main_thread() and not self.asked
+        assert not any(thread.name.startswith("rollout") for thread in threading.enumerate()), "only between rollouts"
+        self.model.load_state_dict(self.trainer.model.state_dict())
+        self.sent.append(self.trainer.rl_step)
+
+    def generate(self, prompts, n, *, temperature, max_tokens, generation_kwargs, **settings):
+        if self.dead:
+            raise ConnectionError("refused")
+        with self._lock:
+            self.asked += 1
+        try:
+            time.sleep(self.seconds)
+            seed = generation_kwargs.get("seed", random.Random(repr(prompts)).randrange(2**62))
+            with self._alone:  # transformers' forward is not made for several threads
+                ids, logps = self._sample(
+                    list(prompts[0]), temperature, max_tokens, torch.Generator().manual_seed(seed)
+                )
+            return {"completion_ids": [ids], "logprobs": [[[logp] for logp in logps]]}
+        finally:
+            with self._lock:
+                self.asked -= 1
+
+    @torch.no_grad()
+    def _sample(self, prompt, temperature, most, draw):
+        ids, logps = [], []
+        while len(ids) < most and (not ids or ids[-1] not in self.trainer.eos_token_ids):
+            logits = self.model(input_ids=torch.tensor([prompt + ids])).logits[0, -1].float() / temperature
+            token = torch.multinomial(logits.softmax(-1), 1, generator=draw).item()
+            ids.append(token)
+            logps.append(logits.log_softmax(-1)[token].item())
+        return ids, logps
+
+
+def make_served(folder, *, make=make_trainer, rollout_ahead=0, request_seeds=True, **changes):
+    """Returns a trainer whose engine asks a server in this process, and that server."""
+    trainer = make(folder, **changes)
+    trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
+    trainer.vllm_generation = server = LocalServer(trainer)
+    trainer.player.engine = trainer.evaluator._engine = engine = VllmServerEngine(trainer)
+    engine._client = server
+    trainer.args.rollout_ahead, trainer.args.request_seeds = rollout_ahead, request_seeds
+    trainer.ahead = make_rollout_ahead(trainer)
+    return trainer, server

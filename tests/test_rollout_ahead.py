@@ -1,0 +1,315 @@
+"""Rollouts in the background: which weights play which batch, what an error or an end of the run leaves behind."""
+
+import os
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+from datasets import Dataset
+from local_server import make_served
+from run_kit import MINI_BATCHES, StopAt, assert_bit_equal, logged, weights
+from trainer_kit import make_config, make_ppo, make_trainer
+from transformers import TrainerCallback
+
+from epo_trl.envs.toy import ToySuite
+from epo_trl.errors import EpoTrlError, InputError
+from epo_trl.rollout import EngineError
+from epo_trl.trainers.ahead import make_rollout_ahead
+from epo_trl.trainers.batches import update_seconds
+from epo_trl.trainers.generation import RequestSeeds
+
+SMALL = {"max_turns": 2, "max_completion_length": 4, "max_steps": 4}
+
+
+def length_reward(completions, episode, **_):
+    """Rewards of a policy that never wins: the share of even tokens."""
+    ids = [[token for turn in each.turns for token in turn.response_ids] for each in episode]
+    return [sum(token % 2 == 0 for token in row) / len(row) for row in ids]
+
+
+def served(folder, **changes):
+    return make_served(folder, **{**SMALL, "reward_funcs": length_reward, **changes})
+
+
+def batches_of(trainer):
+    """Returns a list that gets the episodes of each RL step."""
+    kept, collect = [], trainer._collect
+
+    def spy(tasks):
+        batch = collect(tasks)
+        kept.append(batch.episodes)
+        return batch
+
+    trainer._collect = spy
+    return kept
+
+
+def no_flight():
+    return not any(thread.name.startswith("rollout") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("settings", [{}, MINI_BATCHES | {"save_strategy": "no"}], ids=["one update", "mini-batches"])
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_without_learning_running_ahead_changes_nothing(tmp_path, settings, ahead):
+    """Also over several epochs of the tasks: two groups of four make an epoch of three RL steps."""
+    tasks = Dataset.from_dict({"prompt": [f"train/{i}" for i in range(6)]})
+    steps = 4 * (MINI_BATCHES["steps_per_generation"] * 2 if settings else 1)
+    seen = []
+    for n in (0, ahead):
+        trainer, _ = served(
+            tmp_path / str(n),
+            rollout_ahead=n,
+            train_dataset=tasks,
+            learning_rate=0.0,
+            **{**settings, "max_steps": steps},
+        )
+        kept = batches_of(trainer)
+        trainer.train()
+        assert logged(trainer, "sampling/importance_sampling_ratio/mean") == pytest.approx([1.0] * trainer.rl_step)
+        seen.append((kept, logged(trainer, "loss"), logged(trainer, "rewards/length_reward/mean")))
+    assert len(seen[0][0]) == 4 and seen[0] == seen[1]
+    lags = logged(trainer, "lag/rl_steps")
+    assert lags[:2] == [0.0, 1.0] and set(lags[1:]) <= {1.0, float(ahead)}, "each later batch was played ahead"
+
+
+@pytest.mark.parametrize("make", [make_trainer, make_ppo])
+def test_one_batch_ahead_trains_as_a_simulated_lag_of_one_rl_step(tmp_path, make):
+    """`simulated_lag` plays in turn, with a copy of the older weights: an independent way to the same weights."""
+    rewards = {"reward_funcs": None} if make is make_ppo else {}
+    real, server = served(tmp_path / "real", make=make, rollout_ahead=1, **rewards)
+    real.train()
+    simulated, _ = served(tmp_path / "simulated", make=make, simulated_lag=1, **rewards)
+    simulated.train()
+    assert_bit_equal(weights(real), weights(simulated))
+    on_policy, _ = served(tmp_path / "on-policy", make=make, **rewards)
+    on_policy.train()
+    assert any(not weight.equal(weights(on_policy)[name]) for name, weight in weights(real).items())
+    assert logged(real, "lag/rl_steps") == [0.0, 1.0, 1.0, 1.0] and server.sent == [0, 1, 2, 3]
+    assert logged(real, "sampling/importance_sampling_ratio/mean")[1] != pytest.approx(1.0, abs=1e-3)
+
+
+class Open(TrainerCallback):
+    """Opens a gate when the first update has begun."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        self.gate.set()
+
+
+def test_the_next_batch_is_played_during_the_update(tmp_path):
+    """The server answers the second batch only when the update has begun; in turn it would wait for ever."""
+    opened = Open()
+    trainer, server = served(tmp_path, rollout_ahead=1, max_steps=2, callbacks=[opened])
+    generate = server.generate
+
+    def gated(*args, **kwargs):
+        if threading.current_thread() is not threading.main_thread() and trainer.player.engine._is_ahead:
+            assert opened.gate.wait(60)
+        return generate(*args, **kwargs)
+
+    server.generate = gated
+    trainer.train()
+    assert trainer.rl_step == 2 and no_flight()
+
+
+def test_no_batch_is_older_than_the_bound_and_none_is_played_twice_or_too_many(tmp_path):
+    trainer, server = served(tmp_path, rollout_ahead=3, max_steps=7)
+    played, play = [], trainer.play
+    trainer.play = lambda tasks, **kwargs: played.append(tasks) or play(tasks, **kwargs)
+    trainer.train()
+    lags = logged(trainer, "lag/rl_steps")
+    assert len(played) == len(lags) == 7 and max(lags) <= 3 and lags[:2] == [0.0, 1.0]
+    assert no_flight() and logged(trainer, "time/wait_for_rollout")[0] > 0
+
+
+def test_groups_are_replaced_with_the_newest_weights_before_the_next_batch_starts(tmp_path):
+    """Every group of a policy that never wins is refused, so each RL step plays its batch and two rounds more."""
+    settings = {"policy_method": ["dapo"], "max_resamples": 2, "reward_funcs": None}
+    trainer, server = served(tmp_path, rollout_ahead=1, **settings)
+    trainer.train()
+    assert logged(trainer, "rollout/resampled_groups") == [4.0] * 4 and server.sent == [0, 1, 2, 3]
+    assert logged(trainer, "lag/rl_steps") == [0.0, 1.0, 1.0, 1.0]
+
+
+def test_an_evaluation_waits_for_the_rollout_and_has_its_own_temperature_and_the_newest_weights(tmp_path):
+    trainer, server = served(
+        tmp_path,
+        rollout_ahead=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        eval_temperature=0.5,
+        eval_episodes=2,
+        max_steps=2,
+    )
+    asked, generate = [], server.generate
+
+    def spy(prompts, n, *, temperature, **settings):
+        asked.append((temperature, trainer.state.global_step, server.sent[-1:]))
+        return generate(prompts, n, temperature=temperature, **settings)
+
+    server.generate = spy
+    trainer.train()
+    assert {t for t, *_ in asked} == {0.5, 1.0}
+    evaluated = [(step, sent) for t, step, sent in asked if t == 0.5]
+    assert evaluated == sorted(evaluated) and {step for step, _ in evaluated} == {1, 2}
+    assert all(sent == [step] for step, sent in evaluated), "RL step 1 begins with the weights after one update"
+
+
+# --------------------------------------------------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize(("settings", "stop"), [({}, 2), (MINI_BATCHES, 5)], ids=["between", "inside an RL step"])
+def test_a_resumed_run_drops_the_batch_in_flight_and_plays_it_again(tmp_path, settings, stop):
+    """With the same seeds, and with the weights of the checkpoint: without learning all is as in the whole run."""
+    changes = {"rollout_ahead": 1, "learning_rate": 0.0, "save_strategy": "steps", "save_steps": 1, **settings}
+    changes["max_steps"] = 4 * (MINI_BATCHES["steps_per_generation"] * 2 if settings else 1)
+    whole, _ = served(tmp_path / "whole", **changes)
+    expected = batches_of(whole)
+    whole.train()
+    cut, _ = served(tmp_path / "cut", **changes, callbacks=[StopAt(stop)])
+    before = batches_of(cut)
+    cut.train()
+    assert no_flight()
+    resumed, _ = served(tmp_path / "cut", **changes)
+    after = batches_of(resumed)
+    resumed.train(resume_from_checkpoint=True)
+    assert before + after == expected and logged(resumed, "loss") == logged(whole, "loss")
+    lags = logged(resumed, "lag/rl_steps")[len(before) :]
+    assert lags == [0.0] + [1.0] * (len(after) - 1)
+
+
+def test_a_second_run_starts_anew(tmp_path):
+    trainer, _ = served(tmp_path, rollout_ahead=1, max_steps=2)
+    trainer.train()
+    trainer.train()
+    assert logged(trainer, "lag/rl_steps") == [0.0, 1.0] and trainer.rl_step == 2
+
+
+# ----------------------------------------------------------------------------------------------------- ends of a run
+
+
+def fail_ahead(trainer, error):
+    play = trainer.play
+
+    def spy(tasks, **kwargs):
+        if trainer.player.engine._is_ahead:
+            raise error
+        return play(tasks, **kwargs)
+
+    trainer.play = spy
+
+
+def test_an_exception_in_the_background_is_the_users(tmp_path):
+    trainer, _ = served(tmp_path, rollout_ahead=1)
+    fail_ahead(trainer, EngineError("the cache is too small"))
+    with pytest.raises(EngineError, match="the cache is too small"):
+        trainer.train()
+    assert trainer.rl_step == 1 and no_flight(), "the batch before it was trained on"
+
+
+def test_a_server_that_dies_ends_the_run_with_its_address(tmp_path):
+    class Kill(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            server.dead = True
+
+    trainer, server = served(tmp_path, rollout_ahead=1, callbacks=[Kill()])
+    with pytest.raises(EpoTrlError, match="the vLLM server at http://in.this.process: refused"):
+        trainer.train()
+    assert no_flight()
+
+
+def test_an_environment_that_dies_aborts_its_episode_alone(tmp_path):
+    class Faulty(ToySuite):
+        made = 0
+
+        def make_env(self):
+            env = super().make_env()
+            Faulty.made += 1
+            if Faulty.made == 2:
+                env.step = lambda action: 1 / 0
+            return env
+
+    trainer, _ = served(tmp_path, rollout_ahead=1, suite=Faulty(), max_aborted_share=1.0)
+    trainer.train()
+    assert logged(trainer, "env/aborted") == [1 / 8] * 4
+
+
+class Interrupt(TrainerCallback):
+    """Ctrl-C or SIGTERM during the update of an RL step, while the next batch waits for its server."""
+
+    def __init__(self, name):
+        self.signal = name
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            os.kill(os.getpid(), self.signal)
+
+
+@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "preemption"])
+def test_a_run_that_is_interrupted_ends_its_rollout_and_the_trainer_still_works(tmp_path, name):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        trainer, server = served(
+            tmp_path, rollout_ahead=1, max_turns=50, max_steps=3, callbacks=[Interrupt(name)], save_strategy="no"
+        )
+        server.seconds = 0.05
+        if name == signal.SIGINT:
+            with pytest.raises(KeyboardInterrupt):
+                trainer.train()
+        else:
+            trainer.train()
+            assert trainer.preempted and (tmp_path / "checkpoint-2").is_dir()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert no_flight() and not trainer.player.engine.stopped
+    assert trainer.play([("train/0", 0)])[0].turns
+
+
+# ---------------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("shares", "changes", "message"),
+    [
+        (True, {}, "rollout_ahead: expected 0 with an engine that shares the trainer's devices .* got 2"),
+        (False, {"simulated_lag": 1}, "rollout_ahead: expected 0 with simulated_lag 1, got 2"),
+        (False, {"vllm_importance_sampling_correction": False}, "vllm_importance_sampling_correction: expected True"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(tmp_path, shares, changes, message):
+    args = make_config(tmp_path, rollout_ahead=2, **changes)
+    engine = SimpleNamespace(shares_devices=shares)
+    with pytest.raises(InputError, match=message):
+        make_rollout_ahead(SimpleNamespace(args=args, player=SimpleNamespace(engine=engine)))
+
+
+def test_a_trainer_without_a_server_refuses_to_run_ahead(tmp_path):
+    with pytest.raises(InputError, match="rollout_ahead: expected 0 .* vllm_mode server"):
+        make_trainer(tmp_path, rollout_ahead=1)
+    assert make_trainer(tmp_path).ahead is None
+
+
+def test_the_time_of_an_update_has_no_rollout_in_it_that_the_trainer_did_not_wait_for():
+    times = {"step_time": [10.0], "time/generate": [7.0], "time/env": [2.0], "time/text": [0.5]}
+    assert update_seconds(times) == pytest.approx(0.5)
+    assert update_seconds({**times, "time/wait_for_rollout": [1.5]}) == pytest.approx(8.5)
+
+
+def test_a_request_has_the_same_seed_whatever_was_asked_before():
+    def drawn(parts, numbers):
+        seeds, found = RequestSeeds(), {}
+        for part in parts:
+            seeds.begin(part)
+            for number in numbers:
+                found.setdefault((part, number), []).append(seeds.draw(number))
+        return found
+
+    one, other = drawn(["3", "4"], [0, 1, 0, 1]), drawn(["4"], [1, 1, 0, 0])
+    assert all(one[key] == other[key] for key in other)
+    everything = [seed for found in one.values() for seed in found]
+    assert len(set(everything)) == 8 and all(0 <= seed < 2**62 for seed in everything)
+    again = drawn(["4", "4"], [0])["4", 0]
+    assert again[0] == one["4", 0][0] != again[1], "a second rollout of an RL step replaces groups"
