@@ -1,7 +1,7 @@
 """Time and engine steps of a rollout on vLLM's CPU build, in step and without a barrier.
 
-    .venv-vllm/bin/python benchmarks/vllm_barrier.py                 # in the process; the environment of `make test-vllm`
-    .venv-vllm/bin/python benchmarks/vllm_barrier.py --seeds         # with a seed for each response as well
+    .venv-vllm/bin/python benchmarks/vllm_barrier.py            # in the process; `make test-vllm` makes .venv-vllm
+    .venv-vllm/bin/python benchmarks/vllm_barrier.py --seeds    # with a seed for each response as well
     .venv-vllm/bin/python -m torch.distributed.run --nproc-per-node 2 benchmarks/vllm_barrier.py --server
 
 Both ways ask the same engine in turn, for the same episodes. A response ends after each token with probability

@@ -1,6 +1,5 @@
 """A vLLM server in this process, as `VllmServerEngine` sees it: a copy of the policy that samples with seeds."""
 
-import copy
 import random
 import threading
 import time
@@ -27,7 +26,8 @@ class LocalServer:
     repetition_penalty, top_p, top_k, logprobs = 1.0, 1.0, 0, 0
 
     def __init__(self, trainer):
-        self.trainer, self.model = trainer, copy.deepcopy(trainer.model).eval()
+        # No copy of the trainer's model: TRL has replaced its forward by one that refers to the trained weights.
+        self.trainer, self.model = trainer, type(trainer.model)(trainer.model.config).eval()
         self.temperature, self.max_completion_length = trainer.args.temperature, trainer.args.max_completion_length
         self.generation_kwargs = {}
         self.sent, self.seconds, self.asked, self.dead = [], 0.0, 0, False
@@ -36,7 +36,7 @@ class LocalServer:
     def sync_weights(self):
         assert threading.current_thread() is threading.main_thread() and not self.asked
         assert not any(thread.name.startswith("rollout") for thread in threading.enumerate()), "only between rollouts"
-        self.model.load_state_dict(self.trainer.model.state_dict())
+        self.model.load_state_dict(self.trainer.model.state_dict(), strict=False)  # without a critic
         self.sent.append(self.trainer.rl_step)
 
     def generate(self, prompts, n, *, temperature, max_tokens, generation_kwargs, **settings):

@@ -28,7 +28,7 @@ from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.long_runs.aborts import TooManyAborted
-from epo_trl.models.vllm_policy import load_vllm_policy
+from epo_trl.models.vllm_policy import VllmPolicy, load_vllm_policy
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.types import Episode, StopReason
@@ -72,8 +72,8 @@ class RandomPolicy:
 def play(monkeypatch):
     """Returns a function that runs the recipe on eight tasks of each list, four at a time."""
 
-    def run(output, *argv, on_call=lambda: None, model="tiny"):
-        monkeypatch.setattr(evaluation, "load", lambda *_: (RandomPolicy(on_call), TOKENIZER, None))
+    def run(output, *argv, on_call=lambda: None, model="tiny", make=RandomPolicy):
+        monkeypatch.setattr(evaluation, "load", lambda *_: (make(on_call), TOKENIZER, None))
         given = ["--environment", f"{__name__}:ToyArguments", "--model_name_or_path", str(model), *argv]
         given += [] if output is None else ["--output", str(output)]
         fixed = ["--max_episodes", "8", "--parallel", "4", "--max_turns", "2"]
@@ -517,17 +517,31 @@ def test_two_processes_share_the_lists_and_go_on_with_what_each_has_played(play,
 
 
 class FakeEngine:
-    """Stands for `vllm.LLM`: answers the first id of the prompt, the request's seed, and an end of turn."""
+    """Stands for `vllm.LLM` and its engine: answers the first id of the prompt and the request's seed.
+
+    The engine's requests are answered at a step each, the last one first.
+    """
 
     def __init__(self, **kwargs):
         self.kwargs, self.params = kwargs, []
+        self.llm_engine, self.pending = self, []
+
+    def add_request(self, request_id, prompt, params):
+        self.params.append(params)
+        self.pending.append((request_id, prompt, params))
+
+    def step(self):
+        request_id, prompt, params = self.pending.pop()
+        (answer,) = self.generate([prompt], [params], use_tqdm=False)
+        answer.request_id, answer.finished = request_id, True
+        return [answer]
 
     def generate(self, prompts, params, use_tqdm):
         self.params += params
         answers = [
             [one["prompt_token_ids"][0], given["seed"] % 1000] for one, given in zip(prompts, params, strict=True)
         ]
-        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(ids))]) for ids in answers]
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(ids), logprobs=None)]) for ids in answers]
 
 
 @pytest.fixture
@@ -535,6 +549,49 @@ def vllm(monkeypatch):
     module = ModuleType("vllm")
     module.LLM, module.SamplingParams = FakeEngine, dict
     monkeypatch.setitem(sys.modules, "vllm", module)
+
+
+def test_as_an_engine_vllm_draws_by_episode_and_turn_in_whatever_order(vllm, saved):
+    policy, _ = load_vllm_policy(ModelConfig(str(saved)), max_new_tokens=20, temperature=1.0)
+
+    def seeds(policy, numbers):
+        found = {}
+        for number in numbers:
+            policy.submit(number, [5])
+            found.setdefault(number, []).append(policy.llm.params[-1]["seed"])
+            (response,) = policy.collect(None)
+            assert (response.number, response.ids[0], response.logprobs) == (number, 5, None)
+        return found
+
+    first, other = seeds(policy.seeded(7), [0, 1, 0, 1]), seeds(policy.seeded(7), [1, 1, 0, 0])
+    assert first == other and len({seed for found in first.values() for seed in found}) == 4
+    assert seeds(policy.seeded(7, [4, 1]), [1, 1]) == {1: first[1]}, "episodes by their place in the whole list"
+    assert seeds(policy.seeded(8), [0]) != {0: first[0][:1]}
+
+
+def random_vllm(on_call):
+    """Returns a policy on a stand-in for vLLM that opens boxes at random, by the seed of the request."""
+
+    class Random(FakeEngine):
+        def generate(self, prompts, params, use_tqdm):
+            on_call()
+            (text,) = RandomPolicy(seed=params[0]["seed"])([prompts[0]])[0]
+            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=text, logprobs=None)])]
+
+    return VllmPolicy(Random(), dict, [TOKENIZER.eos_token_id], max_new_tokens=20)
+
+
+def test_with_vllm_whole_lists_are_played_and_a_killed_evaluation_goes_on_to_the_same_report(play, tmp_path):
+    """Two lists of eight tasks in parts of four, two turns each: 32 responses."""
+    counted = []
+    whole = play(tmp_path / "whole.json", make=random_vllm, on_call=lambda: counted.append(1))
+    assert len(counted) == 32
+    for calls in (5, 14, 29):
+        killed(lambda calls=calls: play(tmp_path / f"{calls}.json", make=random_vllm, on_call=die_at(calls)))
+        left = []
+        report = play(tmp_path / f"{calls}.json", make=random_vllm, on_call=lambda left=left: left.append(1))
+        assert report == whole and len(left) in (32, 24, 16, 8)
+    assert len(left) < 32, "finished parts are not played again"
 
 
 @pytest.fixture(scope="module")

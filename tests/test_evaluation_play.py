@@ -7,7 +7,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_context, protocol_settings, split_chunks
-from epo_trl.rollout import PromptTemplate
+from epo_trl.rollout import Engine, PromptTemplate, Response
 from epo_trl.rollout.demonstrations import expert_episodes
 from epo_trl.rollout.spec import ResponseArguments
 from epo_trl.types import StopReason
@@ -67,6 +67,37 @@ def play(suite, tokenizer, rules=None, policy=None, **kwargs):
     rules = rules or protocol()
     policy = policy or ScriptedPolicy(tokenizer)
     return play_list(suite, suite.task_ids("iid"), policy, context_for(rules, tokenizer), rules, **kwargs)
+
+
+class LastFirst(Engine):
+    """Answers the request with the largest number first, one at a time. Without a barrier, a slow episode delays none.
+
+    `asked` are the numbers of the requests, in order, and `largest` is the largest number of them at once.
+    """
+
+    def __init__(self, tokenizer):
+        self.answer, self.asked, self.largest, self._pending = ScriptedPolicy(tokenizer), [], 0, {}
+
+    def submit(self, number, prompt_ids):
+        self.asked.append(number)
+        self._pending[number] = prompt_ids
+        self.largest = max(self.largest, len(self._pending))
+
+    def collect(self, seconds):
+        number = max(self._pending)
+        return [Response(number, self.answer([self._pending.pop(number)])[0][0])]
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 5, 64])
+def test_an_engine_without_a_barrier_plays_all_parts_at_once_and_gives_them_in_order(tokenizer, parallel):
+    games = [[step(), step(), WIN], [LOSE], [step(), WIN], [], [WIN]]
+    expected, _ = play(ListSuite(*games), tokenizer, parallel=parallel)
+    suite, engine, finished = ListSuite(*games), LastFirst(tokenizer), []
+    episodes, seconds = play(suite, tokenizer, policy=engine, parallel=parallel, on_finished=finished.append)
+    assert episodes == expected and sum(finished) == 5 and seconds > 0
+    assert len(suite.envs) == min(parallel, 5) == engine.largest and all(env.closed == 1 for env in suite.envs)
+    if parallel == 2:  # in parts of two, the third task would wait until the first has ended
+        assert engine.asked.index(2) < [i for i, number in enumerate(engine.asked) if number == 0][-1]
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 5, 64])

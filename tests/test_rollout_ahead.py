@@ -25,7 +25,7 @@ SMALL = {"max_turns": 2, "max_completion_length": 4, "max_steps": 4}
 def length_reward(completions, episode, **_):
     """Rewards of a policy that never wins: the share of even tokens."""
     ids = [[token for turn in each.turns for token in turn.response_ids] for each in episode]
-    return [sum(token % 2 == 0 for token in row) / len(row) for row in ids]
+    return [sum(token % 2 == 0 for token in row) / max(len(row), 1) for row in ids]
 
 
 def served(folder, **changes):
@@ -253,7 +253,7 @@ def test_a_run_that_is_interrupted_ends_its_rollout_and_the_trainer_still_works(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         trainer, server = served(
-            tmp_path, rollout_ahead=1, max_turns=50, max_steps=3, callbacks=[Interrupt(name)], save_strategy="no"
+            tmp_path, rollout_ahead=1, max_turns=9, max_steps=3, callbacks=[Interrupt(name)], save_strategy="no"
         )
         server.seconds = 0.05
         if name == signal.SIGINT:

@@ -36,7 +36,7 @@ from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.load import sequence_limit
 from epo_trl.models.names import check_model_name
 from epo_trl.models.vllm_policy import load_vllm_policy
-from epo_trl.rollout import ContextBuilder, PromptTemplate
+from epo_trl.rollout import ContextBuilder, Engine, PromptTemplate
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
 from epo_trl.rollout.spec import ProtocolArguments
 from epo_trl.types import Episode, StopReason
@@ -199,7 +199,8 @@ class Evaluation:
         """Plays the parts of this process; returns number, episodes and seconds of each."""
         state, args = PartialState(), self.args
         # All processes get parts of equal size, with at most `parallel` episodes each.
-        chunks = split_chunks(task_ids, min(args.parallel, -(-len(task_ids) // state.num_processes)))
+        size = min(args.parallel, -(-len(task_ids) // state.num_processes))
+        chunks = split_chunks(task_ids, size)
         mine = range(state.process_index, len(chunks), state.num_processes)
         stored = {number: self.partial.read(f"{split}-{number}") for number in mine} if self.partial else {}
         done = {number: played for number, played in stored.items() if played}
@@ -207,10 +208,15 @@ class Evaluation:
         to_play = [number for number in mine if number not in done]
         # The seed depends on the part only, so a part is reproducible whatever ran before it, in whichever process.
         seeds = [random.Random(f"{args.seed} {split} {number}").randrange(2**62) for number in to_play]
+        places: tuple[Any, ...] = ()
+        if isinstance(self.policy, Engine):  # plays all parts at once, each episode with seeds of its own
+            seeds = [random.Random(f"{args.seed} {split}").randrange(2**62)] * len(to_play)
+            numbers = split_chunks(range(len(task_ids)), size)
+            places = ([place for number in to_play for place in numbers[number]],)
         playing = play_chunks(
             self.suite,
             [chunks[number] for number in to_play],
-            lambda i: self.policy.seeded(seeds[i]),
+            lambda i: self.policy.seeded(seeds[i], *places),
             self.context,
             protocol_settings(self.protocol, require_think=args.require_think),
             seed=args.seed,

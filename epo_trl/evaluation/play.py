@@ -6,19 +6,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import accumulate, chain
+from typing import Any, TypeVar
 
 from epo_trl.envs.base import TaskSuite, TextEnv
 from epo_trl.envs.border import close_all
 from epo_trl.envs.checker import check_first_turn
 from epo_trl.errors import InputError
 from epo_trl.evaluation.protocol import Protocol
-from epo_trl.rollout import ContextBuilder, RolloutSettings, play_episodes
+from epo_trl.rollout import ContextBuilder, Engine, RolloutSettings, finished_episodes
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.few_shot import FewShot
 from epo_trl.rollout.loop import Generate
 from epo_trl.rollout.spec import ResponseArguments, copy_options
 from epo_trl.types import Episode
+
+T = TypeVar("T")
 
 
 def protocol_context(
@@ -101,38 +104,59 @@ def _check_first_prompt(context: ContextBuilder, view: TurnView, task_id: str) -
     )
 
 
-def split_chunks(task_ids: Sequence[str], size: int) -> list[Sequence[str]]:
+def split_chunks(tasks: Sequence[T], size: int) -> list[Sequence[T]]:
     """Splits the list into chunks of `size` tasks; the last may have fewer."""
-    return [task_ids[first : first + size] for first in range(0, len(task_ids), size)]
+    return [tasks[first : first + size] for first in range(0, len(tasks), size)]
 
 
 def play_chunks(
     suite: TaskSuite,
     chunks: Sequence[Sequence[str]],
-    policy_for: Callable[[int], Generate],
+    policy_for: Callable[[int], Generate | Engine],
     context: ContextBuilder,
     settings: RolloutSettings,
     *,
     seed: int = 0,
     on_finished: Callable[[int], None] = lambda count: None,
 ) -> Iterator[tuple[list[Episode], float]]:
-    """Yields the episodes of each chunk, in order, with the wall time in seconds.
+    """Yields the episodes of each chunk, in order, with the wall time in seconds since the chunk before.
+
+    An engine without a barrier plays all chunks at once: an environment whose episode has ended plays the next task.
 
     Args:
         suite: Task suite.
-        chunks: Lists of task ids; the tasks of a chunk are played in parallel.
-        policy_for: Called with the number of each chunk; returns the policy for it.
+        chunks: Lists of task ids; at most as many episodes as the longest has are played in parallel.
+        policy_for: Called with the number of each chunk; returns the policy for it. The engine of the first one plays
+            all, if it has no barrier.
         context: See `protocol_context`.
         settings: See `protocol_settings`.
         seed: Seed passed to every `reset`.
         on_finished: Called with the number of episodes that have ended since the last call.
     """
-    envs: list[TextEnv] = [suite.make_env() for _ in range(max(map(len, chunks), default=0))]
+    if not chunks:
+        return
+    envs: list[TextEnv] = [suite.make_env() for _ in range(max(map(len, chunks)))]
+    first = policy_for(0)
+    at_once = isinstance(first, Engine) and not first.in_step
     try:
-        for number, task_ids in enumerate(chunks):
-            start = time.perf_counter()
-            tasks = [(task_id, seed) for task_id in task_ids]
-            episodes = play_episodes(envs, tasks, policy_for(number), context, settings, on_finished=on_finished)
-            yield episodes, time.perf_counter() - start
+        for number, part in enumerate([list(chain(*chunks))] if at_once else chunks):
+            policy, tasks = policy_for(number) if number else first, [(task_id, seed) for task_id in part]
+            playing = finished_episodes(envs, tasks, policy, context, settings)
+            yield from _in_chunks(playing, list(map(len, chunks)) if at_once else [len(part)], on_finished)
     finally:
         close_all(envs)
+
+
+def _in_chunks(
+    playing: Iterator[tuple[int, Episode]], sizes: Sequence[int], on_finished: Callable[[int], None]
+) -> Iterator[tuple[list[Episode], float]]:
+    """Yields chunks of episodes, which end in any order, as soon as they and all before them are complete."""
+    finished: dict[int, Episode] = {}
+    first, ends, start = 0, list(accumulate(sizes)), time.perf_counter()
+    for number, episode in playing:
+        finished[number] = episode
+        on_finished(1)
+        while ends and all(i in finished for i in range(first, ends[0])):
+            end = ends.pop(0)
+            yield [finished.pop(i) for i in range(first, end)], time.perf_counter() - start
+            first, start = end, time.perf_counter()

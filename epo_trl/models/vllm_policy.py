@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import random
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,11 @@ from epo_trl.errors import InputError
 from epo_trl.models.generate import end_ids
 from epo_trl.models.load import load_tokenizer
 from epo_trl.models.tiny import tiny_size
+from epo_trl.models.vllm_requests import VllmRequests
 
 
-class VllmPolicy:
-    """Samples responses with vLLM. Implements `epo_trl.rollout.loop.Generate`.
+class VllmPolicy(VllmRequests):
+    """Samples responses with vLLM: as an engine without a barrier, or called with prompts as a `Generate`.
 
     Args:
         llm: `vllm.LLM` engine.
@@ -24,37 +28,52 @@ class VllmPolicy:
         eos_ids: Ids of the tokens that end a response; the response includes them.
         max_new_tokens: Maximum length of a response.
         temperature: Sampling temperature; 0 is greedy decoding.
-        seed: Seed for sampling. Each prompt of each call gets its own seed.
     """
 
     def __init__(
-        self,
-        llm: Any,
-        make_params: Any,
-        eos_ids: list[int],
-        *,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        seed: int = 0,
+        self, llm: Any, make_params: Any, eos_ids: list[int], *, max_new_tokens: int, temperature: float = 1.0
     ):
+        super().__init__()
         self.llm = llm
-        self._make_params = make_params
+        self._params = make_params
         self.eos_ids = eos_ids
         self._sampling = {"stop_token_ids": eos_ids, "max_tokens": max_new_tokens, "temperature": temperature}
-        self._seed, self._prompts = seed, 0
+        self._begin(0, None)
 
-    def seeded(self, seed: int) -> VllmPolicy:
-        """Returns a copy of the policy with its own seeds."""
+    def _begin(self, seed: int, episodes: Sequence[int] | None) -> None:
+        self._seed, self._episodes, self._prompts = seed, episodes, 0
+        self._turns: Counter[int] = Counter()
+
+    def seeded(self, seed: int, episodes: Sequence[int] | None = None) -> VllmPolicy:
+        """Returns a copy of the policy with its own seeds.
+
+        Args:
+            seed: Seed of all of them. Each prompt of each call gets another one, each request of an engine one that
+                depends on its episode and turn alone.
+            episodes: Numbers that tell the episodes of a rollout apart; by default their indices.
+        """
         other = copy.copy(self)
-        other._seed, other._prompts = seed, 0
+        other._begin(seed, episodes)
         return other
+
+    @property
+    def llm_engine(self) -> Any:
+        """The engine of `llm`."""
+        return self.llm.llm_engine
+
+    def make_params(self, number: int) -> Any:
+        """Returns the parameters of the next request of an episode."""
+        self._turns[number] += 1
+        episode = number if self._episodes is None else self._episodes[number]
+        seed = random.Random(f"{self._seed}, {episode}, {self._turns[number]}").randrange(2**62)
+        return self._params(seed=seed, **self._sampling)
 
     def __call__(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], None]:
         """Samples one response per prompt, including the end-of-turn token."""
         params = []
         for _ in prompt_ids:
             # vLLM's seeds are signed 64-bit integers; its sampling filters are off by default
-            params.append(self._make_params(seed=(self._seed + self._prompts) % 2**63, **self._sampling))
+            params.append(self._params(seed=(self._seed + self._prompts) % 2**63, **self._sampling))
             self._prompts += 1
         prompts = [{"prompt_token_ids": ids} for ids in prompt_ids]
         outputs = self.llm.generate(prompts, params, use_tqdm=False)

@@ -2,7 +2,7 @@
 
 from epo_trl.rollout.context import ChatTemplateError, ContextBuilder
 from epo_trl.rollout.engine import Engine, EngineError, InStep, Response
-from epo_trl.rollout.loop import RolloutTimes, play_episodes
+from epo_trl.rollout.loop import RolloutTimes, finished_episodes, play_episodes
 from epo_trl.rollout.parsing import ParsedResponse, parse_response
 from epo_trl.rollout.rows import Row, episode_to_row
 from epo_trl.rollout.rules import RolloutSettings
@@ -22,6 +22,7 @@ __all__ = [
     "Row",
     "TemplateError",
     "episode_to_row",
+    "finished_episodes",
     "parse_response",
     "play_episodes",
 ]

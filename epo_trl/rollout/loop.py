@@ -47,7 +47,34 @@ def play_episodes(
     on_finished: Callable[[int], None] = lambda count: None,
     times: RolloutTimes | None = None,
 ) -> list[Episode]:
-    """Plays one episode per task and returns the episodes in order.
+    """Plays one episode per task and returns the episodes in the order of the tasks; see `finished_episodes`.
+
+    Args:
+        envs: As in `finished_episodes`, like the arguments after it.
+        tasks: Tasks of the episodes.
+        policy: Policy or engine.
+        context: Builder of the prompts.
+        settings: Rules of the rollout.
+        on_finished: Called with the number of episodes that have ended since the last call, for a progress bar.
+        times: Accumulator of the time spent in each phase.
+    """
+    finished: dict[int, Episode] = {}
+    for number, episode in finished_episodes(envs, tasks, policy, context, settings, times=times):
+        finished[number] = episode
+        on_finished(1)
+    return [finished[number] for number in range(len(tasks))]
+
+
+def finished_episodes(
+    envs: Sequence[TextEnv],
+    tasks: Sequence[tuple[str, int]],
+    policy: Engine | Generate,
+    context: ContextBuilder,
+    settings: RolloutSettings,
+    *,
+    times: RolloutTimes | None = None,
+) -> Iterator[tuple[int, Episode]]:
+    """Plays one episode per task and yields each when it has ended, with the index of its task.
 
     With an engine that generates in step, as with a function, each turn of all running episodes is one generation call.
     With another engine an episode goes on as soon as its own response and its own environment have answered, and an
@@ -61,7 +88,6 @@ def play_episodes(
         policy: Engine, or a function that maps prompts to responses.
         context: Builder of the prompts.
         settings: Rules of the rollout.
-        on_finished: Called with the number of episodes that have ended since the last call, for a progress bar.
         times: Accumulator of the time spent in each phase.
     """
     times = times if times is not None else RolloutTimes()
@@ -81,7 +107,7 @@ def play_episodes(
             prompted = _with_prompts(new, context, is_first=is_first)
             is_first = False
         ended = [i for i in observed if episodes[i].stop is not None]
-        on_finished(len(ended))
+        yield from ((i, episodes[i].to_episode()) for i in ended)
         running = [i for i in observed if episodes[i].stop is None]
         for i, episode in zip(running, prompted, strict=True):
             engine.submit(i, episode.ids_to_continue())
@@ -109,7 +135,6 @@ def play_episodes(
                     if episodes[i].stop is None:
                         episodes[i].await_answer()
         acting = [i for i in acting if i not in observed]
-    return [episode.to_episode() for episode in episodes]
 
 
 def _start_next(episodes: list[RunningEpisode], tasks: Sequence[tuple[str, int]], free: Sequence[TextEnv]) -> list[int]:

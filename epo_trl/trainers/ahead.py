@@ -84,7 +84,7 @@ class RolloutAhead:
         self._last: Flight | None = None  # the one started last
         self._weights = 0  # RL step at whose start the engine got its weights
         self._tasks: Iterator[tuple[int, list[str]]] | None = None
-        self._metrics: dict[str, float] = {}
+        self._lag = 0  # age in RL steps of the weights that played this batch
 
     def take(self, tasks: Sequence[str]) -> Played | None:
         """Returns the batch of this RL step, or `None` if it has to be played now. Collective.
@@ -106,11 +106,12 @@ class RolloutAhead:
             self._tasks, self._weights, played = None, rl_step, None
             flight = None
         elif all(idle for _, idle in everywhere):
+            self._engine.weights_changed()  # they may have been kept in the last RL step
             self._engine.send_weights()
             self._weights = rl_step
         else:
-            self._engine.keep_weights()
-        self._metrics = {"lag/rl_steps": float(rl_step - (flight.weights if flight is not None else rl_step))}
+            self._engine.keep_weights()  # a rollout is in progress
+        self._lag = rl_step - (rl_step if flight is None else flight.weights)
         return played
 
     def start_next(self, waited: float) -> dict[str, float]:
@@ -121,7 +122,6 @@ class RolloutAhead:
         """
         trainer, first = self._trainer, self._trainer.rl_step + 1
         idle = time.perf_counter() - self._last.ended if self._last is not None and not self._last.is_alive() else 0.0
-        metrics = {**self._metrics, "time/wait_for_rollout": waited, "time/wait_for_update": idle}
         last = min(self._weights + self.steps, trainer.total_rl_steps - 1)
         for rl_step in range(max(self._flights, default=first - 1) + 1, last + 1):
             tasks = self._tasks_of(rl_step)
@@ -129,7 +129,7 @@ class RolloutAhead:
             self._last = Flight(rl_step, tasks, self._weights, play, self._last)
             self._flights[rl_step] = self._last
             self._last.start()
-        return metrics
+        return {"lag/rl_steps": float(self._lag), "time/wait_for_rollout": waited, "time/wait_for_update": idle}
 
     def _play(self, rl_step: int, *args: Any, **kwargs: Any) -> Any:
         with self._engine.ahead(rl_step):

@@ -19,11 +19,11 @@ from requests.adapters import HTTPAdapter
 from transformers.generation.continuous_batching.utils import WorkloadHints
 from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
-from trl.generation.vllm_generation import extract_logprobs
 from trl.models.utils import unwrap_model_for_generation
 
 from epo_trl.errors import InputError
 from epo_trl.models.load import get_attention
+from epo_trl.models.vllm_requests import VllmRequests
 from epo_trl.rollout import ContextBuilder, EngineError, Response
 from epo_trl.trainers.generation import PolicyEngine, TurnGenerator, keeping_precision
 
@@ -143,45 +143,34 @@ class ContinuousBatchingEngine(PolicyEngine):
             ) from error
 
 
-class VllmEngine(PolicyEngine):
-    """A vLLM in the process of each rank, one step at a time: each step adds a token to all running responses."""
+class VllmEngine(VllmRequests, PolicyEngine):
+    """A vLLM in the process of each rank."""
+
+    def __init__(self, trainer: GRPOTrainer):
+        VllmRequests.__init__(self)
+        PolicyEngine.__init__(self, trainer)
 
     @contextmanager
     def rollout(self, context: ContextBuilder, count: int) -> Iterator[None]:
         """Keeps vLLM awake, and drops the requests that an error leaves behind."""
-        from vllm import SamplingParams
-
         with self.around(), self.keeping_vllm_awake():
             self._begin_requests()
-            self._make_params, self._settings = SamplingParams, sampling_settings(self._trainer)
-            self._pending: set[str] = set()
+            self._settings = sampling_settings(self._trainer)
             try:
                 yield
             finally:
-                self._llm.abort_request(list(self._pending))
+                self.drop_requests()
 
     @property
-    def _llm(self) -> Any:
+    def llm_engine(self) -> Any:
+        """The engine of TRL's vLLM."""
         return self._trainer.vllm_generation.llm.llm_engine
 
-    def submit(self, number: int, prompt_ids: list[int]) -> None:
-        """Adds the request to vLLM's scheduler."""
-        self._pending.add(str(number))
-        params = self._make_params(**{**self._settings, **self._request_settings(number)})
-        self._llm.add_request(str(number), {"prompt_token_ids": prompt_ids}, params)
+    def make_params(self, number: int) -> Any:
+        """Returns the parameters of the next request of an episode."""
+        from vllm import SamplingParams
 
-    def collect(self, seconds: float | None) -> list[Response]:
-        """Runs one step of vLLM, or as many as it takes until a response is ready."""
-        while True:
-            finished = [output for output in self._llm.step() if output.finished]
-            if finished or seconds is not None:
-                break
-        self._pending -= {output.request_id for output in finished}
-        logprobs, _ = extract_logprobs(finished)
-        return [
-            Response(int(output.request_id), list(output.outputs[0].token_ids), [token[0] for token in logprobs[i]])
-            for i, output in enumerate(finished)
-        ]
+        return SamplingParams(**{**self._settings, **self._request_settings(number)})
 
 
 class VllmServerEngine(PolicyEngine):
@@ -193,7 +182,7 @@ class VllmServerEngine(PolicyEngine):
 
     shares_devices = False
     stopped = False
-    _is_ahead = _keeps_weights = False
+    _is_ahead = False
     _client: VLLMClient | None = None
     _pool: ThreadPoolExecutor
 
@@ -214,16 +203,8 @@ class VllmServerEngine(PolicyEngine):
 
     def send_weights(self) -> None:
         """Sends the weights, and waits until the server has them before any rank asks. Collective."""
-        if self._keeps_weights:
-            self.weights_changed()
-        self._keeps_weights = False
         self.load_weights()
         self._trainer.accelerator.wait_for_everyone()
-
-    def keep_weights(self) -> None:
-        """Makes TRL not send the weights of this optimizer step, because a rollout is in progress."""
-        self._keeps_weights = True
-        self._trainer._last_loaded_step = self._trainer.state.global_step
 
     @contextmanager
     def ahead(self, rl_step: int) -> Iterator[None]:

@@ -27,6 +27,7 @@ SETTINGS = {
     "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MASTER_ADDR": "127.0.0.1", "TRL_EXPERIMENTAL_SILENCE": "1",
 }  # fmt: skip
 WORKER = str(Path(__file__).with_name("vllm_worker.py"))
+EVALUATE_WORKER = str(Path(__file__).with_name("evaluate_worker.py"))
 SECONDS = 300
 pytestmark = pytest.mark.slow
 
@@ -116,6 +117,15 @@ def test_a_vllm_server_samples_what_the_update_scores(policy, server, tmp_path, 
     check(train(policy, tmp_path, ranks, context=context, max_turns=4, **settings))
 
 
+def test_a_vllm_server_plays_one_batch_ahead_with_the_weights_of_one_rl_step_ago(policy, server, tmp_path):
+    settings = {"vllm_mode": "server", "vllm_server_base_url": server, "vllm_group_port": free_port()}
+    kept = train(policy, tmp_path, 1, max_turns=4, rollout_ahead=1, request_seeds=True, **settings)
+    first, *later = differences(kept)
+    assert first < 1e-5 and min(later) > 1e-3
+    assert [log["lag/rl_steps"] for log in kept[0]["steps"]] == [0.0, 1.0, 1.0]
+    assert kept[0]["eval_turns"] == 4.0 and kept[0]["same_temperature"]
+
+
 @pytest.mark.parametrize("critic", ["separate", "value_head"])
 def test_vllm_is_sent_the_policy_without_its_critic(policy, tmp_path, critic):
     check(train(policy, tmp_path, 1, kind="ppo", critic=critic, vllm_mode="colocate", max_turns=4))
@@ -126,6 +136,18 @@ def test_vllm_sleeps_between_rollouts_and_not_between_turns(policy, tmp_path):
     check(kept)
     rollouts = 3 + 2  # and one for each list of the evaluation
     assert kept[0]["asked"] == ["weights", "kv_cache", "sleep 2"] * rollouts
+
+
+def test_an_evaluation_with_vllm_does_not_depend_on_the_size_of_its_parts(policy, tmp_path):
+    """Each response has a seed of its own, whatever vLLM samples beside it."""
+    done = subprocess.run(
+        [sys.executable, EVALUATE_WORKER, policy, str(tmp_path), "[8, 3]"],
+        env={**os.environ, **SETTINGS}, timeout=SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    whole, parts = json.loads((tmp_path / "responses.json").read_text())
+    assert whole == parts and all(len(episode) == 4 for episode in whole)
+    assert len({tuple(turn) for episode in whole for turn in episode}) > 8
 
 
 def test_weights_that_are_not_sent_are_seen_in_the_log_probabilities(policy, tmp_path):

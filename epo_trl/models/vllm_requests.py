@@ -1,0 +1,53 @@
+"""A vLLM in this process, one step at a time: each request is answered when its response is ready."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from trl.generation.vllm_generation import extract_logprobs
+
+from epo_trl.rollout import Engine, Response
+
+
+class VllmRequests(Engine):
+    """Asks a vLLM in this process: each step of its scheduler adds a token to all running responses."""
+
+    def __init__(self) -> None:
+        self._pending: set[str] = set()
+
+    @property
+    @abstractmethod
+    def llm_engine(self) -> Any:
+        """The `llm_engine` of a `vllm.LLM`."""
+
+    @abstractmethod
+    def make_params(self, number: int) -> Any:
+        """Returns the `vllm.SamplingParams` of the next request of an episode."""
+
+    def submit(self, number: int, prompt_ids: list[int]) -> None:
+        """Adds the request to vLLM's scheduler."""
+        self._pending.add(str(number))
+        self.llm_engine.add_request(str(number), {"prompt_token_ids": prompt_ids}, self.make_params(number))
+
+    def collect(self, seconds: float | None) -> list[Response]:
+        """Runs one step of vLLM, or as many as it takes until a response is ready."""
+        while True:
+            finished = [output for output in self.llm_engine.step() if output.finished]
+            if finished or seconds is not None:
+                break
+        self._pending -= {output.request_id for output in finished}
+        logprobs, _ = extract_logprobs(finished)
+        return [
+            Response(
+                int(output.request_id),
+                list(output.outputs[0].token_ids),
+                [token[0] for token in logprobs[i]] if logprobs else None,
+            )
+            for i, output in enumerate(finished)
+        ]
+
+    def drop_requests(self) -> None:
+        """Drops the requests that an error has left behind."""
+        self.llm_engine.abort_request(list(self._pending))
+        self._pending.clear()
