@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from dataclasses import replace
 
 import torch
 from trainer_kit import make_trainer
@@ -72,7 +73,8 @@ def make_served(folder, *, make=make_trainer, rollout_ahead=0, request_seeds=Tru
     trainer = make(folder, **changes)
     trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
     trainer.vllm_generation = server = LocalServer(trainer)
-    trainer.player.engine = trainer.evaluator._engine = engine = VllmServerEngine(trainer)
+    trainer.player.engine = engine = VllmServerEngine(trainer)
+    trainer.evaluator = replace(trainer.evaluator, engine=engine)
     engine._client = server
     trainer.args.rollout_ahead, trainer.args.request_seeds = rollout_ahead, request_seeds
     trainer.ahead = make_rollout_ahead(trainer)
