@@ -36,6 +36,7 @@ train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ENV=alf
 study_alfworld = alfworld_generated
 study_alfworld-real = alfworld_real
 study_scienceworld = scienceworld
+study_webshop = webshop
 
 compare: $(STAMP)  ## compare algorithms with three seeds each; hours on 2 cores: make compare [ENV=alfworld] [ALGOS="ppo ppo_epo"] [SEEDS="0 1 2"]
 	$(PY) -m epo_trl.cli study studies/$(study_$(or $(ENV),alfworld)).yaml --arms $(or $(ALGOS),grpo grpo_epo) $(if $(SEEDS),--seeds $(SEEDS))

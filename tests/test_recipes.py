@@ -202,7 +202,7 @@ def test_a_config_repeats_no_default_but_those_that_a_reader_needs(path):
         ("alfworld", "", ("games", "task_types", "room_types", "max_receptacles"), ("n_iid", "n_ood")),
         ("alfworld", "_real", ("games",), ()),
         ("scienceworld", "", ("task_types", "heldout_types", "tests_per_type"), ()),
-        ("webshop", "", ("goods", "departments", "n_products", "hidden_attributes", "page_size"), ()),
+        ("webshop", "", ("goods", "departments", "n_products", "hidden_attributes", "page_size"), ("n_iid",)),
     ],
 )
 def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompts(
@@ -213,6 +213,8 @@ def test_training_and_evaluation_of_the_tiny_model_use_the_same_lists_and_prompt
     for key in (*in_all, "prompt_template", "max_prompt_length"):
         assert len({str(config[key]) for config in read.values()}) == 1, key
     assert read["tiny_cpu"]["history_length"] == read["sft_tiny_cpu"]["history_length"]
+    played = get_protocol(read["eval_tiny_cpu"]["protocol"])
+    assert read["tiny_cpu"]["context"] == read["sft_tiny_cpu"]["context"] == played.context
     for key in (*in_tests, "protocol", "max_completion_length"):
         assert read["tiny_cpu"][key] == read["eval_tiny_cpu"][key], key
 

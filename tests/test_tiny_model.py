@@ -251,8 +251,34 @@ def test_a_name_says_the_size():
     assert (model.config.hidden_size, model.config.num_hidden_layers) == (32, 1)
 
 
+def test_a_name_says_that_the_model_starts_to_copy():
+    assert tiny_size("tiny:copy") == (128, 2) and tiny_size("tiny:32x1:copy") == (32, 1)
+    assert tiny_size("other:copy") is None
+    plain, copying = (
+        load_policy(ModelConfig(n), ToySuite(), "general_compact")[0] for n in ("tiny:32x1", "tiny:32x1:copy")
+    )
+    changed = {name for name, weight in copying.named_parameters() if not weight.equal(plain.get_parameter(name))}
+    attention = "model.layers.0.self_attn."
+    assert changed == {"model.embed_tokens.weight", f"{attention}v_proj.weight", f"{attention}o_proj.weight"}
+
+
+def test_a_model_that_starts_to_copy_expects_what_it_has_read():
+    """Before any training the tokens of a prompt have higher logits than all others; without `copies` they do not."""
+    tokenizer = build_tokenizer(f"word{letter}{number}" for letter in "abcdefgh" for number in range(20))
+    words = torch.tensor([tokenizer.get_vocab()[f"word{letter}3"] for letter in "abcdefgh"])
+    lead = {}
+    for copies in (False, True):
+        model = build_model(tokenizer, copies=copies)
+        with torch.no_grad():
+            logits = model(words[None]).logits[0, -1]
+        others = torch.ones(len(tokenizer), dtype=torch.bool)
+        others[words] = False
+        lead[copies] = (logits[words[:-1]].mean() - logits[others].mean()) / logits[others].std()
+    assert lead[True] > 1.5 and abs(lead[False]) < 1
+
+
 @pytest.mark.parametrize(
-    "name", ["tiny:", "tiny:192", "tiny:100x2", "tiny:0x2", "tiny:192x0", "tiny:192x3x1", "tiny:-8x1"]
+    "name", ["tiny:", "tiny:192", "tiny:100x2", "tiny:0x2", "tiny:192x0", "tiny:192x3x1", "tiny:-8x1", "tiny:copy:32x1"]
 )
 def test_a_size_that_no_model_has_is_an_error(name):
     with pytest.raises(

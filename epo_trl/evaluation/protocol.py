@@ -270,9 +270,10 @@ register_protocol(
         WEBSHOP,
         name="webshop-tiny10",
         max_turns=10,
-        history_length=3,
+        history_length=0,
         temperature=1.0,
-        description="A generated shop for a tiny model, 10 turns, sampled at the training temperature. Not comparable "
-        "with any published WebShop number.",
+        context="concatenated",
+        description="A generated shop for a tiny model, 10 turns, the whole episode is the context, sampled at the "
+        "training temperature. Not comparable with any published WebShop number.",
     )
 )

@@ -20,7 +20,7 @@ from epo_trl.errors import InputError
 from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
 from epo_trl.models.names import check_model_name
-from epo_trl.models.tiny import DEFAULT_SIZE, build_model, build_tokenizer, tiny_size
+from epo_trl.models.tiny import COPIES, DEFAULT_SIZE, build_model, build_tokenizer, tiny_size
 
 
 def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, template: str) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
     Args:
         model_args: Model settings. `model_name_or_path` is a Hub id or a local path of a model or an adapter, or
             `"tiny"`: about 400,000 weights from scratch, with a vocabulary made from the suite's text. `"tiny:192x3"`
-            has width 192 and 3 layers.
+            has width 192 and 3 layers, `"tiny:copy"` and `"tiny:192x3:copy"` start to copy.
         args: Configuration of the trainer. Its `model_init_kwargs` are set if TRL is to load the model.
         suite: Task suite.
         template: Name or folder of the prompt template.
@@ -177,8 +177,9 @@ def _init_kwargs(model_args: ModelConfig) -> dict[str, Any]:
 
 def _tiny(model_args: ModelConfig, suite: TaskSuite, template: str, seed: int) -> tuple[PreTrainedModel, Any]:
     tokenizer = build_tokenizer(corpus(suite, template))
-    width, layers = tiny_size(model_args.model_name_or_path) or DEFAULT_SIZE
-    model = build_model(tokenizer, hidden_size=width, layers=layers, seed=seed)
+    name = str(model_args.model_name_or_path)
+    width, layers = tiny_size(name) or DEFAULT_SIZE
+    model = build_model(tokenizer, hidden_size=width, layers=layers, seed=seed, copies=name.endswith(COPIES))
     if model_args.attn_implementation is not None:
         model.set_attn_implementation(model_args.attn_implementation)
     return model.to(_init_kwargs(model_args)["dtype"]) if model_args.dtype not in (None, "auto") else model, tokenizer
