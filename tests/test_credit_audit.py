@@ -368,6 +368,24 @@ def test_archers_critics_are_a_row_of_the_audit(run):
     assert np.std(found["archer"]) > 0
 
 
+def test_of_a_critic_with_two_heads_each_token_gets_the_value_of_its_head(run):
+    """The first head alone decides `turn`, both decide `vetta`; credits of one head for all tokens are left out."""
+    folder, config = run
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    critic = Critic(model.config.hidden_size, copied_backbone(model), token_head=True)
+    for head in (critic.head, critic.token_head):
+        torch.nn.init.normal_(head.weight)
+    save_critic(str(folder), critic, critic.state_dict(), "")
+    words = ["audit-credit", str(folder), "--config", str(config), "--audit_tasks", "2", "--audit_round", "2"]
+    words += ["--audit_group", "2", "--audit_episodes", "1", "--audit_continuations", "2", "--algorithm", "ppo"]
+    assert main([*words, "--num_generations", "1", "--credit", "vetta"]) == 0
+    report = json.loads((folder / "credit_audit" / "report.json").read_text(encoding="utf-8"))
+    assert {"vetta", "turn", "turn, lambda 0"} <= report["agreements"].keys()
+    assert {"token", "outcome"} <= report["left_out"].keys()
+    found = json.loads((folder / "credit_audit" / "round-000.json").read_text(encoding="utf-8"))["credits"]
+    assert np.std(found["vetta"]) > 0 and found["vetta"] != found["turn"]
+
+
 def test_a_command_that_cannot_work_says_why(run, capsys):
     folder, config = run
     for words, message in (
