@@ -122,7 +122,11 @@ def test_no_batch_is_older_than_the_bound_and_none_is_played_twice_or_too_many(t
     trainer.train()
     lags = logged(trainer, "lag/rl_steps")
     assert len(played) == len(lags) == 7 and max(lags) <= 3 and lags[:2] == [0.0, 1.0]
-    assert no_flight() and logged(trainer, "time/wait_for_rollout")[0] > 0
+    assert (
+        no_flight()
+        and logged(trainer, "time/wait_for_rollout")[0] > 0
+        and len(logged(trainer, "time/wait_for_update")) == 7
+    )
 
 
 def test_groups_are_replaced_with_the_newest_weights_before_the_next_batch_starts(tmp_path):
