@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from epo_trl.bounds import Share
-from epo_trl.methods.base import Batch, Credit
+from epo_trl.methods.base import Batch, Credit, Need, required
 from epo_trl.methods.gae import TurnGAE
 from epo_trl.objectives.gae import generalized_advantages, turn_edges
 
@@ -44,7 +44,7 @@ class VETTA(TurnGAE):
         turns = super().credit(batch)
         if not self.token_weight:
             return turns
-        assert turns.returns is not None
+        returns = required(turns.returns, Need.VALUES)
         points = batch.mask.bool()
         first, last = turn_edges(batch.turn_ids, batch.mask)
         inside = points & ~first
@@ -63,7 +63,7 @@ class VETTA(TurnGAE):
         per_token = torch.where(first, half / counts[0].clamp(min=1), half / counts[1].clamp(min=1))
         return Credit(
             torch.lerp(turns.advantages, tokens, self.token_weight),
-            torch.where(inside, tokens + values, turns.returns),
+            torch.where(inside, tokens + values, returns),
             points,
             turns.outcomes,
             torch.where(points, per_token, 0.0).to(values.dtype),
