@@ -168,13 +168,17 @@ class RecipeParser(HfArgumentParser):
             super().print_help(file)
 
     def format_help(self) -> str:
-        """Returns the short help: usage, then our options by the class that defines them, one line each."""
+        """Returns the short help: usage, then our options by the class that defines them, one line each.
+
+        Left out are the negations of bool options, `--no_NAME`.
+        """
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, [], [])
         lines = [formatter.format_help().rstrip(), self.description or ""]
         for heading, actions in self._groups():
             if heading.partition(":")[0] not in _THEIRS:
-                lines += [f"{heading.rstrip(':')}:", *(_in_one_line(action) for action in actions)]
+                shown = [action for action in actions if action.const is not False]
+                lines += [f"{heading.rstrip(':')}:", *map(_in_one_line, shown)]
         lines.append(f"{HELP_ALL} adds the options of TRL and transformers: --learning_rate, --max_steps, ...")
         return "\n".join(lines) + "\n"
 
