@@ -656,7 +656,7 @@ def test_top_entropy_quantile_depends_on_the_cut_and_says_so(tmp_path):
     whole, cut = step(8), step(2)
     assert difference(whole, cut) > 0.1 * largest(whole)
     help_text = EPOConfig.__dataclass_fields__["top_entropy_quantile"].metadata["help"]
-    assert "depend on how a batch is split" in help_text
+    assert "depends on how a batch is split" in help_text
 
 
 @pytest.mark.parametrize(

@@ -650,7 +650,7 @@ def test_value_statistics_by_hand():
         ({"gamma": 1.1}, "gamma: expected a number from 0 to 1.*got 1.1"),
         ({"gamma": -0.1}, "gamma: .*got -0.1"),
         ({"gae_lambda": math.nan}, "gae_lambda: expected a number from 0 to 1.*got nan"),
-        ({"credit": "step"}, "credit: expected .*'turn', 'token', 'outcome', or 'module:Class'.*got 'step'"),
+        ({"credit": "step"}, "credit: expected .*'turn', 'token', 'outcome', 'vetta', or 'module:Class'.*got 'step'"),
         ({"critic": "shared"}, "critic: expected one of .*value_head.*got 'shared'"),
         ({"critic_warmup_steps": -1}, "critic_warmup_steps: expected an integer >= 0.*got -1"),
         ({"value_clip": 0.0}, "value_clip: expected a number > 0 or null.*got 0.0"),

@@ -67,10 +67,10 @@ def test_a_template_that_closes_the_reasoning_itself_warns_where_reasoning_is_re
 
 
 def test_a_trainer_makes_these_checks(tmp_path, monkeypatch):
-    from epo_trl.trainers import checks
+    from epo_trl.trainers import setup
 
     called = []
-    monkeypatch.setattr(checks, "warn_empty_thought", lambda args, context: called.append((args, context)))
+    monkeypatch.setattr(setup, "warn_empty_thought", lambda args, context: called.append((args, context)))
     trainer = make_trainer(tmp_path)
     assert called == [(trainer.args, trainer.rules.context)]
     assert trainer.rules.context.end_ids == trainer.rules.eval_context.end_ids == trainer.eos_token_ids

@@ -11,6 +11,7 @@ from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments
 from epo_trl.envs.scienceworld.env import ScienceWorldEnv
 from epo_trl.envs.scienceworld.tasks import all_task_types
 from epo_trl.envs.testing import EnvContract
+from epo_trl.errors import EpoTrlError
 
 pytestmark = pytest.mark.games
 
@@ -301,7 +302,7 @@ def test_reset_says_what_it_takes(env, options, message):
     ],
 )
 def test_a_bad_setting_is_named_when_the_suite_is_made(bad, message):
-    with pytest.raises(EnvError, match=message):
+    with pytest.raises(EpoTrlError, match=message):
         ScienceWorldArguments(**bad).make_suite()
 
 
