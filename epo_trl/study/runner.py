@@ -139,7 +139,8 @@ class Runner:
                 )  # fmt: skip
                 self._running.add(program)
             status = program.wait()
-            self._running.discard(program)
+            with self._lock:
+                self._running.discard(program)
             seconds = time.monotonic() - begin
             write_state(state, {"seconds": seconds})
             if status:

@@ -111,7 +111,7 @@ class RolloutAhead:
             self._weights = rl_step
         else:
             self._engine.keep_weights()  # a rollout is in progress
-        self._lag = rl_step - (rl_step if flight is None else flight.weights)
+        self._lag = 0 if flight is None else rl_step - flight.weights
         return played
 
     def start_next(self, waited: float) -> dict[str, float]:
