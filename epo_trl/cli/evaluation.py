@@ -277,7 +277,7 @@ def main(line: CommandLine) -> None:
     check_model_name(model_args.model_name_or_path, revision=model_args.model_revision)
     others = read_reports(args.compare_to) if args.compare_to else None
     reports = evaluate(suite, args, model_args)
-    if args.compare_to and others and PartialState().is_main_process:
+    if args.compare_to and others is not None and PartialState().is_main_process:
         say(compare(reports, others, args.compare_to))
     PartialState().wait_for_everyone()
     if torch.distributed.is_initialized():
