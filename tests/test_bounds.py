@@ -1,6 +1,7 @@
 """Bounds in the types of fields: one check, one wording."""
 
 import math
+import re
 from dataclasses import dataclass, fields
 from typing import Annotated
 
@@ -19,7 +20,26 @@ from epo_trl.bounds import (
     option,
     read_bounds,
 )
+from epo_trl.cli.evaluation_arguments import EvaluationArguments
+from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
+from epo_trl.credit_audit import AuditPlan
+from epo_trl.envs.pool.settings import PoolSettings
+from epo_trl.envs.scienceworld.host import JvmSettings
 from epo_trl.errors import InputError
+from epo_trl.evaluation import Protocol
+from epo_trl.memory.config import MeanTurn
+from epo_trl.memory.sizes import Run
+from epo_trl.methods import METHODS
+from epo_trl.methods.adaptive import AdaptiveEntropy
+from epo_trl.methods.dapo import DAPO
+from epo_trl.methods.decision_bonus import DecisionBonus
+from epo_trl.methods.epo_variants import EPOConstantBeta, EPODecay
+from epo_trl.methods.gated import Gated
+from epo_trl.methods.registry import _load_class
+from epo_trl.rollout import RolloutSettings
+from epo_trl.rollout.few_shot import FewShotArguments
+from epo_trl.trainers import EPOConfig, EPOPPOConfig
+from epo_trl.trainers.config import THEIR_BOUNDS
 
 
 @dataclass
@@ -90,3 +110,48 @@ def test_an_option_has_a_help_text_and_a_default_of_its_own():
         ["x"],
         "Names of something.",
     )
+
+
+# --------------------------------------------------------------------------------- the classes of this package
+
+MADE_OF = {
+    Protocol: {"name": "p", "max_turns": 3, "history_length": 2, "temperature": 1.0},
+    EPOConfig: {"output_dir": "x", "use_cpu": True, "bf16": False},
+    EPOPPOConfig: {"output_dir": "x", "use_cpu": True, "bf16": False, "num_generations": 1},
+    ImitationConfig: {"output_dir": "x", "use_cpu": True, "bf16": False},
+    AdaptiveEntropy: {"target": 1.0},
+    DAPO: {"max_completion_length": 8},
+    DecisionBonus: {"weight": 0.1, "threshold": 1.0},
+    EPODecay: {"max_turns": 3, "over": "turns", "end_weight": 0.0},
+    EPOConstantBeta: {"beta_k": 1.0},
+    Gated: {"threshold": 1.0, "weight": 1.0},
+}
+SETTINGS = [
+    AuditPlan,
+    DemonstrationArguments,
+    EvaluationArguments,
+    FewShotArguments,
+    JvmSettings,
+    MeanTurn,
+    PoolSettings,
+    RolloutSettings,
+    Run,
+]
+METHOD_CLASSES = {_load_class(slot, name) for slot, names in METHODS.items() for name in names}
+
+
+def outside(bounds):
+    """Returns values just outside of bounds."""
+    if isinstance(bounds, OneOf):
+        return ["none of these"]
+    ends = [bounds.least - 1, bounds.most + 1, bounds.above, bounds.below]
+    return [end for end in ends if math.isfinite(end)] or [math.inf]
+
+
+@pytest.mark.parametrize("kind", sorted({*MADE_OF, *SETTINGS, *METHOD_CLASSES}, key=lambda kind: kind.__name__))
+def test_each_field_of_a_class_is_checked_when_an_object_is_made(kind):
+    bounded = read_bounds(kind) | (read_bounds(THEIR_BOUNDS) if issubclass(kind, EPOConfig) else {})
+    for name, field in bounded.items():
+        for value in outside(field.bounds):
+            with pytest.raises(InputError, match=f"^{name}: expected .*, got {re.escape(repr(value))}"):
+                kind(**{**MADE_OF.get(kind, {}), name: value})

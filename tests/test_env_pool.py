@@ -322,20 +322,6 @@ def test_no_worker_outlives_python_even_if_it_hangs(end):
 # --- Wrong input ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"workers": 0}, "workers: .*got 0"),
-        ({"reset_retries": -1}, "reset_retries: .*got -1"),
-        ({"step_seconds": 0}, "step_seconds: .*got 0"),
-        ({"reset_seconds": -1.0}, "reset_seconds: .*got -1.0"),
-    ],
-)
-def test_a_bad_setting_is_named(bad, message):
-    with pytest.raises(ValueError, match=message):
-        PoolSettings(**bad)
-
-
 def test_a_suite_that_cannot_be_sent_is_named():
     suite = ToySuite()
     suite.rule = lambda: None

@@ -1,7 +1,7 @@
 """How a protocol is played: whole lists, in order, by the protocol's rules."""
 
 import pytest
-from rollout_parts import LOSE, WIN, ScriptedEnv, ScriptedPolicy, answer, byte_tokenizer, step
+from rollout_parts import LOSE, WIN, ScriptedEnv, ScriptedPolicy, byte_tokenizer, step
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.toy import ToySuite
@@ -171,27 +171,6 @@ def test_a_first_prompt_that_does_not_fit_is_refused_and_one_that_just_fits_is_t
 
 def test_an_empty_list_has_no_episodes(tokenizer):
     assert play(ListSuite(), tokenizer)[0] == []
-
-
-def test_the_protocol_decides_the_turn_limit(tokenizer):
-    [episode], _ = play(ListSuite([step()] * 9), tokenizer, protocol(max_turns=5))
-    assert (episode.stop, len(episode.turns)) == (StopReason.TURN_LIMIT, 5)
-
-
-@pytest.mark.parametrize(("invalid_action", "received"), [("pass", ["fly", "go"]), ("skip", ["go"])])
-def test_the_protocol_decides_what_becomes_of_invalid_actions(tokenizer, invalid_action, received):
-    suite = ListSuite([step(), WIN] if invalid_action == "pass" else [WIN])
-    policy = ScriptedPolicy(tokenizer, [[answer("fly")], [answer("go")]])
-    [episode], _ = play(suite, tokenizer, protocol(invalid_action=invalid_action), policy)
-    assert suite.envs[0].received == received
-    assert (episode.won, episode.invalid_actions) == (True, 1)
-
-
-def test_reasoning_may_be_optional(tokenizer):
-    for require_think in (True, False):
-        policy = ScriptedPolicy(tokenizer, [["<action> go </action>"]])
-        [episode], _ = play(ListSuite([WIN]), tokenizer, policy=policy, require_think=require_think)
-        assert episode.invalid_actions == int(require_think)
 
 
 def test_the_protocol_decides_the_context(tokenizer):

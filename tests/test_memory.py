@@ -102,20 +102,9 @@ def test_a_shape_is_read_from_a_config():
         shape_of("bert", {name: value for name, value in config.items() if name != "vocab_size"})
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"gpus": 0}, "gpus: expected an integer >= 1.*got 0"),
-        ({"zero_stage": 1}, "zero_stage: expected one of 0, 2, 3.*got 1"),
-        (
-            {"offload": True, "zero_stage": 2},
-            "offload: expected False unless zero_stage is 3, got True with zero_stage=2",
-        ),
-    ],
-)
-def test_a_bad_setting_is_named(changes, message):
-    with pytest.raises(ValueError, match=message):
-        Run(**changes)
+def test_only_zero_3_offloads():
+    with pytest.raises(ValueError, match="offload: expected False unless zero_stage is 3, got True with zero_stage=2"):
+        Run(offload=True, zero_stage=2)
 
 
 @pytest.mark.parametrize("changes", [{}, {"critic": True}], ids=["GRPO", "PPO"])
@@ -200,8 +189,6 @@ def test_a_vllm_beside_the_training_counts():
         ({"max_turns": "many"}, {}, "max_turns: expected an integer >= 1.*got 'many'"),
         ({"per_device_train_batch_size": 0}, {}, "per_device_train_batch_size: expected an integer >= 1, got 0"),
         ({"context": "concatenated"}, {}, "prompt_tokens: expected .*got nothing"),
-        ({}, {"response_tokens": 0}, "response_tokens: expected a number > 0 or null, got 0"),
-        ({}, {"prompt_tokens": float("nan")}, "prompt_tokens: expected a number > 0 or null, got nan"),
     ],
 )
 def test_a_missing_or_impossible_setting_is_named(changes, turn, message):

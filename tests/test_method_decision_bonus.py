@@ -60,31 +60,6 @@ def test_of_equal_entropies_at_the_cut_the_first_are_decisions():
     assert got.tolist() == [[True, True, False, False]]
 
 
-@pytest.mark.parametrize("settings", [{"threshold": 0.3}, {"top_share": 0.4}, {"top_share": 0.8}])
-def test_two_ranks_have_one_cut_and_one_share(settings):
-    """The rows on two ranks: the decisions and the metrics are those of one rank with both."""
-    whole = batch_of(ENTROPY, MASK)
-    want = decision_tokens(whole, **settings)
-    sums = []
-    for rank in (0, 1):
-        other = ENTROPY[1 - rank][MASK[1 - rank].bool()]
-        there = [(-value, 1 - rank, i) for i, value in enumerate(other.tolist()) if value]
-
-        def add(own, other=other):
-            sums.append(own)
-            return own + len(other)
-
-        ranks = Comm(gather=lambda own, there=there: own + there, sum=add, index=rank, count=2)
-        rows = slice(rank, rank + 1)
-        batch = batch_of(ENTROPY[rows], MASK[rows], ranks)
-        got = decision_tokens(batch, **settings)
-        assert torch.equal(got, want[rows])
-        decision_metrics(got, batch)
-    both = [own for own in sums if own.dim()]
-    first = batch_of(ENTROPY[:1], MASK[:1], Comm(sum=lambda own: own + both[1]))
-    assert decision_metrics(want[:1], first) == pytest.approx(decision_metrics(want, whole))
-
-
 def test_metrics_by_hand():
     batch = batch_of(ENTROPY, MASK)
     assert decision_metrics(decision_tokens(batch, threshold=0.5), batch) == pytest.approx(

@@ -217,14 +217,12 @@ def test_the_reference_stays_where_the_policy_began(tmp_path, kind):
     assert entropies[0] > 0.1 and len({*entropies}) > 1
 
 
-@pytest.mark.parametrize(
-    "kind", ["all weights", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("new adapter", "loaded adapter"))]
-)
-@pytest.mark.parametrize("changes", [{}, {"gradient_accumulation_steps": 4, "steps_per_generation": 8}])
-def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, changes, kind):
-    """In the middle of a collected batch too. The checkpoint's policy is not the reference, the first one is."""
-    given = {**changes, "max_steps": 4, "save_strategy": "steps", "save_steps": 3, "learning_rate": 0.05,
-             "per_device_train_batch_size": 1 if changes else 8}  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["new adapter", "loaded adapter"])
+def test_a_resumed_run_of_an_adapter_is_the_same_bit_for_bit(tmp_path, kind):
+    """In the middle of a collected batch. The checkpoint's policy is not the reference, the first one is."""
+    given = {"max_steps": 4, "save_strategy": "steps", "save_steps": 3, "learning_rate": 0.05,
+             "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "steps_per_generation": 8}  # fmt: skip
     straight = trainer_of(tmp_path / "run", **given, **KINDS[kind][1](tmp_path))
     straight.train()
     resumed = trainer_of(tmp_path / "run", **given, **KINDS[kind][1](tmp_path))

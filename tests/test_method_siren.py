@@ -255,12 +255,11 @@ def test_the_entropy_is_drawn_to_the_anchor(tmp_path, kind):
     assert start == pytest.approx(again) and 1.0 < low < start - 0.1 and start + 0.1 < high < 3.7
 
 
-@pytest.mark.parametrize("saved_at", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("updates", [1, 2])
-def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, updates, saved_at):
-    """With two updates on each batch, also from the middle of the first batch, whose entropy is the anchor."""
+@pytest.mark.parametrize("saved_at", [1, 3])
+def test_a_resumed_run_has_the_anchor_of_its_first_batch(tmp_path, saved_at):
+    """Two updates on each batch: one checkpoint lies in the middle of the first batch."""
     given = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.05}
-    given |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4 // updates, "steps_per_generation": 4}
+    given |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
     given |= settings(weight=50.0)
     straight = trainer_of(tmp_path / "run", **given)
     straight.train()
@@ -268,7 +267,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, updates, saved_at):
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{saved_at}"))
     assert_bit_equal(weights(straight), weights(resumed))
     for name in ("siren/entropy", "siren/anchor", "siren/peak_share"):
-        assert logged(straight, name) == logged(resumed, name) and len(logged(straight, name)) == 4 // updates
+        assert logged(straight, name) == logged(resumed, name) and len(logged(straight, name)) == 2
     entropies, anchors = logged(straight, "siren/entropy"), logged(straight, "siren/anchor")
     assert anchors == [entropies[0]] * len(anchors) and entropies[1] != entropies[0]
     without = trainer_of(tmp_path / "without", **{**given, **settings(weight=0.0)})

@@ -6,7 +6,7 @@ import pytest
 import torch
 from method_batches import run_on_ranks
 from plain_steps import assert_gradient, plain_tokens, step_of
-from run_kit import assert_bit_equal, logged, resumable, weights
+from run_kit import logged
 from trainer_kit import (
     GROUP,
     catch_step,
@@ -17,6 +17,7 @@ from trainer_kit import (
     make_episodes,
     make_model,
     make_trainer,
+    with_episodes,
 )
 
 from epo_trl.envs.toy import ToySuite
@@ -160,17 +161,11 @@ def test_a_batch_without_variance_trains_on_nothing_and_a_warning_says_so(tmp_pa
     assert loss.item() == 0 and largest(gradients) == 0
 
 
-def test_a_run_resumes_bit_equal_inside_a_batch(tmp_path):
-    """Of the stored episodes, those left out are not marked as aborted, but for the one that was."""
-    given = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "save_steps": 3, **HALF}
-    runs = [resumable(tmp_path / "run", keep_episodes=8, **given) for _ in range(2)]
-    for run in runs:
-        run.play = lambda tasks, **kwargs: make_episodes()
-    runs[0].train()
-    runs[1].train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
-    assert_bit_equal(*map(weights, runs))
-    assert [logged(run, "rollout/left_out_groups") for run in runs] == [[1, 1, 1]] * 2
-    samples = read_samples(sample_file(runs[0].args.output_dir, 1))
+def test_of_the_stored_episodes_those_left_out_are_not_marked_as_aborted(tmp_path):
+    trainer = with_episodes(make_trainer(tmp_path, keep_episodes=8, max_steps=2, **HALF))
+    trainer.train()
+    assert logged(trainer, "rollout/left_out_groups") == [1, 1]
+    samples = read_samples(sample_file(tmp_path, 1))
     assert len(samples) == 8 and sum(sample.episode.left_out for sample in samples) == GROUP
     assert [sample.episode.stop for sample in samples if sample.why == "aborted"] == [StopReason.ABORTED]
 

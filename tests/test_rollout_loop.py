@@ -88,10 +88,7 @@ def test_logprobs_are_carried_with_the_ids_they_belong_to(tokenizer):
     length = len(ids_of(tokenizer, answer("go"))) + 1
     assert one.turns[0].logprobs == (-0.5,) * length
     assert two.turns[0].logprobs == (-1.5,) * length
-
-
-def test_without_logprobs_a_turn_has_none(tokenizer):
-    assert play(tokenizer, [ScriptedEnv(WIN)])[0].turns[0].logprobs is None
+    assert play(tokenizer, [ScriptedEnv(WIN)])[0].turns[0].logprobs is None, "a policy without them"
 
 
 def test_the_concatenated_policy_gets_all_that_it_was_given_and_said(tokenizer):
@@ -164,16 +161,6 @@ def test_all_actions_of_a_turn_are_sent_before_the_first_answer_is_awaited(token
     assert calls == ["ask", "ask", "answer", "answer"] * 2
 
 
-def test_an_exception_while_sending_aborts_that_episode_alone(tokenizer):
-    class Broken(ScriptedEnv):
-        def step_async(self, action):
-            raise OSError("pipe")
-
-    broken, fine = play(tokenizer, [Broken(WIN), ScriptedEnv(WIN)], [[answer("go"), answer("go")]], RolloutSettings())
-    assert (broken.stop, broken.error, broken.turns) == (StopReason.ABORTED, "OSError: pipe", ())
-    assert fine.won
-
-
 def test_an_invalid_action_is_skipped_and_the_observation_repeated(tokenizer):
     env = ScriptedEnv(WIN)
     settings = RolloutSettings(invalid_action="skip", invalid_action_penalty=0.25)
@@ -231,15 +218,6 @@ def test_reasoning_may_be_optional(tokenizer):
     assert (strict.turns[0].is_valid, lenient.turns[0].is_valid) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("max_turns", 0), ("invalid_action", "drop"), ("invalid_action_penalty", -0.1), ("success_rule", "score")],
-)
-def test_bad_settings_are_errors_that_name_the_field(field, value):
-    with pytest.raises(ValueError, match=f"{field}: expected .*got {value!r}"):
-        RolloutSettings(**{field: value})
-
-
 # --- Stop reasons --------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +225,7 @@ def test_bad_settings_are_errors_that_name_the_field(field, value):
     ("answers", "stop", "won", "turns"),
     [
         ([step(), WIN], StopReason.WON, True, 2),
+        ([step(), step(), WIN], StopReason.WON, True, 3),  # on the last turn
         ([step(), LOSE], StopReason.LOST, False, 2),
         ([step(truncated=True)], StopReason.TRUNCATED, False, 1),
         ([], StopReason.TURN_LIMIT, False, 3),
@@ -289,11 +268,6 @@ def test_the_environment_gets_the_options_beside_the_task(tokenizer):
     assert episode.score is None
 
 
-def test_winning_on_the_last_turn_counts(tokenizer):
-    [episode] = play(tokenizer, [ScriptedEnv(step(), step(), WIN)])
-    assert (episode.stop, len(episode.turns)) == (StopReason.WON, 3)
-
-
 def test_a_first_prompt_that_does_not_fit_gives_an_episode_without_turns(tokenizer):
     policy = ScriptedPolicy(tokenizer)
     far = ScriptedEnv(start=("far " * 2000, info()))
@@ -306,36 +280,32 @@ def test_a_first_prompt_that_does_not_fit_gives_an_episode_without_turns(tokeniz
 # --- Failing environments ------------------------------------------------------------------------------------------
 
 
-def test_an_exception_in_reset_aborts_that_episode_alone(tokenizer):
+class Unreachable(ScriptedEnv):
+    def step_async(self, action):
+        raise OSError("pipe")
+
+
+WITHOUT_TASK = {name: value for name, value in info().items() if name != "task"}
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "turns", "asked"),
+    [
+        (lambda: ScriptedEnv(start=OSError("no such game")), "OSError: no such game", 0, [2, 2]),
+        (lambda: ScriptedEnv(step(), KeyError("fact")), "KeyError: 'fact'", 1, [3, 3]),  # that turn has no outcome
+        (lambda: Unreachable(WIN), "OSError: pipe", 0, [3, 2]),
+        (lambda: ScriptedEnv(("odd", 0.0, False, False, {})), "won", 0, [3, 2]),
+        (lambda: ScriptedEnv((*step()[:4], WITHOUT_TASK)), "KeyError: 'task'", 1, [3, 2]),  # no prompt can be built
+    ],
+    ids=["reset", "step", "sending", "the contract", "the template"],
+)
+def test_an_environment_that_fails_aborts_its_episode_alone(tokenizer, make, error, turns, asked):
     policy = ScriptedPolicy(tokenizer)
-    envs = [ScriptedEnv(WIN), ScriptedEnv(start=OSError("no such game")), ScriptedEnv(WIN)]
-    episodes = play(tokenizer, envs, policy=policy)
+    episodes = play(tokenizer, [ScriptedEnv(step(), WIN), make(), ScriptedEnv(step(), WIN)], policy=policy)
     assert stops(episodes) == [StopReason.WON, StopReason.ABORTED, StopReason.WON]
-    assert (episodes[1].error, episodes[1].turns, episodes[1].task_id) == ("OSError: no such game", (), "task/1")
-    assert [len(call) for call in policy.calls] == [2]
-
-
-def test_an_exception_in_step_aborts_that_episode_alone(tokenizer):
-    envs = [ScriptedEnv(step(), KeyError("fact")), ScriptedEnv(step(), step(), WIN)]
-    episodes = play(tokenizer, envs)
-    assert stops(episodes) == [StopReason.ABORTED, StopReason.WON]
-    assert episodes[0].error == "KeyError: 'fact'"
-    assert len(episodes[0].turns) == 1  # the turn that failed has no outcome
-
-
-def test_an_info_without_what_the_contract_demands_aborts_that_episode_alone(tokenizer):
-    bare = ScriptedEnv(("odd", 0.0, False, False, {}))
-    episodes = play(tokenizer, [bare, ScriptedEnv(WIN)])
-    assert stops(episodes) == [StopReason.ABORTED, StopReason.WON]
-    assert "won" in episodes[0].error
-
-
-def test_an_info_that_the_template_cannot_show_aborts_that_episode_alone(tokenizer):
-    observation, *rest, seen = step()
-    bare = ScriptedEnv((observation, *rest, {name: value for name, value in seen.items() if name != "task"}))
-    episodes = play(tokenizer, [ScriptedEnv(step(), WIN), bare, ScriptedEnv(step(), WIN)])
-    assert stops(episodes) == [StopReason.WON, StopReason.ABORTED, StopReason.WON]
-    assert episodes[1].error == "KeyError: 'task'" and len(episodes[1].turns) == 1
+    assert error in episodes[1].error
+    assert (len(episodes[1].turns), episodes[1].task_id) == (turns, "task/1")
+    assert [len(call) for call in policy.calls] == asked
 
 
 def test_a_template_that_no_environment_can_fill_is_an_error(tokenizer):

@@ -295,8 +295,6 @@ def test_reset_says_what_it_takes(env, options, message):
         ({"guess_rate": 1.5}, "guess_rate: .*got 1.5"),
         ({"teleport_rate": -0.1}, "teleport_rate: .*got -0.1"),
         ({"teleport_rate": 0.5, "simplification": "openDoors"}, "teleport_rate: expected 0 .*'openDoors', got 0.5"),
-        ({"jvms": 0}, "jvms: .*got 0"),
-        ({"heap_mb": 0}, "heap_mb: .*got 0"),
         ({"timeout_seconds": 0}, "timeout_seconds: .*got 0"),
         ({"java": "/no/java"}, "java: .*got '/no/java'.*epo-trl\\[scienceworld\\]"),
     ],

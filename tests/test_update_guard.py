@@ -130,8 +130,3 @@ def test_a_deepspeed_that_used_a_spoilt_gradient_is_an_error():
     check_skipped(math.inf, lambda: True)
     with pytest.raises(NonFiniteError, match="check_grad_overflow: true"):
         check_skipped(math.nan, lambda: False)
-
-
-def test_a_limit_below_one_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="max_skipped_updates: expected an integer >= 1, got 0"):
-        make_trainer(tmp_path, max_skipped_updates=0)
