@@ -40,6 +40,7 @@ import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from method_table import CASES, config_of
 from method_table import PPO as WITH_CRITIC
+from run_kit import SendSignals
 from trainer_kit import ROWS, make_episodes, make_model, make_ppo, make_trainer, saved, settle_by_task
 from transformers import TrainerCallback
 
@@ -299,12 +300,6 @@ class KeepAll(KeepWeights):
         self.steps.append(gathered(model))
 
 
-class SendSigterm(TrainerCallback):
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 def train_guarded(rank: int, mode: str, folder: Path, end: str) -> None:
     keep = KeepAll()
     trainer = make_trainer(
@@ -313,7 +308,7 @@ def train_guarded(rank: int, mode: str, folder: Path, end: str) -> None:
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
         deepspeed=DEEPSPEED[mode],
-        callbacks=[keep, *([SendSigterm()] if end == "sigterm" and rank == 0 else [])],
+        callbacks=[keep, *[SendSignals("on_step_begin", 2, signal.SIGTERM)] * (end == "sigterm" and rank == 0)],
         **GUARDED,
     )
     spoilt = {1} if end == "sigterm" else {1, 3, 4, 5}

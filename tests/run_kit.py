@@ -1,5 +1,7 @@
 """What runs leave behind, and runs that can be stopped and resumed."""
 
+import os
+
 import pytest
 import torch
 from trainer_kit import make_ppo, make_trainer
@@ -26,6 +28,18 @@ class StopAt(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == self.step:
             control.should_training_stop = True
+
+
+class SendSignals(TrainerCallback):
+    """Sends signals to this process when `event` happens at a step."""
+
+    def __init__(self, event, step, *signals):
+        self.step, self.signals = step, signals
+        setattr(self, event, self._send)
+
+    def _send(self, args, state, control, **kwargs):
+        for number in self.signals * (state.global_step == self.step):
+            os.kill(os.getpid(), number)
 
 
 def resumable(folder, **changes):

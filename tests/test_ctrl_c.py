@@ -9,9 +9,8 @@ from pathlib import Path
 
 import forked
 import pytest
-from run_kit import checkpoints
+from run_kit import SendSignals, checkpoints
 from trainer_kit import make_trainer
-from transformers import TrainerCallback
 
 from epo_trl.cli import training
 from epo_trl.cli.interrupt import EXIT_CODE, INTERRUPTED, STOPPING
@@ -20,18 +19,6 @@ from epo_trl.cli.program import recipe_file, run_program
 ROOT = Path(__file__).parents[1]
 PROGRAM = recipe_file(ROOT / "recipes" / "train.py", [], environment="trap")
 ARGV = ["--seed", "1"]
-
-
-class PressCtrlC(TrainerCallback):
-    """Sends SIGINT to this process when `event` happens at a step."""
-
-    def __init__(self, event, step):
-        self.step = step
-        setattr(self, event, self._press)
-
-    def _press(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.fixture
@@ -75,7 +62,7 @@ def test_an_end_that_ctrl_c_did_not_bring_keeps_its_code(python_s_own_handler):
 def test_while_training_ctrl_c_saves_a_checkpoint(event, changes, tmp_path, monkeypatch, capfd, python_s_own_handler):
     def make(*args, **kwargs):
         step = 0 if event == "on_step_begin" else 1
-        return make_trainer(tmp_path, callbacks=[PressCtrlC(event, step)], max_steps=3, **changes)
+        return make_trainer(tmp_path, callbacks=[SendSignals(event, step, signal.SIGINT)], max_steps=3, **changes)
 
     monkeypatch.setattr(training, "policy_for_training", lambda *args: {})
     args = make_trainer(tmp_path).args
@@ -89,7 +76,7 @@ def test_while_training_ctrl_c_saves_a_checkpoint(event, changes, tmp_path, monk
 @pytest.mark.slow
 def test_in_the_last_step_the_run_ends_as_any_other(tmp_path, monkeypatch, python_s_own_handler):
     def make(*args, **kwargs):
-        return make_trainer(tmp_path, callbacks=[PressCtrlC("on_step_begin", 1)], max_steps=2)
+        return make_trainer(tmp_path, callbacks=[SendSignals("on_step_begin", 1, signal.SIGINT)], max_steps=2)
 
     monkeypatch.setattr(training, "policy_for_training", lambda *args: {})
     args = make_trainer(tmp_path).args
@@ -99,7 +86,7 @@ def test_in_the_last_step_the_run_ends_as_any_other(tmp_path, monkeypatch, pytho
 
 @pytest.mark.slow
 def test_in_a_notebook_ctrl_c_is_a_keyboard_interrupt_at_once(tmp_path, python_s_own_handler):
-    trainer = make_trainer(tmp_path, callbacks=[PressCtrlC("on_step_begin", 0)], max_steps=2)
+    trainer = make_trainer(tmp_path, callbacks=[SendSignals("on_step_begin", 0, signal.SIGINT)], max_steps=2)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert trainer.state.global_step == 0 and checkpoints(tmp_path) == []

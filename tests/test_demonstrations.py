@@ -166,33 +166,19 @@ def test_tasks_of_other_types_are_left_out(tokenizers):
     assert len(episodes) == 2 and won == [False, True, False, True]
 
 
-def test_lost_cut_and_too_long_episodes_are_left_out_and_reported(tokenizers):
-    games = [[step(), WIN], [step(), LOSE], [step(truncated=True)], [step(), step(), WIN], [WIN]]
-    won = []
+@pytest.mark.parametrize(("keep_lost", "lengths"), [(False, [2, 1]), (True, [2, 2, 1])])
+def test_lost_episodes_may_be_kept_cut_and_too_long_ones_are_left_out_and_all_are_reported(
+    tokenizers, keep_lost, lengths
+):
+    games = [[step(), WIN], [step(), LOSE], [step(truncated=True)], [step(), step(), WIN], [step(), step(), LOSE]]
+    games.append([WIN])
+    won, tasks = [], [("a", i) for i in range(6)]
+    context = context_of(tokenizers["alfworld"])
     episodes = expert_episodes(
-        LineSuite(*games),
-        [("a", i) for i in range(5)],
-        context_of(tokenizers["alfworld"]),
-        max_turns=2,
-        on_episode=won.append,
+        LineSuite(*games), tasks, context, max_turns=2, keep_lost=keep_lost, on_episode=won.append
     )
-    assert [len(episode) for episode in episodes] == [2, 1]
-    assert won == [True, False, False, False, True]
-
-
-def test_lost_episodes_can_be_kept_those_that_did_not_end_cannot(tokenizers):
-    games = [[step(), WIN], [step(), LOSE], [step(truncated=True)], [step(), step(), LOSE]]
-    won = []
-    episodes = expert_episodes(
-        LineSuite(*games),
-        [("a", i) for i in range(4)],
-        context_of(tokenizers["alfworld"]),
-        max_turns=2,
-        keep_lost=True,
-        on_episode=won.append,
-    )
-    assert [len(episode) for episode in episodes] == [2, 2]
-    assert won == [True, False, False, False]
+    assert [len(episode) for episode in episodes] == lengths
+    assert won == [True, False, False, False, False, True]
 
 
 def test_turns_whose_prompt_does_not_fit_are_left_out(tokenizers):

@@ -1,13 +1,11 @@
 """SIGTERM saves a checkpoint and ends the run; the same command goes on, as if nothing had happened."""
 
-import os
 import signal
 import threading
 
 import pytest
-from run_kit import assert_bit_equal, checkpoints, weights
+from run_kit import SendSignals, assert_bit_equal, checkpoints, weights
 from trainer_kit import make_trainer
-from transformers import TrainerCallback
 
 from epo_trl.cli import training
 from epo_trl.long_runs.callbacks import EXIT_CODE
@@ -15,17 +13,9 @@ from epo_trl.long_runs.callbacks import EXIT_CODE
 pytestmark = pytest.mark.slow
 
 
-class SendSigterm(TrainerCallback):
-    """Sends SIGTERM to this process, twice, when `event` happens at a step."""
-
-    def __init__(self, event, step):
-        self.step = step
-        setattr(self, event, self._send)
-
-    def _send(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGTERM)
+def send_sigterm(event, step):
+    """Returns a callback that sends it twice."""
+    return SendSignals(event, step, signal.SIGTERM, signal.SIGTERM)
 
 
 def run(folder, *callbacks, **changes):
@@ -46,7 +36,7 @@ def run(folder, *callbacks, **changes):
 )
 def test_the_step_in_progress_is_finished_saved_and_the_last(tmp_path, event, changes):
     before = signal.getsignal(signal.SIGTERM)
-    trainer = run(tmp_path, SendSigterm(event, 1 if event == "on_step_begin" else 2), **changes)
+    trainer = run(tmp_path, send_sigterm(event, 1 if event == "on_step_begin" else 2), **changes)
     assert trainer.preempted and trainer.state.global_step == 2
     assert checkpoints(tmp_path) == ["checkpoint-2"]
     assert signal.getsignal(signal.SIGTERM) is before
@@ -54,7 +44,7 @@ def test_the_step_in_progress_is_finished_saved_and_the_last(tmp_path, event, ch
 
 def test_a_run_goes_on_after_sigterm_as_if_it_had_not_been_stopped(tmp_path):
     straight = run(tmp_path / "straight")
-    run(tmp_path / "stopped", SendSigterm("on_step_begin", 1))
+    run(tmp_path / "stopped", send_sigterm("on_step_begin", 1))
     resumed = make_trainer(tmp_path / "stopped", max_steps=4)
     resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / "checkpoint-2"))
     assert not resumed.preempted
@@ -62,7 +52,7 @@ def test_a_run_goes_on_after_sigterm_as_if_it_had_not_been_stopped(tmp_path):
 
 
 def test_sigterm_in_the_last_step_is_a_finished_run(tmp_path):
-    trainer = run(tmp_path, SendSigterm("on_step_begin", 1), max_steps=2)
+    trainer = run(tmp_path, send_sigterm("on_step_begin", 1), max_steps=2)
     assert not trainer.preempted and checkpoints(tmp_path) == []
 
 
@@ -79,7 +69,7 @@ def test_a_recipe_exits_with_143_and_writes_no_final_model(tmp_path, monkeypatch
     made = []
 
     def make(*args, **kwargs):
-        made.append(make_trainer(tmp_path, callbacks=[SendSigterm("on_step_begin", 0)], max_steps=3))
+        made.append(make_trainer(tmp_path, callbacks=[send_sigterm("on_step_begin", 0)], max_steps=3))
         return made[-1]
 
     monkeypatch.setattr(training, "policy_for_training", lambda *args: {})

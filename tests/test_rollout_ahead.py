@@ -1,6 +1,5 @@
 """Rollouts in the background: which weights play which batch, what an error or an end of the run leaves behind."""
 
-import os
 import signal
 import threading
 from types import SimpleNamespace
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from datasets import Dataset
 from local_server import make_served
-from run_kit import MINI_BATCHES, StopAt, assert_bit_equal, logged, weights
+from run_kit import MINI_BATCHES, SendSignals, StopAt, assert_bit_equal, logged, weights
 from trainer_kit import make_config, make_ppo, make_trainer
 from transformers import TrainerCallback
 
@@ -241,23 +240,14 @@ def test_an_environment_that_dies_aborts_its_episode_alone(tmp_path):
     assert logged(trainer, "env/aborted") == [1 / 8] * 4
 
 
-class Interrupt(TrainerCallback):
-    """Ctrl-C or SIGTERM during the update of an RL step, while the next batch waits for its server."""
-
-    def __init__(self, name):
-        self.signal = name
-
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        if state.global_step == 1:
-            os.kill(os.getpid(), self.signal)
-
-
 @pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "preemption"])
 def test_a_run_that_is_interrupted_ends_its_rollout_and_the_trainer_still_works(tmp_path, name):
+    """During the update of an RL step, while the next batch waits for its server."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        interrupt = SendSignals("on_pre_optimizer_step", 1, name)
         trainer, server = served(
-            tmp_path, rollout_ahead=1, max_turns=9, max_steps=3, callbacks=[Interrupt(name)], save_strategy="no"
+            tmp_path, rollout_ahead=1, max_turns=9, max_steps=3, callbacks=[interrupt], save_strategy="no"
         )
         server.seconds = 0.05
         if name == signal.SIGINT:

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 import socket
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
@@ -29,6 +31,7 @@ from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.trap import TrapSuite
 
 SEATS = 64
+PAGE = Path(__file__).parents[1] / "docs" / "serve.md"
 PROMPT = [{"role": "user", "content": "Act."}]
 GAMES = "--games generated --n_train 6 --n_iid 2 --n_ood 2".split()
 
@@ -239,36 +242,12 @@ def test_an_idle_session_loses_its_seat():
         env.close()
 
 
-class Remote:
-    """The class of docs/serve.md: an environment for TRL's `environment_factory`, with OpenEnv's client."""
-
-    url = ""
-
-    def __init__(self):
-        self.client = GenericEnvClient(self.url).sync()
-        self.reward = 0.0
-
-    def reset(self, index: int, **row) -> str:
-        self.reward = 0.0
-        seen = self.client.reset(split="train", index=index).observation
-        return f"Your task is to: {seen['task']}\n{seen['text']}\nYou can: {', '.join(seen['admissible_actions'])}"
-
-    def act(self, action: str) -> str:
-        """
-        Take one action in the world.
-
-        Args:
-            action: The action as text
-
-        Returns:
-            What you see then.
-        """
-        result = self.client.step({"message": action})
-        self.reward += result.reward
-        return result.observation["text"] + ("\nThe episode is over." if result.done else "")
-
-    def get_reward(self) -> float:
-        return self.reward
+def class_of_the_docs(url):
+    """Returns the environment that docs/serve.md shows, as a client of this server."""
+    (block,) = re.findall(r"```python\n(class Household:\n.*?)\n\n\nprompt = ", PAGE.read_text(), re.DOTALL)
+    names = {"GenericEnvClient": lambda _: GenericEnvClient(url)}
+    exec(block, names)
+    return names["Household"]
 
 
 @pytest.mark.slow
@@ -282,11 +261,11 @@ def test_trl_s_trainer_plays_the_served_games(tmp_path):
     wrong = next(action for action in info["admissible_actions"] if action != right)
     tokenizer = chat_tokenizer(["You are an agent and act by calling tools", call])
     model = scripted_model(tokenizer, [call.format(right), call.format(wrong)])
-    with served("trap", "--rooms", "1", "--doors", "2", "--hatch", "0", "--seats", "8") as (Remote.url, _):
+    with served("trap", "--rooms", "1", "--doors", "2", "--hatch", "0", "--seats", "8") as (url, _):
         trainer = GRPOTrainer(
             model,
             train_dataset=Dataset.from_list([{"prompt": PROMPT, "index": index} for index in range(8)]),
-            environment_factory=Remote,
+            environment_factory=class_of_the_docs(url),
             args=GRPOConfig(
                 str(tmp_path), per_device_train_batch_size=4, num_generations=4, max_steps=2, learning_rate=1e-2,
                 max_completion_length=512, max_tool_calling_iterations=1, use_cpu=True, bf16=False, report_to=[],
