@@ -244,19 +244,6 @@ def test_an_aborted_episode_has_no_part_in_gradient_and_baseline_and_the_run_goe
                 torch.testing.assert_close(values, advantage.expand_as(values), rtol=1e-4, atol=1e-5)
 
 
-def test_what_an_aborted_episode_said_does_not_reach_the_gradient(tmp_path):
-    gradients = []
-    for seed in (0, 7):
-        other = make_episodes(seed)[5]
-        episodes = make_episodes()
-        episodes[5] = other
-        assert other.stop is StopReason.ABORTED
-        trainer = make_trainer(tmp_path)
-        trainer.play = lambda tasks, episodes=episodes, **kwargs: list(episodes)
-        gradients.append(catch_step(trainer)[1])
-    assert difference(*gradients) == 0.0 and largest(gradients[0]) > 0.01
-
-
 def test_own_reward_functions_get_the_episodes_and_aborted_ones_do_not_enter_the_baseline(tmp_path):
     """Two functions: what they return for the aborted sixth episode is far off, and must not matter."""
     episodes = make_episodes()

@@ -4,9 +4,7 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
-from rollout_parts import answer
-from tool_worlds import chat_tokenizer, scripted_model
-from trainer_kit import make_config
+from tool_worlds import check_training
 
 from epo_trl.cli.options import parse_recipe
 from epo_trl.envs import EnvError
@@ -14,7 +12,7 @@ from epo_trl.envs.adapters.gymnasium import GymnasiumArguments
 from epo_trl.envs.testing import EnvContract
 from epo_trl.rollout.parsing import Response
 from epo_trl.rollout.tool_calls import action_format
-from epo_trl.trainers import EPOConfig, EPOTrainer
+from epo_trl.trainers import EPOConfig
 
 KEYS = "gym_games:Keys-v0"
 
@@ -153,17 +151,6 @@ def test_a_config_names_it_and_gives_its_keywords(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
 def test_it_trains_for_two_steps(context, tmp_path):
-    said = [answer(f"try {colour} key") for colour in ("red", "green", "blue")]
-    tokenizer = chat_tokenizer(["You are an agent that acts in a world described in text", *said])
-    model = scripted_model(tokenizer, said)
     suite = GymnasiumArguments(env_id=KEYS, task_text="open the door").make_suite()
-    config = make_config(
-        tmp_path, context=context, prompt_template="general", per_device_train_batch_size=3, num_generations=3,
-        max_steps=2, max_turns=1, max_prompt_length=1024, max_completion_length=80,
-    )  # fmt: skip
-    trainer = EPOTrainer(model, suite, args=config, processing_class=tokenizer)
-    before = [value.detach().clone() for value in model.parameters()]
-    trainer.train()
-    logged = [line["env/success_rate"] for line in trainer.state.log_history if "reward" in line]
-    assert logged == pytest.approx([1 / 3] * 2)  # one of three keys fits
-    assert any((value != old).any() for value, old in zip(model.parameters(), before, strict=True))
+    actions = [f"try {colour} key" for colour in ("red", "green", "blue")]
+    check_training(tmp_path, suite, actions, context=context, prompt_template="general")

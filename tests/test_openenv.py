@@ -7,15 +7,12 @@ import pytest
 
 pytest.importorskip("openenv")
 
-from rollout_parts import answer
 from server_process import running_server
-from tool_worlds import chat_tokenizer, scripted_model
-from trainer_kit import make_config
+from tool_worlds import check_training
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.openenv import OpenEnvArguments
 from epo_trl.envs.testing import EnvContract
-from epo_trl.trainers import EPOTrainer
 
 SESSIONS = 12
 
@@ -118,20 +115,8 @@ def test_reset_keywords_have_to_be_a_mapping(url):
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
 def test_it_trains_for_two_steps(context, url, tmp_path):
-    said = [answer(colour) for colour in ("red", "green", "blue")]
-    tokenizer = chat_tokenizer(["You are an agent that acts in a world described in text", *said])
-    model = scripted_model(tokenizer, said)
-    config = make_config(
-        tmp_path, context=context, prompt_template="general_free", per_device_train_batch_size=3, num_generations=3,
-        max_steps=2, max_turns=1, max_prompt_length=1024, max_completion_length=80,
-    )  # fmt: skip
-    trainer = EPOTrainer(model, build_suite(url, task_text="name it"), args=config, processing_class=tokenizer)
-    before = [value.detach().clone() for value in model.parameters()]
-    trainer.train()
-    trainer.close_envs()
-    logged = [line["env/success_rate"] for line in trainer.state.log_history if "reward" in line]
-    assert logged == pytest.approx([1 / 3] * 2)  # one of three colours is right
-    assert any((value != old).any() for value, old in zip(model.parameters(), before, strict=True))
+    suite = build_suite(url, task_text="name it")
+    check_training(tmp_path, suite, ["red", "green", "blue"], context=context, prompt_template="general_free")
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from trainer_kit import (
     make_episodes,
     make_model,
     make_ppo,
+    make_trainer,
     toy_tokenizer,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -248,10 +249,11 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(tmp_path, critic):
         assert largest(part) > 1e-3
 
 
-def test_an_aborted_episode_reaches_neither_policy_nor_critic(tmp_path):
+@pytest.mark.parametrize(("make", "changes"), [(make_trainer, {}), (make_ppo, {"credit": "token"})])
+def test_an_aborted_episode_reaches_neither_policy_nor_critic(tmp_path, make, changes):
     gradients = []
     for seed in (0, 7):
-        trainer = make_ppo(tmp_path, credit="token")
+        trainer = make(tmp_path, **changes)
         inject(trainer)
         episodes = make_episodes()
         episodes[5] = make_episodes(seed)[5]

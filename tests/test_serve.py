@@ -19,8 +19,7 @@ import websockets
 from datasets import Dataset
 from openenv.core import GenericEnvClient
 from server_process import served
-from tool_worlds import chat_tokenizer, scripted_model
-from trl import GRPOConfig, GRPOTrainer
+from tool_worlds import chat_tokenizer, scripted_model, train_with_trl
 
 from epo_trl.cli.serve import main
 from epo_trl.envs import EnvError
@@ -262,19 +261,9 @@ def test_trl_s_trainer_plays_the_served_games(tmp_path):
     tokenizer = chat_tokenizer(["You are an agent and act by calling tools", call])
     model = scripted_model(tokenizer, [call.format(right), call.format(wrong)])
     with served("trap", "--rooms", "1", "--doors", "2", "--hatch", "0", "--seats", "8") as (url, _):
-        trainer = GRPOTrainer(
-            model,
-            train_dataset=Dataset.from_list([{"prompt": PROMPT, "index": index} for index in range(8)]),
-            environment_factory=class_of_the_docs(url),
-            args=GRPOConfig(
-                str(tmp_path), per_device_train_batch_size=4, num_generations=4, max_steps=2, learning_rate=1e-2,
-                max_completion_length=512, max_tool_calling_iterations=1, use_cpu=True, bf16=False, report_to=[],
-                logging_steps=1, save_strategy="no", disable_tqdm=True, gradient_checkpointing=False,
-            ),
-            processing_class=tokenizer,
-        )  # fmt: skip
-        trainer.train()
-    logged = [line for line in trainer.state.log_history if "reward" in line]
+        rows = Dataset.from_list([{"prompt": PROMPT, "index": index} for index in range(8)])
+        world = class_of_the_docs(url)
+        _, logged = train_with_trl(tmp_path, model, tokenizer, 1, train_dataset=rows, environment_factory=world)
     assert [line["reward"] for line in logged] == [0.5, 0.5] and logged[0]["grad_norm"] > 0
 
 

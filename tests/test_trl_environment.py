@@ -3,9 +3,8 @@
 import pytest
 import torch
 from rollout_parts import answer
-from tool_worlds import chat_tokenizer, scripted_model
+from tool_worlds import chat_tokenizer, scripted_model, train_with_trl
 from trainer_kit import make_config
-from trl import GRPOConfig, GRPOTrainer
 from word_game import WordGame, reward_func, word_rows
 
 from epo_trl.envs.adapters.tools import ToolSuite, tool_call
@@ -108,21 +107,11 @@ def test_trl_s_own_trainer_plays_and_learns_from_a_suite_of_ours(tmp_path):
     wrong = "red" if right == "blue" else "blue"
     tokenizer = chat_tokenizer([*PROMPTS, call])
     model = scripted_model(tokenizer, [call.format(right), call.format(wrong)])
-    trainer = GRPOTrainer(
-        model,
-        train_dataset=task_dataset(suite, "train"),
-        environment_factory=as_environment_factory(suite, RolloutSettings(max_turns=2, success_reward=1.0)),
-        args=GRPOConfig(
-            str(tmp_path), per_device_train_batch_size=4, num_generations=4, max_steps=2, learning_rate=1e-2,
-            max_completion_length=1024, max_tool_calling_iterations=2, use_cpu=True, bf16=False, report_to=[],
-            logging_steps=1, save_strategy="no", disable_tqdm=True, gradient_checkpointing=False,
-        ),
-        processing_class=tokenizer,
-    )  # fmt: skip
-    assert [tool.__name__ for tool in trainer.tools] == ["act"]
     before = weights(model)
-    trainer.train()
-    logged = [line for line in trainer.state.log_history if "reward" in line]
+    world = as_environment_factory(suite, RolloutSettings(max_turns=2, success_reward=1.0))
+    rows = task_dataset(suite, "train")
+    trainer, logged = train_with_trl(tmp_path, model, tokenizer, 2, train_dataset=rows, environment_factory=world)
+    assert [tool.__name__ for tool in trainer.tools] == ["act"]
     # Half of the episodes go through the right door at once.
     assert [line["rewards/SuiteEnvironment/mean"] for line in logged] == [0.5, 0.5]
     assert all(line["tools/failure_frequency"] < 1 for line in logged)

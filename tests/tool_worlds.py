@@ -1,9 +1,15 @@
 """Tokenizers with chat templates of real families, and models whose responses are given."""
 
+import pytest
 import torch
 import trl.chat_template_utils as templates
+from rollout_parts import answer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from trainer_kit import make_config
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+
+from epo_trl.trainers import EPOTrainer
 
 
 def chat_tokenizer(texts, chat_template=templates.qwen3_chat_template):
@@ -56,3 +62,33 @@ def scripted_model(tokenizer, responses):
         *args, **kwargs, logits_processor=LogitsProcessorList([_Script(ids)])
     )
     return model
+
+
+def check_training(folder, suite, actions, **changes):
+    """Trains for two steps on groups that take each of these three actions, one of which wins."""
+    said = [answer(action) for action in actions]
+    tokenizer = chat_tokenizer(["You are an agent that acts in a world described in text", *said])
+    model = scripted_model(tokenizer, said)
+    config = make_config(
+        folder, per_device_train_batch_size=3, num_generations=3, max_steps=2, max_turns=1, max_prompt_length=1024,
+        max_completion_length=80, **changes,
+    )  # fmt: skip
+    trainer = EPOTrainer(model, suite, args=config, processing_class=tokenizer)
+    before = [value.detach().clone() for value in model.parameters()]
+    trainer.train()
+    trainer.close_envs()
+    logged = [line["env/success_rate"] for line in trainer.state.log_history if "reward" in line]
+    assert logged == pytest.approx([1 / 3] * 2)
+    assert any((value != old).any() for value, old in zip(model.parameters(), before, strict=True))
+
+
+def train_with_trl(folder, model, tokenizer, calls, **parts):
+    """Returns TRL's own trainer after two steps with so many tool calls an episode, and the lines of its log."""
+    args = GRPOConfig(
+        str(folder), per_device_train_batch_size=4, num_generations=4, max_steps=2, learning_rate=1e-2,
+        max_completion_length=1024, max_tool_calling_iterations=calls, use_cpu=True, bf16=False, report_to=[],
+        logging_steps=1, save_strategy="no", disable_tqdm=True, gradient_checkpointing=False,
+    )  # fmt: skip
+    trainer = GRPOTrainer(model, args=args, processing_class=tokenizer, **parts)
+    trainer.train()
+    return trainer, [line for line in trainer.state.log_history if "reward" in line]
