@@ -51,28 +51,16 @@ from epo_trl.trainers import EPOTrainer
 
 WORLD = 2
 BACKEND = "gloo"  # tests/device has another
-SETTINGS: dict[str, Any] = {
-    "num_generations": ROWS,  # one group, spread over the ranks
-    "optim": "sgd",
-    "learning_rate": 1.0,
-    "lr_scheduler_type": "constant",
-    "epo_lambda": 0.3,
-    "smoothing_alpha": 0.7,
-    "kappa_high": 1.0,
-    "eval_episodes": 5,
-    "per_device_eval_batch_size": 2,
-}
+SETTINGS: dict[str, Any] = {  # one group, spread over the ranks
+    "num_generations": ROWS, "optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "epo_lambda": 0.3,
+    "smoothing_alpha": 0.7, "kappa_high": 1.0, "eval_episodes": 5, "per_device_eval_batch_size": 2,
+}  # fmt: skip
+CUT = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 GUARDED: dict[str, Any] = {**SETTINGS, "learning_rate": 0.1, "max_steps": 6, "max_skipped_updates": 2}
-PPO: dict[str, Any] = {
-    **SETTINGS,
-    "num_generations": 1,
-    "learning_rate": 0.1,
-    "critic_learning_rate": 0.3,
-    "value_coef": 0.01,  # larger steps make float errors grow
-    "gamma": 0.9,
-    "gae_lambda": 0.8,
-    "max_steps": 5,
-}
+PPO: dict[str, Any] = {  # larger steps of the critic make float errors grow
+    **SETTINGS, "num_generations": 1, "learning_rate": 0.1, "critic_learning_rate": 0.3, "value_coef": 0.01,
+    "gamma": 0.9, "gae_lambda": 0.8, "max_steps": 5,
+}  # fmt: skip
 NUCLEUS: dict[str, Any] = {
     **SETTINGS,
     "learning_rate": 0.3,
@@ -175,6 +163,12 @@ def start(with_deepspeed: bool, timeout_seconds: float = 60) -> int:
     return dist.get_rank()
 
 
+def leave(rank: int, folder: Path, weights: Any, result: Any) -> None:
+    """Writes what the tests read."""
+    torch.save(weights, folder / f"weights{rank}.pt")
+    (folder / f"rank{rank}.json").write_text(json.dumps(result))
+
+
 def forget_the_mode() -> None:
     """Another mode may follow in the same processes."""
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -203,8 +197,7 @@ def train_ppo(
     trainer = make_ppo(
         run or folder / "run",
         suite=OneFaultySuite(rank),
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
+        **CUT,
         save_strategy="steps",
         save_steps=3,
         deepspeed=DEEPSPEED[mode],
@@ -219,10 +212,8 @@ def train_ppo(
         trainer.train_to_end()
     else:
         trainer.train(resume_from_checkpoint=checkpoint)
-    weights = {"third": keep.weights, "last": gathered(trainer.model)}
-    torch.save(weights, folder / f"weights{rank}.pt")
     result = {"kind": str(trainer.accelerator.distributed_type), "log": trainer.state.log_history}
-    (folder / f"rank{rank}.json").write_text(json.dumps(result))
+    leave(rank, folder, {"third": keep.weights, "last": gathered(trainer.model)}, result)
 
 
 def train_grpo(rank: int, mode: str, folder: Path) -> None:
@@ -230,8 +221,7 @@ def train_grpo(rank: int, mode: str, folder: Path) -> None:
     trainer = make_trainer(
         folder / "run",
         suite=OneFaultySuite(rank),
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
+        **CUT,
         max_steps=3,
         save_strategy="steps",
         save_steps=3,
@@ -245,21 +235,13 @@ def train_grpo(rank: int, mode: str, folder: Path) -> None:
     trainer.train()
     played = [[len(e.turns), str(e.stop)] for e in trainer.last_episodes]
     trainer.evaluate()
-    torch.save({"first": keep.weights, "last": gathered(trainer.model)}, folder / f"weights{rank}.pt")
-    (folder / f"rank{rank}.json").write_text(
-        json.dumps(
-            {
-                "kind": str(trainer.accelerator.distributed_type),
-                "local_rank": os.environ["LOCAL_RANK"],
-                "history": trainer.methods["epo"].history.state_dict(),
-                "health": trainer.health.state_dict(),
-                "rl_step": trainer.rl_step,
-                "log": trainer.state.log_history,
-                "played": played,
-                "evaluated": {r.split: r.episodes for r in trainer.last_reports},
-            }
-        )
-    )
+    result = {
+        "kind": str(trainer.accelerator.distributed_type), "local_rank": os.environ["LOCAL_RANK"],
+        "history": trainer.methods["epo"].history.state_dict(), "health": trainer.health.state_dict(),
+        "rl_step": trainer.rl_step, "log": trainer.state.log_history, "played": played,
+        "evaluated": {r.split: r.episodes for r in trainer.last_reports},
+    }  # fmt: skip
+    leave(rank, folder, {"first": keep.weights, "last": gathered(trainer.model)}, result)
 
 
 def nucleus_model(head: str, folder: Path) -> Any:
@@ -276,8 +258,7 @@ def train_nucleus(rank: int, mode: str, folder: Path, head: str) -> None:
     trainer = make_trainer(
         folder / "run",
         model=nucleus_model(head, folder / "start"),
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
+        **CUT,
         deepspeed=DEEPSPEED[mode],
         callbacks=[keep],
         **NUCLEUS,
@@ -285,9 +266,7 @@ def train_nucleus(rank: int, mode: str, folder: Path, head: str) -> None:
     share = ROWS // WORLD
     trainer.play = lambda tasks, **kwargs: make_episodes()[rank * share : (rank + 1) * share]
     trainer.train()
-    torch.save(keep.weights, folder / f"weights{rank}.pt")
-    result = {"kind": str(trainer.accelerator.distributed_type), "log": trainer.state.log_history}
-    (folder / f"rank{rank}.json").write_text(json.dumps(result))
+    leave(rank, folder, keep.weights, {"log": trainer.state.log_history})
 
 
 class KeepAll(KeepWeights):
@@ -305,8 +284,7 @@ def train_guarded(rank: int, mode: str, folder: Path, end: str) -> None:
     trainer = make_trainer(
         folder / "run",
         suite=OneFaultySuite(rank),
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
+        **CUT,
         deepspeed=DEEPSPEED[mode],
         callbacks=[keep, *[SendSignals("on_step_begin", 2, signal.SIGTERM)] * (end == "sigterm" and rank == 0)],
         **GUARDED,
@@ -322,32 +300,23 @@ def train_guarded(rank: int, mode: str, folder: Path, end: str) -> None:
         trainer.train()
     except NonFiniteError as failure:
         error = str(failure)
-    torch.save(keep.steps, folder / f"weights{rank}.pt")
     result = {"error": error, "preempted": trainer.preempted, "log": trainer.state.log_history}
-    (folder / f"rank{rank}.json").write_text(json.dumps(result))
+    leave(rank, folder, keep.steps, result)
 
 
 def train_dapo(rank: int, mode: str, folder: Path, rounds: str, checkpoint: str | None = None) -> None:
     trainer = make_trainer(
         folder / "run",
-        policy_method="dapo",
-        max_resamples=int(rounds),
-        per_device_train_batch_size=3,
-        gradient_accumulation_steps=1,
-        steps_per_generation=2,
-        max_steps=6,
-        save_strategy="steps",
-        save_steps=3,
-        deepspeed=DEEPSPEED[mode],
+        policy_method="dapo", max_resamples=int(rounds), per_device_train_batch_size=3, gradient_accumulation_steps=1,
+        steps_per_generation=2, max_steps=6, save_strategy="steps", save_steps=3, deepspeed=DEEPSPEED[mode],
         trust_checkpoint=True,
-    )
+    )  # fmt: skip
     play, collect, batches = trainer.play, trainer._collect, []
     trainer.play = lambda tasks, **kwargs: settle_by_task(play(tasks, **kwargs))
     trainer._collect = lambda tasks: batches.append(collect(tasks)) or batches[-1]
     trainer.train(resume_from_checkpoint=checkpoint)
-    torch.save({"last": gathered(trainer.model)}, folder / f"weights{rank}.pt")
     trained = [[(episode.task_id, episode.won) for episode in batch.episodes] for batch in batches]
-    (folder / f"rank{rank}.json").write_text(json.dumps({"trained": trained, "log": trainer.state.log_history}))
+    leave(rank, folder, {"last": gathered(trainer.model)}, {"trained": trained, "log": trainer.state.log_history})
 
 
 def resume_dapo(rank: int, mode: str, folder: Path, rounds: str) -> None:
@@ -376,8 +345,7 @@ def train_table(rank: int, mode: str, folder: Path) -> None:
     for name in TABLE:
         weights[name] = weights_with(name, folder, part, per_device_train_batch_size=share, **passes)
         forget_the_mode()
-    torch.save(weights, folder / f"weights{rank}.pt")
-    (folder / f"rank{rank}.json").write_text("{}")
+    leave(rank, folder, weights, {})
 
 
 def ask_for_folders(rank: int, mode: str, folder: Path) -> None:
@@ -393,8 +361,7 @@ def ask_for_folders(rank: int, mode: str, folder: Path) -> None:
                 said[name.rstrip("01")] = ""
         except ValueError as error:
             said[name.rstrip("01")] = str(error)
-    torch.save({}, folder / f"weights{rank}.pt")
-    (folder / f"rank{rank}.json").write_text(json.dumps(said))
+    leave(rank, folder, {}, said)
 
 
 METHODS: dict[str, Any] = {
