@@ -73,9 +73,9 @@ def watched(folder, **changes):
     return trainer, batches
 
 
-@pytest.mark.parametrize("rounds", [pytest.param(30, marks=pytest.mark.slow), 1])
-def test_no_group_of_equal_outcomes_is_trained_unless_the_limit_was_reached_and_counted(tmp_path, rounds):
-    trainer, batches = watched(tmp_path, max_resamples=rounds, save_strategy="no")
+def test_groups_of_equal_outcomes_are_trained_only_where_the_limit_was_reached_and_counted(tmp_path):
+    """tests/test_distributed.py has a limit that is not reached."""
+    trainer, batches = watched(tmp_path, max_resamples=1, save_strategy="no")
     trainer.train()
     unwanted = []
     for batch in batches:
@@ -83,7 +83,7 @@ def test_no_group_of_equal_outcomes_is_trained_unless_the_limit_was_reached_and_
         unwanted.append(sum(len({e.won for e in group}) == 1 for group in groups))
     assert logged(trainer, "rollout/unwanted_groups") == unwanted
     assert logged(trainer, "rollout/resampled_groups") == [batch.resampled for batch in batches]
-    assert sum(batch.resampled for batch in batches) >= 2 and any(unwanted) is (rounds == 1)
+    assert sum(batch.resampled for batch in batches) >= 2 and any(unwanted)
 
 
 def test_a_run_with_resampling_resumes_bit_equal_inside_a_batch(tmp_path):
