@@ -18,6 +18,10 @@ from its checkpoint. `end-CRITIC`: the whole run, when only the final save is le
 `dapo-ROUNDS`: three batches of three groups, the second on both ranks, of games whose outcome goes by the task;
 `again-ROUNDS`: the rest of that run, from its checkpoint inside the second batch.
 
+`ahead-WAY`: four RL steps with a server, one batch ahead (`batch`) or with a simulated lag of one (`lag`). An
+environment of rank 1 fails. `ahead-again`: groups of equal outcomes are replaced, while the other rank may have no
+episode to play. `ahead-dead`: rank 1's server dies in the first update.
+
 `unshared`: both ranks ask for a folder, one each and then the same.
 
 `table`: for each method of `TABLE` two updates on episodes made by hand, one group over both ranks.
@@ -28,6 +32,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,16 +43,19 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from local_server import make_served
 from method_table import CASES, config_of
 from method_table import PPO as WITH_CRITIC
 from run_kit import SendSignals
-from trainer_kit import ROWS, make_episodes, make_model, make_ppo, make_trainer, saved, settle_by_task
+from trainer_kit import GROUP, ROWS, make_episodes, make_model, make_ppo, make_trainer, saved, settle_by_task
 from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.long_runs import run_lock
+from epo_trl.long_runs.aborts import TooManyAborted
 from epo_trl.long_runs.update_guard import NonFiniteError
 from epo_trl.trainers import EPOTrainer
+from epo_trl.types import StopReason
 
 WORLD = 2
 BACKEND = "gloo"  # tests/device has another
@@ -324,6 +332,48 @@ def resume_dapo(rank: int, mode: str, folder: Path, rounds: str) -> None:
     train_dapo(rank, mode, folder, rounds, str(checkpoint))
 
 
+class KillServer(TrainerCallback):
+    server: Any = None
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        self.server.dead = True
+
+
+def train_ahead(rank: int, mode: str, folder: Path, way: str) -> None:
+    kill, lag = KillServer(), {"simulated_lag": 1} if way == "lag" else {"rollout_ahead": 1}
+    trainer, kill.server = make_served(
+        folder / "run",
+        suite=OneFaultySuite(rank),
+        per_device_train_batch_size=GROUP,
+        max_steps=4,
+        policy_method="dapo" if way == "again" else [],
+        max_resamples=3,
+        max_aborted_share=0.25,
+        callbacks=[kill] * (way == "dead" and rank == 1),
+        **lag,
+    )
+    play, played = trainer.play, []
+
+    def play_and_settle(tasks, **kwargs):
+        episodes = play(tasks, **kwargs)
+        played.append(len(episodes))
+        return [
+            one if one.stop is StopReason.ABORTED else settle_by_task([one] * 2)[i % 2]
+            for i, one in enumerate(episodes)
+        ]
+
+    trainer.play, error = play_and_settle, ""
+    try:
+        trainer.train()
+        trainer.evaluate()
+    except TooManyAborted as failure:
+        error = str(failure)
+    torch.save({"last": gathered(trainer.model)}, folder / f"weights{rank}.pt")
+    rollouts = [thread.name for thread in threading.enumerate() if "rollout" in thread.name]
+    result = {"error": error, "sizes": played, "rollouts": rollouts, "log": trainer.state.log_history}
+    (folder / f"rank{rank}.json").write_text(json.dumps(result))
+
+
 def weights_with(name: str, folder: Path, part: slice, **changes: Any) -> dict[str, torch.Tensor]:
     """Returns what two updates with a method of the table lead to; `part` of the episodes is this rank's."""
     case, make, own = CASES[name], make_trainer, {"num_generations": ROWS}
@@ -375,6 +425,7 @@ METHODS: dict[str, Any] = {
     "end": end_ppo,
     "dapo": train_dapo,
     "again": resume_dapo,
+    "ahead": train_ahead,
 }
 
 

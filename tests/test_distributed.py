@@ -34,6 +34,7 @@ pytestmark = pytest.mark.slow
 MODES = ["ddp", pytest.param("zero3", marks=needs_deepspeed)]
 RUNS = ["ddp-grpo", "ddp-guards-nonfinite", "ddp-ppo-separate", "ddp-ppo-value_head"]
 RUNS += ["ddp-dapo-30", "ddp-again-30", "ddp-dapo-1", "ddp-table", "ddp-unshared"]
+RUNS += ["ddp-ahead-batch", "ddp-ahead-lag", "ddp-ahead-again", "ddp-ahead-dead"]
 RUNS_OF_DEEPSPEED = ["zero3-grpo", "zero3-guards-sigterm", "zero3-ppo-separate", "zero3-ppo-value_head"]
 RUNS_OF_DEEPSPEED += ["zero3-nucleus-tied", "zero3-nucleus-untied"]
 
@@ -239,6 +240,35 @@ def test_ranks_that_replace_groups_resume_bit_equal_inside_a_batch(launched):
     _, resumed, (again, other) = launched("ddp-again-30")
     assert [r["trained"] for r in resumed] == [r["trained"][2:] for r in straight]
     assert difference(again["last"], whole["last"]) == difference(other["last"], whole["last"]) == 0.0
+
+
+# ----------------------------------------------------------------------------------------------------- one batch ahead
+
+
+def test_ranks_that_play_one_batch_ahead_train_as_with_a_simulated_lag(launched):
+    """Although their episodes end after other numbers of turns, and an environment of one rank dies."""
+    _, (result, _), (one, other) = launched("ddp-ahead-batch")
+    _, _, (simulated, _) = launched("ddp-ahead-lag")
+    assert difference(one["last"], simulated["last"]) == difference(other["last"], simulated["last"]) == 0.0
+    log = [line for line in result["log"] if "lag/rl_steps" in line]
+    assert [line["lag/rl_steps"] for line in log] == [0.0, 1.0, 1.0, 1.0]
+    assert max(abs(line["sampling/importance_sampling_ratio/mean"] - 1) for line in log[1:]) > 1e-3
+    assert [line["env/aborted"] for line in log] == [1 / 8] * 4 and "eval_iid/success_rate" in result["log"][-1]
+
+
+def test_a_rank_without_episodes_to_replace_waits_for_the_other(launched):
+    _, results, (one, other) = launched("ddp-ahead-again")
+    assert difference(one["last"], other["last"]) == 0.0
+    assert [line["lag/rl_steps"] for line in results[0]["log"] if "lag/rl_steps" in line] == [0.0, 1.0, 1.0, 1.0]
+    sizes = set(zip(*(result["sizes"] for result in results), strict=True))
+    assert sizes & {(4, 0), (0, 4)} and (4, 4) in sizes
+
+
+def test_ranks_end_together_when_the_server_of_one_dies_during_an_update(launched):
+    _, (one, other), _ = launched("ddp-ahead-dead")
+    assert one["error"] == other["error"] and one["sizes"] == other["sizes"] and len(one["sizes"]) > 1
+    assert "max_aborted_share" in one["error"] and "rank 1" in one["error"] and "refused" in one["error"]
+    assert not one["rollouts"] and not other["rollouts"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- PPO

@@ -215,13 +215,13 @@ def test_an_exception_in_the_background_is_the_users(tmp_path):
 
 def test_a_server_that_dies_ends_the_run_with_its_address(tmp_path):
     class Kill(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
+        def on_pre_optimizer_step(self, args, state, control, **kwargs):
             server.dead = True
 
     trainer, server = served(tmp_path, rollout_ahead=1, callbacks=[Kill()])
     with pytest.raises(EpoTrlError, match="the vLLM server at http://in.this.process: refused"):
         trainer.train()
-    assert no_flight()
+    assert no_flight() and trainer.rl_step >= 1, "the batch before it was trained on"
 
 
 def test_an_environment_that_dies_aborts_its_episode_alone(tmp_path):
