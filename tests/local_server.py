@@ -35,6 +35,8 @@ class LocalServer:
         self._lock, self._alone = threading.Lock(), threading.Lock()
 
     def sync_weights(self):
+        if self.dead and self.trainer.accelerator.is_main_process:
+            raise ConnectionError("no weights were sent")
         assert threading.current_thread() is threading.main_thread() and not self.asked
         assert not any(thread.name.startswith("rollout") for thread in threading.enumerate()), "only between rollouts"
         self.model.load_state_dict(self.trainer.model.state_dict(), strict=False)  # without a critic

@@ -27,8 +27,8 @@ from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate, RolloutSettings, TemplateError, parse_response, play_episodes
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.encoding import control_tokens
-from epo_trl.rollout.examples import Example, PastTurn
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments, expert_examples, read_example
+from epo_trl.rollout.templates import Example, PastTurn
 from epo_trl.trainers.critic.final_states import final_states
 from epo_trl.trainers.model_card import write_card
 from epo_trl.trainers.rules import build_rules

@@ -88,28 +88,29 @@ def test_one_batch_ahead_trains_as_a_simulated_lag_of_one_rl_step(tmp_path, make
     assert logged(real, "sampling/importance_sampling_ratio/mean")[1] != pytest.approx(1.0, abs=1e-3)
 
 
-class Open(TrainerCallback):
-    """Opens a gate when the first update has begun."""
+def gated(folder, then=lambda server: None):
+    """Returns a trainer whose server answers the second batch when the first update has begun, and `then` happened."""
+    gate = threading.Event()
 
-    def __init__(self):
-        self.gate = threading.Event()
+    class Open(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, **kwargs):
+            then(server)
+            gate.set()
 
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        self.gate.set()
+    trainer, server = served(folder, rollout_ahead=1, max_steps=2, callbacks=[Open()])
+    generate = server.generate
+
+    def wait_and_generate(*args, **kwargs):
+        assert not trainer.player.engine._is_ahead or gate.wait(60)
+        return generate(*args, **kwargs)
+
+    server.generate = wait_and_generate
+    return trainer
 
 
 def test_the_next_batch_is_played_during_the_update(tmp_path):
-    """The server answers the second batch only when the update has begun; in turn it would wait for ever."""
-    opened = Open()
-    trainer, server = served(tmp_path, rollout_ahead=1, max_steps=2, callbacks=[opened])
-    generate = server.generate
-
-    def gated(*args, **kwargs):
-        if threading.current_thread() is not threading.main_thread() and trainer.player.engine._is_ahead:
-            assert opened.gate.wait(60)
-        return generate(*args, **kwargs)
-
-    server.generate = gated
+    """In turn the server would wait for ever."""
+    trainer = gated(tmp_path)
     trainer.train()
     assert trainer.rl_step == 2 and no_flight()
 
@@ -214,14 +215,11 @@ def test_an_exception_in_the_background_is_the_users(tmp_path):
 
 
 def test_a_server_that_dies_ends_the_run_with_its_address(tmp_path):
-    class Kill(TrainerCallback):
-        def on_pre_optimizer_step(self, args, state, control, **kwargs):
-            server.dead = True
-
-    trainer, server = served(tmp_path, rollout_ahead=1, callbacks=[Kill()])
+    """Before weights are sent to it."""
+    trainer = gated(tmp_path, lambda server: setattr(server, "dead", True))
     with pytest.raises(EpoTrlError, match="the vLLM server at http://in.this.process: refused"):
         trainer.train()
-    assert no_flight() and trainer.rl_step >= 1, "the batch before it was trained on"
+    assert no_flight() and trainer.rl_step == 1, "the batch before it was trained on"
 
 
 def test_an_environment_that_dies_aborts_its_episode_alone(tmp_path):

@@ -27,7 +27,7 @@ from epo_trl.models.tiny import tiny_size
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.demonstrations import ANSWER
 from epo_trl.rollout.loop import Generate
-from epo_trl.rollout.running_episode import RunningEpisode, Sampled
+from epo_trl.rollout.running_episode import RunningEpisode
 from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.rollout.tool_calls import action_format
 from epo_trl.types import Episode, StopReason
@@ -114,7 +114,7 @@ def play_turns(
     expert = suite.make_expert(args.seed) if args.player == EXPERT else None
     with running.aborted_by_errors():
         running.send_reset()
-        running.await_reset()
+        running.await_answer()
         screen.start(running.task_id, running.info, running.settings.max_turns, args.player)
         screen.say(running.observation)
     if expert and running.stop is None:
@@ -134,10 +134,10 @@ def play_turns(
             responses, logprobs = [encode_answer(context, *answer)], None
         (text,) = tokenizer.batch_decode(responses, skip_special_tokens=True)
         with running.aborted_by_errors():
-            running.send_action(Sampled(tuple(responses[0]), text, tuple(logprobs[0]) if logprobs else None), context)
+            running.send_action(responses[0], text, logprobs[0] if logprobs else None, context)
             assert running.parsed is not None
             screen.response(number, running.parsed, context.answer_start + text, typed=args.player == HUMAN)
-            running.await_outcome()
+            running.await_answer()
             if running.is_sent:
                 screen.outcome(running.observation, running.turns[-1].env_reward, running.info, before)
 

@@ -9,7 +9,7 @@ from itertools import islice
 from epo_trl.envs.base import TextEnv
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.rollout.loop import Generate
-from epo_trl.rollout.running_episode import RunningEpisode, Sampled
+from epo_trl.rollout.running_episode import RunningEpisode
 from epo_trl.types import StopReason, Turn
 
 
@@ -17,7 +17,7 @@ def start(task_id: str, seed: int, env: TextEnv, settings: RolloutSettings) -> R
     """Returns a running episode before its first turn."""
     episode = RunningEpisode(task_id, seed, env, settings)
     episode.send_reset()
-    episode.await_reset()
+    episode.await_answer()
     return episode
 
 
@@ -39,8 +39,8 @@ def branch(episode: RunningEpisode) -> RunningEpisode:
 def repeat_turn(episode: RunningEpisode, turn: Turn, context: ContextBuilder) -> RunningEpisode:
     """Returns a copy of a running episode in which the policy has given the response of a recorded turn."""
     twin = branch(episode)
-    twin.send_action(Sampled(turn.response_ids, turn.response, turn.logprobs), context)
-    twin.await_outcome()
+    twin.send_action(turn.response_ids, turn.response, turn.logprobs, context)
+    twin.await_answer()
     twin.prompt = None
     return twin
 
@@ -88,7 +88,7 @@ def _take_turns(episodes: Sequence[RunningEpisode], policy: Generate, context: C
     responses, logprobs = policy([episode.ids_to_continue() for episode in episodes])
     texts = context.tokenizer.batch_decode(responses, skip_special_tokens=True)
     for i, (episode, text) in enumerate(zip(episodes, texts, strict=True)):
-        episode.send_action(Sampled(tuple(responses[i]), text, tuple(logprobs[i]) if logprobs else None), context)
+        episode.send_action(responses[i], text, logprobs[i] if logprobs else None, context)
     for episode in episodes:
-        episode.await_outcome()
+        episode.await_answer()
         episode.prompt = None

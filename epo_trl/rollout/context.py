@@ -17,9 +17,8 @@ from epo_trl.envs.base import Info
 from epo_trl.errors import InputError
 from epo_trl.rollout.chat_frame import ChatFrame, ChatTemplateError
 from epo_trl.rollout.encoding import control_tokens, prompt_encoder
-from epo_trl.rollout.examples import Example
 from epo_trl.rollout.parsing import ActionFormat, ParsedResponse, Response, TaggedActions
-from epo_trl.rollout.templates import PromptTemplate, render, rewrite
+from epo_trl.rollout.templates import Example, PromptTemplate, render, rewrite
 
 CONTEXTS = ("windowed", "concatenated")
 

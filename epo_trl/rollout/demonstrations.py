@@ -10,7 +10,7 @@ from typing import NamedTuple
 from epo_trl.envs.base import Info, TaskSuite, TextEnv
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
-from epo_trl.rollout.examples import PastTurn
+from epo_trl.rollout.templates import PastTurn
 
 ACTION = "<action> {action} </action>"
 ANSWER = f"<think> {{thought}} </think> {ACTION}"

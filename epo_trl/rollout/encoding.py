@@ -14,7 +14,7 @@ import re
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import Model
@@ -22,18 +22,11 @@ from tokenizers.models import Model
 from epo_trl.errors import InputError
 
 
-class PromptEncoder(Protocol):
-    """Encodes texts whose control tokens have secret names; only `write` inserts those names."""
+def prompt_encoder(tokenizer: Any) -> FastEncoder | SlowEncoder:
+    """Creates the encoder for a fast or slow Hugging Face tokenizer: control tokens have secret names.
 
-    def write(self, text: str) -> str:
-        """Replaces the control tokens of a template's own text by their secret names."""
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes texts that went through `write`, without adding special tokens."""
-
-
-def prompt_encoder(tokenizer: Any) -> PromptEncoder:
-    """Creates the encoder for a fast or slow Hugging Face tokenizer."""
+    Only `write` inserts those names; `encode` encodes texts that went through it, without adding special tokens.
+    """
     return FastEncoder(tokenizer) if getattr(tokenizer, "is_fast", False) else SlowEncoder(tokenizer)
 
 

@@ -84,11 +84,7 @@ class InStep(Engine):
     def collect(self, seconds: float | None) -> list[Response] | None:
         """Generates for all prompts; `None` without any."""
         prompts, self._prompts = self._prompts, {}
-        return self.respond(prompts) if prompts else None
-
-    def respond(self, prompts: dict[int, list[int]], dummies: list[list[int]] | None = None) -> list[Response]:
-        """Returns the responses to the prompts. Those to `dummies`, in the same call, are discarded."""
-        response_ids, logprobs = self._generate([*prompts.values(), *(dummies or [])])
-        return [
-            Response(number, response_ids[i], logprobs[i] if logprobs else None) for i, number in enumerate(prompts)
-        ]
+        if not prompts:
+            return None
+        ids, logprobs = self._generate([*prompts.values()])
+        return [Response(number, ids[i], logprobs[i] if logprobs else None) for i, number in enumerate(prompts)]

@@ -18,7 +18,7 @@ from epo_trl.bounds import Count, CountOrZero, check_bounds, option
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.rollout.demonstrations import play_expert
-from epo_trl.rollout.examples import Example, PastTurn
+from epo_trl.rollout.templates import Example, PastTurn
 
 SPLIT = "train"
 TRIES = 20  # maximum number of training tasks to try per example

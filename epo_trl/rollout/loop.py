@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from epo_trl.envs.base import TextEnv
 from epo_trl.envs.border import ends_episode_alone
 from epo_trl.errors import InputError
-from epo_trl.rollout.context import ContextBuilder, Prompt
+from epo_trl.rollout.context import ContextBuilder
 from epo_trl.rollout.engine import Engine, EngineError, Generate, InStep, Response
 from epo_trl.rollout.rules import RolloutSettings
-from epo_trl.rollout.running_episode import RunningEpisode, Sampled
+from epo_trl.rollout.running_episode import RunningEpisode
 from epo_trl.types import Episode, StopReason
 
 _POLL_SECONDS = 0.001  # between two looks at environments in other processes
@@ -94,14 +94,15 @@ def finished_episodes(
     engine = policy if isinstance(policy, Engine) else InStep(policy)
     if len(envs) < (len(tasks) if engine.in_step else min(len(tasks), 1)):
         raise InputError(f"envs: expected at least one per task, got {len(envs)} for {len(tasks)} tasks")
-    episodes = [RunningEpisode(task_id, seed, env, settings) for (task_id, seed), env in zip(tasks, envs, strict=False)]
+    episodes: list[RunningEpisode] = []
     with times.measure("env"):
-        _reset_all(episodes)
-    observed = list(range(len(episodes)))  # episodes with a new observation, or an end
-    acting: list[int] = []  # episodes whose environment is working
+        acting = _start_next(episodes, tasks, envs, settings)  # episodes whose environment is working
     asked = 0  # number of episodes that await a response
     is_first = True
     while True:
+        with times.measure("env"):
+            observed = _answered(episodes, acting, wait=not asked, for_all=is_first or engine.in_step)
+        acting = [i for i in acting if i not in observed]
         with times.measure("text"):
             new = [episodes[i] for i in observed if episodes[i].stop is None]
             prompted = _with_prompts(new, context, is_first=is_first)
@@ -113,7 +114,7 @@ def finished_episodes(
             engine.submit(i, episode.ids_to_continue())
         asked += len(running)
         with times.measure("env"):
-            acting += _start_next(episodes, tasks, [episodes[i].env for i in ended])
+            acting += _start_next(episodes, tasks, [episodes[i].env for i in ended], settings)
         if not (asked or acting or engine.in_step):
             break
 
@@ -124,24 +125,17 @@ def finished_episodes(
         if responses is None:
             break
         asked -= len(responses)
-        if responses:
-            _act(episodes, responses, context, times)
+        _act(episodes, responses, context, times)
         acting += [response.number for response in responses]
 
-        with times.measure("env"):
-            observed = _answered(episodes, acting, wait=not asked, for_all=engine.in_step)
-            for i in observed:
-                with episodes[i].aborted_by_errors():
-                    if episodes[i].stop is None:
-                        episodes[i].await_answer()
-        acting = [i for i in acting if i not in observed]
 
-
-def _start_next(episodes: list[RunningEpisode], tasks: Sequence[tuple[str, int]], free: Sequence[TextEnv]) -> list[int]:
+def _start_next(
+    episodes: list[RunningEpisode], tasks: Sequence[tuple[str, int]], free: Sequence[TextEnv], settings: RolloutSettings
+) -> list[int]:
     """Starts the next tasks in the free environments, adds their episodes to the list and returns their indices."""
     first = len(episodes)
     for (task_id, seed), env in zip(tasks[first:], free, strict=False):
-        episode = RunningEpisode(task_id, seed, env, episodes[0].settings)
+        episode = RunningEpisode(task_id, seed, env, settings)
         with episode.aborted_by_errors():
             episode.send_reset()
         episodes.append(episode)
@@ -156,38 +150,29 @@ def _act(
         texts = context.tokenizer.batch_decode([response.ids for response in responses], skip_special_tokens=True)
     with times.measure("env"):
         for response, text in zip(responses, texts, strict=True):
-            logprobs = None if response.logprobs is None else tuple(response.logprobs)
             episode = episodes[response.number]
             with episode.aborted_by_errors():
                 if response.error:
                     raise EngineError(response.error)
-                episode.send_action(Sampled(tuple(response.ids), text, logprobs), context)
+                episode.send_action(response.ids, text, response.logprobs, context)
 
 
 def _answered(episodes: Sequence[RunningEpisode], acting: Sequence[int], *, wait: bool, for_all: bool) -> list[int]:
-    """Returns those of the acting episodes whose environment has answered.
+    """Takes the answers of environments, and returns their episodes.
 
     Args:
         episodes: All episodes.
         acting: Indices of episodes whose environment is working.
         wait: Whether to wait for the first one.
-        for_all: Whether to return all, whose answers are then awaited one by one.
+        for_all: Whether to await all, one by one.
     """
-    while True:
-        ready = [i for i in acting if for_all or episodes[i].has_answer()]
-        if ready or not acting or not wait:
-            return ready
+    while not (ready := [i for i in acting if for_all or episodes[i].has_answer()]) and acting and wait:
         time.sleep(_POLL_SECONDS)
-
-
-def _reset_all(episodes: list[RunningEpisode]) -> None:
-    for episode in episodes:
-        with episode.aborted_by_errors():
-            episode.send_reset()
-    for episode in episodes:
-        with episode.aborted_by_errors():
-            if episode.stop is None:
-                episode.await_reset()
+    for i in ready:
+        with episodes[i].aborted_by_errors():
+            if episodes[i].stop is None:
+                episodes[i].await_answer()
+    return ready
 
 
 def _with_prompts(episodes: list[RunningEpisode], context: ContextBuilder, *, is_first: bool) -> list[RunningEpisode]:
@@ -200,7 +185,10 @@ def _with_prompts(episodes: list[RunningEpisode], context: ContextBuilder, *, is
     except BaseException as error:  # one environment's observation cannot be encoded; find out which
         if not ends_episode_alone(error):
             raise
-        prompts = [_prompt_alone(episode, context) for episode in episodes]
+        prompts = [None] * len(episodes)
+        for i, episode in enumerate(episodes):
+            with episode.aborted_by_errors():
+                (prompts[i],) = context.build([episode.view()])
         if is_first and all(episode.error and not episode.turns for episode in episodes):
             raise  # no first prompt can be built: the template is at fault, not an environment
     for episode, prompt in zip(episodes, prompts, strict=True):
@@ -208,9 +196,3 @@ def _with_prompts(episodes: list[RunningEpisode], context: ContextBuilder, *, is
         if prompt is None and episode.stop is None:
             episode.stop = StopReason.CONTEXT_FULL
     return [episode for episode in episodes if episode.stop is None]
-
-
-def _prompt_alone(episode: RunningEpisode, context: ContextBuilder) -> Prompt | None:
-    with episode.aborted_by_errors():
-        return context.build([episode.view()])[0]
-    return None

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.envs.border import checked_answer, ends_episode_alone, error_text, number
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
-from epo_trl.rollout.examples import PastTurn
 from epo_trl.rollout.parsing import ParsedResponse
 from epo_trl.rollout.rules import LARGEST_REWARD, RolloutSettings
+from epo_trl.rollout.templates import PastTurn
 from epo_trl.types import Episode, StopReason, Turn
 
 NOT_ACCEPTED = "the environment does not know this action"
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A sampled response: token ids, decoded text, and log-probabilities if the generator returns them."""
-
-    ids: tuple[int, ...]
-    text: str
-    logprobs: tuple[float, ...] | None
 
 
 @dataclass(slots=True)
@@ -47,9 +38,9 @@ class RunningEpisode:
     history: list[PastTurn] = field(default_factory=list)
     carried_ids: list[int] = field(default_factory=list)  # tokens that precede the next prompt
     prompt: Prompt | None = None  # of the turn in progress, like the next three fields
-    sampled: Sampled | None = None
+    sampled: tuple[tuple[int, ...], str, tuple[float, ...] | None] | None = None  # ids, text, log-probabilities
     parsed: ParsedResponse | None = None
-    is_sent: bool = False  # whether the environment got its action
+    is_sent: bool = False  # whether the environment was asked for an answer
     is_started: bool = False  # whether the environment has given the first observation
     stop: StopReason | None = None
     error: str = ""
@@ -76,45 +67,44 @@ class RunningEpisode:
 
     def send_reset(self) -> None:
         """Requests the first observation from the environment."""
+        self.is_sent = True
         self.env.reset_async(seed=self.seed, options={**self.settings.env_options, "task_id": self.task_id})
-
-    def await_reset(self) -> None:
-        """Awaits the first observation."""
-        self.observation, self.info = checked_answer(*self.env.reset_wait())
-        self.is_started = True
 
     def await_answer(self) -> None:
         """Awaits the first observation, or the outcome of the last action."""
         if self.is_started:
-            self.await_outcome()
-        else:
-            self.await_reset()
+            self._await_outcome()
+            return
+        self.observation, self.info = checked_answer(*self.env.reset_wait())
+        self.is_started = True
 
     def ids_to_continue(self) -> list[int]:
         """Returns the token ids that the policy continues."""
         assert self.prompt is not None
         return self.carried_ids + self.prompt.ids
 
-    def send_action(self, sampled: Sampled, context: ContextBuilder) -> None:
+    def send_action(
+        self, ids: Sequence[int], text: str, logprobs: Sequence[float] | None, context: ContextBuilder
+    ) -> None:
         """Parses the action in a response to `prompt` and sends it to the environment."""
         assert self.prompt is not None
-        self.sampled = sampled
-        self.carried_ids = context.carried(self.carried_ids, self.prompt, sampled.ids)
+        self.sampled = tuple(ids), text, None if logprobs is None else tuple(logprobs)
+        self.carried_ids = context.carried(self.carried_ids, self.prompt, ids)
         listed = self.info["admissible_actions"]
-        self.parsed = context.read(sampled.ids, sampled.text, listed, require_think=self.settings.require_think)
+        self.parsed = context.read(ids, text, listed, require_think=self.settings.require_think)
         self.is_sent = self.parsed.is_valid or self.settings.invalid_action == "pass"
         if self.is_sent:
             self.env.step_async(self.parsed.action)
 
     def has_answer(self) -> bool:
-        """Whether the outcome of the action is available without waiting, or the episode has ended."""
-        is_asked = self.is_sent or not self.is_started
-        return self.stop is not None or not is_asked or self.env.has_answer()
+        """Whether the environment's answer is available without waiting, or the episode has ended."""
+        return self.stop is not None or not self.is_sent or self.env.has_answer()
 
-    def await_outcome(self) -> None:
+    def _await_outcome(self) -> None:
         """Awaits the outcome of the action, computes the reward and records the turn."""
-        prompt, parsed, sampled = self.prompt, self.parsed, self.sampled
-        assert prompt is not None and parsed is not None and sampled is not None
+        prompt, parsed = self.prompt, self.parsed
+        assert prompt is not None and parsed is not None and self.sampled is not None
+        ids, text, logprobs = self.sampled
         if self.is_sent:
             observation, env_reward, terminated, truncated, info = self.env.step_wait()
             observation, info = checked_answer(observation, info)
@@ -134,13 +124,13 @@ class RunningEpisode:
         self.turns.append(
             Turn(
                 prompt_ids=tuple(prompt.ids),
-                response_ids=sampled.ids,
-                response=sampled.text,
+                response_ids=ids,
+                response=text,
                 observation=self.observation,
                 action=parsed.action,
                 is_valid=parsed.is_valid,
                 reward=reward,
-                logprobs=sampled.logprobs,
+                logprobs=logprobs,
                 dropped_turns=prompt.dropped_turns,
                 error=parsed.error,
                 env_reward=env_reward,

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from epo_trl.errors import InputError
-from epo_trl.rollout.examples import Example, PastTurn
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 PARTS = ("first", "next", "history", "followup")
@@ -25,6 +24,22 @@ EXAMPLE_FIELDS = frozenset({"number", "task", "history"})
 
 class TemplateError(InputError):
     """A template file is missing, uses an unknown field, or lacks a required one."""
+
+
+class PastTurn(NamedTuple):
+    """A turn as later prompts show it: the observation, the action, and the thought that led to it."""
+
+    observation: str
+    action: str
+    thought: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A solved episode shown in the first prompt, formatted by the prompt template."""
+
+    task: str
+    turns: tuple[PastTurn, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,38 +89,38 @@ class RolloutAhead:
     def take(self, tasks: Sequence[str]) -> Played | None:
         """Returns the batch of this RL step, or `None` if it has to be played now. Collective.
 
-        Then sends the weights, unless the engine already plays a later batch.
-
         Args:
             tasks: Tasks of this rank, as TRL has drawn them.
         """
-        trainer, rl_step = self._trainer, self._trainer.rl_step
+        rl_step = self._trainer.rl_step
         flight = self._flights.pop(rl_step, None)
         played = flight.result() if flight is not None else None
+        if self._weights < rl_step - 1:  # the engine kept its weights in the last RL step
+            self._engine.weights_changed()
         fits = flight is not None and flight.tasks == list(tasks)
-        is_idle = not any(other.is_alive() for other in self._flights.values())
-        everywhere = trainer.ranks.gather([(fits, is_idle)])
-        if not all(fits for fits, _ in everywhere):  # the first batch of a run, or of one that was resumed
-            self.wait()
-            self._flights.clear()
-            self._tasks, self._weights, played = None, rl_step, None
-            flight = None
-        elif all(idle for _, idle in everywhere):
-            self._engine.weights_changed()  # they may have been kept in the last RL step
-            self._engine.send_weights()
-            self._weights = rl_step
-        else:
-            self._engine.keep_weights()  # a rollout is in progress
-        self._lag = 0 if flight is None else rl_step - flight.weights
-        return played
+        if all(self._trainer.ranks.gather([fits])):
+            assert flight is not None
+            self._lag = rl_step - flight.weights
+            return played
+        self.wait()  # the first batch of a run, or of one that was resumed
+        self._flights.clear()
+        self._tasks, self._lag = None, 0
+        return None
 
     def start_next(self, waited: float) -> dict[str, float]:
-        """Starts to play the next batches, and returns the metrics of this one.
+        """Starts to play the next batches, and returns the metrics of this one. Collective.
+
+        First sends the weights, unless the engine already plays a later batch.
 
         Args:
             waited: Seconds that the trainer has waited for its episodes.
         """
         trainer, first = self._trainer, self._trainer.rl_step + 1
+        if all(trainer.ranks.gather([not any(flight.is_alive() for flight in self._flights.values())])):
+            self._engine.send_weights()
+            self._weights = trainer.rl_step
+        else:
+            self._engine.keep_weights()
         idle = time.perf_counter() - self._last.ended if self._last is not None and not self._last.is_alive() else 0.0
         last = min(self._weights + self.steps, trainer.total_rl_steps - 1)
         for rl_step in range(max(self._flights, default=first - 1) + 1, last + 1):

@@ -163,11 +163,7 @@ class PolicyEngine(Engine):
 
 
 class TurnGenerator(InStep, PolicyEngine):
-    """TRL's generation: one turn of all running episodes of all ranks per call, on each of its back ends.
-
-    Args:
-        trainer: See `PolicyEngine`.
-    """
+    """TRL's generation: one turn of all running episodes of all ranks per call, on each of its back ends."""
 
     def __init__(self, trainer: GRPOTrainer):
         InStep.__init__(self, self._generate_turn)
@@ -175,10 +171,10 @@ class TurnGenerator(InStep, PolicyEngine):
 
     def collect(self, seconds: float | None) -> list[Response] | None:
         """Generates for this rank's prompts, and for dummies where other ranks still have some. Collective."""
-        prompts, self._prompts = self._prompts, {}
-        needed = self.prompts_needed(len(prompts))
-        dummy = [self._trainer.processing_class.eos_token_id]
-        return self.respond(prompts, [dummy] * (needed - len(prompts))) if needed else None
+        dummies = self.prompts_needed(len(self._prompts)) - len(self._prompts)
+        self._prompts |= {-1 - i: [self._trainer.processing_class.eos_token_id] for i in range(dummies)}
+        responses = super().collect(seconds)
+        return None if responses is None else [response for response in responses if response.number >= 0]
 
     def _generate_turn(self, prompt_ids: list[list[int]]) -> Any:
         """Generates a response to each prompt. Restores mode and weights, which continuous batching changes."""
@@ -210,8 +206,7 @@ class TurnGenerator(InStep, PolicyEngine):
         if trainer.use_vllm:
             return self.keeping_vllm_awake()
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        if trainer.use_transformers_continuous_batching:
+        recomputes = trainer.use_transformers_continuous_batching or not can_reuse(model)
+        if recomputes or not settings_allow_reuse(model, trainer.generation_config):
             return nullcontext()
-        if can_reuse(model) and settings_allow_reuse(model, trainer.generation_config):
-            return reusing_prefixes(model, int(not context.is_windowed))
-        return nullcontext()
+        return reusing_prefixes(model, int(not context.is_windowed))

@@ -5,6 +5,7 @@ to send them without NCCL, and metadata under the name `vllm`. The model is load
 compare. Not covered: NCCL, GPU kernels, tensor parallelism, sleep mode, ZeRO-3 and adapters together with vLLM.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -13,6 +14,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,7 +52,7 @@ def policy(tmp_path_factory):
 
 @pytest.fixture
 def server(policy, tmp_path):
-    """Yields the address of `vllm serve`. One for each run: it ends up with that run's weights."""
+    """Yields the process of `vllm serve` and the settings of a run with it. One per run, whose weights it ends with."""
     port = free_port()
     command = [str(Path(sys.executable).with_name("vllm")), "serve", policy, "--port", str(port), "--dtype", "float32",
                "--max-model-len", "1024", "--logprobs-mode", "processed_logprobs",
@@ -68,15 +70,17 @@ def server(policy, tmp_path):
                 break
             except OSError:
                 time.sleep(1)
-        yield address
+        settings = {"vllm_mode": "server", "vllm_server_base_url": address, "vllm_group_port": free_port()}
+        yield SimpleNamespace(pid=process.pid, settings=settings)
     finally:
-        os.killpg(process.pid, 9)
+        with contextlib.suppress(ProcessLookupError):  # a test has ended it
+            os.killpg(process.pid, 9)
         process.wait()
 
 
-def train(policy, folder, ranks, *, kind="grpo", stale=False, sleeping=False, **settings):
+def train(policy, folder, ranks, *, kind="grpo", stale=False, sleeping=False, victim=0, **settings):
     """Returns what each rank kept."""
-    given = json.dumps({"settings": settings, "kind": kind, "stale": stale, "sleeping": sleeping})
+    given = json.dumps({"settings": settings, "kind": kind, "stale": stale, "sleeping": sleeping, "victim": victim})
     launcher = [sys.executable]
     environment = {**os.environ, **SETTINGS}
     if ranks > 1:
@@ -113,17 +117,23 @@ def test_colocated_vllm_samples_what_the_update_scores(policy, tmp_path, context
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_vllm_server_samples_what_the_update_scores(policy, server, tmp_path, context, ranks):
-    settings = {"vllm_mode": "server", "vllm_server_base_url": server, "vllm_group_port": free_port()}
-    check(train(policy, tmp_path, ranks, context=context, max_turns=4, **settings))
+    check(train(policy, tmp_path, ranks, context=context, max_turns=4, **server.settings))
 
 
-def test_a_vllm_server_plays_one_batch_ahead_with_the_weights_of_one_rl_step_ago(policy, server, tmp_path):
-    settings = {"vllm_mode": "server", "vllm_server_base_url": server, "vllm_group_port": free_port()}
-    kept = train(policy, tmp_path, 1, max_turns=4, rollout_ahead=1, request_seeds=True, **settings)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_vllm_server_plays_one_batch_ahead_with_the_weights_of_one_rl_step_ago(policy, server, tmp_path, ranks):
+    kept = train(policy, tmp_path, ranks, max_turns=4, rollout_ahead=1, request_seeds=True, **server.settings)
     first, *later = differences(kept)
     assert first < 1e-5 and min(later) > 1e-3
-    assert [log["lag/rl_steps"] for log in kept[0]["steps"]] == [0.0, 1.0, 1.0]
-    assert kept[0]["eval_turns"] == 4.0 and kept[0]["same_temperature"]
+    for rank in kept:
+        assert [log["lag/rl_steps"] for log in rank["steps"]] == [0.0, 1.0, 1.0]
+        assert rank["eval_turns"] == 4.0 and rank["same_temperature"]
+
+
+def test_all_ranks_end_within_two_minutes_when_the_server_dies_during_an_update(policy, server, tmp_path):
+    with pytest.raises(AssertionError, match="the vLLM server at http://127.0.0.1"):
+        train(policy, tmp_path, 2, max_turns=4, rollout_ahead=1, victim=server.pid, **server.settings)
+    assert time.time() - (tmp_path / "killed").stat().st_mtime < 120
 
 
 @pytest.mark.parametrize("critic", ["separate", "value_head"])

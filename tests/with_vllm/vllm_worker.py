@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import vllm
 import weights_without_nccl
+from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
@@ -51,7 +52,19 @@ def forget(model: torch.nn.Module) -> None:
         weight.data.zero_()
 
 
-def main(policy: str, folder: str, settings: dict, kind: str, stale: bool, sleeping: bool) -> None:
+class Kill(TrainerCallback):
+    """Ends a process group at the first update."""
+
+    def __init__(self, victim: int, folder: str) -> None:
+        self.victim, self.mark = victim, Path(folder, "killed")
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if not self.mark.exists():
+            os.killpg(self.victim, 9)
+            self.mark.touch()
+
+
+def main(policy: str, folder: str, settings: dict, kind: str, stale: bool, sleeping: bool, victim: int) -> None:
     """Trains three steps and evaluates."""
     import trl.generation.vllm_generation as backend
 
@@ -66,6 +79,8 @@ def main(policy: str, folder: str, settings: dict, kind: str, stale: bool, sleep
         logging_steps=1, report_to=[], gradient_checkpointing=False, eval_episodes=4, disable_tqdm=True, **settings,
     )  # fmt: skip
     trainer = trainer_class(policy, ToySuite(), args=args)
+    if victim and trainer.accelerator.is_main_process:
+        trainer.add_callback(Kill(victim, folder))
     cached = count_cached_tokens(trainer) if args.vllm_mode == "colocate" else []
     asked = pretend_to_sleep(trainer) if sleeping else []
     if stale:

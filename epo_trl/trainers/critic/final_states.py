@@ -14,7 +14,7 @@ from torch import Tensor
 from epo_trl.devices import to_device
 from epo_trl.rollout import ContextBuilder
 from epo_trl.rollout.context import TurnView
-from epo_trl.rollout.examples import PastTurn
+from epo_trl.rollout.templates import PastTurn
 from epo_trl.types import Episode, StopReason
 
 CUT_OFF = frozenset({StopReason.TRUNCATED, StopReason.TURN_LIMIT, StopReason.CONTEXT_FULL})
