@@ -56,16 +56,15 @@ from epo_trl.trainers import EPOConfig, EPOTrainer  # noqa: E402
 from epo_trl.trainers.generation import TurnGenerator  # noqa: E402
 
 SIZES = {
-    "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1,
+    "hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 2, "num_key_value_heads": 1,
 }  # fmt: skip
 IN_STEP, FREE, SEEDED = "in step (TRL's call)", "no barrier", "no barrier, a seed each"
 
 
-def save_policy(folder: str) -> Any:
+def save_policy(folder: str, layers: int) -> Any:
     """Saves a model whose tokens are all equally likely, and returns its tokenizer."""
     tokenizer = make_tokenizer()
-    model = make_model({**SIZES, "vocab_size": len(tokenizer)})
+    model = make_model({**SIZES, "num_hidden_layers": layers, "vocab_size": len(tokenizer)})
     model.config.tie_word_embeddings = False
     model.lm_head.weight = type(model.lm_head.weight)(model.lm_head.weight.detach() * 0)
     model.config.max_position_embeddings = 8192
@@ -121,10 +120,11 @@ def make_trainer(policy: str, tokenizer: Any, given: Any, address: str) -> EPOTr
     )  # fmt: skip
     args = EPOConfig(
         tempfile.mkdtemp(), use_cpu=True, bf16=False, use_vllm=True, vllm_max_model_length=8192,
-        vllm_gpu_memory_utilization=0.1, per_device_train_batch_size=given.episodes, num_generations=given.episodes,
-        max_turns=given.turns, context="concatenated", max_prompt_length=512, require_think=False, report_to=[],
-        max_completion_length=round(4 * given.length), disable_tqdm=True, prompt_template=make_template(),
-        eval_strategy="no", generation_kwargs={"logit_bias": {tokenizer.eos_token_id: bias}}, **place,
+        vllm_gpu_memory_utilization=0.1, per_device_train_batch_size=given.episodes, max_turns=given.turns,
+        num_generations=given.episodes * int(os.environ["WORLD_SIZE"]), context="concatenated", max_prompt_length=512,
+        require_think=False, report_to=[], max_completion_length=round(4 * given.length), disable_tqdm=True,
+        prompt_template=make_template(), eval_strategy="no",
+        generation_kwargs={"logit_bias": {tokenizer.eos_token_id: bias}}, **place,
         vllm_group_port=int(os.environ["MASTER_PORT"]) + 7,
     )  # fmt: skip
     trainer = EPOTrainer(policy, SlowGames(given.answer), args=args, processing_class=tokenizer)
@@ -160,6 +160,7 @@ def main() -> None:
     options.add_argument("--answer", type=float, default=0.0, help="seconds that a game takes for an answer")
     options.add_argument("--turns", type=int, default=6)
     options.add_argument("--episodes", type=int, default=12, help="of each rank")
+    options.add_argument("--layers", type=int, default=2, help="layers of 128 units: a step takes longer")
     options.add_argument("--length", type=float, default=60.0, help="mean number of tokens of a response")
     given = options.parse_args()
     weights_without_nccl.keep_linear_weights()
@@ -168,7 +169,7 @@ def main() -> None:
     address = f"http://127.0.0.1:{int(os.environ['MASTER_PORT']) + 1}" if given.server else ""
     tokenizer, is_first = make_tokenizer(), os.environ["RANK"] == "0"
     if is_first:
-        save_policy(policy)
+        save_policy(policy, given.layers)
     with serving(policy, address) if is_first and address else nullcontext():
         while not Path(policy, "tokenizer.json").is_file():
             time.sleep(1)

@@ -68,7 +68,6 @@ class ChatFrame:
                 "processing_class: the tokenizer has no chat template; load an instruct model's tokenizer or set "
                 "`tokenizer.chat_template`"
             )
-
         advice = "; use context: windowed or action_format: tags" if reply_role == "tool" else ""
 
         def apply(texts: Sequence[str], **reply: str) -> str:

@@ -125,7 +125,8 @@ def finished_episodes(
         if responses is None:
             break
         asked -= len(responses)
-        _act(episodes, responses, context, times)
+        if responses:
+            _act(episodes, responses, context, times)
         acting += [response.number for response in responses]
 
 
