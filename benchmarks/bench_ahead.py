@@ -71,7 +71,7 @@ def make(ahead: int, given: dict[str, Any]) -> Work:
     trainer.player.engine = engine = VllmServerEngine(trainer)
     engine._client = SimpleNamespace(base_url=server.base_url, generate=server.generate)
     args.rollout_ahead = ahead
-    trainer.ahead = make_rollout_ahead(trainer)
+    trainer.ahead = make_rollout_ahead(trainer) if ahead else None
 
     def work() -> list[dict[str, float]]:
         trainer.train()

@@ -27,18 +27,21 @@ from epo_trl.envs.adapters.openenv import OpenEnvArguments  # noqa: E402
 from epo_trl.envs.adapters.tools import ToolsArguments  # noqa: E402
 from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
 from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E402
+from epo_trl.envs.scienceworld.env import EngineRules  # noqa: E402
+from epo_trl.envs.scienceworld.gold import GoldSettings  # noqa: E402
+from epo_trl.envs.scienceworld.host import JvmSettings  # noqa: E402
 from epo_trl.envs.webshop.arguments import WebShopArguments  # noqa: E402
 from epo_trl.long_runs.long_run import LongRunArguments  # noqa: E402
 from epo_trl.rollout.few_shot import FewShotArguments  # noqa: E402
-from epo_trl.rollout.rules import RewardArguments  # noqa: E402
 from epo_trl.rollout.spec import (  # noqa: E402
     EpisodeArguments,
     PromptArguments,
     ProtocolArguments,
     ResponseArguments,
+    RewardArguments,  # noqa: E402
 )
 from epo_trl.trainers import EPOConfig, EPOPPOConfig  # noqa: E402
-from epo_trl.trainers.rollout_config import RolloutArguments  # noqa: E402
+from epo_trl.trainers.config import RolloutArguments  # noqa: E402
 
 TABLES = {
     "`EPOConfig`: training": EPOConfig,
@@ -53,6 +56,9 @@ TABLES = {
     "`LongRunArguments`: both of these, and `recipes/sft.py`": LongRunArguments,
     "`AlfworldArguments`: games": AlfworldArguments,
     "`ScienceWorldArguments`: tasks": ScienceWorldArguments,
+    "`EngineRules`: play in ScienceWorld": EngineRules,
+    "`JvmSettings`: its Java processes": JvmSettings,
+    "`GoldSettings`: its gold paths": GoldSettings,
     "`WebShopArguments`: products and goals": WebShopArguments,
     "`ToolsArguments`: environments of TRL's `environment_factory`": ToolsArguments,
     "`GymnasiumArguments`: environments of Gymnasium": GymnasiumArguments,

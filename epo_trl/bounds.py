@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from epo_trl.errors import InputError
 
@@ -43,19 +43,14 @@ class Range:
         return " and ".join(f"{sign} {end:g}" for sign, end in ends.items() if math.isfinite(end)) or "finite"
 
 
-@dataclass(frozen=True)
-class OneOf:
+class OneOf(tuple[Any, ...]):
     """A fixed choice."""
 
-    values: tuple[Any, ...]
-
-    def __contains__(self, value: Any) -> bool:
-        return value in self.values
-
     def __str__(self) -> str:
-        return f"one of {', '.join(map(repr, self.values))}"
+        return f"one of {', '.join(map(repr, self))}"
 
 
+T = TypeVar("T")
 Bounds = Range | OneOf
 Count = Annotated[int, Range(least=1)]
 CountOrZero = Annotated[int, Range(least=0)]
@@ -84,18 +79,6 @@ class FieldBounds(NamedTuple):
     kind: type
     is_optional: bool
 
-    def check(self, name: str, value: Any) -> None:
-        """Raises `InputError` if a value is outside the bounds."""
-        if (value is None and self.is_optional) or (self._has_type(value) and value in self.bounds):
-            return
-        kind = "" if isinstance(self.bounds, OneOf) else {int: "an integer ", float: "a number "}[self.kind]
-        expected = "a finite number" if self.bounds == Range() else f"{kind}{self.bounds}"
-        raise InputError(f"{name}: expected {expected}{' or null' * self.is_optional}, got {value!r}")
-
-    def _has_type(self, value: Any) -> bool:
-        numbers = int if self.kind is int else int | float
-        return isinstance(self.bounds, OneOf) or (isinstance(value, numbers) and not isinstance(value, bool))
-
 
 def read_bounds(hints: Mapping[str, Any] | type) -> dict[str, FieldBounds]:
     """Reads the bounds from the types of fields, for those that have bounds.
@@ -121,5 +104,25 @@ def check_bounds(config: Any, others: Mapping[str, Any] | None = None) -> None:
         config: A dataclass with bounds in the types of its fields.
         others: Types with bounds, such as `Count | None`, of fields that another library defines.
     """
-    for name, bounds in {**read_bounds(type(config)), **read_bounds(others or {})}.items():
-        bounds.check(name, getattr(config, name))
+    for name, (bounds, kind, is_optional) in {**read_bounds(type(config)), **read_bounds(others or {})}.items():
+        value = getattr(config, name)
+        is_choice, numbers = isinstance(bounds, OneOf), int if kind is int else int | float
+        has_type = is_choice or (isinstance(value, numbers) and not isinstance(value, bool))
+        if (value is None and is_optional) or (has_type and value in bounds):
+            continue
+        noun = "" if is_choice else "an integer " if kind is int else "a number "
+        expected = "a finite number" if bounds == Range() else f"{noun}{bounds}"
+        raise InputError(f"{name}: expected {expected}{' or null' * is_optional}, got {value!r}")
+
+
+def copy_options(kind: type[T], options: Any, **others: Any) -> T:
+    """Creates an object of another dataclass with the values of the fields that both have.
+
+    Args:
+        kind: Dataclass of the result.
+        options: Dataclass object to copy from.
+        **others: Values of the other fields, or of those that differ.
+    """
+    own = {entry.name for entry in fields(options)}
+    shared = {entry.name for entry in fields(kind) if entry.name in own}  # type: ignore[arg-type]
+    return kind(**{name: getattr(options, name) for name in shared} | others)

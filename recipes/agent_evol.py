@@ -30,7 +30,7 @@ from datasets import Dataset, concatenate_datasets
 from tqdm.auto import tqdm
 from trl import ModelConfig
 
-from epo_trl.bounds import Count, Positive, option
+from epo_trl.bounds import Count, Positive, copy_options, option
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.evaluation import evaluate, load_player
 from epo_trl.cli.evaluation_arguments import EvaluationArguments
@@ -53,9 +53,9 @@ from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.models import policy_for_training
-from epo_trl.models.tiny import tiny_size
+from epo_trl.models.names import tiny_size
 from epo_trl.rollout.demonstrations import Demonstration
-from epo_trl.rollout.spec import ResponseArguments, copy_options
+from epo_trl.rollout.spec import ResponseArguments
 from epo_trl.trainers.model_card import REPORTS, CardFacts
 from epo_trl.types import Episode
 

@@ -79,5 +79,5 @@ def make_served(folder, *, make=make_trainer, rollout_ahead=0, request_seeds=Tru
     trainer.evaluator = replace(trainer.evaluator, engine=engine)
     engine._client = server
     trainer.args.rollout_ahead, trainer.args.request_seeds = rollout_ahead, request_seeds
-    trainer.ahead = make_rollout_ahead(trainer)
+    trainer.ahead = make_rollout_ahead(trainer) if rollout_ahead else None
     return trainer, server

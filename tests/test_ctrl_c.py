@@ -13,8 +13,8 @@ from run_kit import SendSignals, checkpoints
 from trainer_kit import make_trainer
 
 from epo_trl.cli import training
-from epo_trl.cli.interrupt import EXIT_CODE, INTERRUPTED, STOPPING
-from epo_trl.cli.program import recipe_file, run_program
+from epo_trl.cli.command_line import recipe_file
+from epo_trl.cli.program import EXIT_CODE, INTERRUPTED, STOPPING, run_program
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = recipe_file(ROOT / "recipes" / "train.py", [], environment="trap")

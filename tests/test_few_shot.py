@@ -31,7 +31,7 @@ from epo_trl.rollout.few_shot import FewShot, FewShotArguments, expert_examples,
 from epo_trl.rollout.templates import Example, PastTurn
 from epo_trl.trainers.critic.final_states import final_states
 from epo_trl.trainers.model_card import write_card
-from epo_trl.trainers.rules import build_rules
+from epo_trl.trainers.setup import build_rules
 from epo_trl.types import StopReason
 
 REACT = PromptTemplate.load("react")

@@ -10,8 +10,9 @@ from epo_trl.cli.options import parse_recipe
 from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.gymnasium import GymnasiumArguments
 from epo_trl.envs.testing import EnvContract
+from epo_trl.errors import EpoTrlError
 from epo_trl.rollout.parsing import Response
-from epo_trl.rollout.tool_calls import action_format
+from epo_trl.rollout.spec import action_format
 from epo_trl.trainers import EPOConfig
 
 KEYS = "gym_games:Keys-v0"
@@ -135,7 +136,7 @@ def test_a_text_outside_the_action_space_does_not_reach_the_environment():
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, says):
-    with pytest.raises(EnvError, match=says):
+    with pytest.raises(EpoTrlError, match=says):
         GymnasiumArguments(**settings).make_suite()
 
 

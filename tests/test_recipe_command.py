@@ -13,9 +13,9 @@ from trl import ModelConfig, SFTConfig
 
 from epo_trl.cli import main, program
 from epo_trl.cli.base import RecipeError, at_least
-from epo_trl.cli.command_line import AlgorithmArguments
+from epo_trl.cli.command_line import AlgorithmArguments, command, overview, recipe_file
 from epo_trl.cli.options import parse_options, parse_recipe
-from epo_trl.cli.program import command, overview, recipe_file, run_recipe
+from epo_trl.cli.program import run_recipe
 from epo_trl.envs.base import EnvError
 from epo_trl.evaluation import get_protocol
 from epo_trl.trainers import EPOConfig, EPOPPOConfig

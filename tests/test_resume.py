@@ -23,7 +23,7 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.long_runs import long_run
 from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, find_corruption, write_manifest
 from epo_trl.long_runs.disk_room import DiskFullError, DiskRoom
-from epo_trl.long_runs.resume_check import MAY_CHANGE, differences, settings_of
+from epo_trl.long_runs.run_settings import MAY_CHANGE, differences, settings_of
 from epo_trl.methods.ea import EntropyAdvantage
 from epo_trl.methods.siren import SIREN
 from epo_trl.rollout.templates import TEMPLATES

@@ -8,6 +8,7 @@ import pytest
 from rollout_parts import byte_tokenizer
 from trainer_kit import make_config
 
+from epo_trl.bounds import copy_options
 from epo_trl.cli.evaluation_arguments import EvaluationArguments
 from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.envs.toy import ToySuite
@@ -15,9 +16,8 @@ from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import protocol_context, protocol_settings
 from epo_trl.rollout import RolloutSettings
 from epo_trl.rollout.few_shot import FewShot
-from epo_trl.rollout.rules import RewardArguments
-from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments, copy_options
-from epo_trl.trainers.rules import build_rules
+from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments, RewardArguments
+from epo_trl.trainers.setup import build_rules
 
 ROOT = Path(__file__).parents[1]
 # The only classes that declare an option again, with another default or meaning.

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 from trainer_kit import make_trainer
 
-from epo_trl.cli.program import Program, run_program
-from epo_trl.long_runs import folder_lock
+from epo_trl.cli.command_line import Program
+from epo_trl.cli.program import run_program
+from epo_trl.long_runs import run_lock as run_lock_module
 from epo_trl.long_runs.run_lock import LOCK, RunningError, run_lock
 
 
@@ -142,7 +143,7 @@ def test_a_folder_that_cannot_be_written_is_named_in_one_line(tmp_path, monkeypa
     def read_only(path, *_, **__):
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
-    monkeypatch.setattr(folder_lock, "open", read_only, raising=False)
+    monkeypatch.setattr(run_lock_module, "open", read_only, raising=False)
     line = one_line(tmp_path, capsys)
     assert line.startswith("train.py: error: output_dir: expected a writable folder")
     assert f"got {tmp_path} (Read-only file" in line

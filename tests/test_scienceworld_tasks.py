@@ -6,6 +6,7 @@ import pytest
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.scienceworld.tasks import HELD_OUT, TaskLists, _content, all_task_types, draw_tests
+from epo_trl.errors import InputError
 
 
 def types_of(task_ids):
@@ -76,7 +77,7 @@ def test_few_types_can_have_long_test_lists():
     few = TaskLists(task_types=("find-plant", "boil")).ids
     assert set(few["iid"]) < set(ids["iid"])
     for wrong in (0, 76):
-        with pytest.raises(EnvError, match=f"tests_per_type: .*1 to 75, got {wrong}"):
+        with pytest.raises(InputError, match=f"tests_per_type: .*1 to 75, got {wrong}"):
             TaskLists(tests_per_type=wrong)
 
 

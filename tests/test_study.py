@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from epo_trl.cli import main
-from epo_trl.long_runs.folder_lock import folder_lock
+from epo_trl.long_runs.run_lock import folder_lock
 
 ROOT = Path(__file__).parents[1]
 RECIPE = Path(__file__).with_name("study_recipe.py")

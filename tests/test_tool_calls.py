@@ -15,8 +15,8 @@ from epo_trl.envs.adapters.tools import ToolSuite, tool_call
 from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.rollout import ChatTemplateError, ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
 from epo_trl.rollout.parsing import Response, TaggedActions
-from epo_trl.rollout.spec import ResponseArguments
-from epo_trl.rollout.tool_calls import ToolCalls, action_format
+from epo_trl.rollout.spec import ResponseArguments, action_format
+from epo_trl.rollout.tool_calls import ToolCalls
 
 CALL = '<tool_call>\n{"name": "guess", "arguments": {"guess": "[crane]"}}\n</tool_call>'
 ACTION = tool_call("guess", guess="[crane]")

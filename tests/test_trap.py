@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from epo_trl.envs import EnvError
 from epo_trl.envs.testing import EnvContract
-from epo_trl.envs.trap import COLOURS, HATCH, TrapArguments, TrapSuite, door_on, go_through, optimal_value
+from epo_trl.envs.trap import COLOURS, HATCH, TrapSuite, door_on, go_through, optimal_value
+from epo_trl.errors import EpoTrlError
 
 
 class TestTrap(EnvContract):
@@ -89,12 +89,12 @@ def test_the_habit_plays_what_the_warm_start_is_to_learn():
     ("settings", "message"),
     [
         ({"rooms": 0}, "rooms: .*got 0"),
-        ({"doors": 1}, "doors: .*>= 2, got 1"),
-        ({"doors": 7}, "doors: .*at most 6, got 7"),
+        ({"doors": 1}, "doors: .*from 2 to 6, got 1"),
+        ({"doors": 7}, "doors: .*from 2 to 6, got 7"),
         ({"hatch": 1.5}, r"hatch: .*got 1.5"),
         ({"rooms": 5, "move_limit": 4}, "move_limit: .*>= 5, got 4"),
     ],
 )
 def test_settings_that_make_no_game_are_refused(settings, message):
-    with pytest.raises(EnvError, match=message):
-        TrapArguments(**settings).make_suite()
+    with pytest.raises(EpoTrlError, match=message):
+        TrapSuite(**settings)

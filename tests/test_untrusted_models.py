@@ -8,7 +8,8 @@ import torch
 from trainer_kit import make_model, toy_tokenizer
 from transformers import AutoModelForCausalLM
 
-from epo_trl.cli.program import Program, explain, run_program
+from epo_trl.cli.command_line import Program
+from epo_trl.cli.program import explain, run_program
 
 
 class Payload:

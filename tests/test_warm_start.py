@@ -9,8 +9,7 @@ import yaml
 import epo_trl
 from epo_trl.cli import main
 from epo_trl.cli.base import RecipeError
-from epo_trl.cli.command_line import find_warm_start, list_configs
-from epo_trl.cli.program import builtin_command, overview
+from epo_trl.cli.command_line import builtin_command, find_warm_start, list_configs, overview
 from epo_trl.cli.training import StartArguments, check_start
 
 TRAINED = list_configs("train")

@@ -17,6 +17,7 @@ from epo_trl.envs.webshop.products import NO_BOUND
 from epo_trl.envs.webshop.release import ReleaseSettings, load
 from epo_trl.envs.webshop.reward import SAME, score_purchase, token_set_ratio
 from epo_trl.envs.webshop.shopper import Wish
+from epo_trl.errors import InputError
 
 SMALL = ShopSettings(n_products=300, n_train=600, n_iid=150)
 
@@ -108,7 +109,7 @@ def test_lists_that_leave_nothing_to_train_on_are_refused(folder):
     ("field", "value"), [("catalogue", "big"), ("instructions", "none"), ("n_iid", -1), ("n_dev", -1)]
 )
 def test_a_wrong_setting_of_the_release_is_named(folder, field, value):
-    with pytest.raises(EnvError, match=f"{field}: expected .* got {value!r}"):
+    with pytest.raises(InputError, match=f"{field}: expected .* got {value!r}"):
         WebShopData(folder, **{field: value})
 
 
@@ -148,7 +149,7 @@ def test_every_generated_goal_is_met_by_its_product_and_says_what_it_wants():
 
 def test_a_title_shows_all_but_the_hidden_attributes():
     for hidden in (0, 1, 3):
-        for product in generate(replace(SMALL, hidden=hidden)).products[:50]:
+        for product in generate(replace(SMALL, hidden_attributes=hidden)).products[:50]:
             absent = [attribute for attribute in product.attributes if attribute not in product.title]
             assert len(absent) == hidden
             assert all(attribute in " ".join(product.features) for attribute in product.attributes)
@@ -195,12 +196,12 @@ def test_an_instruction_that_is_not_the_generator_s_is_refused():
 
 @pytest.mark.parametrize(("field", "value"), [("n_products", 4), ("n_train", 0), ("n_iid", -1)])
 def test_a_wrong_setting_of_the_generator_is_named(field, value):
-    with pytest.raises(EnvError, match=f"{field}: expected an integer >= .*, got {value}"):
+    with pytest.raises(InputError, match=f"{field}: expected an integer >= .*, got {value}"):
         ShopSettings(**{field: value})
 
 
 def test_too_many_goals_for_the_products_are_refused():
     with pytest.raises(EnvError, match="n_iid: expected at most about .* goals with 10 products, got 4000"):
         GeneratedWebShop(ShopSettings(n_products=10, n_train=10, n_iid=4000)).task_ids("iid")
-    with pytest.raises(EnvError, match="hidden_attributes: expected an integer from 0 to 3, got 4"):
-        ShopSettings(hidden=4)
+    with pytest.raises(InputError, match="hidden_attributes: expected an integer from 0 to 3, got 4"):
+        ShopSettings(hidden_attributes=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +50,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns the end of a message about an unknown name: the most similar known one, or nothing."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
-
-
-def refuse_unknown(
-    unknown: Sequence[str],
-    known: Iterable[str],
-    why: str = "unknown option; --help-all lists all, abbreviations are not supported",
-) -> None:
-    """Raises `RecipeError` for the first unknown option, if there is one."""
-    if unknown:
-        raise RecipeError(f"{unknown[0]}: {why}{did_you_mean(unknown[0], known)}")
 
 
 def say(text: str) -> None:

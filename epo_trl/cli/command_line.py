@@ -1,9 +1,10 @@
 """Reads a command line and its YAML file once, before the other options are known: environment and algorithm decide
-which others exist. Finds the configs that come with the package by name, and the warm starts of RL configs."""
+which others exist. Finds and lists the configs that come with the package, and the warm starts of RL configs."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,3 +180,89 @@ def find_warm_start(config: Path) -> Path | None:
 def warm_start_command(warm_start: Path) -> str:
     """Returns the command that makes a warm start."""
     return f"epo-trl sft --config {config_name(warm_start)}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A recipe as a program: a file of the repository, or a command of the package.
+
+    Args:
+        name: Name in messages.
+        configs: Configs to list, by the name that the user types.
+        one: Command for one process, up to `--config`.
+        several: Command for several processes, with placeholders: `{settings}`, the name of a file in
+            `accelerate_configs`, and `{processes}`, the option for their number.
+        environment: Environment of a recipe for one environment.
+        algorithm: Algorithm of a recipe for one algorithm.
+    """
+
+    name: str
+    configs: Mapping[str, Path]
+    one: str
+    several: str
+    environment: str | None = None
+    algorithm: str | None = None
+
+
+def recipe_file(
+    recipe: Path, patterns: Sequence[str], environment: str | None = None, algorithm: str | None = None
+) -> Program:
+    """Creates the program of a recipe file in the repository.
+
+    Args:
+        recipe: Path of the file.
+        patterns: Glob patterns of its configs, relative to its own folder.
+        environment: See `Program`.
+        algorithm: See `Program`.
+    """
+    found = sorted({path for pattern in patterns for path in recipe.parent.glob(f"{pattern}.yaml")})
+    launch = f"accelerate launch --config_file accelerate_configs/{{settings}}.yaml{{processes}} {recipe}"
+    configs = {str(path): path for path in found}
+    return Program(recipe.name, configs, f"python {recipe}", launch, environment, algorithm)
+
+
+def builtin_command(name: str) -> Program:
+    """Creates the program of a command of the package."""
+    command = f"epo-trl {name}"
+    return Program(command, list_configs(name), command, f"{command} --accelerate_config {{settings}}{{processes}}")
+
+
+def overview(program: Program, gpus: int) -> str:
+    """Formats the list of configs, each with the first sentence of its file, and the commands for a machine.
+
+    A config with its own warm start has two commands.
+
+    Args:
+        program: Program that runs the recipe.
+        gpus: Number of GPUs in the machine.
+    """
+    width = max(map(len, program.configs), default=0)
+    lines = [f"{program.name} needs a config:"]
+    lines += [f"  {typed:{width}}  {_about(path)}" for typed, path in program.configs.items()]
+    lines.append(f"For this machine, where torch finds {({0: 'no GPU', 1: 'one GPU'}).get(gpus, f'{gpus} GPUs')}:")
+    fitting = program.configs.get(_config_for(program, gpus))
+    warm_start = find_warm_start(fitting) if fitting else None
+    lines += [f"  {warm_start_command(warm_start)}"] if warm_start else []
+    return "\n".join([*lines, f"  {command(program, gpus)}", "Options: --help, --help-all\n"])
+
+
+def command(program: Program, gpus: int) -> str:
+    """Returns the command for a machine with `gpus` GPUs."""
+    config = _config_for(program, gpus)
+    if config not in program.configs or "cpu" in program.configs[config].stem:
+        return f"{program.one} --config {config}"
+    settings = "single_gpu" if gpus == 1 else "zero3"
+    processes = "" if gpus in (1, 8) else f" --num_processes {gpus}"
+    return f"{program.several.format(settings=settings, processes=processes)} --config {config}"
+
+
+def _config_for(program: Program, gpus: int) -> str:
+    size = "cpu" if gpus == 0 else "1gpu" if gpus == 1 else "8gpu"
+    stems = {typed: path.stem for typed, path in program.configs.items()}
+    fitting = [typed for typed in stems if size in stems[typed]] or [typed for typed in stems if "cpu" in stems[typed]]
+    return min(fitting, key=lambda typed: len(stems[typed]), default="FILE")
+
+
+def _about(path: Path) -> str:
+    sentence = re.match(r"# (.+?\.)(?=\s)", path.read_text(encoding="utf-8"))
+    return sentence[1] if sentence else ""

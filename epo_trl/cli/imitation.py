@@ -14,21 +14,21 @@ from tqdm.auto import tqdm
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
-from epo_trl.bounds import Count, Positive, Range, Share, check_bounds, option
+from epo_trl.bounds import Count, Positive, Range, Share, check_bounds, copy_options, option
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
-from epo_trl.long_runs.argument_check import check_training_arguments
 from epo_trl.long_runs.callbacks import EXIT_CODE
 from epo_trl.long_runs.long_run import LongRun, LongRunArguments
 from epo_trl.long_runs.run_lock import run_lock
+from epo_trl.long_runs.run_settings import check_training_arguments
 from epo_trl.models import policy_for_training
 from epo_trl.models.load import sequence_limit
 from epo_trl.models.muon import make_muon
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
-from epo_trl.rollout.spec import EpisodeArguments, PromptArguments, ResponseArguments, copy_options
+from epo_trl.rollout.spec import EpisodeArguments, PromptArguments, ResponseArguments
 from epo_trl.trainers.config import settle_defaults
 from epo_trl.trainers.model_card import CardFacts, OwnModelCard
 

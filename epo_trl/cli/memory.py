@@ -81,7 +81,7 @@ def _shape(model: str) -> Any:
     from transformers import AutoConfig
 
     from epo_trl.models.adapters import Adapter
-    from epo_trl.models.tiny import tiny_size
+    from epo_trl.models.names import tiny_size
 
     if tiny_size(model):
         raise InputError(f"model_name_or_path: expected a folder or a Hub id, got {model!r}, which has no fixed size")

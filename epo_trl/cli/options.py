@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from transformers import HfArgumentParser, TrainingArguments
 
 from epo_trl.bounds import Range, read_bounds
-from epo_trl.cli.base import RecipeError, refuse_unknown
+from epo_trl.cli.base import RecipeError, did_you_mean
 from epo_trl.cli.command_line import (
     HELP_ALL,
     CommandLine,
@@ -98,10 +98,7 @@ class RecipeParser(HfArgumentParser):
             formatter_class=_ShortOptions,
         )
         self._check_values()
-        bounds = {name: each.bounds for kind in self.dataclass_types for name, each in read_bounds(kind).items()}
         for action in self._actions:
-            if isinstance(bounds.get(action.dest), Range):
-                action.help = f"({bounds[action.dest]}) {action.help}"
             if action.dest in line.values:
                 action.default, action.required = line.values[action.dest], False
         self.set_defaults(environment=line.environment)
@@ -136,8 +133,9 @@ class RecipeParser(HfArgumentParser):
         """Returns the values and an empty rest: an unknown option is an error."""
         given, rest = super().parse_known_args(args, namespace)
         known = {option for action in self._actions for option in action.option_strings}
-        options = [word.split("=", 1)[0] for word in rest if word.startswith("--")]
-        refuse_unknown(options or rest, known)
+        for option in [word.split("=", 1)[0] for word in rest if word.startswith("--")] or rest:
+            advice = "--help-all lists all, abbreviations are not supported"
+            self.error(f"{option}: unknown option; {advice}{did_you_mean(option, known)}")
         for name, value in vars(given).items():
             if isinstance(value, str) and value.startswith("{"):
                 try:
@@ -159,7 +157,8 @@ class RecipeParser(HfArgumentParser):
                 f"--config: expected the config of an evaluation, such as {_evaluation_config(config)}, got "
                 f"{config_name(config)}, the config of a training run ({trained[0]}: {values[trained[0]]})"
             )
-        refuse_unknown(unknown, known, f"unknown in {config_name(config)}")
+        if unknown:
+            raise RecipeError(f"{unknown[0]}: unknown in {config_name(config)}{did_you_mean(unknown[0], known)}")
         check_types(values, self.dataclass_types, config_name(config))
 
     def print_help(self, file: Any = None) -> None:
@@ -194,8 +193,12 @@ class RecipeParser(HfArgumentParser):
         return formatter.format_help()
 
     def _groups(self) -> list[tuple[str, list[argparse.Action]]]:
+        """Returns the options by the class that defines them, with their bounds in the help."""
+        bounds = {name: each.bounds for kind in self.dataclass_types for name, each in read_bounds(kind).items()}
         by_name: dict[str, list[argparse.Action]] = {}
         for action in self._actions:
+            if isinstance(bounds.get(action.dest), Range):
+                action.help = f"({bounds[action.dest]}) {action.help}"
             by_name.setdefault(action.dest, []).append(action)
         groups: dict[type, list[argparse.Action]] = {}
         for config in self.dataclass_types:

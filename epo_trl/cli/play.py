@@ -22,14 +22,13 @@ from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings
 from epo_trl.models.load import tokenizer_of
-from epo_trl.models.names import check_model_name
-from epo_trl.models.tiny import tiny_size
+from epo_trl.models.names import check_model_name, tiny_size
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.demonstrations import ANSWER
 from epo_trl.rollout.loop import Generate
 from epo_trl.rollout.running_episode import RunningEpisode
+from epo_trl.rollout.spec import action_format
 from epo_trl.rollout.templates import TEMPLATES
-from epo_trl.rollout.tool_calls import action_format
 from epo_trl.types import Episode, StopReason
 
 HUMAN, EXPERT = "human", "expert"

@@ -1,19 +1,21 @@
-"""Runs a recipe as a program: lists its configs when called without arguments, and prints errors as one line."""
+"""Runs a recipe as a program: in several processes if asked, with errors as one line and a Ctrl-C that saves."""
 
 from __future__ import annotations
 
 import logging
 import os
 import pickle
-import re
 import signal
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from epo_trl.cli import MAINS
 from epo_trl.cli.base import TRACEBACK, RecipeError, say
@@ -22,12 +24,12 @@ from epo_trl.cli.command_line import (
     CommandLine,
     ConfigIsValid,
     FirstParser,
-    find_warm_start,
-    list_configs,
+    Program,
+    builtin_command,
+    overview,
     read_command_line,
-    warm_start_command,
+    recipe_file,
 )
-from epo_trl.cli.interrupt import CtrlC
 from epo_trl.envs.registry import ENVIRONMENTS
 from epo_trl.errors import EpoTrlError
 from epo_trl.evaluation.samples import spelled
@@ -54,52 +56,69 @@ The same command continues an interrupted audit. All options: epo-trl audit-cred
 # Commands whose first argument is positional: the option that it stands for, and the command's usage.
 POSITIONAL = {"play": ("--environment", PLAY_USAGE), "audit-credit": ("--audited_run", AUDIT_USAGE)}
 
+EXIT_CODE = 128 + signal.SIGINT  # exit code that a shell reports after Ctrl-C
+STOPPING = "stopping: the run saves a checkpoint after this step; press Ctrl-C again to end it at once"
+INTERRUPTED = "interrupted; repeat the command to resume from the last checkpoint"
+# torchrun forwards a signal that the terminal has already sent to all processes.
+SECONDS_TO_FORWARD = 1.0
+
 Main = Callable[[CommandLine], object]
 
 
-@dataclass(frozen=True)
-class Program:
-    """A recipe as a program: a file of the repository, or a command of the package.
+@dataclass
+class CtrlC:
+    """Handles Ctrl-C while a program runs: training treats the first as SIGTERM and saves a checkpoint, the second ends
+    it at once. In a notebook or another program Ctrl-C raises KeyboardInterrupt as usual.
 
     Args:
-        name: Name in messages.
-        configs: Configs to list, by the name that the user types.
-        one: Command for one process, up to `--config`.
-        several: Command for several processes, with placeholders: `{settings}`, the name of a file in
-            `accelerate_configs`, and `{processes}`, the option for their number.
-        environment: Environment of a recipe for one environment.
-        algorithm: Algorithm of a recipe for one algorithm.
+        name: Name of the program, for messages.
     """
 
     name: str
-    configs: Mapping[str, Path]
-    one: str
-    several: str
-    environment: str | None = None
-    algorithm: str | None = None
+    _stopping_since: float | None = field(default=None, init=False)
 
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handles Ctrl-C inside the block. Does nothing outside the main thread.
 
-def recipe_file(
-    recipe: Path, patterns: Sequence[str], environment: str | None = None, algorithm: str | None = None
-) -> Program:
-    """Creates the program of a recipe file in the repository.
+        Raises:
+            SystemExit: With code 130, if Ctrl-C ended the block.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, self._first)
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._say(INTERRUPTED)
+            raise SystemExit(EXIT_CODE) from None
+        except SystemExit as end:
+            if self._stopping_since is not None and end.code == 128 + signal.SIGTERM:
+                raise SystemExit(EXIT_CODE) from None
+            raise
+        finally:
+            signal.signal(signal.SIGINT, before or signal.SIG_DFL)
 
-    Args:
-        recipe: Path of the file.
-        patterns: Glob patterns of its configs, relative to its own folder.
-        environment: See `Program`.
-        algorithm: See `Program`.
-    """
-    found = sorted({path for pattern in patterns for path in recipe.parent.glob(f"{pattern}.yaml")})
-    launch = f"accelerate launch --config_file accelerate_configs/{{settings}}.yaml{{processes}} {recipe}"
-    configs = {str(path): path for path in found}
-    return Program(recipe.name, configs, f"python {recipe}", launch, environment, algorithm)
+    def _first(self, *_: Any) -> None:
+        if not callable(signal.getsignal(signal.SIGTERM)):  # nothing is running that could save a checkpoint
+            raise KeyboardInterrupt
+        self._stopping_since = time.monotonic()
+        signal.signal(signal.SIGINT, self._second)
+        self._say(STOPPING)
+        signal.raise_signal(signal.SIGTERM)
 
+    def _second(self, *_: Any) -> None:
+        since = time.monotonic() - (self._stopping_since or 0.0)
+        if "TORCHELASTIC_RUN_ID" in os.environ and since < SECONDS_TO_FORWARD:
+            return
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
 
-def builtin_command(name: str) -> Program:
-    """Creates the program of a command of `MAINS`."""
-    command = f"epo-trl {name}"
-    return Program(command, list_configs(name), command, f"{command} --accelerate_config {{settings}}{{processes}}")
+    def _say(self, text: str) -> None:
+        """Writes to stderr from the first rank, without Python's buffers, which may be in use when the signal comes."""
+        if _rank() == 0:
+            os.write(2, f"\n{self.name}: {text}\n".encode())
 
 
 def run_recipe(
@@ -299,47 +318,6 @@ def hide_warnings() -> None:
 
 def _is_news(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Setting accelerator to CPU")
-
-
-def overview(program: Program, gpus: int) -> str:
-    """Formats the list of configs, each with the first sentence of its file, and the commands for a machine.
-
-    A config with its own warm start has two commands.
-
-    Args:
-        program: Program that runs the recipe.
-        gpus: Number of GPUs in the machine.
-    """
-    width = max(map(len, program.configs), default=0)
-    lines = [f"{program.name} needs a config:"]
-    lines += [f"  {typed:{width}}  {_about(path)}" for typed, path in program.configs.items()]
-    lines.append(f"For this machine, where torch finds {({0: 'no GPU', 1: 'one GPU'}).get(gpus, f'{gpus} GPUs')}:")
-    fitting = program.configs.get(_config_for(program, gpus))
-    warm_start = find_warm_start(fitting) if fitting else None
-    lines += [f"  {warm_start_command(warm_start)}"] if warm_start else []
-    return "\n".join([*lines, f"  {command(program, gpus)}", "Options: --help, --help-all\n"])
-
-
-def command(program: Program, gpus: int) -> str:
-    """Returns the command for a machine with `gpus` GPUs."""
-    config = _config_for(program, gpus)
-    if config not in program.configs or "cpu" in program.configs[config].stem:
-        return f"{program.one} --config {config}"
-    settings = "single_gpu" if gpus == 1 else "zero3"
-    processes = "" if gpus in (1, 8) else f" --num_processes {gpus}"
-    return f"{program.several.format(settings=settings, processes=processes)} --config {config}"
-
-
-def _config_for(program: Program, gpus: int) -> str:
-    size = "cpu" if gpus == 0 else "1gpu" if gpus == 1 else "8gpu"
-    stems = {typed: path.stem for typed, path in program.configs.items()}
-    fitting = [typed for typed in stems if size in stems[typed]] or [typed for typed in stems if "cpu" in stems[typed]]
-    return min(fitting, key=lambda typed: len(stems[typed]), default="FILE")
-
-
-def _about(path: Path) -> str:
-    sentence = re.match(r"# (.+?\.)(?=\s)", path.read_text(encoding="utf-8"))
-    return sentence[1] if sentence else ""
 
 
 def _rank() -> int:

@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _study(args: Any) -> int:
-    from epo_trl.long_runs.folder_lock import make_folder
+    from epo_trl.long_runs.run_lock import make_folder
     from epo_trl.study.config import load_study
     from epo_trl.study.run_plan import plan
     from epo_trl.study.runner import Places, Runner, known_record

@@ -14,8 +14,8 @@ from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.long_runs.callbacks import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
-from epo_trl.models import policy_for_training
-from epo_trl.models.names import is_tiny
+from epo_trl.models.load import policy_for_training
+from epo_trl.models.names import tiny_size
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 
 ALGORITHMS: dict[str, tuple[type[EPOConfig], type[EPOTrainer]]] = {
@@ -55,12 +55,12 @@ def check_start(model: str | None, start: StartArguments, config: Path | None) -
     Raises:
         RecipeError: If the start is invalid. The message contains the command that makes the warm start.
     """
-    if model is None or (start.from_scratch if is_tiny(model) else Path(model).is_dir()):
+    if model is None or (start.from_scratch if tiny_size(model) else Path(model).is_dir()):
         return
     warm_start = find_warm_start(config) if config else None
     folder = str(read_config(warm_start).get("output_dir")) if warm_start else ""
     make_it = f"make it with: {warm_start_command(warm_start)}" if warm_start else "make it with epo-trl sft"
-    if is_tiny(model):
+    if tiny_size(model):
         raise RecipeError(
             f"model_name_or_path: expected the folder of a warm start, got {model!r}, random weights that never "
             f"succeed, so RL teaches them nothing; {make_it}, then add --model_name_or_path {folder or 'FOLDER'}; to "

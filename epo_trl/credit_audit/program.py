@@ -29,11 +29,10 @@ from epo_trl.long_runs.state_file import read_state, write_atomically, write_sta
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.load import sequence_limit
-from epo_trl.rollout.rules import RewardArguments
-from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments
+from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments, RewardArguments
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 from epo_trl.trainers.long_run_trainer import LEARNED
-from epo_trl.trainers.rules import build_rules
+from epo_trl.trainers.setup import build_rules
 
 SETTINGS = "settings.json"
 # Fields of the config that decide what is played: all options of the rollout, and two others.

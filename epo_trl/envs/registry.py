@@ -18,7 +18,7 @@ ENVIRONMENTS = {
     "openenv": "epo_trl.envs.adapters.openenv:OpenEnvArguments",
     "scienceworld": "epo_trl.envs.scienceworld.arguments:ScienceWorldArguments",
     "tools": "epo_trl.envs.adapters.tools:ToolsArguments",
-    "trap": "epo_trl.envs.trap:TrapArguments",
+    "trap": "epo_trl.envs.trap:TrapSuite",
     "webshop": "epo_trl.envs.webshop.arguments:WebShopArguments",
 }
 

@@ -14,9 +14,9 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from epo_trl.bounds import option
+from epo_trl.bounds import Count, Range, Share, check_bounds, option
 from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
 
 COLOURS = ("red", "blue", "green", "yellow", "white", "black")
@@ -168,32 +168,30 @@ class Guide:
         return "", go_through(door_on(int(info["place"].removeprefix("room ")), self.doors))
 
 
+@dataclass(eq=False)
 class TrapSuite(TaskSuite):
-    """Games of one trap that differ only in a picture. All lists are alike.
-
-    Args:
-        rooms: Number of rooms.
-        doors: Number of coloured doors in each room.
-        hatch: Probability that the hatch wins.
-        liking: Logit of the hatch in the warm start's demonstrations. `None`: the expert goes the way.
-        move_limit: Number of steps after which the game truncates the episode.
-    """
+    """Games of one trap that differ only in a picture. All lists are alike."""
 
     name = "trap"
     instant = True
 
-    def __init__(
-        self, rooms: int = 3, *, doors: int = 4, hatch: float = 0.35, liking: float | None = None, move_limit: int = 12
-    ) -> None:
-        for name, value, least in (("rooms", rooms, 1), ("doors", doors, 2), ("move_limit", move_limit, rooms)):
-            if value < least:
-                raise EnvError(f"{name}: expected an integer >= {least}, got {value}")
-        if doors > len(COLOURS):
-            raise EnvError(f"doors: expected at most {len(COLOURS)}, got {doors}")
-        if not 0 <= hatch <= 1:
-            raise EnvError(f"hatch: expected a number in [0, 1], got {hatch}")
-        self.rooms, self.doors, self.hatch, self.liking, self.move_limit = rooms, doors, hatch, liking, move_limit
+    rooms: Count = option(3, "Number of rooms.")
+    doors: Annotated[int, Range(least=2, most=len(COLOURS))] = option(4, "Number of coloured doors in each room.")
+    hatch: Share = option(0.35, "Probability that the hatch wins.")
+    liking: float | None = option(
+        None, "Warm start: logit of the hatch in the first room; null imitates the best player instead."
+    )
+    move_limit: int = option(12, "Number of steps after which the game ends.")
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.move_limit < self.rooms:
+            raise EnvError(f"move_limit: expected an integer >= {self.rooms}, got {self.move_limit}")
         self._made = 0
+
+    def make_suite(self) -> TrapSuite:
+        """Returns the suite: it is its own settings."""
+        return self
 
     def task_ids(self, split: str) -> Sequence[str]:
         """Returns the task ids of a split."""
@@ -212,20 +210,3 @@ class TrapSuite(TaskSuite):
     def make_expert(self, seed: int = 0) -> Habit | Guide:
         """Creates the player that the warm start imitates."""
         return Guide(self.doors) if self.liking is None else Habit(self.doors, self.liking, seed)
-
-
-@dataclass
-class TrapArguments:
-    """Settings of a trap."""
-
-    rooms: int = option(3, "Number of rooms.")
-    doors: int = option(4, "Number of coloured doors in each room.")
-    hatch: float = option(0.35, "Probability that the hatch wins.")
-    liking: float | None = option(
-        None, "Warm start: logit of the hatch in the first room; null imitates the best player instead."
-    )
-    move_limit: int = option(12, "Number of steps after which the game ends.")
-
-    def make_suite(self) -> TrapSuite:
-        """Creates the task suite."""
-        return TrapSuite(self.rooms, doors=self.doors, hatch=self.hatch, liking=self.liking, move_limit=self.move_limit)

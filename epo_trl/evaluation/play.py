@@ -9,16 +9,17 @@ from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any, TypeVar
 
+from epo_trl.bounds import copy_options
 from epo_trl.envs.base import TaskSuite, TextEnv
 from epo_trl.envs.border import close_all
-from epo_trl.envs.checker import check_first_turn
+from epo_trl.envs.checker.results import checked_reset, checked_step
 from epo_trl.errors import InputError
 from epo_trl.evaluation.protocol import Protocol
 from epo_trl.rollout import ContextBuilder, Engine, RolloutSettings, finished_episodes
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.few_shot import FewShot
 from epo_trl.rollout.loop import Generate
-from epo_trl.rollout.spec import ResponseArguments, copy_options
+from epo_trl.rollout.spec import ResponseArguments
 from epo_trl.types import Episode
 
 T = TypeVar("T")
@@ -70,9 +71,12 @@ def check_first_task(env: TextEnv, task_id: str, seed: int, context: ContextBuil
         TemplateError: If the template uses a field that the environment does not provide.
         ValueError: If the protocol needs a score and the environment has none, or the first prompt does not fit.
     """
-    observation, info = check_first_turn(env, task_id, seed=seed, options=protocol.env_options)
+    observation, info = checked_reset(env, task_id, seed, protocol.env_options)
+    checked_step(env, "?", task_id, info)  # any text is allowed as action
     context.template.check(info)
-    _check_first_prompt(context, TurnView(observation, info, history=()), task_id)
+    view = TurnView(observation, info, history=())
+    if context.build([view])[0] is None:
+        raise InputError(_why_it_does_not_fit(context, view, task_id))
     if protocol.success_rule == "ended-with-score" and "score" not in info:
         raise InputError(
             f"protocol: expected one with the success rule 'won', since the environment has no score, got "
@@ -80,25 +84,18 @@ def check_first_task(env: TextEnv, task_id: str, seed: int, context: ContextBuil
         )
 
 
-def _check_first_prompt(context: ContextBuilder, view: TurnView, task_id: str) -> None:
-    if context.build([view])[0] is not None:
-        return
-    (prompt,) = replace(context, max_prompt_tokens=sys.maxsize, max_context_tokens=None).build([view])
-    assert prompt is not None
-    needed, room = len(prompt.ids), context.max_prompt_tokens
-    if needed > room:
-        shown = ""
-        if context.examples:
-            (bare,) = replace(context, max_prompt_tokens=sys.maxsize, max_context_tokens=None, examples=()).build(
-                [view]
-            )
-            assert bare is not None
-            shown = f" {needed - len(bare.ids)} of them are the examples (few_shot); use fewer or shorter examples."
-        raise InputError(
+def _why_it_does_not_fit(context: ContextBuilder, view: TurnView, task_id: str) -> str:
+    """Returns the message for a first prompt that is too long."""
+    unlimited = replace(context, max_prompt_tokens=sys.maxsize, max_context_tokens=None)
+    both = [*unlimited.build([view]), *replace(unlimited, examples=()).build([view])]
+    needed, bare = (len(prompt.ids) for prompt in both if prompt is not None)
+    if needed > context.max_prompt_tokens:
+        shown = f" {needed - bare} of them are the examples (few_shot); use fewer or shorter examples."
+        return (
             f"max_prompt_length: expected at least {needed}, the number of tokens in the first prompt of task "
-            f"{task_id!r}, got {room}.{shown} Later prompts are longer"
+            f"{task_id!r}, got {context.max_prompt_tokens}.{shown if context.examples else ''} Later prompts are longer"
         )
-    raise InputError(
+    return (
         f"max_completion_length: expected a response that fits the model's {context.max_context_tokens} tokens with "
         f"the {needed} tokens of the first prompt of task {task_id!r}, got {context.max_response_tokens}"
     )

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, check_bounds
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import CONTEXTS
-from epo_trl.rollout.rules import INVALID_ACTIONS, SUCCESS_RULES
-from epo_trl.rollout.spec import EpisodeArguments
+from epo_trl.rollout.spec import INVALID_ACTIONS, SUCCESS_RULES, EpisodeArguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

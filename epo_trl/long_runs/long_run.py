@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,11 @@ from transformers import Trainer
 
 from epo_trl.bounds import option
 from epo_trl.errors import InputError
-from epo_trl.long_runs.argument_check import check_deepspeed_runs
 from epo_trl.long_runs.callbacks import StopOnSigterm
 from epo_trl.long_runs.checkpoint_files import find_corruption, last_checkpoint, rotate, step_of, write_manifest
 from epo_trl.long_runs.disk_room import DiskRoom
-from epo_trl.long_runs.resume_check import differences, model_digest, refusal, settings_of
 from epo_trl.long_runs.run_lock import on_main_process, run_lock
+from epo_trl.long_runs.run_settings import check_deepspeed_runs, differences, model_digest, refusal, settings_of
 from epo_trl.long_runs.state_file import read_state, write_state
 
 STATE_FILE = "epo_state.json"  # in every checkpoint
@@ -61,8 +60,9 @@ class LongRun(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        check_deepspeed_runs(self.args, self.accelerator.distributed_type)
-        self._settings: dict[str, Any] = {}  # settings of the run, see `resume_check`
+        if self.args.deepspeed_plugin is not None:
+            check_deepspeed_runs(self.accelerator.distributed_type)
+        self._settings: dict[str, Any] = {}  # settings of the run, see `run_settings`
         self._saved_files: list[str] = []  # files of the final model, on the main process
         self._verified: str | None = None  # the checkpoint whose contents were verified
         self._end_file = os.path.join(self.args.output_dir, FINISHED)
@@ -143,7 +143,7 @@ class LongRun(Trainer):
 
     def newest_checkpoint(self) -> str | None:
         """Returns the newest complete checkpoint in `output_dir`, or `None`. Collective."""
-        self._verified = on_main_process(self.args, lambda: last_checkpoint(self.args.output_dir))
+        self._verified = on_main_process(self.args, partial(last_checkpoint, self.args.output_dir))
         return self._verified
 
     def _read_end(self) -> dict[str, Any] | None:
@@ -192,23 +192,20 @@ class LongRun(Trainer):
         """
         self._settings = settings_of(self)
         with run_lock(self.args), self._sigterm.listening():
-            checkpoint = self._checkpoint(resume_from_checkpoint)
+            checkpoint = self._checkpoint(resume_from_checkpoint) if resume_from_checkpoint else None
             with self._only_what_is_left(checkpoint):
                 output = super().train(checkpoint, *args, **kwargs)
             if self._nothing_left:
                 self._load_rng_state(checkpoint)
             return output
 
-    def _checkpoint(self, asked: str | bool | None) -> str | None:
-        if asked is True:
-            asked = self.newest_checkpoint()
-            if asked is None:
-                raise InputError(
-                    f"resume_from_checkpoint: expected a complete checkpoint in {self.args.output_dir}, got none"
-                )
-        if not asked:
-            return None
-        checkpoint = os.fspath(asked)
+    def _checkpoint(self, asked: str | bool) -> str:
+        """Returns the checkpoint that is asked for, after its checks."""
+        checkpoint = self.newest_checkpoint() if asked is True else str(asked)
+        if checkpoint is None:
+            raise InputError(
+                f"resume_from_checkpoint: expected a complete checkpoint in {self.args.output_dir}, got none"
+            )
         self._check_origin(checkpoint)
         self._check_contents(checkpoint)
         return checkpoint

@@ -1,24 +1,151 @@
-"""One run per output folder with any number of ranks: a lock, and work that the main process does for all ranks."""
+"""One run per output folder: a lock of the folder for one process at a time, and one for all ranks of a run.
+
+The lock file names its holder. Locking a folder loads no torch.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from accelerate.utils import broadcast_object_list, gather_object
-from transformers import TrainingArguments
+from epo_trl.errors import EpoTrlError, FileError, InputError
 
-from epo_trl.errors import InputError
-from epo_trl.long_runs.folder_lock import LOCK, RunningError, folder_lock
-
-__all__ = ["LOCK", "RunningError", "on_main_process", "run_lock"]
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 T = TypeVar("T")
 SECONDS_UNTIL_SEEN = 60.0  # delay until a network file system shows a new file to other machines
+LOCK = "_running.json"  # in the folder; the Hub client uploads nothing that begins with "_"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)  # errors of file systems without locks
+
+
+class RunningError(EpoTrlError, RuntimeError):
+    """Another process uses the folder."""
+
+
+# Contents of the lock files that this process holds. The keys hold the process id, so a forked child holds none.
+_held: dict[tuple[int, Path], str] = {}
+
+
+@contextmanager
+def folder_lock(folder: Path, field: str) -> Iterator[str]:
+    """Locks the folder for the duration of the block; yields the content of the lock file. Reentrant in a process.
+
+    Args:
+        folder: Folder to lock; created if it is missing.
+        field: Setting that holds the path, shown in messages.
+
+    Raises:
+        RunningError: If another process holds it.
+    """
+    folder = folder.resolve()
+    key = (os.getpid(), folder)
+    if key in _held:
+        yield _held[key]
+        return
+    make_folder(folder, field)
+    with _locked_file(folder / LOCK, field) as file:
+        me, other = socket.gethostname(), _record(file)
+        if other.get("host", me) != me:
+            raise RunningError(
+                f"{_in_use(folder, other, field)}, which cannot be checked from {me}. If it has ended (it was killed, "
+                f"its machine is gone), delete {folder / LOCK} and start again"
+            )
+        since = datetime.now().astimezone().isoformat(timespec="seconds")
+        _held[key] = json.dumps({"host": me, "pid": os.getpid(), "since": since})
+        file.truncate(0)
+        file.write(_held[key])
+        file.flush()
+        try:
+            yield _held[key]
+        finally:
+            del _held[key]
+            (folder / LOCK).unlink(missing_ok=True)
+
+
+def make_folder(folder: Path, field: str) -> None:
+    """Creates a folder unless it exists.
+
+    Raises:
+        FileError: If the folder cannot be created. The message names the field.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(
+            f"{field}: expected a folder that can be created, got {folder} ({error.strerror}); use another folder"
+        ) from error
+
+
+def _locked_file(path: Path, field: str) -> TextIO:
+    """Opens and locks the file. The kernel releases the lock when the process ends."""
+    while True:
+        file = _opened(path, field)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = False
+        except OSError as error:
+            taken = error.errno not in _NO_LOCKS or _is_alive(_record(file))
+        if taken:
+            message = (
+                f"{_in_use(path.parent, _record(file), field)}. Wait until it ends, stop it, or use another {field}"
+            )
+            file.close()
+            raise RunningError(message)
+        if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+            return file
+        file.close()  # the run that ended deleted it between the two calls
+
+
+def _opened(path: Path, field: str) -> TextIO:
+    try:
+        return open(path, "a+", encoding="utf-8")
+    except IsADirectoryError as error:
+        raise FileError(f"{field}: expected {path} to be a file or absent, got a folder; delete it") from error
+    except OSError as error:
+        raise FileError(
+            f"{field}: expected a writable folder, also for a finished run, got {path.parent} ({error.strerror}); use "
+            "a writable copy or another folder"
+        ) from error
+
+
+def _record(file: TextIO) -> dict[str, Any]:
+    """Returns the record of the current or last holder; `{}` if it is incomplete."""
+    file.seek(0)
+    try:
+        record = json.load(file)
+    except (ValueError, RecursionError):
+        return {}
+    kinds = {"host": str, "pid": int, "since": str}
+    is_whole = isinstance(record, dict) and all(isinstance(record.get(name), kind) for name, kind in kinds.items())
+    return record if is_whole else {}
+
+
+def _is_alive(record: dict[str, Any]) -> bool:
+    if record.get("host") != socket.gethostname():
+        return False
+    try:
+        os.kill(record["pid"], 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # it belongs to another user
+    return True
+
+
+def _in_use(folder: Path, record: dict[str, Any], field: str) -> str:
+    who = "process {pid} on {host} since {since}".format_map(record) if record else "another process"
+    return f"{field}: {folder} is in use by {who}"
 
 
 def on_main_process(args: TrainingArguments, action: Callable[[], T]) -> T:
@@ -35,6 +162,8 @@ def on_main_process(args: TrainingArguments, action: Callable[[], T]) -> T:
         except Exception as error:
             outcome = [(None, error)]
     if args.world_size > 1:
+        from accelerate.utils import broadcast_object_list
+
         broadcast_object_list(outcome)
     value, failure = outcome[0]
     if failure is not None:
@@ -56,7 +185,7 @@ def run_lock(args: TrainingArguments) -> Iterator[None]:
     """
     folder = Path(args.output_dir)
     with ExitStack() as held:
-        lock = on_main_process(args, lambda: held.enter_context(folder_lock(folder, "output_dir")))
+        lock = on_main_process(args, partial(held.enter_context, folder_lock(folder, "output_dir")))
         if args.world_size > 1 and not args.save_on_each_node:
             _check_shared(folder, lock)
         yield
@@ -67,6 +196,8 @@ def _check_shared(folder: Path, lock: str) -> None:
 
     Checkpoints hold files of every rank, and all ranks read them on resume.
     """
+    from accelerate.utils import gather_object
+
     end = time.monotonic() + SECONDS_UNTIL_SEEN
     while not (seen := _holds(folder / LOCK, lock)) and time.monotonic() < end:
         time.sleep(min(1.0, SECONDS_UNTIL_SEEN))

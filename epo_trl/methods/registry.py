@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
@@ -76,6 +76,8 @@ def build_methods(args: Any, *, critic: bool) -> Methods:
     Raises:
         ValueError: If a name or a setting is unknown, a required input is missing, or methods are incompatible.
     """
+    if not isinstance(args.method_kwargs, dict):
+        raise InputError(f"method_kwargs: expected a mapping from method to its settings, got {args.method_kwargs!r}")
     named = {"credit": [args.credit], "entropy_method": args.entropy_method, "policy_method": args.policy_method}
     made: dict[str, Method] = {}
     for slot, names in named.items():
@@ -88,10 +90,10 @@ def build_methods(args: Any, *, critic: bool) -> Methods:
     for name in args.method_kwargs:
         if name not in made:
             raise InputError(f"method_kwargs: expected settings of {list(made)}, got settings of {name!r}, not in use")
-    _check_kinds(made, args, critic)
     methods = Methods(made, args.max_turns)
+    _check_kinds(methods, args, critic)
     _check_nucleus(methods, args)
-    for method in made.values():
+    for method in methods.values():
         method.check(args)
     return methods
 
@@ -100,7 +102,7 @@ def _build(slot: str, name: str, method_class: type[Any], args: Any) -> Method:
     given = args.method_kwargs.get(name, {})
     if not isinstance(given, Mapping):
         raise InputError(f"method_kwargs: expected a mapping from setting to value for {name!r}, got {given!r}")
-    own = {field.name for field in fields(method_class) if field.init}
+    own = {field.name: field for field in fields(method_class) if field.init}
     for setting in given:
         if setting in method_class.config_fields:
             raise InputError(
@@ -108,7 +110,7 @@ def _build(slot: str, name: str, method_class: type[Any], args: Any) -> Method:
             )
         if setting not in own:
             raise InputError(f"method_kwargs: expected one of {sorted(own)} for {name!r}, got {setting!r}")
-    required = [field.name for field in fields(method_class) if field.init and _has_no_default(field)]
+    required = [name for name, field in own.items() if field.default is MISSING and field.default_factory is MISSING]
     missing = [setting for setting in required if setting not in (*given, *method_class.config_fields)]
     if missing:
         raise InputError(f"method_kwargs: expected {', '.join(missing)} for {name!r}, got {dict(given)}")
@@ -135,10 +137,6 @@ def _value(name: str, kind: Any, value: Any) -> Any:
     if isinstance(value, bool | str) or kind is bool or not isinstance(value, kind | int):
         raise InputError(f"method_kwargs: expected {expected} for {name}, got {value!r}")
     return value
-
-
-def _has_no_default(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _load_class(slot: str, name: str) -> type[Any]:
@@ -175,29 +173,27 @@ def _check_needs(slot: str, name: str, method: type[Method], args: Any, critic: 
         )
 
 
-def _check_kinds(made: Mapping[str, Method], args: Any, critic: bool) -> None:
+def _check_kinds(methods: Methods, args: Any, critic: bool) -> None:
     """Rejects several methods with an exclusive hook, and fields that conflict with a custom ratio."""
-    if not _overrides(made[args.credit], "credit"):
+    if args.credit not in methods.overriding("credit"):
         raise InputError(f"credit: expected a method that overrides `credit`, got {args.credit!r}")
-    if critic and Need.VALUES not in made[args.credit].needs:
+    if critic and Need.VALUES not in methods[args.credit].needs:
         raise InputError(
             f"credit: expected one that uses the critic of this trainer, got {args.credit!r}. Use EPOConfig and "
             "EPOTrainer, or another credit."
         )
-    variants = [name for name, method in made.items() if isinstance(method, EPO)]
+    variants = [name for name, method in methods.items() if isinstance(method, EPO)]
     if len(variants) > 1:
         raise InputError(f"entropy_method: expected one variant of EPO, got {' and '.join(map(repr, variants))}")
     for hook, slot in (("credit", "credit"), ("ratio", "policy_method")):
-        several = [name for name, method in made.items() if _overrides(method, hook)]
-        if len(several) > 1:
+        if len(several := methods.overriding(hook)) > 1:
             raise InputError(f"{slot}: expected one method with `{hook}`, got {' and '.join(map(repr, several))}")
-    ratios = [name for name, method in made.items() if _overrides(method, "ratio")]
     clashes = {
         "beta": (args.beta, 0, "the KL term would use the log-probabilities that the ratio changes"),
         "importance_sampling_level": (args.importance_sampling_level, "token", "both change the ratio"),
         "loss_type": (args.loss_type if args.loss_type in ("cispo", "vespo") else "", "", "it has no clipped ratio"),
     }
-    for name in ratios:
+    for name in methods.overriding("ratio"):
         for field, (value, neutral, reason) in clashes.items():
             if value != neutral:
                 raise InputError(f"{field}: got {value!r}, which is incompatible with the ratio of {name!r}: {reason}")
@@ -216,10 +212,6 @@ def _check_nucleus(methods: Methods, args: Any) -> None:
             f"sync_ref_model: expected False with {methods.readers_of_reference[0]!r}, got True: the reference policy "
             "stays fixed for the whole run"
         )
-
-
-def _overrides(method: Method, hook: str) -> bool:
-    return getattr(type(method), hook) is not getattr(Method, hook)
 
 
 def as_names(slot: str, given: str | Sequence[str] | None) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from epo_trl.types import Episode
 _MARK = "marks/{method}/{name}"  # key in TRL's batch
 
 
-class Methods(Mapping[str, Method]):
+class Methods(dict[str, Method]):
     """The methods of a run by name. `epo_trl.methods.build_methods` builds them from a configuration.
 
     Args:
@@ -26,18 +26,9 @@ class Methods(Mapping[str, Method]):
     """
 
     def __init__(self, methods: Mapping[str, Method], max_turns: int):
-        self._methods = dict(methods)
+        super().__init__(methods)
         self.meter = EntropyMeter(max_turns)
         self._batch_metrics: dict[str, float] = {}
-
-    def __getitem__(self, name: str) -> Method:
-        return self._methods[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._methods)
-
-    def __len__(self) -> int:
-        return len(self._methods)
 
     def need(self, what: Need) -> bool:
         """Returns whether any method requires this input."""
@@ -48,14 +39,9 @@ class Methods(Mapping[str, Method]):
         """Names of the methods that use the reference policy."""
         return [name for name, method in self.items() if method.needs & {Need.NUCLEUS, Need.FEATURES}]
 
-    @property
-    def readers_of_turn_rewards(self) -> list[str]:
-        """Names of the methods that read or change the rewards of single turns."""
-        return [
-            name
-            for name, method in self.items()
-            if Need.TURN_REWARDS in method.needs or type(method).turn_rewards is not Method.turn_rewards
-        ]
+    def overriding(self, hook: str) -> list[str]:
+        """Returns the names of the methods that override a hook of `Method`."""
+        return [name for name, method in self.items() if getattr(type(method), hook) is not getattr(Method, hook)]
 
     @property
     def cut(self) -> float | None:
@@ -83,24 +69,9 @@ class Methods(Mapping[str, Method]):
         }
 
     @property
-    def env_options(self) -> dict[str, Any]:
-        """Options for every `reset` in training: `state_key` if a method compares states of the environment."""
-        return {"state_key": True} if any(getattr(m, "anchor", "") == "state" for m in self.values()) else {}
-
-    @property
     def has_token_head(self) -> bool:
         """Whether the critic has a second head, for the values inside a turn."""
         return any(method.token_weight for method in self.values())
-
-    @property
-    def may_replace_groups(self) -> bool:
-        """Whether a method may reject a group, which is then replaced."""
-        return any(type(method).keep_group is not Method.keep_group for method in self.values())
-
-    @property
-    def may_leave_out_groups(self) -> bool:
-        """Whether a method may leave groups of the batch out of training."""
-        return any(type(method).choose_groups is not Method.choose_groups for method in self.values())
 
     # --- When a batch is collected -------------------------------------------------------------------------------
 

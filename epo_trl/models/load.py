@@ -19,8 +19,8 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
-from epo_trl.models.names import check_model_name
-from epo_trl.models.tiny import COPIES, DEFAULT_SIZE, build_model, build_tokenizer, tiny_size
+from epo_trl.models.names import COPIES, DEFAULT_SIZE, check_model_name, tiny_size
+from epo_trl.models.tiny import build_model, build_tokenizer
 
 
 def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, template: str) -> dict[str, Any]:
@@ -267,14 +267,11 @@ def load_tokenizer(path: str, **kwargs: Any) -> Any:
     architectures, such as Qwen2, it replaces the saved class by the architecture's own.
     """
     config = Path(path) / "tokenizer_config.json"
-    if config.is_file():
-        saved = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class")
-        if saved in ("PreTrainedTokenizerFast", "TokenizersBackend"):
-            return _padding(PreTrainedTokenizerFast.from_pretrained(path, padding_side="left"))
-    return _padding(AutoTokenizer.from_pretrained(path, padding_side="left", **kwargs))
-
-
-def _padding(tokenizer: Any) -> Any:
+    saved = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") if config.is_file() else None
+    if saved in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(path, padding_side="left")
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **kwargs)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -1,21 +1,41 @@
-"""Checks that a model's name can be resolved, before anything is loaded."""
+"""Names of models: those of tiny models, and whether a name can be resolved, before anything is loaded."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from epo_trl.errors import InputError
 
-TINY = "tiny"
+DEFAULT_SIZE = (128, 2)  # width, layers
+HEADS = 4
+COPIES = ":copy"  # the end of the name of a model that starts to copy
 CONFIGS = ("config.json", "adapter_config.json")  # of a model, of an adapter
 # Compared by name: the class depends on the HTTP library of the installed huggingface_hub.
 UNREACHABLE = ("ConnectError", "ConnectionError", "OfflineModeIsEnabled")
 NO_NETWORK = ", the Hub cannot be reached, and its local cache does not have the model"
 
 
-def is_tiny(name: str) -> bool:
-    """Returns whether a name denotes a tiny model with random weights, of any size."""
-    return name.partition(":")[0] == TINY
+def tiny_size(name: str | None) -> tuple[int, int] | None:
+    """Parses width and layers from `"tiny"` or, for example, `"tiny:192x3"`; `None` for any other model name.
+
+    A name may end with `":copy"`, see the argument `copies` of `build_model`.
+
+    Raises:
+        ValueError: If the size is invalid.
+    """
+    kind, colon, size = str(name).removesuffix(COPIES).partition(":")
+    if kind != "tiny":
+        return None
+    if not colon:
+        return DEFAULT_SIZE
+    match = re.fullmatch(r"([1-9][0-9]{0,3})x([1-9][0-9]?)", size)
+    if match is None or int(match[1]) % (2 * HEADS):
+        raise InputError(
+            f"model_name_or_path: got {name!r}; expected 'tiny', or a width, a multiple of {2 * HEADS}, and a number "
+            "of layers, as in 'tiny:192x3' or 'tiny:192x3:copy'"
+        )
+    return int(match[1]), int(match[2])
 
 
 def check_model_name(name: str | None, field: str = "model_name_or_path", revision: str | None = None) -> None:
@@ -31,7 +51,7 @@ def check_model_name(name: str | None, field: str = "model_name_or_path", revisi
     """
     if name is None:
         raise InputError(f"{field}: expected a Hub id, a local path or 'tiny', got nothing")
-    if is_tiny(name) or Path(name).is_dir():
+    if tiny_size(name) or Path(name).is_dir():
         return
     reason = _why_unreadable(name, revision)
     if reason is not None:

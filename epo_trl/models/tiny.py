@@ -22,12 +22,10 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from epo_trl.devices import seeded
 from epo_trl.errors import InputError
+from epo_trl.models.names import DEFAULT_SIZE, HEADS
 
 PAD, UNK, TURN_START, TURN_END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
 TAGS = ("<think>", "</think>", "<action>", "</action>")
-DEFAULT_SIZE = (128, 2)  # width, layers
-HEADS = 4
-COPIES = ":copy"  # the end of the name of a model that starts to copy
 ROLES = ("system", "user", "assistant", "tool")
 
 # The generation markers let TRL's SFTTrainer identify the assistant's tokens (`assistant_only_loss=True`).
@@ -152,28 +150,6 @@ FAMILIES: dict[str, _Family] = {
     "gemma": _Family("GemmaConfig", "GemmaForCausalLM", ("head_dim",)),
     "gemma2": _Family("Gemma2Config", "Gemma2ForCausalLM", ("head_dim", "query_pre_attn_scalar")),
 }
-
-
-def tiny_size(name: str | None) -> tuple[int, int] | None:
-    """Parses width and layers from `"tiny"` or, for example, `"tiny:192x3"`; `None` for any other model name.
-
-    A name may end with `":copy"`, see the argument `copies` of `build_model`.
-
-    Raises:
-        ValueError: If the size is invalid.
-    """
-    kind, colon, size = str(name).removesuffix(COPIES).partition(":")
-    if kind != "tiny":
-        return None
-    if not colon:
-        return DEFAULT_SIZE
-    match = re.fullmatch(r"([1-9][0-9]{0,3})x([1-9][0-9]?)", size)
-    if match is None or int(match[1]) % (2 * HEADS):
-        raise InputError(
-            f"model_name_or_path: got {name!r}; expected 'tiny', or a width, a multiple of {2 * HEADS}, and a number "
-            "of layers, as in 'tiny:192x3' or 'tiny:192x3:copy'"
-        )
-    return int(match[1]), int(match[2])
 
 
 def build_model(

@@ -15,7 +15,7 @@ from trl import ModelConfig
 from epo_trl.errors import InputError
 from epo_trl.models.generate import end_ids
 from epo_trl.models.load import load_tokenizer
-from epo_trl.models.tiny import tiny_size
+from epo_trl.models.names import tiny_size
 from epo_trl.models.vllm_requests import VllmRequests
 
 

@@ -5,7 +5,7 @@ from epo_trl.rollout.engine import Engine, EngineError, InStep, Response
 from epo_trl.rollout.loop import RolloutTimes, finished_episodes, play_episodes
 from epo_trl.rollout.parsing import ParsedResponse, parse_response
 from epo_trl.rollout.rows import Row, episode_to_row
-from epo_trl.rollout.rules import RolloutSettings
+from epo_trl.rollout.spec import RolloutSettings
 from epo_trl.rollout.templates import PromptTemplate, TemplateError
 
 __all__ = [

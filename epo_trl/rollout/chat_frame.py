@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,23 +11,6 @@ from jinja2 import TemplateError as JinjaError
 from epo_trl.errors import InputError
 
 _PROBE = ("userstart", "answerhere", "usernext", "answernext", "userlast")  # messages that reveal the frame
-
-
-def template_settings(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """Parses `chat_template_kwargs` into a dictionary; on a command line they are JSON.
-
-    Raises:
-        ValueError: If they are neither a mapping nor a JSON object.
-    """
-    try:
-        found = json.loads(given) if isinstance(given, str) else given or {}
-    except ValueError:
-        found = None
-    if not isinstance(found, Mapping):
-        raise InputError(
-            f"chat_template_kwargs: expected 'name: value' pairs, as JSON on a command line, got {given!r}"
-        )
-    return dict(found)
 
 
 class ChatTemplateError(InputError):

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from epo_trl.envs.base import Info
 from epo_trl.errors import InputError
 from epo_trl.rollout.chat_frame import ChatFrame, ChatTemplateError
-from epo_trl.rollout.encoding import control_tokens, prompt_encoder
+from epo_trl.rollout.encoding import FastEncoder, SlowEncoder, control_tokens
 from epo_trl.rollout.parsing import ActionFormat, ParsedResponse, Response, TaggedActions
 from epo_trl.rollout.templates import Example, PromptTemplate, render, rewrite
 
@@ -87,17 +86,24 @@ class ContextBuilder:
             raise InputError(f"history_length: expected an integer >= 0, got {self.history_length}")
         kwargs = {**self.chat_template_kwargs, **self.actions.chat_template_kwargs}
         self.frame = ChatFrame.of(self.tokenizer, "user" if self.is_windowed else self.actions.reply_role, **kwargs)
-        self._encoder = prompt_encoder(self.tokenizer)
+        is_fast = getattr(self.tokenizer, "is_fast", False)
+        self._encoder: FastEncoder | SlowEncoder = (FastEncoder if is_fast else SlowEncoder)(self.tokenizer)
         write = self._encoder.write
         self._frame = ChatFrame(*map(write, astuple(self.frame)))
-        self.template.check_examples(self.examples, ("first", "next") if self.is_windowed else ("first",))
-        self._words = self.template.written(write)
-        self._examples = self._words.shown(self.examples)
+        self._words, self._examples = self.template.written(write), ""
+        if self.examples:
+            self.template.check_examples(self.examples, ("first", "next") if self.is_windowed else ("first",))
+            self._examples = self._words.shown(self.examples)
         self._check_encoder()
         self.end_ids = self.end_ids or [self.tokenizer.eos_token_id]
-        self._closing_marks = self._marks(self._encode([self._frame.between])[0])
+        control, between = set(control_tokens(self.tokenizer).values()), self._encode([self._frame.between])[0]
+        # The leading control tokens of the text after an answer, and white space between them.
+        texts = self.tokenizer.batch_decode([[token] for token in between])
+        ends = [i for i, token in enumerate(between) if token not in control and texts[i].strip()]
+        self._closing_marks = between[: ends[0]] if ends else between
         tags = self.actions.tags
-        shown = self.tokenizer.decode(self.encode(" ".join(tags), [{}])[0], skip_special_tokens=True).lower()
+        (ids,) = self._encode([write(" ".join(tags))])
+        shown = self.tokenizer.decode(ids, skip_special_tokens=True).lower()
         lost = [tag for tag in tags if tag not in shown]
         if lost:
             raise ChatTemplateError(
@@ -174,11 +180,6 @@ class ContextBuilder:
             ids = self._encode([self._text(view, kept)])[0]
         return Prompt(ids, dropped_turns=wanted - kept)
 
-    def _marks(self, between: Sequence[int]) -> list[int]:
-        """Returns the leading control tokens, and white space between them, of the text after an answer."""
-        control = set(control_tokens(self.tokenizer).values())
-        return list(takewhile(lambda i: i in control or not self.tokenizer.decode([i]).strip(), between))
-
     def _ended(self, response: Sequence[int]) -> int:
         """Returns the number of closing tokens that the response already contains.
 
@@ -196,14 +197,17 @@ class ContextBuilder:
         taken = len(view.history)
         fields = {**view.info, "observation": view.observation, "turn": taken + 1, "turns_taken": taken}
         fields["examples"] = self._examples
-        frame = self._frame
+        frame, words = self._frame, self._words
         if not taken:
-            return _framed(frame.opening, self._words.first, fields, frame.closing)
-        if not self.is_windowed:
-            return _framed(frame.between, self._words.followup, fields, frame.reply_closing)
-        past = self._words.past(view.history[taken - kept :], first=taken - kept + 1)
-        fields |= {"history": past, "history_length": kept}
-        return _framed(frame.opening, self._words.next, fields, frame.closing)
+            before, message, after = frame.opening, words.first, frame.closing
+        elif not self.is_windowed:
+            before, message, after = frame.between, words.followup, frame.reply_closing
+        else:
+            before, message, after = frame.opening, words.next, frame.closing
+            past = words.past(view.history[taken - kept :], first=taken - kept + 1)
+            fields |= {"history": past, "history_length": kept}
+        # Many chat templates strip their messages, so white space around one would change the prompt.
+        return before + render(message, fields).strip() + after
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes texts in which `_frame` and `_words` refer to control tokens by their secret names.
@@ -222,8 +226,3 @@ class ContextBuilder:
                 f"processing_class: {type(self.tokenizer).__name__} gives other ids when its control tokens have other "
                 "names, so observations that spell a control token cannot be escaped; use another tokenizer"
             )
-
-
-def _framed(before: str, message: str, fields: Mapping[str, Any], after: str) -> str:
-    # Many chat templates strip their messages, so white space around one would change the prompt.
-    return before + render(message, fields).strip() + after

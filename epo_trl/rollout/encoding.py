@@ -5,6 +5,8 @@ the same text in a chat template is the single token that ends a turn.
 
 Control tokens are all special tokens of the tokenizer, and its other added tokens (such as `<think>` or `<tool_call>`).
 Added tokens of letters, digits and white space only are text: an added word, or a run of blanks.
+
+An encoder gives control tokens secret names, which only `write` inserts.
 """
 
 from __future__ import annotations
@@ -20,14 +22,6 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import Model
 
 from epo_trl.errors import InputError
-
-
-def prompt_encoder(tokenizer: Any) -> FastEncoder | SlowEncoder:
-    """Creates the encoder for a fast or slow Hugging Face tokenizer: control tokens have secret names.
-
-    Only `write` inserts those names; `encode` encodes texts that went through it, without adding special tokens.
-    """
-    return FastEncoder(tokenizer) if getattr(tokenizer, "is_fast", False) else SlowEncoder(tokenizer)
 
 
 def control_tokens(tokenizer: Any) -> dict[str, int]:
@@ -65,18 +59,26 @@ class FastEncoder:
                 setattr(self._backend, part, getattr(own, part))
         added = own.get_added_tokens_decoder()
         names = [self._names.get(token.content, token.content) for token in added.values()]
-        self._backend.add_tokens([_with_name(token, name) for token, name in zip(added.values(), names, strict=True)])
+        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        self._backend.add_tokens(
+            [
+                AddedToken(name, **{flag: getattr(token, flag) for flag in flags})
+                for token, name in zip(added.values(), names, strict=True)
+            ]
+        )
         got = zip(map(self._backend.token_to_id, names), added, strict=True)
         self._ids = {index: wanted for index, wanted in got if index != wanted}
 
     def write(self, text: str) -> str:
         """Returns a template's own text, its control tokens by their secret names."""
         parsed = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        normalizer = self._tokenizer.backend_tokenizer.normalizer
+        normalized = str if normalizer is None else normalizer.normalize_str
         tokens = {index: token for token, index in self._control.items()}
         written, end = [], 0
         for index, (start, stop) in zip(parsed["input_ids"], parsed["offset_mapping"], strict=True):
             shown = text[start:stop].strip()  # a token may include the white space around it
-            if index in tokens and self._normalized(shown) == self._normalized(tokens[index].strip()):
+            if index in tokens and normalized(shown) == normalized(tokens[index].strip()):
                 start = text.index(shown, start)
                 written += [text[end:start], self._names[tokens[index]]]
                 end = start + len(shown)
@@ -88,15 +90,6 @@ class FastEncoder:
         if not self._ids:
             return [encoding.ids for encoding in encodings]
         return [[self._ids.get(index, index) for index in encoding.ids] for encoding in encodings]
-
-    def _normalized(self, text: str) -> str:
-        normalizer = self._tokenizer.backend_tokenizer.normalizer
-        return text if normalizer is None else normalizer.normalize_str(text)
-
-
-def _with_name(token: AddedToken, name: str) -> AddedToken:
-    flags = {flag: getattr(token, flag) for flag in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-    return AddedToken(name, **flags)
 
 
 def _renamed_model(backend: Tokenizer, names: Mapping[str, str]) -> Model:

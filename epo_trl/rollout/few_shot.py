@@ -58,10 +58,6 @@ class FewShotArguments:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        self.check_few_shot()
-
-    def check_few_shot(self) -> None:
-        """Raises `InputError` for settings that exclude each other."""
         if self.few_shot and self.few_shot_file:
             raise InputError(
                 f"few_shot_file: expected few_shot=0, got {self.few_shot_file!r} with few_shot={self.few_shot}: "

@@ -12,8 +12,8 @@ from epo_trl.envs.border import ends_episode_alone
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import ContextBuilder
 from epo_trl.rollout.engine import Engine, EngineError, Generate, InStep, Response
-from epo_trl.rollout.rules import RolloutSettings
 from epo_trl.rollout.running_episode import RunningEpisode
+from epo_trl.rollout.spec import RolloutSettings
 from epo_trl.types import Episode, StopReason
 
 _POLL_SECONDS = 0.001  # between two looks at environments in other processes

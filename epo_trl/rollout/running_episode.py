@@ -10,7 +10,7 @@ from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.envs.border import checked_answer, ends_episode_alone, error_text, number
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
 from epo_trl.rollout.parsing import ParsedResponse
-from epo_trl.rollout.rules import LARGEST_REWARD, RolloutSettings
+from epo_trl.rollout.spec import LARGEST_REWARD, RolloutSettings
 from epo_trl.rollout.templates import PastTurn
 from epo_trl.types import Episode, StopReason, Turn
 

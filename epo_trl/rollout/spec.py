@@ -1,8 +1,8 @@
-"""The options of a rollout, each declared once. The arguments of a command inherit the classes that it uses.
+"""The options and rules of a rollout, each declared once. The arguments of a command inherit the classes that it uses.
 
 | command | inherits | differs |
 |---|---|---|
-| train | Response, Episode, `RewardArguments` of rules.py | |
+| train | Response, Episode, Reward | |
 | sft | Prompt, Episode | the expert's answers have tags, and no limit |
 | evaluate | Response, Protocol | `max_turns` and `context` default to the protocol's |
 | play | Response, Protocol | `prompt_template` defaults to the environment's |
@@ -11,18 +11,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, TypeVar
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, option
+from epo_trl.bounds import Count, CountOrZero, Finite, NonNegative, OneOf, Range, check_bounds, option
 from epo_trl.envs.base import TaskSuite
-from epo_trl.rollout.chat_frame import template_settings
+from epo_trl.errors import InputError
 from epo_trl.rollout.context import CONTEXTS, ContextBuilder
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
+from epo_trl.rollout.parsing import ActionFormat, TaggedActions
 from epo_trl.rollout.templates import PromptTemplate
-from epo_trl.rollout.tool_calls import ACTION_FORMATS, action_format
+from epo_trl.rollout.tool_calls import ToolCalls
 
-T = TypeVar("T")
+ACTION_FORMATS = ("tags", "tool_calls")
+INVALID_ACTIONS = ("pass", "skip")
+SUCCESS_RULES = {
+    "won": "the engine's own `won`: the task is solved, whatever the reward",
+    "ended-with-score": "the engine ended the episode, for whatever reason, with a score above 0 (exploitable)",
+}
+
+# Largest magnitude of a turn's reward. Returns are squared and summed in float32, whose maximum is 3.4e38: two returns
+# of 1,000 such turns differ by at most 2e15, the square is 4e30, and the sum over a batch of a million tokens 4e36.
+LARGEST_REWARD = 1e12
 
 
 @dataclass
@@ -99,6 +111,68 @@ class EpisodeArguments:
 
 
 @dataclass
+class RewardArguments:
+    """Rewards of a turn, and invalid actions.
+
+    If the environment lists no actions, only ill-formed ones can be skipped; the environment judges the others.
+    """
+
+    invalid_action: Annotated[str, OneOf(INVALID_ACTIONS)] = option(
+        "pass", "'pass' sends an invalid action to the environment; 'skip' only uses up the turn."
+    )
+    invalid_action_penalty: Annotated[float, Range(0, LARGEST_REWARD)] = option(
+        0.1, "Invalid-action penalty: subtracted from the reward of each invalid turn."
+    )
+    success_reward: Annotated[float, Range(-LARGEST_REWARD, LARGEST_REWARD)] = option(
+        10.0, "Reward for solving the task."
+    )
+    env_reward_weight: Finite = option(0.0, "Factor on the environment's own reward, added to every turn's reward.")
+
+
+@dataclass
+class RolloutSettings(RewardArguments):
+    """The rules of a rollout.
+
+    Args:
+        max_turns: Turn budget of an episode.
+        require_think: Whether a response without reasoning is invalid.
+        success_rule: Key of `SUCCESS_RULES` that defines success.
+        env_options: Further options for every `reset`.
+    """
+
+    max_turns: Count = EpisodeArguments.max_turns
+    require_think: bool = ResponseArguments.require_think
+    success_rule: Annotated[str, OneOf(tuple(SUCCESS_RULES))] = "won"
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+    def is_won(self, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> bool:
+        """Returns whether an episode is solved.
+
+        Args:
+            terminated: Whether the environment ended the episode.
+            truncated: Whether the environment cut the episode off.
+            info: Last info dictionary.
+        """
+        if self.success_rule == "ended-with-score":
+            return (terminated or truncated) and info["score"] > 0
+        return bool(info["won"]) and terminated
+
+    def reward(self, env_reward: float, *, won: bool, is_valid: bool) -> float:
+        """Computes the reward of a turn.
+
+        Args:
+            env_reward: Reward from the environment.
+            won: Whether the turn solved the task.
+            is_valid: Whether the turn's action was valid.
+        """
+        paid = self.env_reward_weight * env_reward + self.success_reward * won
+        return paid if is_valid else paid - self.invalid_action_penalty
+
+
+@dataclass
 class ProtocolArguments:
     """Protocol of an evaluation, and overrides, which the protocol in the report records."""
 
@@ -110,14 +184,42 @@ class ProtocolArguments:
     )
 
 
-def copy_options(kind: type[T], options: Any, **others: Any) -> T:
-    """Creates an object of another dataclass with the values of the fields that both have.
+def template_settings(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """Parses `chat_template_kwargs` into a dictionary; on a command line they are JSON.
+
+    Raises:
+        ValueError: If they are neither a mapping nor a JSON object.
+    """
+    try:
+        found = json.loads(given) if isinstance(given, str) else given or {}
+    except ValueError:
+        found = None
+    if not isinstance(found, Mapping):
+        raise InputError(
+            f"chat_template_kwargs: expected 'name: value' pairs, as JSON on a command line, got {given!r}"
+        )
+    return dict(found)
+
+
+def action_format(
+    name: str, tokenizer: Any, tools: Sequence[Callable[..., Any]], *, verbatim: bool = False
+) -> ActionFormat:
+    """Creates the action format with the given name.
 
     Args:
-        kind: Dataclass of the result.
-        options: Dataclass object to copy from.
-        **others: Values of the other fields, or of those that differ.
+        name: `"tags"`, between `<action>` and `</action>`; or `"tool_calls"`, in the model family's own format.
+        tokenizer: Tokenizer of the policy. TRL may set its `response_template`.
+        tools: Tools of the suite.
+        verbatim: Whether the suite needs unlisted actions unchanged; tool calls always are.
+
+    Raises:
+        ValueError: If there are no tools to call.
+        ChatTemplateError: If the chat template cannot show tools, or no response template is known for its calls.
     """
-    own = {entry.name for entry in fields(options)}
-    shared = {entry.name for entry in fields(kind) if entry.name in own}  # type: ignore[arg-type]
-    return kind(**{name: getattr(options, name) for name in shared} | others)
+    if name == "tags":
+        return TaggedActions(verbatim=verbatim or bool(tools))
+    if not tools:
+        raise InputError(
+            f"action_format: expected 'tags', got {name!r} with an environment that has no tools (docs/other_worlds.md)"
+        )
+    return ToolCalls(tokenizer, tools)

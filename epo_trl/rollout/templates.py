@@ -22,10 +22,6 @@ HISTORY_FIELDS = frozenset({"turn", "observation", "action", "thought"})
 EXAMPLE_FIELDS = frozenset({"number", "task", "history"})
 
 
-class TemplateError(InputError):
-    """A template file is missing, uses an unknown field, or lacks a required one."""
-
-
 class PastTurn(NamedTuple):
     """A turn as later prompts show it: the observation, the action, and the thought that led to it."""
 
@@ -40,6 +36,10 @@ class Example:
 
     task: str
     turns: tuple[PastTurn, ...]
+
+
+class TemplateError(InputError):
+    """A template file is missing, uses an unknown field, or lacks a required one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +130,11 @@ class PromptTemplate:
         """Raises `TemplateError` if a part lacks `{examples}`, or `example.txt` is needed and missing.
 
         Args:
-            examples: Examples to show.
+            examples: Examples to show, at least one.
             parts: Names of the parts that must contain the examples.
         """
         lacks = [part for part in parts if "examples" not in _fields(getattr(self, part), f"{part}.txt")]
-        if examples and lacks:
+        if lacks:
             lack = f"{lacks[0]}.txt shows no {{examples}}"
         elif not self.example and not all(isinstance(example, str) for example in examples):
             lack = "it has no example.txt to format them"

@@ -11,38 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from epo_trl.envs.adapters import FINAL_ANSWER
-from epo_trl.errors import InputError
 from epo_trl.rollout.chat_frame import ChatTemplateError
 from epo_trl.rollout.encoding import control_tokens
-from epo_trl.rollout.parsing import MAX_PASSED_CHARS, ActionFormat, ParsedResponse, Response, TaggedActions
+from epo_trl.rollout.parsing import MAX_PASSED_CHARS, ParsedResponse, Response
 
-ACTION_FORMATS = ("tags", "tool_calls")
 TOO_DEEP = "the tool call is nested too deeply"
 _REASONING = ("reasoning_content", "thinking")  # names of the reasoning in response templates
-
-
-def action_format(
-    name: str, tokenizer: Any, tools: Sequence[Callable[..., Any]], *, verbatim: bool = False
-) -> ActionFormat:
-    """Creates the action format with the given name.
-
-    Args:
-        name: `"tags"`, between `<action>` and `</action>`; or `"tool_calls"`, in the model family's own format.
-        tokenizer: Tokenizer of the policy. TRL may set its `response_template`.
-        tools: Tools of the suite.
-        verbatim: Whether the suite needs unlisted actions unchanged; tool calls always are.
-
-    Raises:
-        ValueError: If there are no tools to call.
-        ChatTemplateError: If the chat template cannot show tools, or no response template is known for its calls.
-    """
-    if name == "tags":
-        return TaggedActions(verbatim=verbatim or bool(tools))
-    if not tools:
-        raise InputError(
-            f"action_format: expected 'tags', got {name!r} with an environment that has no tools (docs/other_worlds.md)"
-        )
-    return ToolCalls(tokenizer, tools)
 
 
 class ToolCalls:

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.folder_lock import folder_lock
+from epo_trl.long_runs.run_lock import folder_lock
 from epo_trl.long_runs.state_file import read_state, write_atomically, write_state
 from epo_trl.study.config import Study
 from epo_trl.study.record import Record, collect, read_record, write_record

@@ -156,15 +156,13 @@ class RolloutAhead:
         self._tasks = None
 
 
-def make_rollout_ahead(trainer: Any) -> RolloutAhead | None:
-    """Returns what plays ahead for a trainer, or `None` without `rollout_ahead`.
+def make_rollout_ahead(trainer: Any) -> RolloutAhead:
+    """Returns what plays ahead for a trainer with `rollout_ahead`.
 
     Raises:
         InputError: If the engine shares the trainer's devices, or the lag is simulated, or nothing corrects for it.
     """
     args = trainer.args
-    if not args.rollout_ahead:
-        return None
     if trainer.player.engine.shares_devices:
         raise InputError(
             f"rollout_ahead: expected 0 with an engine that shares the trainer's devices or generates in step, got "

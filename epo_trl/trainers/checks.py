@@ -12,11 +12,9 @@ from accelerate.utils import is_peft_model, parse_flag_from_env
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
-from epo_trl.methods import Methods
-from epo_trl.models import load_tokenizer
-from epo_trl.models.load import sequence_limit
+from epo_trl.methods import Methods, Need
+from epo_trl.models.load import load_tokenizer, sequence_limit
 from epo_trl.rollout import ContextBuilder
 from epo_trl.trainers.config import EPOConfig
 
@@ -65,11 +63,6 @@ def check_train_tasks(args: EPOConfig, dataset: Any, suite: str) -> None:
         raise InputError(f"train_dataset: expected {expected}, got the prompt {dataset[0]['prompt']!r}")
 
 
-def listed_test_tasks(suite: TaskSuite, limit: int | None) -> dict[str, list[str]]:
-    """Returns the first `limit` tasks of each test list of the suite."""
-    return {split: list(suite.task_ids(split))[:limit] for split in TEST_SPLITS if split in suite.splits}
-
-
 def check_test_tasks(lists: Mapping[str, Sequence[str]], suite: str) -> None:
     """Raises `InputError` if there is nothing to evaluate.
 
@@ -94,6 +87,16 @@ def check_tokenizer(tokenizer: Any) -> None:
                 f"processing_class: expected a tokenizer with `{token}`, got none. Set one that is not used for "
                 f"anything else, for example `tokenizer.{token} = '<|endoftext|>'` for a Qwen model."
             )
+
+
+def check_reward_funcs(methods: Methods) -> None:
+    """Raises `InputError` if a method reads rewards that TRL's reward functions would not change."""
+    if methods.overriding("keep_group") or methods.overriding("choose_groups"):
+        raise InputError("reward_funcs: expected none with a method that selects groups by the episodes' own rewards")
+    readers = [name for name, method in methods.items() if Need.TURN_REWARDS in method.needs]
+    if readers := list(dict.fromkeys([*readers, *methods.overriding("turn_rewards")])):
+        names = ", ".join(map(repr, readers))
+        raise InputError(f"reward_funcs: expected none with {names}, which learns from the rewards of the turns")
 
 
 def check_reference(args: EPOConfig, methods: Methods, model: Any, peft_config: Any) -> None:

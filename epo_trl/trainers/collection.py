@@ -1,4 +1,4 @@
-"""Collects one batch of episodes and selects its groups."""
+"""Plays episodes with the current policy, collects the batches of a run, and selects their groups."""
 
 from __future__ import annotations
 
@@ -8,15 +8,66 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from epo_trl.envs.base import Faults, TaskSuite
+from tqdm.auto import tqdm
+
+from epo_trl.envs.base import Faults, TaskSuite, TextEnv
+from epo_trl.envs.border import close_all
 from epo_trl.evaluation.samples import spelled
 from epo_trl.long_runs.aborts import first_errors
 from epo_trl.methods import Comm, Group, Methods
-from epo_trl.rollout import RolloutTimes
+from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, play_episodes
 from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.generation import PolicyEngine
 from epo_trl.trainers.monitoring.rollout_metrics import group_metrics, rollout_metrics
 from epo_trl.trainers.monitoring.zero_signal import Streak
 from epo_trl.types import Episode
+
+
+@dataclass
+class Player:
+    """Plays episodes in a pool of environments that grows on demand.
+
+    Args:
+        suite: Suite that creates the environments.
+        quiet: Whether to hide the progress bar.
+        most: Number of environments that an engine without a barrier uses at most.
+
+    Attributes:
+        engine: Engine that samples the policy's responses; set when TRL has loaded the policy.
+    """
+
+    suite: TaskSuite
+    quiet: bool
+    most: int
+    envs: list[TextEnv] = field(default_factory=list, init=False)
+    engine: PolicyEngine = field(init=False)
+
+    def play(
+        self,
+        tasks: Sequence[tuple[str, int]],
+        context: ContextBuilder,
+        settings: RolloutSettings,
+        *,
+        description: str = "episodes",
+        times: RolloutTimes | None = None,
+    ) -> list[Episode]:
+        """Plays one episode per `(task_id, seed)`. Collective: every rank must call it, even without tasks."""
+        envs = self.provide(len(tasks) if self.engine.in_step else min(len(tasks), self.most))
+        with (
+            tqdm(total=len(tasks), desc=description, unit="episode", leave=False, disable=self.quiet) as bar,
+            self.engine.rollout(context, len(envs)),
+        ):
+            return play_episodes(envs, tasks, self.engine, context, settings, on_finished=bar.update, times=times)
+
+    def provide(self, count: int) -> list[TextEnv]:
+        """Returns that many environments, and creates those that are missing."""
+        while len(self.envs) < count:
+            self.envs.append(self.suite.make_env())
+        return self.envs[:count]
+
+    def close(self) -> None:
+        """Releases the environments and their processes. Playing again creates new ones."""
+        close_all(self.envs)
 
 
 @dataclass(slots=True)
@@ -104,10 +155,10 @@ class Collector:
             self.play(tasks, play, played := Played())
         rewarded = [self._methods.with_rewards(episode) for episode in played.episodes]
         batch = Collected(list(tasks), rewarded, played.episodes)
-        if self._methods.may_replace_groups:
+        if self._methods.overriding("keep_group"):
             draw = random.Random(f"{self._args.seed}/{rl_step}")
             self._replace(batch, lambda tasks: self.play(tasks, play, played), draw)
-        if self._methods.may_leave_out_groups:
+        if self._methods.overriding("choose_groups"):
             self._leave_out(batch)
         metrics = rollout_metrics(
             batch.played, played.times, played.faults, self._end_ids, self._ranks, self._args.device
@@ -122,9 +173,9 @@ class Collector:
                     f"rates (see env/aborted). The first error: {errors[0]}"
                 )
                 warnings.warn(spelled(message), stacklevel=2)
-        if self._methods.may_replace_groups:
+        if self._methods.overriding("keep_group"):
             metrics |= {"rollout/resampled_groups": batch.resampled, "rollout/unwanted_groups": batch.unwanted}
-        if self._methods.may_leave_out_groups:
+        if self._methods.overriding("choose_groups"):
             metrics |= {"rollout/left_out_groups": batch.left_out}
         return batch, metrics
 

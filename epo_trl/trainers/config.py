@@ -1,22 +1,24 @@
-"""Configuration of EPO, on top of TRL's GRPOConfig."""
+"""Configuration of EPO, on top of TRL's GRPOConfig, and the settings of its rollout."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, check_bounds, option
+from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, Share, check_bounds, option
 from epo_trl.errors import InputError
-from epo_trl.long_runs.argument_check import check_training_arguments
 from epo_trl.long_runs.long_run import LongRunArguments
+from epo_trl.long_runs.run_settings import check_training_arguments
 from epo_trl.methods import as_names, build_methods
 from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
-from epo_trl.trainers.rollout_config import RolloutArguments
+from epo_trl.rollout.few_shot import FewShotArguments
+from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments, RewardArguments
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")  # TRL's loss types
 # Of TRL's fields. It reads some of them only after a batch has been collected.
@@ -57,6 +59,57 @@ def settle_defaults(values: Any) -> None:
 
 
 @dataclass
+class RolloutArguments(ResponseArguments, EpisodeArguments, RewardArguments):
+    """Settings of the rollout in training."""
+
+    env_workers: CountOrZero = option(
+        0,
+        "Number of worker processes per rank for the environments; 0 runs them in the trainer's process, which is "
+        "faster for ALFWorld's fast engine. ScienceWorld has Java processes of its own.",
+    )
+    env_step_seconds: Positive = option(60.0, "Seconds per environment step before its worker is killed and replaced.")
+    env_reset_seconds: Positive = option(
+        120.0, "Seconds per environment reset before its worker is killed and replaced."
+    )
+    env_reset_retries: CountOrZero = option(
+        2, "Number of times a reset is retried after its worker died or was killed."
+    )
+    rollout_ahead: CountOrZero = option(
+        0,
+        "Number of RL steps that the rollout runs ahead of the updates, and thus the largest age of the weights that "
+        "play a batch; only with a vLLM server. 0 plays and updates in turn.",
+    )
+    request_seeds: bool = option(
+        False,
+        "Whether vLLM samples each response from its own seed (run, RL step, episode, turn), so that the samples do "
+        "not depend on the order of the requests. It then draws for each sequence in turn, which is slower.",
+    )
+    simulated_lag: CountOrZero = option(
+        0,
+        "Number of RL steps that the acting policy is behind the trained one, to study off-policy data. 0 is "
+        "on-policy.",
+    )
+    lag_correction: bool = option(
+        True,
+        "Whether to weight the advantages of lagged data by importance weights, at most "
+        "`vllm_importance_sampling_clip_max` per token.",
+    )
+    keep_episodes: CountOrZero = option(
+        4,
+        "Number of episodes per selected RL step to save in output_dir for `epo-trl watch`: the worst, the best, an "
+        "aborted one, and random ones. 0 saves none.",
+    )
+    keep_episodes_steps: Count | None = option(
+        None, "Save episodes every N RL steps, and at the last one; defaults to a fiftieth of the run."
+    )
+    max_aborted_share: Share = option(
+        0.5,
+        "Largest share of a batch that errors may abort. Above it, all ranks save a checkpoint and stop. 1 never "
+        "stops.",
+    )
+
+
+@dataclass
 class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     """GRPOConfig plus the terms of EPO (arXiv 2509.22576) and the settings of a multi-turn rollout.
 
@@ -75,7 +128,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         "method. With a critic: 'turn', 'token', 'outcome'.",
     )
     entropy_method: list[str] = option(
-        lambda: ["epo"],
+        partial(list, ["epo"]),
         "Entropy control: one or more names from docs/methods.md, or 'module:Class' for your own method.",
     )
     policy_method: list[str] = option(
@@ -160,7 +213,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         for slot in ("entropy_method", "policy_method"):
             setattr(self, slot, as_names(slot, getattr(self, slot)))
         self._check_bounds()
-        self.check_few_shot()
+        FewShotArguments.__post_init__(self)
         settle_defaults(self)
         if self.num_generations_eval not in (None, 1):
             raise InputError(
@@ -168,23 +221,15 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
                 "task of its lists once."
             )
         self.num_generations_eval = 1
-        GRPOConfig.__post_init__(self)  # skips that of FewShotArguments, which does not call super()
+        GRPOConfig.__post_init__(self)
         check_training_arguments(self)
-        self._check_methods()
+        build_methods(self, critic=self.has_critic)  # checks them
         if self.loss_type == "cispo" and not (self.epsilon if self.epsilon_high is None else self.epsilon_high) >= 1:
             raise InputError(
                 f"epsilon_high: expected a number >= 1 with loss_type 'cispo', got {self.epsilon_high}. CISPO caps "
                 f"every ratio at epsilon_high, or at epsilon ({self.epsilon}) without one. A smaller cap would scale "
                 "down every ratio near 1, and with it the gradient. ScaleRL (arXiv 2510.13786) uses epsilon_high: 5.0."
             )
-
-    def _check_methods(self) -> None:
-        """Raises `InputError` for methods that are unknown or incompatible with the configuration."""
-        if not isinstance(self.method_kwargs, dict):
-            raise InputError(
-                f"method_kwargs: expected a mapping from method to its settings, got {self.method_kwargs!r}"
-            )
-        build_methods(self, critic=self.has_critic)
 
     def _check_bounds(self) -> None:
         check_bounds(self, THEIR_BOUNDS)

@@ -21,7 +21,6 @@ from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 from trl.models.utils import unwrap_model_for_generation
 
-from epo_trl.errors import InputError
 from epo_trl.models.load import get_attention
 from epo_trl.models.vllm_requests import VllmRequests
 from epo_trl.rollout import ContextBuilder, EngineError, Response
@@ -36,16 +35,6 @@ def make_engine(trainer: GRPOTrainer) -> PolicyEngine:
     Raises:
         InputError: If `request_seeds` is set and the back end takes none.
     """
-    engine = _choose_engine(trainer)
-    if trainer.args.request_seeds and not isinstance(engine, VllmEngine | VllmServerEngine):
-        raise InputError(
-            "request_seeds: expected False, except with vLLM where it does not generate in step, got True. The other "
-            "back ends sample in the same order in every run"
-        )
-    return engine
-
-
-def _choose_engine(trainer: GRPOTrainer) -> PolicyEngine:
     args = trainer.args
     if trainer.use_vllm:
         vllm = trainer.vllm_generation
@@ -146,6 +135,8 @@ class ContinuousBatchingEngine(PolicyEngine):
 class VllmEngine(VllmRequests, PolicyEngine):
     """A vLLM in the process of each rank."""
 
+    takes_seeds = True
+
     def __init__(self, trainer: GRPOTrainer):
         VllmRequests.__init__(self)
         PolicyEngine.__init__(self, trainer)
@@ -181,6 +172,7 @@ class VllmServerEngine(PolicyEngine):
     """
 
     shares_devices = False
+    takes_seeds = True
     stopped = False
     _is_ahead = False
     _client: VLLMClient | None = None

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.evaluation import EvalReport
+from epo_trl.evaluation.play import check_first_task
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.long_runs.aborts import check_aborts, first_errors
 from epo_trl.long_runs.callbacks import use_short_progress
@@ -39,7 +40,7 @@ from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
 from epo_trl.trainers.ahead import make_rollout_ahead
 from epo_trl.trainers.checks import check_arguments, check_context_fits, check_packing
-from epo_trl.trainers.collection import Collected, Collector, episode_return
+from epo_trl.trainers.collection import Collected, Collector, Player, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine
 from epo_trl.trainers.evaluator import Evaluator, scalars
@@ -49,7 +50,6 @@ from epo_trl.trainers.model_card import CardFacts, card_facts
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.monitoring.zero_signal import zero_signal_monitor
-from epo_trl.trainers.player import Player
 from epo_trl.trainers.rl_step import RLStep
 from epo_trl.trainers.scoring.reference import find_candidates, keeping_reference
 from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask
@@ -93,7 +93,8 @@ class EPOTrainer(LongRunTrainer):
         quiet = args.disable_tqdm or args.process_index != 0
         most = max(args.per_device_train_batch_size * args.steps_per_generation, args.per_device_eval_batch_size)
         self.player = Player(self.suite, quiet=quiet, most=most)
-        self.player.check_first_task(setup.train_dataset[0]["prompt"], args.seed, self.rules)
+        (env,), first_task = self.player.provide(1), setup.train_dataset[0]["prompt"]
+        check_first_task(env, first_task, args.seed, self.rules.context, self.rules.protocol)
         test_lists = {split: Dataset.from_dict({"prompt": ids}) for split, ids in setup.test_tasks.items()}
         with warnings.catch_warnings(), keeping_reference(self, args):
             # This trainer relies on rollout_func; tests/test_trl_contract.py checks its name and behaviour.
@@ -134,8 +135,8 @@ class EPOTrainer(LongRunTrainer):
         self._zero_signal = zero_signal_monitor(
             args, methods, self.ranks, self.num_generations, has_critic=self.has_critic
         )
-        self.lagged = make_lagged_policy(self)
-        self.ahead = make_rollout_ahead(self)
+        self.lagged = make_lagged_policy(self) if args.simulated_lag else None
+        self.ahead = make_rollout_ahead(self) if args.rollout_ahead else None
         self.health = RunHealth(warns=self.ranks.index == 0)
         self._to_print: list[Episode] = []
 
@@ -168,7 +169,7 @@ class EPOTrainer(LongRunTrainer):
     def _collect(self, tasks: Sequence[str]) -> Collected:
         """Plays a batch, logs its metrics, and stops the run if too many episodes were aborted."""
         start = time.perf_counter()
-        with self._acting_policy():
+        with self.lagged.playing(self.model, self.player.engine) if self.lagged else nullcontext():
             played = self.ahead.take(tasks) if self.ahead else None
             batch, metrics = self.collector.collect(tasks, self.play, self.rl_step, played)
         waited = time.perf_counter() - start
@@ -194,8 +195,7 @@ class EPOTrainer(LongRunTrainer):
         output = super()._generate_and_score_completions(inputs)
         output |= batches.layout_entries(step.layout, self.accelerator.device)
         # Rows without a token in the loss (aborted, or masked by `mask_truncated_completions`) do not count.
-        usable = batches.response_mask(output).any(1).sum()
-        output["num_episodes"] = self.ranks.sum(usable.float())
+        output["num_episodes"] = self.ranks.sum(batches.response_mask(output).any(1).sum().float())
         scores = self._behaviour_scores(scoring, output)
         output |= find_candidates(self, output, step.layout)
         output |= self.samples.begin(step.episodes, self.rl_step, self.total_rl_steps)
@@ -206,18 +206,6 @@ class EPOTrainer(LongRunTrainer):
         if self.lagged and self.args.lag_correction and not self.use_vllm:  # TRL has the weights of vLLM's samples
             output["advantages"] = output["advantages"] * self._importance_weights(scoring, output, scores)
         return output
-
-    @contextmanager
-    def _acting_policy(self) -> Iterator[None]:
-        """Gives the model the weights that play a batch: those of an earlier RL step with `simulated_lag`."""
-        if self.lagged is None:
-            yield
-            return
-        self.lagged.remember(self.model)
-        with self.lagged.acting(self.model):
-            self.player.engine.weights_changed()
-            yield
-        self.player.engine.weights_changed()
 
     @torch.no_grad()
     def _importance_weights(self, scoring: ScoringTask, output: dict[str, Any], scores: TokenScores | None) -> Tensor:

@@ -14,7 +14,7 @@ from epo_trl.trainers.checks import check_test_tasks
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.generation import PolicyEngine
 from epo_trl.trainers.model_card import REPORTS
-from epo_trl.trainers.rules import RolloutRules
+from epo_trl.trainers.setup import RolloutRules
 from epo_trl.types import Episode
 
 

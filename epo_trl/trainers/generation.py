@@ -6,12 +6,14 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from trl import GRPOTrainer
 
 from epo_trl.devices import seeded
+from epo_trl.errors import InputError
 from epo_trl.models.generate import decoding
 from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes, settings_allow_reuse
 from epo_trl.rollout import ContextBuilder, Engine, InStep, Response
@@ -39,12 +41,13 @@ def keeping_precision(model: torch.nn.Module) -> Iterator[None]:
                 setattr(module, name, original)
 
 
+@dataclass
 class RequestSeeds:
     """Seeds of requests, which depend on the run, its RL step, the episode and the turn, and on nothing before."""
 
-    def __init__(self) -> None:
-        self._part, self._rollout = "", 0
-        self._turns: Counter[int] = Counter()
+    _part: str = ""
+    _rollout: int = 0
+    _turns: Counter[int] = field(default_factory=Counter)
 
     def begin(self, part: str) -> None:
         """Begins a rollout for a part of the run: an RL step of a rank, or an evaluation."""
@@ -67,13 +70,20 @@ class PolicyEngine(Engine):
     Attributes:
         around: Context manager around everything that uses the policy.
         shares_devices: Whether it generates on the trainer's devices, so that only one of the two can work at a time.
+        takes_seeds: Whether it accepts the seed of a request.
         part: Name of the part of the run that a rollout is for, if it is not the trainer's RL step.
     """
 
     shares_devices = True
+    takes_seeds = False
     part = ""
 
     def __init__(self, trainer: GRPOTrainer):
+        if trainer.args.request_seeds and not self.takes_seeds:
+            raise InputError(
+                "request_seeds: expected False, except with vLLM where it does not generate in step, got True. The "
+                "other back ends sample in the same order in every run"
+            )
         self._trainer = trainer
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._seeds = RequestSeeds()

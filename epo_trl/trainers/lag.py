@@ -33,7 +33,7 @@ class LaggedPolicy:
         self._weights: deque[dict[str, Tensor]] = deque(maxlen=lag + 1)  # the oldest first
 
     def remember(self, model: torch.nn.Module) -> None:
-        """Keeps a copy of the trained weights. Call it once before each rollout."""
+        """Keeps a copy of the trained weights."""
         self._weights.append({name: p.detach().clone() for name, p in _trained(model).items()})
 
     @contextmanager
@@ -49,6 +49,15 @@ class LaggedPolicy:
             for name, weight in current.items():
                 parameters[name].data = weight
 
+    @contextmanager
+    def playing(self, model: torch.nn.Module, engine: Any) -> Iterator[None]:
+        """Remembers the trained weights, and gives model and engine the oldest ones for the block."""
+        self.remember(model)
+        with self.acting(model):
+            engine.weights_changed()
+            yield
+        engine.weights_changed()
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the weights that a resumed run needs."""
         return {"weights": list(self._weights)}
@@ -58,15 +67,13 @@ class LaggedPolicy:
         self._weights = deque(state["weights"], maxlen=self.lag + 1)
 
 
-def make_lagged_policy(trainer: Any) -> LaggedPolicy | None:
-    """Returns the lagged policy of a trainer, or `None` without `simulated_lag`.
+def make_lagged_policy(trainer: Any) -> LaggedPolicy:
+    """Returns the lagged policy of a trainer with `simulated_lag`.
 
     Raises:
         InputError: If the weights are sharded over the ranks.
     """
     args = trainer.args
-    if not args.simulated_lag:
-        return None
     if (
         args.fsdp
         or parse_flag_from_env("ACCELERATE_USE_FSDP")

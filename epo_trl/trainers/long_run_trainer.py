@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -14,17 +13,17 @@ from trl import GRPOTrainer
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.long_runs.long_run import LongRun
-from epo_trl.long_runs.resume_check import model_digest
+from epo_trl.long_runs.run_settings import model_digest
 from epo_trl.long_runs.update_guard import UpdateGuard, check_skipped
-from epo_trl.methods import Methods
+from epo_trl.methods import Methods, build_methods
 from epo_trl.trainers.ahead import RolloutAhead
+from epo_trl.trainers.collection import Player
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.lag import LaggedPolicy
 from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
-from epo_trl.trainers.player import Player
-from epo_trl.trainers.rules import RolloutRules
+from epo_trl.trainers.setup import RolloutRules
 
 # Files of a checkpoint, equal on all ranks.
 LEARNED, LAGGED = "learned_by_methods.pt", "lagged_weights.pt"
@@ -50,12 +49,13 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     lagged: LaggedPolicy | None
     ahead: RolloutAhead | None
     rl_step: int  # number of completed RL steps
+    has_critic: bool
 
     def __init__(self, *, args: EPOConfig, **kwargs: Any) -> None:
         super().__init__(args=args, **kwargs)
         self._guard = UpdateGuard(args.max_skipped_updates, args.output_dir)
         self._train_sampler: Any = None
-        self._before_training: Any = None  # state at the start of a run
+        self._has_trained = False
         self._passed_at = -1  # number of optimizer steps before the last forward-backward pass
 
     @property
@@ -165,23 +165,24 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         Schedules and histories restart, and the remainder of an interrupted batch is discarded. The optimizer keeps its
         moments, as in transformers. A run resumed from a checkpoint continues with the state in that checkpoint.
         """
-        if self._before_training is None:
-            parts = self.rl_step, self.methods.state_dict(), self.health.state_dict(), self._batch_state()
-            self._before_training = copy.deepcopy(parts)
-        else:
-            self._restart(*copy.deepcopy(self._before_training))
+        if self._has_trained:
+            self._restart()
+        self._has_trained = True
         try:
             return super().train(*args, **kwargs)
         finally:
             if self.ahead:
                 self.ahead.stop()
 
-    def _restart(self, rl_step: int, methods: Any, health: Any, batch: Any) -> None:
-        self.rl_step, self._step, self._passed_at = rl_step, 0, -1
+    def _restart(self) -> None:
+        """Resets the state of a run to that of a new trainer. Subclasses reset their own."""
+        self.rl_step, self._step, self._passed_at, self._buffered_inputs = 0, 0, -1, None
         self._guard = UpdateGuard(self.args.max_skipped_updates, self.args.output_dir)
-        self.methods.load_state_dict(methods)
-        self.health.load_state_dict(health)
-        self._load_batch_state(batch)
+        new = build_methods(self.args, critic=self.has_critic)
+        self.methods.load_state_dict(new.state_dict())
+        self.methods.load_batch_state(new.batch_state())
+        self.health.load_state_dict(RunHealth(warns=False).state_dict())
+        self.samples.load_state(None)
         if self.lagged:
             self.lagged.load_state_dict({"weights": []})
         self._metrics["train"].clear()

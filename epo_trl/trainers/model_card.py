@@ -15,14 +15,15 @@ from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, ModelCardData
 
 from epo_trl import __version__
+from epo_trl.bounds import copy_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite
 from epo_trl.evaluation import EvalReport, Protocol
 from epo_trl.methods import Methods
 from epo_trl.models.adapters import made_from
-from epo_trl.rollout.spec import ResponseArguments, copy_options
+from epo_trl.rollout.spec import ResponseArguments
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.rules import RolloutRules
+from epo_trl.trainers.setup import RolloutRules
 
 REPORTS = "evaluations"  # folder in `output_dir`
 CARD = "README.md"

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, Share, option
 from epo_trl.errors import InputError
+from epo_trl.methods import build_methods
 from epo_trl.trainers.config import EPOConfig
 
 CRITICS = ("separate", "value_head")
@@ -67,7 +68,7 @@ class EPOPPOConfig(EPOConfig):
         groups, self.num_generations = self.num_generations, self._trl_group_size()
         super().__post_init__()
         self.num_generations = groups
-        self._check_methods()
+        build_methods(self, critic=self.has_critic)
 
     def _trl_group_size(self) -> int:
         """Returns a group size that GRPOConfig accepts. It rejects groups of one; any divisor of the batch works."""

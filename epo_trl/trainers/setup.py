@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,26 +10,85 @@ from typing import Any
 from accelerate.utils import gather_object
 from datasets import Dataset
 
+from epo_trl.bounds import copy_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.errors import InputError
+from epo_trl.evaluation import Protocol, get_protocol
+from epo_trl.evaluation.play import protocol_context
 from epo_trl.methods import Comm, Methods
-from epo_trl.models import load_tokenizer
-from epo_trl.models.tiny import tiny_size
+from epo_trl.models.load import load_tokenizer
+from epo_trl.models.names import tiny_size
+from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.trainers.checks import (
+    TEST_SPLITS,
     check_arguments,
     check_half_precision,
     check_reference,
+    check_reward_funcs,
     check_sampling,
     check_test_tasks,
     check_tokenizer,
     check_train_tasks,
-    listed_test_tasks,
     warn_empty_thought,
     warn_loss_scale,
 )
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.rules import RolloutRules, build_rules
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRules:
+    """Rules of an episode.
+
+    Args:
+        context: Builder of the training prompts.
+        settings: Turn limit and rewards of training.
+        protocol: Evaluation protocol.
+        eval_context: Builder of the protocol's prompts.
+        eval_settings: Turn limit of the protocol.
+    """
+
+    context: ContextBuilder
+    settings: RolloutSettings
+    protocol: Protocol
+    eval_context: ContextBuilder
+    eval_settings: RolloutSettings
+
+    def set_model_limits(self, max_context_tokens: int | None, end_ids: Sequence[int]) -> None:
+        """Sets the maximum sequence length of the model and the tokens that end a response."""
+        for context in (self.context, self.eval_context):
+            context.max_context_tokens, context.end_ids = max_context_tokens, end_ids
+
+
+def build_rules(
+    args: EPOConfig, suite: TaskSuite, tokenizer: Any, env_options: Mapping[str, Any] | None = None
+) -> RolloutRules:
+    """Builds the rules of a configuration. Without a protocol, evaluation uses the rules of training.
+
+    Few-shot examples (`few_shot`) are the same in both, and the protocol's name identifies them.
+
+    Args:
+        args: Configuration of the trainer.
+        suite: The tasks. The suite's expert plays the few-shot examples.
+        tokenizer: The policy's tokenizer.
+        env_options: Options for every `reset` in training.
+    """
+    protocol = (
+        get_protocol(args.protocol)
+        if args.protocol
+        else Protocol.from_options(
+            f"{suite.name}-{args.max_turns}turns", args, args.eval_temperature, invalid_action=args.invalid_action
+        )
+    )
+    shots = args.few_shot_of(suite, protocol.env_options)
+    protocol = protocol.varied(few_shot=shots.label)
+    return RolloutRules(
+        args.build_context(suite, tokenizer, shots, args.context, args.history_length),
+        copy_options(RolloutSettings, args, env_options=env_options or {}),
+        protocol,
+        protocol_context(protocol, args, suite, tokenizer, shots),
+        copy_options(RolloutSettings, protocol, require_think=args.require_think),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +139,9 @@ def set_up(
     if train_dataset is None:
         train_dataset = Dataset.from_dict({"prompt": list(suite.task_ids("train"))})
     check_train_tasks(args, train_dataset, suite.name)
-    test_tasks = listed_test_tasks(suite, args.eval_episodes)
+    test_tasks = {
+        split: list(suite.task_ids(split))[: args.eval_episodes] for split in TEST_SPLITS if split in suite.splits
+    }
     if args.eval_strategy != "no":
         check_test_tasks(test_tasks, suite.name)
     if isinstance(model, str) and tiny_size(model) and not Path(model).is_dir():
@@ -91,16 +153,14 @@ def set_up(
         tokenizer = load_tokenizer(model if isinstance(model, str) else model.config.name_or_path)
     check_tokenizer(tokenizer)
     check_reference(args, methods, model, kwargs.get("peft_config"))
-    rules = build_rules(args, suite, tokenizer, methods.env_options)
+    compares_states = any(getattr(method, "anchor", "") == "state" for method in methods.values())
+    rules = build_rules(args, suite, tokenizer, {"state_key": True} if compares_states else {})
     warn_loss_scale(args)
     check_sampling(args)
     check_half_precision(args)
     warn_empty_thought(args, rules.context)
-    if (methods.may_replace_groups or methods.may_leave_out_groups) and reward_funcs is not None:
-        raise InputError("reward_funcs: expected none with a method that selects groups by the episodes' own rewards")
-    if methods.readers_of_turn_rewards and reward_funcs is not None:
-        names = ", ".join(map(repr, methods.readers_of_turn_rewards))
-        raise InputError(f"reward_funcs: expected none with {names}, which learns from the rewards of the turns")
+    if reward_funcs is not None:
+        check_reward_funcs(methods)
     if args.env_workers:
         limits = (args.env_step_seconds, args.env_reset_seconds, args.env_reset_retries)
         suite = PooledSuite(suite, PoolSettings(args.env_workers, *limits))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from epo_trl.bounds import option
+from epo_trl.bounds import Range, check_bounds, option
 from epo_trl.envs.adapters import reaches
 from epo_trl.envs.base import EnvError, Expert, Info, TaskSuite, TextEnv
 from epo_trl.envs.registry import named_object
@@ -18,6 +18,7 @@ from epo_trl.envs.registry import named_object
 SPLITS = ("train", "iid")
 FIRST_SEED = {"train": 0, "iid": 1_000_000}
 NO_ACTION = "This is not an action here."
+_Tasks = Annotated[int, Range(least=1, most=FIRST_SEED["iid"])]
 
 
 @dataclass
@@ -27,19 +28,13 @@ class NumberedArguments:
     MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(["test_tasks", "demonstrator"])
 
     task_text: str = option("", "Task description; by default the environment's field `task`, or its name.")
-    train_tasks: int = option(1000, "Training seeds: 0, 1, 2, ...")
-    test_tasks: int = option(100, "Seeds of the list `iid`: 1000000, 1000001, ...")
+    train_tasks: _Tasks = option(1000, "Training seeds: 0, 1, 2, ...")
+    test_tasks: _Tasks = option(100, "Seeds of the list `iid`: 1000000, 1000001, ...")
     won_key: str = option("is_success", "Name of the field that tells at the end whether the task is solved.")
     won_score: float | None = option(1.0, "Without that field: a sum of rewards that counts as solved; null: never.")
     actions_key: str = option("admissible_actions", "Name of the field that lists the available actions, if any.")
     accepted_key: str = option("accepted", "Name of the field that tells whether the last action was valid, if any.")
     demonstrator: str = option("", "Expert as 'module:Class', for a warm start and `tiny`; created with a seed.")
-
-    def check(self) -> None:
-        """Raises `EnvError` if a task count is out of range."""
-        for name in ("train_tasks", "test_tasks"):
-            if not 1 <= getattr(self, name) <= FIRST_SEED["iid"]:
-                raise EnvError(f"{name}: expected an integer from 1 to {FIRST_SEED['iid']}, got {getattr(self, name)}")
 
 
 class NumberedSuite(TaskSuite):
@@ -54,7 +49,7 @@ class NumberedSuite(TaskSuite):
     verbatim = True
 
     def __init__(self, given: NumberedArguments, name: str) -> None:
-        given.check()
+        check_bounds(given)
         self.given, self.name = given, "".join(letter if letter.isalnum() else "-" for letter in name)
 
     def task_ids(self, split: str) -> Sequence[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from epo_trl.bounds import option
+from epo_trl.bounds import Positive, option
 from epo_trl.envs.adapters.loop import submit
 from epo_trl.envs.adapters.numbered import NO_ACTION, NumberedArguments, NumberedEnv, NumberedSuite
 from epo_trl.envs.base import EnvError, Info
@@ -190,7 +190,7 @@ class OpenEnvArguments(NumberedArguments):
     reset_kwargs: dict[str, Any] | str | None = option(
         None, "Arguments for `reset` besides the seed, such as '{\"difficulty\": 2}'."
     )
-    timeout_seconds: float = option(60.0, "Time limit of a request, in seconds.")
+    timeout_seconds: Positive = option(60.0, "Time limit of a request, in seconds.")
 
     def make_suite(self) -> OpenEnvSuite:
         """Creates the task suite.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
@@ -62,25 +62,6 @@ def check_text_env(
     if make_env is not None and deterministic and len(task_ids) > 1:
         _check_independence(env, make_env(), task_ids, seed, turns, player)
     _close_twice(env)
-
-
-def check_first_turn(
-    env: TextEnv, task_id: str, *, seed: int = 0, options: Mapping[str, Any] | None = None, action: str = "?"
-) -> tuple[str, Info]:
-    """Returns the result of `reset`. Raises `EnvCheckError` if that result or the first step's is invalid.
-
-    A run calls this before it begins: one `reset` and one `step`.
-
-    Args:
-        env: Environment to check; it has to be reset afterwards.
-        task_id: Id of the task.
-        seed: Seed for `reset`.
-        options: Options for `reset`, besides the task id.
-        action: Action for `step`.
-    """
-    start = checked_reset(env, task_id, seed, options)
-    checked_step(env, action, task_id, start[1])
-    return start
 
 
 def _check_bad_calls(env: TextEnv) -> None:

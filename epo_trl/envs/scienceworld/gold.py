@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from epo_trl.bounds import Count, check_bounds, option
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.scienceworld.host import JvmSettings
 from epo_trl.envs.scienceworld.jvm import Jvm
@@ -35,21 +36,17 @@ def cache_folder() -> Path:
     return (Path(own) if own else base / "epo_trl") / "scienceworld_gold"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class GoldSettings:
-    """Settings of the gold paths' cache and generation.
+    """Gold paths: their cache, which processes may share, and their generation."""
 
-    Args:
-        folder: Cache folder, see `cache_folder` for the default. Processes may share it.
-        workers: Number of JVMs that generate in parallel, each with up to 2 GB of heap.
-    """
-
-    folder: str | None = None
-    workers: int = 1
+    gold_folder: str | None = option(
+        None, "Cache of gold paths; by default $EPO_TRL_CACHE, or epo_trl in the user's cache folder."
+    )
+    gold_workers: Count = option(1, "Number of Java processes that generate gold paths in parallel, with 2 GB each.")
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise EnvError(f"gold_workers: expected an integer >= 1, got {self.workers}")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ class GoldPaths:
         todo: queue.SimpleQueue[Task] = queue.SimpleQueue()
         for task in missing:
             todo.put(task)
-        workers = min(self.settings.workers, len(missing))
+        workers = min(self.settings.gold_workers, len(missing))
         with tqdm(total=len(missing), desc="gold paths", unit="task", disable=len(missing) == 1) as bar:
             with ThreadPoolExecutor(workers) as threads:
                 futures = [threads.submit(self._work, todo, bar.update) for _ in range(workers)]
@@ -168,7 +165,7 @@ class GoldPaths:
         return GoldPath(actions)
 
     def _file(self, task: Task) -> Path:
-        folder = Path(self.settings.folder) if self.settings.folder else cache_folder()
+        folder = Path(self.settings.gold_folder) if self.settings.gold_folder else cache_folder()
         return folder / (self.simplification or "none") / task[0] / f"{task[1]}.json"
 
     def _read(self, task: Task) -> bool:

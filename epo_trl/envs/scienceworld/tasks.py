@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from epo_trl.bounds import OneOf, Range, check_bounds
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.scienceworld.jvm import Jvm
 from epo_trl.envs.scienceworld.world import World
@@ -115,23 +116,20 @@ class TaskLists:
         n_iid, n_ood, n_heldout: Length of the test lists, cut from what `tests_per_type` gives; all tasks if `None`.
 
     Raises:
-        EnvError: If a setting is invalid.
+        EpoTrlError: If a setting is invalid.
     """
 
     task_types: tuple[str, ...] = ()
     heldout_types: tuple[str, ...] | None = None
-    sampling: str = "types"
-    tests_per_type: int = TESTS_PER_TYPE
+    sampling: Annotated[str, OneOf(SAMPLING)] = "types"
+    tests_per_type: Annotated[int, Range(least=1, most=DRAWN_PER_TYPE)] = TESTS_PER_TYPE
     n_iid: int | None = None
     n_ood: int | None = None
     n_heldout: int | None = None
     ids: dict[str, tuple[str, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.sampling not in SAMPLING:
-            raise EnvError(f"sampling: expected one of {', '.join(SAMPLING)}, got {self.sampling!r}")
-        if not 1 <= self.tests_per_type <= DRAWN_PER_TYPE:
-            raise EnvError(f"tests_per_type: expected an integer from 1 to {DRAWN_PER_TYPE}, got {self.tests_per_type}")
+        check_bounds(self)
         for name, given in (("task_types", self.task_types), ("heldout_types", self.heldout_types or ())):
             unknown = sorted(set(given) - set(_content()))
             if unknown:

@@ -9,8 +9,10 @@ import random
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 from zlib import crc32
 
+from epo_trl.bounds import Count, CountOrZero, Range, check_bounds
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.webshop.kinds import BRANDS, KINDS, Kind
 from epo_trl.envs.webshop.products import (
@@ -56,27 +58,23 @@ class ShopSettings:
     Args:
         n_products: Number of products.
         n_train, n_iid: Number of goals of each list.
-        hidden: Number of a product's three attributes that its title does not show, only its page of features.
+        hidden_attributes: Number of a product's three attributes that only its page of features shows.
         seed: Seed of the products and goals.
         departments: Departments whose kinds of product it sells; all if empty.
 
     Raises:
-        EnvError: If a setting is out of range.
+        EpoTrlError: If a setting is invalid.
     """
 
-    n_products: int = 1000
-    n_train: int = 4000
-    n_iid: int = 500
-    hidden: int = 1
+    n_products: Annotated[int, Range(least=5)] = 1000
+    n_train: Count = 4000
+    n_iid: CountOrZero = 500
+    hidden_attributes: Annotated[int, Range(least=0, most=_ATTRIBUTES)] = 1
     seed: int = 0
     departments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least in (("n_products", 5), ("n_train", 1), ("n_iid", 0)):
-            if getattr(self, name) < least:
-                raise EnvError(f"{name}: expected an integer >= {least}, got {getattr(self, name)}")
-        if not 0 <= self.hidden <= _ATTRIBUTES:
-            raise EnvError(f"hidden_attributes: expected an integer from 0 to {_ATTRIBUTES}, got {self.hidden}")
+        check_bounds(self)
         known = tuple(dict.fromkeys(kind.category for kind in KINDS))
         unknown = [name for name in self.departments if name not in known]
         if unknown:
@@ -110,7 +108,7 @@ def _product(settings: ShopSettings, index: int) -> Product:
     kind = settings.kinds[index % len(settings.kinds)]
     brand = rng.choice(BRANDS)
     attributes = tuple(rng.sample(kind.attributes, _ATTRIBUTES))
-    shown = attributes[: _ATTRIBUTES - settings.hidden]
+    shown = attributes[: _ATTRIBUTES - settings.hidden_attributes]
     low, high = kind.prices
     price = round(rng.uniform(low, high)) - 0.01
     features = [rng.choice(_FEATURES).format(attribute) for attribute in reversed(attributes)]  # the hidden ones first

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product as combinations
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from epo_trl.bounds import CountOrZero, OneOf, check_bounds
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.webshop.products import Catalogue, Goal, Product, draw_price_bound, price_clause
 
@@ -40,18 +41,13 @@ class ReleaseSettings:
     """
 
     folder: str
-    catalogue: str = "small"
-    instructions: str = "human"
-    n_iid: int = 500
-    n_dev: int = 1000
+    catalogue: Annotated[str, OneOf(_SUFFIXES)] = "small"
+    instructions: Annotated[str, OneOf(INSTRUCTIONS)] = "human"
+    n_iid: CountOrZero = 500
+    n_dev: CountOrZero = 1000
 
     def __post_init__(self) -> None:
-        for name, choices in (("catalogue", tuple(_SUFFIXES)), ("instructions", INSTRUCTIONS)):
-            if getattr(self, name) not in choices:
-                raise EnvError(f"{name}: expected one of {', '.join(choices)}, got {getattr(self, name)!r}")
-        for name in ("n_iid", "n_dev"):
-            if getattr(self, name) < 0:
-                raise EnvError(f"{name}: expected an integer >= 0, got {getattr(self, name)}")
+        check_bounds(self)
 
 
 def data_folder(path: str | os.PathLike[str] | None = None) -> Path:

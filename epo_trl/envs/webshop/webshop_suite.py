@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable
 from functools import lru_cache
 
 from epo_trl.envs.base import EnvError, Expert, Info, TaskSuite
@@ -74,12 +73,11 @@ class _WebShopSuite(TaskSuite):
 
     def make_expert(self, seed: int = 0) -> Expert:
         """Creates a `Shopper`. It makes no random choices: `seed` is unused."""
-        return Shopper(self._wish_reader)
+        return Shopper(self._wish)
 
-    @property
     @abstractmethod
-    def _wish_reader(self) -> Callable[[Info], Wish]:
-        """Function that returns the wish of an episode from its first info."""
+    def _wish(self, info: Info) -> Wish:
+        """Returns the wish of an episode from its first info."""
 
 
 class GeneratedWebShop(_WebShopSuite):
@@ -100,9 +98,8 @@ class GeneratedWebShop(_WebShopSuite):
         super().__init__(settings, page_size, spacy_model)
         self.splits = ("train", "iid") if settings.n_iid else ("train",)
 
-    @property
-    def _wish_reader(self) -> Callable[[Info], Wish]:
-        return _read_task
+    def _wish(self, info: Info) -> Wish:
+        return read_instruction(info["task"])
 
 
 class WebShopData(_WebShopSuite):
@@ -141,13 +138,5 @@ class WebShopData(_WebShopSuite):
         sizes = {"train": 1, "iid": n_iid, "dev": n_dev}
         self.splits = tuple(split for split, size in sizes.items() if size)
 
-    @property
-    def _wish_reader(self) -> Callable[[Info], Wish]:
-        return self._known_wish
-
-    def _known_wish(self, info: Info) -> Wish:
+    def _wish(self, info: Info) -> Wish:
         return Wish.known(self.goal(info["task_id"]))
-
-
-def _read_task(info: Info) -> Wish:
-    return read_instruction(info["task"])

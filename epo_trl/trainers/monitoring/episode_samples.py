@@ -118,7 +118,7 @@ class EpisodeSamples:
         return {"rl_step": self._rl_step, "samples": samples}
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Restores the state returned by `state`; `None`, from a checkpoint without one, resets it."""
+        """Restores the state returned by `state`; `None` resets it."""
         state = state or {"rl_step": None, "samples": {}}
         self._rl_step = state["rl_step"]
         self._samples = {int(i): Sample.from_dict(json.loads(sample)) for i, sample in state["samples"].items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 
 import torch
@@ -118,10 +119,10 @@ class ZeroSignalMonitor:
     name: str
     ranks: Comm
     by_turns: bool = False
-
-    def __post_init__(self) -> None:
-        self._equal_rewards, self._empty_batches = Streak(PATIENCE), Streak(1)
-        self._equal, self._success = False, 0.0  # of the current batch
+    _equal_rewards: Streak = field(default_factory=partial(Streak, PATIENCE), init=False)
+    _empty_batches: Streak = field(default_factory=partial(Streak, 1), init=False)
+    _equal: bool = field(default=False, init=False)  # of the current batch, like the next
+    _success: float = field(default=0.0, init=False)
 
     def add_rewards(self, rewards: Tensor, *, success: float) -> None:
         """Adds the rewards of a batch, see `equal_within_groups`; `success` is the share of solved episodes."""

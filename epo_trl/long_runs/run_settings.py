@@ -1,4 +1,4 @@
-"""Refuses to resume from a checkpoint whose settings differ in a way that affects the result."""
+"""Settings of a run: checks that transformers makes late or never, and the comparison with those of a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,10 +8,57 @@ import json
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+from accelerate.utils import DistributedType
+from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+
+from epo_trl.bounds import NonNegative, Range, check_bounds
+from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.run_lock import on_main_process
+
+_Beta = Annotated[float, Range(least=0, below=1)]
+BOUNDS = {
+    **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon"), NonNegative),
+    **dict.fromkeys(("adam_beta1", "adam_beta2"), _Beta),
+}
+# For these, the list of transformers does not reliably show whether they are installed.
+_NOT_LISTED = {"azure_ml", "comet_ml", "flyte"}
+
+
+def check_training_arguments(args: Any) -> None:
+    """Raises `InputError` for an unknown or missing tracker, or an invalid optimizer setting or seed.
+
+    Args:
+        args: Arguments of the transformers trainer, after their own checks.
+    """
+    check_bounds(args, BOUNDS)
+    if args.max_grad_norm is not None and not args.max_grad_norm >= 0:
+        raise InputError(f"max_grad_norm: expected a number >= 0 (0: no clipping), got {args.max_grad_norm}")
+    if not 0 <= args.seed < 2**32:
+        raise InputError(f"seed: expected an integer from 0 to 2**32 - 1, got {args.seed}")
+    for name in args.report_to:
+        if name not in INTEGRATION_TO_CALLBACK:
+            known = ", ".join(map(repr, INTEGRATION_TO_CALLBACK))
+            raise InputError(f"report_to: expected 'all', 'none', or one or several of {known}, got {name!r}")
+        if name not in {*get_available_reporting_integrations(), *_NOT_LISTED}:
+            raise InputError(f"report_to: expected an installed tracker, got {name!r}; install it or use 'none'")
+
+
+def check_deepspeed_runs(kind: DistributedType) -> None:
+    """Raises `InputError` if accelerate silently runs without a configured DeepSpeed.
+
+    Args:
+        kind: Accelerate's distributed type.
+    """
+    if kind != DistributedType.DEEPSPEED:
+        raise InputError(
+            "use_cpu: expected false in accelerate's settings (its config, ACCELERATE_USE_CPU) for a run with "
+            f"DeepSpeed, got true, with which accelerate runs {kind.value} without DeepSpeed; set it to false there "
+            "and use_cpu: true in the training config (docs/multi_node.md, A rehearsal on a CPU)"
+        )
+
 
 # Configuration fields that affect logging, saving or speed, but not what is learned. Every other field of TRL,
 # transformers or this package must stay the same.
@@ -67,7 +114,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     for name in MODELS:
         if settings.get(name):
             settings[name] = on_main_process(args, partial(what_model, settings[name]))
-    return {name: _plain(value) for name, value in settings.items()}
+    return json.loads(json.dumps(settings, default=_plain))
 
 
 def model_digest(items: Iterable[Any], what: str) -> str:
@@ -77,18 +124,15 @@ def model_digest(items: Iterable[Any], what: str) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """Returns JSON types for a value that `json` cannot write."""
     if isinstance(value, Enum):
-        return _plain(value.value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
+        return value.value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return dict(value)
     if isinstance(value, set | frozenset):
-        return sorted(_plain(item) for item in value)
+        return sorted(value)
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return type(value).__name__
 
 
