@@ -14,7 +14,7 @@ from epo_trl.errors import InputError
 from epo_trl.rollout import EngineError
 from epo_trl.trainers.checks import check_half_precision
 from epo_trl.trainers.engines import VllmServerEngine, _WithTimeout, make_engine
-from epo_trl.trainers.generation import keeping_precision
+from epo_trl.trainers.generation import TurnGenerator, keeping_precision
 from epo_trl.types import StopReason
 
 CONTINUOUS = {
@@ -87,6 +87,25 @@ def test_weights_gradients_and_buffers_are_bit_equal_after_a_cast():
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for (name, p), gradient in zip(named, gradients, strict=True):
         torch.testing.assert_close(p.detach(), before[name] - 1e-6 * gradient, rtol=0, atol=1e-8)
+
+
+def test_autocast_casts_the_weights_once_per_turn(tmp_path):
+    """A block around a whole call keeps the casts of the first token for the next ones, with the same samples."""
+    trainer, enabled = make_trainer(tmp_path, bf16=True), []
+    trainer.model_wrapped = trainer.accelerator.prepare_model(trainer.model)  # as `train` does
+    plain = trainer._generate_single_turn
+
+    def recorded(*args):
+        enabled.append(torch.is_autocast_enabled("cpu"))
+        return plain(*args)
+
+    trainer._generate_single_turn = recorded
+    prompts = [[5, 6, 7], [8, 9]]
+    torch.manual_seed(0)
+    once = TurnGenerator(trainer)._generate_turn(prompts)
+    torch.manual_seed(0)
+    assert once == plain(prompts, None, {}, 1)
+    assert enabled == [True] and not torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.slow

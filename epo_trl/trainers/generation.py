@@ -187,11 +187,20 @@ class TurnGenerator(InStep, PolicyEngine):
         return None if responses is None else [response for response in responses if response.number >= 0]
 
     def _generate_turn(self, prompt_ids: list[list[int]]) -> Any:
-        """Generates a response to each prompt. Restores mode and weights, which continuous batching changes."""
-        model = self._trainer.model
-        training = model.training
-        with self.around(), keeping_precision(model):
-            responses = self._trainer._generate_single_turn(prompt_ids, None, {}, 1)
+        """Generates a response to each prompt. Restores mode and weights, which continuous batching changes.
+
+        Autocast keeps its bf16 copies of fp32 weights until its outermost block ends. Around the call, they are made
+        once per turn instead of once per token.
+        """
+        trainer = self._trainer
+        model, training = trainer.model, trainer.model.training
+        casts_once = not (trainer.use_vllm or trainer.use_transformers_continuous_batching)
+        with (
+            self.around(),
+            keeping_precision(model),
+            trainer.accelerator.autocast() if casts_once else nullcontext(),
+        ):
+            responses = trainer._generate_single_turn(prompt_ids, None, {}, 1)
         if model.training != training:
             model.train(training)
         return responses
