@@ -212,7 +212,7 @@ def main(line: CommandLine) -> None:
             folder = os.path.join(args.output_dir, f"round-{number}")
             own = collect_successes(folder, suite, player, options, args.seed + number, args.max_length)
             round_args = replace(args, output_dir=folder)
-            policy = policy_for_training(model_args, round_args, suite, options.prompt_template)
+            policy = policy_for_training(model_args, round_args, suite, options.template_for(suite))
             if expert is None:
                 expert = demonstrations(suite, policy["processing_class"], options, args.seed)
             data = concatenate_datasets([expert, own]) if len(own) else expert

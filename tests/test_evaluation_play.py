@@ -178,7 +178,7 @@ def test_the_protocol_decides_the_context(tokenizer):
     context = context_for(rules, tokenizer, max_prompt_length=11, max_completion_length=22, max_context_tokens=33)
     assert (context.mode, context.history_length) == ("concatenated", 4)
     assert (context.max_prompt_tokens, context.max_response_tokens, context.max_context_tokens) == (11, 22, 33)
-    assert context.template.name == "alfworld"
+    assert context.template.name == "general"
     assert dict(context.chat_template_kwargs) == {}
     windowed = context_for(protocol(), tokenizer, chat_template_kwargs={"enable_thinking": False})
     assert (windowed.mode, windowed.history_length) == ("windowed", 2)

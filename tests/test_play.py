@@ -113,7 +113,7 @@ def test_a_model_plays_as_in_an_evaluation(show, monkeypatch, context):
     rules = dict(max_turns=9, context=context, seed=4)
     episode, written = show(player="some/model", split="iid", index=7, max_prompt_length=9999, **rules)
     protocol = PLAIN.varied(max_turns=9, context=context)
-    options = ResponseArguments(prompt_template="general", max_prompt_length=9999)
+    options = ResponseArguments(max_prompt_length=9999)
     prompts = protocol_context(protocol, options, ToySuite(), TOKENIZER)
     prompts.end_ids = RandomPolicy.eos_ids
     (expected,) = play_episodes(
@@ -135,11 +135,12 @@ def test_the_prompt_is_the_template_s_text_and_with_a_model_s_tokenizer_what_tha
     first = PromptTemplate.load("general").first.format(
         task=info["task"], observation=observation, admissible_actions=listed
     )
-    assert first in show(player="expert", show_prompt=True)[1]
+    general = {"player": "expert", "show_prompt": True, "prompt_template": "general"}
+    assert first in show(**general)[1]
     monkeypatch.setattr(playing, "tokenizer_of", lambda model_args: TOKENIZER)
-    framed = show(player="expert", show_prompt=True, model="some/model", max_prompt_length=9999)[1]
+    framed = show(**general, model="some/model", max_prompt_length=9999)[1]
     assert f"<|im_start|>user\n{first}<|im_end|>\n<|im_start|>assistant\n" in framed
-    assert "im_start" not in show(player="expert", show_prompt=True, model="tiny")[1]
+    assert "im_start" not in show(**general, model="tiny")[1]
 
 
 def test_nothing_is_asked_of_a_template_that_nobody_reads(show):

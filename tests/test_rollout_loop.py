@@ -378,7 +378,7 @@ class OfSeveralRanks(TurnGenerator):
     """A generator whose other ranks have the episodes that `needed` says."""
 
     def __init__(self, tokenizer, policy, needed):
-        super().__init__(SimpleNamespace(processing_class=tokenizer))
+        super().__init__(SimpleNamespace(processing_class=tokenizer, args=SimpleNamespace(request_seeds=False)))
         self._generate, self.prompts_needed = policy, needed
 
 

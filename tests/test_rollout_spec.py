@@ -22,7 +22,7 @@ from epo_trl.trainers.setup import build_rules
 ROOT = Path(__file__).parents[1]
 # The only classes that declare an option again, with another default or meaning.
 AGAIN = {
-    "ProtocolArguments": {"max_turns", "context"}, "PlayArguments": {"prompt_template"},
+    "ProtocolArguments": {"max_turns", "context"},
     "EvolutionArguments": {"action_format"}, "ServeArguments": {"max_turns"},
 }  # fmt: skip
 

@@ -65,7 +65,7 @@ def result_settings(
         "protocol": protocol.to_dict() | {"description": ""},
         "tasks": hashlib.sha256(json.dumps([suite.name, lists]).encode()).hexdigest(),
         "contents": _digest([suite.content(split) for split in lists]),
-        "template": _digest(asdict(PromptTemplate.load(args.prompt_template)) | {"name": ""}),
+        "template": _digest(asdict(PromptTemplate.load(args.template_for(suite))) | {"name": ""}),
         "environment": {key: str(value) for key, value in suite.settings.items()},
         "model": loading,
         "weights": what_model(model_args.model_name_or_path or ""),
@@ -110,7 +110,7 @@ def load(
         )
         config = AutoConfig.from_pretrained(model_args.model_name_or_path, revision=model_args.model_revision)
     else:
-        model, tokenizer = load_policy(model_args, suite, args.prompt_template, device=state.device, seed=args.seed)
+        model, tokenizer = load_policy(model_args, suite, args.template_for(suite), device=state.device, seed=args.seed)
         policy = SamplingPolicy(model, tokenizer, **sampling, reuse_prefixes=not protocol.is_windowed)
         config = model.config
     return policy, tokenizer, sequence_limit(config)

@@ -235,7 +235,7 @@ def imitate(
         ValueError: If `output_dir` holds a run with other settings, or there is no demonstration.
     """
     with run_lock(args):
-        policy = policy_for_training(model_args, args, suite, shown.prompt_template)
+        policy = policy_for_training(model_args, args, suite, shown.template_for(suite))
         rows = demonstrations(suite, policy["processing_class"], shown, args.seed)
         check_length(rows, args.max_length)
         trainer = ImitationTrainer(suite, shown, args=args, train_dataset=rows, **policy)

@@ -28,7 +28,6 @@ from epo_trl.rollout.demonstrations import ANSWER
 from epo_trl.rollout.loop import Generate
 from epo_trl.rollout.running_episode import RunningEpisode
 from epo_trl.rollout.spec import action_format
-from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.types import Episode, StopReason
 
 HUMAN, EXPERT = "human", "expert"
@@ -50,9 +49,6 @@ class PlayArguments(EvaluationArguments):
         False,
         "Show the prompt of a model before each turn: with model_name_or_path in the format of that model, else the "
         "message without a chat template.",
-    )
-    prompt_template: str = option(
-        "", "Prompt template; by default the one with the name of the environment, or 'general'."
     )
 
     @property
@@ -82,7 +78,6 @@ def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen:
         EnvError: If the environment fails, or the task does not exist.
     """
     protocol, task_id = play_protocol(args, suite), find_task(args, suite)
-    args = replace(args, prompt_template=args.prompt_template or default_template(args, suite))
     context, policy = open_player(suite, args, model_args, protocol)
     with contextlib.closing(suite.make_env()) as env:
         if args.is_model or args.show_prompt:
@@ -174,14 +169,6 @@ def find_task(args: PlayArguments, suite: TaskSuite) -> str:
     if not 0 <= args.index < len(ids):
         raise InputError(f"index: expected an integer from 0 to {len(ids) - 1}, got {args.index} for {args.split}")
     return ids[args.index]
-
-
-def default_template(args: PlayArguments, suite: TaskSuite) -> str:
-    """Returns the name of the environment's prompt template, or `"general"`."""
-    own = suite.name.partition("-")[0]
-    if suite.tools:
-        own = "tools" if args.action_format == "tags" else args.action_format
-    return own if own.isidentifier() and (TEMPLATES / own).is_dir() else "general"
 
 
 def open_player(

@@ -91,7 +91,7 @@ def train(
         ValueError: If `output_dir` holds a run with other settings.
     """
     with run_lock(args):
-        policy = policy_for_training(model_args, args, suite, args.prompt_template)
+        policy = policy_for_training(model_args, args, suite, args.template_for(suite))
         trainer = trainer_class(suite=suite, args=args, **policy)
         try:
             trainer.train_to_end()

@@ -138,6 +138,7 @@ class TaskSuite(ABC):
         settings: Settings that the suite was made from, where known. A run is resumed only with equal settings.
         made_by: Class of these settings as `"module:Class"`, where known.
         protocol: Name of the default evaluation protocol; `""` if it has to be chosen explicitly.
+        prompt_template: Name or folder of the default prompt template.
         tools: Functions that can be called, with types and docstrings, if actions are tool calls in JSON.
         verbatim: Whether an unlisted action reaches the environment unchanged, including white space: it may be code or
             JSON. Otherwise white space is collapsed, and only the end of a long text is passed on.
@@ -150,6 +151,7 @@ class TaskSuite(ABC):
     settings: Mapping[str, Any] = {}
     made_by: str = ""
     protocol: str = ""
+    prompt_template: str = "general"
     tools: Sequence[Callable[..., Any]] = ()
     verbatim: bool = False
     instant: bool = False

@@ -106,6 +106,7 @@ class CorridorSuite(TaskSuite):
     """Tasks that start in every room of one corridor. All lists use the same corridor: the agent is to learn it."""
 
     name = "corridor"
+    prompt_template = "corridor"
 
     def __init__(self, rooms: int = 8, *, move_limit: int = 20) -> None:
         self.rooms = rooms

@@ -199,6 +199,7 @@ class ToySuite(TaskSuite):
     """The fixed task lists of `TreasureHunt`: 200 tasks in `train`, 40 in `iid`, 40 in `ood`."""
 
     name = "treasure-hunt"
+    prompt_template = "alfworld"
 
     def __init__(self, *, move_limit: int = 30) -> None:
         self.move_limit = move_limit

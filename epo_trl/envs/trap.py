@@ -173,6 +173,7 @@ class TrapSuite(TaskSuite):
     """Games of one trap that differ only in a picture. All lists are alike."""
 
     name = "trap"
+    prompt_template = "corridor"
     instant = True
 
     rooms: Count = option(3, "Number of rooms.")

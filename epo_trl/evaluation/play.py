@@ -46,7 +46,7 @@ def protocol_context(
     Raises:
         ValueError: If the protocol prescribes another prompt template.
     """
-    protocol.check_template(options.prompt_template)
+    protocol.check_template(options.template_for(suite))
     rules = protocol.context, protocol.history_length
     return options.build_context(suite, tokenizer, shots or FewShot(), *rules, max_context_tokens=max_context_tokens)
 

@@ -5,7 +5,7 @@
 | train | Response, Episode, Reward | |
 | sft | Prompt, Episode | the expert's answers have tags, and no limit |
 | evaluate | Response, Protocol | `max_turns` and `context` default to the protocol's |
-| play | Response, Protocol | `prompt_template` defaults to the environment's |
+| play | Response, Protocol | |
 | AgentEvol | Response, Episode | `action_format` is always tags |
 """
 
@@ -41,7 +41,9 @@ LARGEST_REWARD = 1e12
 class PromptArguments(FewShotArguments):
     """Prompts, which have to be the same in warm start, training and evaluation."""
 
-    prompt_template: str = option("alfworld", "Name of a template of epo_trl, or a folder with custom text files.")
+    prompt_template: str = option(
+        "", "Name of a template of epo_trl, or a folder with custom text files; by default that of the environment."
+    )
     max_prompt_length: Count = option(
         2048, "Maximum prompt length of a turn, in tokens; oldest history is dropped first."
     )
@@ -52,6 +54,10 @@ class PromptArguments(FewShotArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.chat_template_kwargs = template_settings(self.chat_template_kwargs)
+
+    def template_for(self, suite: TaskSuite) -> str:
+        """Returns the name or folder of the prompt template."""
+        return self.prompt_template or suite.prompt_template
 
     def build_context(
         self, suite: TaskSuite, tokenizer: Any, shots: FewShot, context: str, history_length: int, **response: Any
@@ -68,7 +74,7 @@ class PromptArguments(FewShotArguments):
         """
         return ContextBuilder(
             tokenizer,
-            PromptTemplate.load(self.prompt_template),
+            PromptTemplate.load(self.template_for(suite)),
             mode=context,
             history_length=history_length,
             max_prompt_tokens=self.max_prompt_length,
@@ -89,6 +95,11 @@ class ResponseArguments(PromptArguments):
         "tools, 'tool_calls' in the format of the model's chat template.",
     )
     require_think: bool = option(True, "Whether a response without <think> </think> counts as invalid.")
+
+    def template_for(self, suite: TaskSuite) -> str:
+        """Returns the name or folder of the prompt template; tool calls have their own default."""
+        calls_tools = self.action_format == "tool_calls" and not self.prompt_template
+        return "tool_calls" if calls_tools else super().template_for(suite)
 
     def build_context(
         self, suite: TaskSuite, tokenizer: Any, shots: FewShot, context: str, history_length: int, **response: Any

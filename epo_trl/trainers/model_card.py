@@ -208,7 +208,7 @@ def _use(facts: CardFacts, adapter: bool) -> str:
     suite, shown = facts.suite, facts.options.few_shot_file
     options = replace(
         facts.options,
-        prompt_template=_short_name(facts.options.prompt_template),
+        prompt_template=_short_name(facts.options.template_for(suite)),
         few_shot_file=os.path.basename(shown) if shown else None,
     )
     module, _, maker = (suite.made_by or f"{type(suite).__module__}:{type(suite).__qualname__}").partition(":")

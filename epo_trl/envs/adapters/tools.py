@@ -47,6 +47,8 @@ class ToolSuite(TaskSuite):
         name: Name of the suite; by default the factory's.
     """
 
+    prompt_template = "tools"
+
     def __init__(
         self,
         factory: Callable[[], Any],

@@ -43,6 +43,9 @@ def _stored_scene(path: Path) -> Scene:
 class _AlfworldSuite(TaskSuite):
     """The common part of both suites: the choice of the engine, and the expert."""
 
+    protocol = "alfworld50"
+    prompt_template = "alfworld"
+
     def __init__(self, engine: str, expert_search: str) -> None:
         for name, value, choices in (("engine", engine, ENGINES), ("expert_search", expert_search, SEARCHES)):
             if value not in choices:
@@ -112,7 +115,6 @@ class GeneratedAlfworld(_AlfworldSuite):
     """
 
     name = "alfworld-generated"
-    protocol = "alfworld50"
 
     def __init__(
         self,
@@ -175,7 +177,6 @@ class AlfworldData(_AlfworldSuite):
     """
 
     name = "alfworld"
-    protocol = "alfworld50"
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ class ScienceWorldSuite(TaskSuite):
 
     name = "scienceworld"
     protocol = "strict30"
+    prompt_template = "scienceworld"
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ class _WebShopSuite(TaskSuite):
     """The common part of both suites. Task ids are `"<split>/<number>"`."""
 
     protocol = "webshop-500"
+    prompt_template = "webshop"
 
     def __init__(self, shop: Settings, page_size: int, spacy_model: str) -> None:
         if page_size < 1:
