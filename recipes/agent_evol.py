@@ -47,9 +47,9 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import play_chunks, protocol_settings, split_chunks
-from epo_trl.long_runs.aborts import TooManyAborted, first_errors
 from epo_trl.long_runs.callbacks import EXIT_CODE
 from epo_trl.long_runs.checkpoint_files import what_model
+from epo_trl.long_runs.guards import TooManyAborted, first_errors
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.models import policy_for_training

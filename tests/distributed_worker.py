@@ -52,8 +52,7 @@ from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.long_runs import run_lock
-from epo_trl.long_runs.aborts import TooManyAborted
-from epo_trl.long_runs.update_guard import NonFiniteError
+from epo_trl.long_runs.guards import NonFiniteError, TooManyAborted
 from epo_trl.trainers import EPOTrainer
 from epo_trl.types import StopReason
 

@@ -7,8 +7,8 @@ from run_kit import logged
 from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
-from epo_trl.long_runs.aborts import TooManyAborted
 from epo_trl.long_runs.callbacks import short_line
+from epo_trl.long_runs.guards import TooManyAborted
 from epo_trl.methods import Comm
 from epo_trl.trainers.collection import Collected
 from epo_trl.trainers.rl_step import RLStep

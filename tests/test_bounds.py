@@ -23,7 +23,7 @@ from epo_trl.bounds import (
 from epo_trl.cli.evaluation_arguments import EvaluationArguments
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.credit_audit import AuditPlan
-from epo_trl.envs.pool.settings import PoolSettings
+from epo_trl.envs.pool import PoolSettings
 from epo_trl.envs.scienceworld.host import JvmSettings
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol

@@ -27,7 +27,7 @@ from epo_trl.envs.registry import build_suite
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.errors import InputError
 from epo_trl.evaluation import get_protocol
-from epo_trl.long_runs.aborts import TooManyAborted
+from epo_trl.long_runs.guards import TooManyAborted
 from epo_trl.models.vllm_policy import VllmPolicy, load_vllm_policy
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.templates import TEMPLATES

@@ -8,7 +8,7 @@ from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import make_ppo, make_trainer
 from transformers import TrainerCallback
 
-from epo_trl.long_runs.update_guard import NonFiniteError, UpdateGuard, check_skipped, spread_nonfinite
+from epo_trl.long_runs.guards import NonFiniteError, UpdateGuard, check_skipped, spread_nonfinite
 from epo_trl.trainers.scoring import row_scorer
 
 

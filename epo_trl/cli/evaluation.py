@@ -29,8 +29,8 @@ from epo_trl.evaluation.paired import compare, read_reports
 from epo_trl.evaluation.partial_results import PartialResults
 from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_context, protocol_settings, split_chunks
 from epo_trl.evaluation.samples import print_episodes
-from epo_trl.long_runs.aborts import SHOWN, TooManyAborted
 from epo_trl.long_runs.checkpoint_files import what_model
+from epo_trl.long_runs.guards import SHOWN, TooManyAborted
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.load import sequence_limit

@@ -31,9 +31,8 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.play import check_first_task
 from epo_trl.evaluation.samples import print_episodes
-from epo_trl.long_runs.aborts import check_aborts, first_errors
 from epo_trl.long_runs.callbacks import use_short_progress
-from epo_trl.long_runs.update_guard import spread_nonfinite
+from epo_trl.long_runs.guards import check_aborts, first_errors, spread_nonfinite
 from epo_trl.methods import Batch, MicroBatch, Need, TokenScores, build_methods
 from epo_trl.models.load import get_attention
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes

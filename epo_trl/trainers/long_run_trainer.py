@@ -12,9 +12,9 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from epo_trl.envs.base import TaskSuite
+from epo_trl.long_runs.guards import UpdateGuard, check_skipped
 from epo_trl.long_runs.long_run import LongRun
 from epo_trl.long_runs.run_settings import model_digest
-from epo_trl.long_runs.update_guard import UpdateGuard, check_skipped
 from epo_trl.methods import Methods, build_methods
 from epo_trl.trainers.ahead import RolloutAhead
 from epo_trl.trainers.collection import Player

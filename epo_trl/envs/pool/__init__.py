@@ -2,7 +2,6 @@
 
 from epo_trl.envs.pool.env import PooledEnv
 from epo_trl.envs.pool.pooled_suite import PooledSuite
-from epo_trl.envs.pool.settings import PoolSettings
-from epo_trl.envs.pool.worker import WorkerLost
+from epo_trl.envs.pool.worker import PoolSettings, WorkerLost
 
 __all__ = ["PoolSettings", "PooledEnv", "PooledSuite", "WorkerLost"]

@@ -6,8 +6,7 @@ import weakref
 from typing import Any
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
-from epo_trl.envs.pool.settings import PoolSettings
-from epo_trl.envs.pool.worker import Worker, WorkerLost, WorkerProcess
+from epo_trl.envs.pool.worker import PoolSettings, Worker, WorkerLost, WorkerProcess
 
 
 class PooledEnv(TextEnv):

@@ -7,8 +7,7 @@ from typing import Any
 
 from epo_trl.envs.base import EnvError, Faults, TaskSuite
 from epo_trl.envs.pool.env import PooledEnv
-from epo_trl.envs.pool.settings import PoolSettings
-from epo_trl.envs.pool.worker import Worker
+from epo_trl.envs.pool.worker import PoolSettings, Worker
 from epo_trl.envs.wrapper import SuiteWrapper
 
 

@@ -7,11 +7,13 @@ import pickle
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from itertools import count
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+from epo_trl.bounds import Count, CountOrZero, Positive, check_bounds
 from epo_trl.envs.base import EnvError, Faults
 from epo_trl.envs.border import ends_episode_alone, error_text
 from epo_trl.envs.seats import Seats
@@ -19,6 +21,26 @@ from epo_trl.envs.supervisor import ChildProcess
 
 START_SECONDS = 120.0  # added for the first request of a process, which imports the suite
 _LIBRARY = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Distribution of environments over processes.
+
+    Args:
+        workers: Number of processes.
+        step_seconds: Time limit of a step; a process that exceeds it is killed.
+        reset_seconds: Time limit of a reset.
+        reset_retries: Number of retries of a reset, each in a new process, after its process died or was killed.
+    """
+
+    workers: Count = 1
+    step_seconds: Positive = 60.0
+    reset_seconds: Positive = 120.0
+    reset_retries: CountOrZero = 2
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 class WorkerLost(EnvError):

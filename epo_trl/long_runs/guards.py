@@ -1,9 +1,13 @@
-"""Skips non-finite updates, and stops a run after too many in a row."""
+"""Stops a run after too many non-finite updates in a row, which it skips, or at a batch with too many aborted episodes.
+
+Training on the rest of such a batch would hide the fault. An episode whose first prompt does not fit counts as aborted:
+it has no turn to learn from.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +15,11 @@ import torch
 from torch import Tensor
 
 from epo_trl.errors import EpoTrlError
+from epo_trl.types import Episode
 
 FOLDER = "nonfinite"  # in `output_dir`
+SHOWN = 3  # errors shown per rank
+NO_TURN = "max_prompt_length leaves no room for its first prompt"
 
 
 class NonFiniteError(EpoTrlError, RuntimeError):
@@ -91,3 +98,34 @@ def check_skipped(grad_norm: float, was_skipped: Callable[[], bool]) -> None:
             f"deepspeed: expected a skipped update for gradient norm {grad_norm}, but DeepSpeed updated the weights: "
             "set `check_grad_overflow: true` in the `bf16` block of its configuration"
         )
+
+
+class TooManyAborted(EpoTrlError, RuntimeError):
+    """More episodes of a batch were aborted than `max_aborted_share` allows."""
+
+
+def first_errors(episodes: Sequence[Episode], rank: int) -> list[str]:
+    """Returns the errors of the first aborted episodes of a rank."""
+    aborted = [episode for episode in episodes if not episode.is_usable]
+    return [f"rank {rank}, task {episode.task_id!r}: {episode.error or NO_TURN}" for episode in aborted[:SHOWN]]
+
+
+def check_aborts(
+    share: float, limit: float, errors: Callable[[], Sequence[str]], save: Callable[[], str | None]
+) -> None:
+    """Saves a checkpoint and raises `TooManyAborted` if the share of aborted episodes exceeds the limit. Collective.
+
+    Args:
+        share: Share of aborted episodes in the batch, over all ranks.
+        limit: `max_aborted_share`.
+        errors: Collects the `first_errors` of all ranks.
+        save: Saves a checkpoint if possible, and returns its path.
+    """
+    if share <= limit:
+        return
+    lines, checkpoint = errors(), save()
+    saved = f"the state before it is in {checkpoint}" if checkpoint else "nothing was saved inside an optimizer step"
+    raise TooManyAborted(
+        f"max_aborted_share: {share:.0%} of the episodes of this batch were aborted, {limit:.0%} are allowed; the "
+        f"batch was not trained on, and {saved}. The first errors:\n" + "\n".join(f"  {line}" for line in lines)
+    )
