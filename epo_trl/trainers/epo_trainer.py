@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -33,7 +34,7 @@ from epo_trl.evaluation.play import check_first_task
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.long_runs.callbacks import use_short_progress
 from epo_trl.long_runs.guards import check_aborts, first_errors, spread_nonfinite
-from epo_trl.methods import Batch, MicroBatch, Need, TokenScores, build_methods
+from epo_trl.methods import Batch, Comm, MicroBatch, Need, TokenScores, build_methods
 from epo_trl.models.load import get_attention
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
@@ -53,7 +54,7 @@ from epo_trl.trainers.rl_step import RLStep
 from epo_trl.trainers.scoring.reference import find_candidates, keeping_reference
 from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask
 from epo_trl.trainers.scoring.turn_features import extract_features
-from epo_trl.trainers.setup import make_comm, set_up
+from epo_trl.trainers.setup import set_up
 from epo_trl.types import Episode
 
 
@@ -111,7 +112,13 @@ class EPOTrainer(LongRunTrainer):
         use_short_progress(self)
         self.player.engine = make_engine(self)
         self.rules.set_model_limits(check_context_fits(args, self.rules.context, self.model.config), self.eos_token_ids)
-        self.ranks = make_comm(self.accelerator)
+        device, reduce = self.accelerator.device, self.accelerator.reduce
+        self.ranks = Comm(
+            sum=lambda tensor: reduce(tensor.to(device), reduction="sum").to(tensor.device),
+            gather=gather_object,
+            index=self.accelerator.process_index,
+            count=self.accelerator.num_processes,
+        )
         spare_tasks = setup.train_dataset["prompt"]
         self.collector = Collector(
             self.suite, self.methods, self.ranks, spare_tasks, args, self.num_generations, self.eos_token_ids

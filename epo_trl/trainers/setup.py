@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
 from datasets import Dataset
 
 from epo_trl.bounds import copy_options
@@ -16,7 +15,7 @@ from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import protocol_context
-from epo_trl.methods import Comm, Methods
+from epo_trl.methods import Methods
 from epo_trl.models.load import load_tokenizer
 from epo_trl.models.names import tiny_size
 from epo_trl.rollout import ContextBuilder, RolloutSettings
@@ -152,7 +151,8 @@ def set_up(
     if tokenizer is None:
         tokenizer = load_tokenizer(model if isinstance(model, str) else model.config.name_or_path)
     check_tokenizer(tokenizer)
-    check_reference(args, methods, model, kwargs.get("peft_config"))
+    if args.beta or methods.readers_of_reference:
+        check_reference(args, methods, model, kwargs.get("peft_config"))
     compares_states = any(getattr(method, "anchor", "") == "state" for method in methods.values())
     rules = build_rules(args, suite, tokenizer, {"state_key": True} if compares_states else {})
     warn_loss_scale(args)
@@ -165,13 +165,3 @@ def set_up(
         limits = (args.env_step_seconds, args.env_reset_seconds, args.env_reset_retries)
         suite = PooledSuite(suite, PoolSettings(args.env_workers, *limits))
     return Setup(suite, train_dataset, test_tasks, tokenizer, rules)
-
-
-def make_comm(accelerator: Any) -> Comm:
-    """Returns the communication between the processes of a run."""
-    return Comm(
-        sum=lambda tensor: accelerator.reduce(tensor.to(accelerator.device), reduction="sum").to(tensor.device),
-        gather=gather_object,
-        index=accelerator.process_index,
-        count=accelerator.num_processes,
-    )
