@@ -57,7 +57,7 @@ function curve(turns) {
   const points = turns.map((turn, i) => [i, mean(turn.entropy), turn.error]).filter((point) => point[1] !== null);
   if (points.length < 2) return [];
   const top = Math.max(...points.map((point) => point[1])) * 1.08 || 1;
-  const width = Math.min(640, at("episode").clientWidth - 30);
+  const width = Math.max(240, Math.min(640, at("episode").clientWidth - 30)); // a hidden pane has no width
   const x = (i) => 40 + ((width - 50) * i) / (turns.length - 1);
   const y = (value) => 100 - (88 * value) / top;
   const svg = drawn("svg", { viewBox: `0 0 ${width} 122`, role: "img", "aria-label": "Mean entropy of each turn" });
