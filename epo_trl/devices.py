@@ -1,7 +1,9 @@
-"""Device copies and random states on any device: CUDA and ROCm, XPU, NPU, MPS or CPU."""
+"""Device copies and random states on any device: CUDA and ROCm, XPU, NPU, MPS or CPU. Memory that a CPU run frees."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -43,3 +45,14 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         torch.default_generator.manual_seed(seed)
         torch.get_device_module(device).manual_seed(seed)
         yield
+
+
+def return_freed_memory() -> None:
+    """Returns the free parts of glibc's heap to the system; does nothing where the C library is another one.
+
+    The caches of a rollout and the activations of an update leave holes of different sizes between them. Without this
+    call, a run on a CPU grows to about twice what it uses.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

@@ -1,10 +1,13 @@
 """Random states on any kind of device. The devices are made up: what is checked is whom we ask for what."""
 
+import sys
+
+import psutil
 import pytest
 import torch
 from trainer_kit import make_model, make_trainer, toy_tokenizer
 
-from epo_trl.devices import seeded, to_device
+from epo_trl.devices import return_freed_memory, seeded, to_device
 from epo_trl.models import build_model
 from epo_trl.models.generate import SamplingPolicy
 
@@ -78,3 +81,14 @@ def test_a_tensor_of_the_cpu_stays_what_it_is():
     tensor = torch.arange(3)
     assert to_device(tensor, torch.device("cpu")) is tensor
     assert to_device(tensor, torch.device("meta")).device.type == "meta"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
+def test_memory_between_blocks_in_use_returns_to_the_system():
+    """Every second block of 100 kB is freed: the heap cannot shrink at its end."""
+    process = psutil.Process()
+    blocks = [torch.ones(25_000) for _ in range(4_000)]
+    blocks[::2] = [torch.empty(0)] * 2_000
+    before = process.memory_info().rss
+    return_freed_memory()
+    assert before - process.memory_info().rss > 100e6

@@ -18,7 +18,7 @@ LAYERS = {
     "evaluation": {"types", "envs", "rollout"},
     "models": {"types", "envs", "rollout", "long_runs", "devices", "lazy"},
     "methods": {"types", "objectives"},
-    "long_runs": {"types"},
+    "long_runs": {"types", "devices"},
     "watch": {"types", "evaluation", "long_runs"},
     "trainers": {
         "types", "objectives", "envs", "evaluation", "rollout", "models", "methods", "long_runs", "watch", "devices",

@@ -13,6 +13,8 @@ from accelerate import Accelerator
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
+from epo_trl.devices import return_freed_memory
+
 EXIT_CODE = 128 + signal.SIGTERM  # a shell reports it for a program ended by SIGTERM
 # Columns of a line: (logged name, label, format).
 _TRAIN = (
@@ -78,6 +80,14 @@ class StopOnSigterm(TrainerCallback):
         """Requests only the end of training: the checkpoint was just saved."""
         if state.global_step < state.max_steps and self._any_rank_received():
             control.should_training_stop = self.stopped = True
+
+
+class ReturnFreedMemory(TrainerCallback):
+    """Returns the memory that an optimizer step freed to the system."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Returns it."""
+        return_freed_memory()
 
 
 def short_line(step: int, logs: dict[str, Any]) -> str:

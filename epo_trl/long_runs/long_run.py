@@ -19,7 +19,7 @@ from transformers import Trainer
 
 from epo_trl.bounds import option
 from epo_trl.errors import InputError
-from epo_trl.long_runs.callbacks import StopOnSigterm
+from epo_trl.long_runs.callbacks import ReturnFreedMemory, StopOnSigterm
 from epo_trl.long_runs.checkpoint_files import find_corruption, last_checkpoint, rotate, step_of, write_manifest
 from epo_trl.long_runs.disk_room import DiskRoom
 from epo_trl.long_runs.run_lock import on_main_process, run_lock
@@ -70,6 +70,7 @@ class LongRun(Trainer):
         self._nothing_left = False
         self._sigterm = StopOnSigterm(self.accelerator)
         self.add_callback(self._sigterm)
+        self.add_callback(ReturnFreedMemory())
 
     @property
     def preempted(self) -> bool:

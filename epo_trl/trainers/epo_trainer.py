@@ -28,6 +28,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from epo_trl.devices import return_freed_memory
 from epo_trl.envs.base import TaskSuite
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.play import check_first_task
@@ -179,6 +180,7 @@ class EPOTrainer(LongRunTrainer):
             played = self.ahead.take(tasks) if self.ahead else None
             batch, metrics = self.collector.collect(tasks, self.play, self.rl_step, played)
         waited = time.perf_counter() - start
+        return_freed_memory()
         self._keep_metrics(metrics)
         self.health.add_rollout(metrics)
         share, limit, ranks = metrics["env/aborted"], self.args.max_aborted_share, self.ranks
