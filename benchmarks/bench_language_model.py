@@ -2,17 +2,20 @@
 
     python benchmarks/bench_language_model.py
 
-The model has the shape of SmolLM2-135M and random weights. One thread, fp32.
+The model has the shape of SmolLM2-135M and random weights. One thread, fp32 unless a row says bf16: fp32 weights under
+autocast, which only a CPU with AMX makes faster.
 
 - warm start: forward and backward pass with LoRA of rank 16 on all linear layers, with the dropout (0.05) and the
   activation checkpointing that `alfworld/sft_pretrained` has by default, then without either, then with all weights;
 - evaluation: episodes in concatenated context with and without the keys and values of the turns before;
-- decoding: one token at a time after a cache of so many tokens, copied for each token or allocated ahead.
+- decoding: one token at a time after a cache of so many tokens, copied for each token or allocated ahead; in bf16, with
+  the weights cast for each token or once.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -40,7 +43,12 @@ def make_model() -> PreTrainedModel:
     return LlamaForCausalLM(config)
 
 
-def warm_start(lora: bool, dropout: float, checkpointing: bool, tokens: int) -> Work:
+def bf16(enabled: bool) -> Any:
+    """Returns the block of a pass in bf16, if enabled."""
+    return torch.autocast("cpu", torch.bfloat16) if enabled else nullcontext()
+
+
+def warm_start(lora: bool, dropout: float, checkpointing: bool, tokens: int, half: bool = False) -> Work:
     """Makes the pass over one sequence. It returns tokens a second."""
     model: Any = make_model()
     if lora:
@@ -53,7 +61,9 @@ def warm_start(lora: bool, dropout: float, checkpointing: bool, tokens: int) -> 
 
     def work() -> float:
         start = time.perf_counter()
-        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        with bf16(half):
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
         model.zero_grad()
         return tokens / (time.perf_counter() - start)
 
@@ -79,21 +89,22 @@ def evaluation(reuse: bool, episodes: int, turns: int, words: int) -> Work:
     return work
 
 
-def decoding(ahead: bool, rows: int, before: int, tokens: int) -> Work:
+def decoding(ahead: bool, rows: int, before: int, tokens: int, casts: str = "") -> Work:
     """Makes the decoding of some tokens. It returns tokens a second."""
     model = make_model().eval()
     config = model.config
 
     def work() -> float:
         cache = growing_cache() if ahead else DynamicCache()
-        with torch.inference_mode():
+        with torch.no_grad(), bf16(casts == "once"):
             for layer in range(config.num_hidden_layers):
                 states = torch.randn(2, rows, config.num_key_value_heads, before, config.head_dim)
                 cache.update(*states, layer)
             ids = torch.zeros(rows, 1, dtype=torch.long)
             start = time.perf_counter()
             for _ in range(tokens):
-                ids = model(input_ids=ids, past_key_values=cache).logits[:, -1].argmax(-1, keepdim=True)
+                with bf16(bool(casts)):
+                    ids = model(input_ids=ids, past_key_values=cache).logits[:, -1].argmax(-1, keepdim=True)
         return rows * tokens / (time.perf_counter() - start)
 
     return work
@@ -115,6 +126,7 @@ def main() -> None:
             "LoRA, dropout, checkpointing": partial(warm_start, True, 0.05, True, given.tokens),
             "LoRA": partial(warm_start, True, 0.0, False, given.tokens),
             "all weights": partial(warm_start, False, 0.0, False, given.tokens),
+            "all weights, bf16": partial(warm_start, False, 0.0, False, given.tokens, half=True),
         },
         "evaluation": {
             "every turn from the start": partial(evaluation, False, *play),
@@ -123,6 +135,8 @@ def main() -> None:
         "decoding": {
             "copied for each token": partial(decoding, False, given.rows, given.before, 16),
             "allocated ahead": partial(decoding, True, given.rows, given.before, 16),
+            "bf16, cast for each token": partial(decoding, True, given.rows, given.before, 16, casts="each token"),
+            "bf16, cast once": partial(decoding, True, given.rows, given.before, 16, casts="once"),
         },
     }
     rows, results = [], {}
