@@ -83,10 +83,14 @@ class StopOnSigterm(TrainerCallback):
 
 
 class ReturnFreedMemory(TrainerCallback):
-    """Returns the memory that an optimizer step freed to the system."""
+    """Returns the memory that a micro-batch or an optimizer step freed to the system."""
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Returns it after a micro-batch."""
+        return_freed_memory()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Returns it."""
+        """Returns it after an optimizer step."""
         return_freed_memory()
 
 
