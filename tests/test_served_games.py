@@ -194,7 +194,7 @@ def test_tasks_can_be_listed():
         (["trap", "--call_timeout", "0"], "call_timeout: .*got 0.0"),
         (["trap", "--protocol", "none50"], "protocol: .*got 'none50'"),
         (["nowhere"], "environment: .*got 'nowhere'"),
-        (["trap", "--doors", "1"], "doors: expected an integer >= 2, got 1"),
+        (["trap", "--doors", "1"], "doors: expected an integer from 2 to 6, got 1"),
     ],
 )
 def test_wrong_options_are_named_on_one_line(words, says, capsys):
