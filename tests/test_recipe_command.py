@@ -13,8 +13,8 @@ from trl import ModelConfig, SFTConfig
 
 from epo_trl.cli import main, program
 from epo_trl.cli.base import RecipeError, at_least
-from epo_trl.cli.command_line import AlgorithmArguments, command, overview, recipe_file
-from epo_trl.cli.options import parse_options, parse_recipe
+from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, command, overview, recipe_file
+from epo_trl.cli.options import RecipeParser, parse_options, parse_recipe
 from epo_trl.cli.program import run_recipe
 from epo_trl.envs.base import EnvError
 from epo_trl.evaluation import get_protocol
@@ -232,6 +232,12 @@ def test_the_help_fits_on_two_screens_and_has_each_option_of_ours_once(capsys):
             for field in fields(kind) if field.name in vars(kind).get("__annotations__", {})}  # fmt: skip
     assert len(listed) == len(set(listed)) and {f"--{name}" for name in ours} <= set(listed)
     assert "--games" in listed and "--max_steps" not in listed and "--help-all" in lines[-1]
+
+
+def test_the_help_shows_bounds_once_however_often_it_is_formatted():
+    parser = RecipeParser(CommandLine([], None, {}, "trap", "grpo"), [EPOConfig])
+    assert "(>= 1) Number of rooms." in parser.format_help()
+    assert parser.format_help() == parser.format_help() and "(>= 1) (>= 1)" not in parser.format_help_all()
 
 
 @pytest.mark.parametrize(("world", "settings"), [("alfworld", "Alfworld"), ("scienceworld", "ScienceWorld")])

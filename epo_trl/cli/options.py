@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
@@ -133,9 +134,9 @@ class RecipeParser(HfArgumentParser):
         """Returns the values and an empty rest: an unknown option is an error."""
         given, rest = super().parse_known_args(args, namespace)
         known = {option for action in self._actions for option in action.option_strings}
-        for option in [word.split("=", 1)[0] for word in rest if word.startswith("--")] or rest:
+        if unknown := [word.split("=", 1)[0] for word in rest if word.startswith("--")] or rest:
             advice = "--help-all lists all, abbreviations are not supported"
-            self.error(f"{option}: unknown option; {advice}{did_you_mean(option, known)}")
+            self.error(f"{unknown[0]}: unknown option; {advice}{did_you_mean(unknown[0], known)}")
         for name, value in vars(given).items():
             if isinstance(value, str) and value.startswith("{"):
                 try:
@@ -174,7 +175,7 @@ class RecipeParser(HfArgumentParser):
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, [], [])
         lines = [formatter.format_help().rstrip(), self.description or ""]
-        for heading, actions in self._groups():
+        for heading, actions in self._groups:
             if heading.partition(":")[0] not in _THEIRS:
                 shown = [action for action in actions if action.const is not False]
                 lines += [f"{heading.rstrip(':')}:", *map(_in_one_line, shown)]
@@ -186,14 +187,15 @@ class RecipeParser(HfArgumentParser):
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, [], [])
         formatter.add_text(self.description)
-        for heading, actions in self._groups():
+        for heading, actions in self._groups:
             formatter.start_section(heading)
             formatter.add_arguments(actions)
             formatter.end_section()
         return formatter.format_help()
 
+    @cached_property
     def _groups(self) -> list[tuple[str, list[argparse.Action]]]:
-        """Returns the options by the class that defines them, with their bounds in the help."""
+        """The options by the class that defines them. Adds their bounds to the help, once."""
         bounds = {name: each.bounds for kind in self.dataclass_types for name, each in read_bounds(kind).items()}
         by_name: dict[str, list[argparse.Action]] = {}
         for action in self._actions:
