@@ -87,11 +87,9 @@ class ReturnFreedMemory(TrainerCallback):
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Returns it after a micro-batch."""
-        return_freed_memory()
+        return_freed_memory(args.device)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Returns it after an optimizer step."""
-        return_freed_memory()
+    on_step_end = on_substep_end
 
 
 def short_line(step: int, logs: dict[str, Any]) -> str:

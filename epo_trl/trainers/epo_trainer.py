@@ -180,7 +180,7 @@ class EPOTrainer(LongRunTrainer):
             played = self.ahead.take(tasks) if self.ahead else None
             batch, metrics = self.collector.collect(tasks, self.play, self.rl_step, played)
         waited = time.perf_counter() - start
-        return_freed_memory()
+        return_freed_memory(self.accelerator.device)
         self._keep_metrics(metrics)
         self.health.add_rollout(metrics)
         share, limit, ranks = metrics["env/aborted"], self.args.max_aborted_share, self.ranks
