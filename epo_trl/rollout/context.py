@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from epo_trl.envs.base import Info
@@ -98,9 +99,9 @@ class ContextBuilder:
         self.end_ids = self.end_ids or [self.tokenizer.eos_token_id]
         control, between = set(control_tokens(self.tokenizer).values()), self._encode([self._frame.between])[0]
         # The leading control tokens of the text after an answer, and white space between them.
-        texts = self.tokenizer.batch_decode([[token] for token in between])
-        ends = [i for i, token in enumerate(between) if token not in control and texts[i].strip()]
-        self._closing_marks = between[: ends[0]] if ends else between
+        self._closing_marks = list(
+            takewhile(lambda token: token in control or not self.tokenizer.decode([token]).strip(), between)
+        )
         tags = self.actions.tags
         (ids,) = self._encode([write(" ".join(tags))])
         shown = self.tokenizer.decode(ids, skip_special_tokens=True).lower()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.envs.border import checked_answer, ends_episode_alone, error_text, number
@@ -15,6 +16,14 @@ from epo_trl.rollout.templates import PastTurn
 from epo_trl.types import Episode, StopReason, Turn
 
 NOT_ACCEPTED = "the environment does not know this action"
+
+
+class Sampled(NamedTuple):
+    """A sampled response: token ids, decoded text, and log-probabilities if the engine returns them."""
+
+    ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[float, ...] | None
 
 
 @dataclass(slots=True)
@@ -38,7 +47,7 @@ class RunningEpisode:
     history: list[PastTurn] = field(default_factory=list)
     carried_ids: list[int] = field(default_factory=list)  # tokens that precede the next prompt
     prompt: Prompt | None = None  # of the turn in progress, like the next three fields
-    sampled: tuple[tuple[int, ...], str, tuple[float, ...] | None] | None = None  # ids, text, log-probabilities
+    sampled: Sampled | None = None
     parsed: ParsedResponse | None = None
     is_sent: bool = False  # whether the environment was asked for an answer
     is_started: bool = False  # whether the environment has given the first observation
@@ -88,7 +97,7 @@ class RunningEpisode:
     ) -> None:
         """Parses the action in a response to `prompt` and sends it to the environment."""
         assert self.prompt is not None
-        self.sampled = tuple(ids), text, None if logprobs is None else tuple(logprobs)
+        self.sampled = Sampled(tuple(ids), text, None if logprobs is None else tuple(logprobs))
         self.carried_ids = context.carried(self.carried_ids, self.prompt, ids)
         listed = self.info["admissible_actions"]
         self.parsed = context.read(ids, text, listed, require_think=self.settings.require_think)
@@ -102,9 +111,8 @@ class RunningEpisode:
 
     def _await_outcome(self) -> None:
         """Awaits the outcome of the action, computes the reward and records the turn."""
-        prompt, parsed = self.prompt, self.parsed
-        assert prompt is not None and parsed is not None and self.sampled is not None
-        ids, text, logprobs = self.sampled
+        prompt, parsed, sampled = self.prompt, self.parsed, self.sampled
+        assert prompt is not None and parsed is not None and sampled is not None
         if self.is_sent:
             observation, env_reward, terminated, truncated, info = self.env.step_wait()
             observation, info = checked_answer(observation, info)
@@ -124,13 +132,13 @@ class RunningEpisode:
         self.turns.append(
             Turn(
                 prompt_ids=tuple(prompt.ids),
-                response_ids=ids,
-                response=text,
+                response_ids=sampled.ids,
+                response=sampled.text,
                 observation=self.observation,
                 action=parsed.action,
                 is_valid=parsed.is_valid,
                 reward=reward,
-                logprobs=logprobs,
+                logprobs=sampled.logprobs,
                 dropped_turns=prompt.dropped_turns,
                 error=parsed.error,
                 env_reward=env_reward,
