@@ -53,13 +53,24 @@ def test_checkpoint_and_final_folder_have_a_card_with_method_environment_protoco
         assert "base_model" not in data and {"trl", "epo_trl", "grpo"} <= set(data["tags"])
 
 
-def test_the_code_of_a_card_plays_an_episode(tmp_path, monkeypatch, capsys):
-    trainer = make_trainer(tmp_path)
+@pytest.mark.parametrize(
+    ("mode", "prompt", "protocol"),
+    [
+        ("windowed", "A prompt is one user message", "windowed context, 2 past turns in the prompt"),
+        ("concatenated", "An episode is one conversation", "concatenated context, the whole episode in the prompt"),
+    ],
+)
+def test_the_code_of_a_card_plays_an_episode(mode, prompt, protocol, tmp_path, monkeypatch, capsys):
+    trainer = make_trainer(tmp_path, context=mode)
+    trainer.model.generation_config.eos_token_id = [trainer.processing_class.eos_token_id, 7]
     trainer.save_model()
-    (code,) = re.findall(r"```python\n(.*?)```", card_of(tmp_path)[1], re.DOTALL)
+    text = card_of(tmp_path)[1]
+    assert prompt in text and protocol in text
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "card", "exec"), {})
+    exec(compile(code, "card", "exec"), names := {})
     assert re.match(r"(True|False) \[", capsys.readouterr().out)
+    assert names["context"].end_ids == trainer.model.generation_config.eos_token_id
 
 
 def test_results_are_those_up_to_the_model_s_own_step_and_a_damaged_report_is_left_out(tmp_path):

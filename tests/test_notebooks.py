@@ -21,7 +21,7 @@ SMALLER = {
         "max_steps=20": "max_steps=4", "max_steps=120": "max_steps=20", "logging_steps=60": "logging_steps=10",
         "eval_steps=20": "eval_steps=4",
     },
-    "04_hub_checkpoint_to_agent": {"(150, 16, 6e-3)": "(30, 8, 6e-3)", "(5, 3e-3, 8)": "(2, 3e-3, 4)"},
+    "04_hub_checkpoint_to_agent": {"(100, 16, 6e-3)": "(20, 8, 6e-3)", "(3, 1e-4)": "(2, 1e-4)"},
     "05_reading_a_run": {"--max_steps 90": "--max_steps 20"},
 }  # fmt: skip
 AGAIN = "the stored outputs are stale: run `make notebooks`"

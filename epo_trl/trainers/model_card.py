@@ -162,9 +162,10 @@ def _cell(text: str) -> str:
 
 def protocol_row(protocol: Protocol) -> str:
     """Returns a one-line description of a protocol: its name and its settings."""
+    context = f"{protocol.history_length} past turns" if protocol.is_windowed else "the whole episode"
     return (
         f"`{protocol.name}`: {protocol.max_turns} turns, temperature {protocol.temperature:g}, {protocol.context} "
-        f"context, {protocol.history_length} past turns in the prompt, success by `{protocol.success_rule}`"
+        f"context, {context} in the prompt, success by `{protocol.success_rule}`"
     )
 
 
@@ -216,7 +217,8 @@ def _use(facts: CardFacts, adapter: bool) -> str:
     made = f"{maker}({settings}).make_suite()" if suite.made_by else f"{maker}()  # with the arguments of your training"
     action = "a tool call" if options.action_format == "tool_calls" else "an action, as in `<action>look</action>`"
     base = ", and with the base model where the adapter names it" if adapter else ""
-    return f"""A prompt is one user message from the template `{options.prompt_template}`; the answer ends with
+    prompt = "A prompt is one user message" if facts.protocol.is_windowed else "An episode is one conversation"
+    return f"""{prompt} from the template `{options.prompt_template}`; an answer ends with
 {action}. With `epo_trl` installed, in this folder{base}:
 
 ```python
@@ -238,6 +240,7 @@ shots = options.few_shot_of(suite, protocol.env_options)
 context = protocol_context(protocol, options, suite, tokenizer, shots)
 length, temperature = options.max_completion_length, protocol.temperature
 policy = SamplingPolicy(model, tokenizer, max_new_tokens=length, temperature=temperature)
+context.end_ids = policy.eos_ids
 settings = protocol_settings(protocol, require_think=options.require_think)
 (episode,) = play_episodes([suite.make_env()], [(suite.task_ids("train")[0], 0)], policy, context, settings)
 print(episode.won, [turn.action for turn in episode.turns])
