@@ -3,9 +3,11 @@
 import random
 
 import pytest
+import torch
 from datasets import Dataset
 from demonstrated_suites import TASKS, LineSuite, Recorded
 from rollout_parts import LOSE, THINKING, WIN, byte_tokenizer, context_of, info, step
+from trainer_kit import make_warm_start
 
 from epo_trl.cli.imitation import DemonstrationArguments, check_length
 from epo_trl.cli.imitation import demonstrations as rows_of
@@ -229,3 +231,21 @@ def test_a_suite_without_expert_says_so(tokenizers):
 
 def test_info_is_the_contracts():
     assert set(info()) == {"admissible_actions", "won", "task", "task_type"}
+
+
+def test_gradient_checkpointing_above_a_length_is_used_there_and_changes_no_weight(tmp_path):
+    rows, used = [[3 + (i * k) % 7 for k in range(1, 5 + 6 * (i % 2))] for i in range(8)], []
+    settings = {"per_device_train_batch_size": 1, "max_steps": 8, "gradient_checkpointing": False}
+    plain = make_warm_start(tmp_path / "plain", rows, **settings)
+    plain.train()
+    some = make_warm_start(tmp_path / "some", rows, **settings, gradient_checkpointing_above=6)
+
+    def note(model, args, kwargs):
+        used.append((kwargs["input_ids"].shape[1], model.is_activation_checkpointing))
+
+    some.model.register_forward_pre_hook(note, with_kwargs=True)
+    some.train()
+    assert sorted(used) == [(4, False)] * 4 + [(10, True)] * 4
+    assert all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), some.model.parameters(), strict=True))
+    with pytest.raises(ValueError, match="gradient_checkpointing: expected false with gradient_checkpointing_ab"):
+        make_warm_start(tmp_path / "all", rows, gradient_checkpointing=True, gradient_checkpointing_above=6)

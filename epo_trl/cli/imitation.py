@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
-from epo_trl.bounds import Count, Positive, Range, Share, check_bounds, copy_options, option
+from epo_trl.bounds import Count, CountOrZero, Positive, Range, Share, check_bounds, copy_options, option
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
@@ -139,11 +139,21 @@ class ImitationConfig(LongRunArguments, SFTConfig):
         "Learning rate of Muon for the hidden matrices, while AdamW trains the rest with learning_rate; by default "
         "AdamW trains everything. For a model trained from scratch, on one device or with DDP.",
     )
+    gradient_checkpointing_above: CountOrZero | None = option(
+        None,
+        "Number of tokens in a micro-batch above which gradient checkpointing is used, with gradient_checkpointing: "
+        "false. It bounds the memory of long episodes, and costs time for them only.",
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self)
         settle_defaults(self)
         super().__post_init__()
+        if self.gradient_checkpointing_above is not None and self.activation_checkpointing:
+            raise InputError(
+                "gradient_checkpointing: expected false with gradient_checkpointing_above "
+                f"({self.gradient_checkpointing_above}), got true, which uses it for every micro-batch"
+            )
         check_training_arguments(self)
 
 
@@ -178,6 +188,16 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
             return sampler
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         return EpochSeeded(sampler, seed, lambda: int(self.state.epoch or 0))
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
+        """Switches gradient checkpointing by the size of the micro-batch, if asked to."""
+        limit = self.args.gradient_checkpointing_above
+        if limit is not None:
+            if inputs["input_ids"].numel() > limit:
+                self.model.activation_checkpointing_enable({"use_reentrant": False})
+            else:
+                self.model.activation_checkpointing_disable()
+        return super().training_step(model, inputs, *args)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Makes Muon if `muon_learning_rate` is set, else TRL's choice."""

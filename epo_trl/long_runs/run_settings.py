@@ -78,6 +78,7 @@ MAY_CHANGE = frozenset(
     max_aborted_share env_workers env_step_seconds env_reset_seconds env_reset_retries
     restore_callback_states_from_checkpoint debug skip_memory_metrics torch_empty_cache_steps local_rank
     activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs
+    gradient_checkpointing_above
     dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
     dataloader_multiprocessing_context ddp_timeout ddp_backend deepspeed fsdp fsdp_config model_init_kwargs
     trust_remote_code vllm_enable_sleep_mode vllm_server_base_url vllm_server_host vllm_server_port
