@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from transformers.utils import is_torch_bf16_gpu_available
@@ -128,7 +127,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         "method. With a critic: 'turn', 'token', 'outcome'.",
     )
     entropy_method: list[str] = option(
-        partial(list, ["epo"]),
+        lambda: ["epo"],
         "Entropy control: one or more names from docs/methods.md, or 'module:Class' for your own method.",
     )
     policy_method: list[str] = option(
