@@ -19,6 +19,7 @@ from peft import LoraConfig
 from run_kit import MINI_BATCHES, StopAt, assert_bit_equal, logged, resumable, resumable_ppo, weights
 from trainer_kit import make_model, make_trainer, make_warm_start
 
+from epo_trl import ImitationConfig
 from epo_trl.envs.toy import ToySuite
 from epo_trl.long_runs import long_run
 from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, find_corruption, write_manifest
@@ -40,7 +41,7 @@ def left(folder):
 
 
 def test_the_fields_that_may_change_exist_and_are_none_of_those_that_decide_the_result():
-    names = {field.name for field in dataclasses.fields(EPOPPOConfig)}
+    names = {field.name for kind in (EPOPPOConfig, ImitationConfig) for field in dataclasses.fields(kind)}
     assert MAY_CHANGE <= names
     assert not MAY_CHANGE & {"learning_rate", "seed", "max_steps", "epo_lambda", "critic", "bf16", "num_generations"}
 
