@@ -168,6 +168,12 @@ def test_the_sign_counts_turns_with_a_clear_advantage_only():
     assert found.agreements["grpo"].sign.value == pytest.approx(2 / 3)
 
 
+def test_an_advantage_of_0_is_not_clear_without_noise():
+    """Two of three turns have an advantage, and the credit has the sign of one."""
+    found = compare({"grpo": [1.0, -1.0, 1.0]}, [(0.0, 0.0), (-2.0, -2.0), (-1.0, -1.0)], ["a", "b", "c"])
+    assert (found.clear_turns, found.agreements["grpo"].sign.value) == (2, 0.5)
+
+
 def test_an_interval_is_written_without_leading_zeros():
     assert str(Interval(0.254, -0.1, 10.5)) == ".25 [-.10, 10.50]"
 

@@ -320,6 +320,13 @@ def test_a_missing_report_is_refused_before_anything_is_played(play, tmp_path):
         play(tmp_path / "b.json", "--compare_to", str(tmp_path / "a.json"), on_call=lambda: pytest.fail("played"))
 
 
+def test_other_games_are_refused_before_anything_is_played(play, tmp_path):
+    play(tmp_path / "a.json", "--splits", "iid")
+    other = ("--splits", "iid", "--move_limit", "9", "--compare_to", str(tmp_path / "a.json"))
+    with pytest.raises(InputError, match="compare_to: expected the same games.*move_limit '30' there, '9' now"):
+        play(None, *other, on_call=lambda: pytest.fail("played"))
+
+
 def test_an_outage_is_no_report_and_the_same_command_plays_what_it_spoiled(play, tmp_path, monkeypatch):
     whole = play(tmp_path / "whole.json")
     reset, calls = TreasureHunt.reset, []

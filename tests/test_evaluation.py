@@ -201,6 +201,13 @@ def test_the_scalars_of_a_report_are_its_rates(report):
     assert all(isinstance(value, float) for value in scalars.values())
 
 
+def test_a_task_type_does_not_replace_a_bound_of_the_interval():
+    episodes = [replace(EPISODES[i], task_type=name) for i, name in ((0, "low"), (3, "high"))]
+    report = EvalReport.from_episodes(episodes, protocol="alfworld50", suite="toy", split="iid", seconds=1.0)
+    scalars = report.scalars()
+    assert (scalars["success_rate_low"], scalars["success_rate_high"]) == report.success_interval
+
+
 def test_a_file_that_is_no_report_is_told_what_it_lacks(report):
     data = report.to_dict()
     del data["stop_reasons"]
@@ -270,10 +277,35 @@ def test_games_are_matched_by_their_ids_whatever_their_order():
 def test_reports_on_other_games_are_not_compared(report):
     with pytest.raises(InputError, match="compare_to: expected the same games"):
         PairedOutcomes.of(played("10"), played("101"))
+    with pytest.raises(InputError, match="compare_to: expected the same games.*toy: 2 games, other: 2"):
+        PairedOutcomes.of(played("10"), replace(played("10"), suite="other"))
     with pytest.raises(InputError, match="compare_to: expected reports with the outcome of each game"):
         PairedOutcomes.of(played("10"), replace(played("10"), outcomes=()))
     with pytest.raises(InputError, match="compare_to: expected a report on 'iid'"):
         compare([report], {"ood": report}, "other.json")
+
+
+def test_a_comparison_under_two_protocols_names_both():
+    first, cold = played("10"), replace(played("01"), protocol=get_protocol("alfworld50").varied(temperature=0.0))
+    assert compare([first], {"iid": cold}, "o.json").endswith(
+        "; protocol alfworld50, that of the other alfworld50+temperature=0"
+    )
+    assert "protocol" not in compare([first], {"iid": first}, "o.json")
+
+
+def test_games_with_the_same_ids_but_other_settings_or_contents_are_not_compared(tmp_path):
+    path = tmp_path / "r.json"
+    settings = {"environment": {"games_seed": "0"}, "contents": "a", "splits": ["iid"]}
+    content = {"reports": [played("10").to_dict()], "settings": settings}
+    path.write_text(json.dumps(content))
+    assert read_reports(str(path), settings) == {"iid": played("10")}
+    with pytest.raises(InputError, match="compare_to: expected the same games.*games_seed '0' there, '1' now"):
+        read_reports(str(path), settings | {"environment": {"games_seed": "1"}})
+    with pytest.raises(InputError, match="compare_to: expected the same games.*other contents"):
+        read_reports(str(path), settings | {"contents": "b"})
+    assert read_reports(str(path), settings | {"contents": "b", "splits": ["iid", "ood"]})
+    path.write_text(json.dumps(content | {"settings": {}}))
+    assert read_reports(str(path), settings)
 
 
 def test_a_report_of_an_earlier_version_has_no_outcomes(report):
@@ -287,4 +319,4 @@ def test_a_file_that_is_no_evaluation_is_refused(text, tmp_path):
     if text is not None:
         (tmp_path / "r.json").write_text(text)
     with pytest.raises(InputError, match="compare_to: expected a file written by --output"):
-        read_reports(str(tmp_path / "r.json"))
+        read_reports(str(tmp_path / "r.json"), {})

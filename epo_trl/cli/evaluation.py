@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from operator import itemgetter
 from typing import Any
@@ -64,12 +64,19 @@ def result_settings(
         **chosen,
         "protocol": protocol.to_dict() | {"description": ""},
         "tasks": hashlib.sha256(json.dumps([suite.name, lists]).encode()).hexdigest(),
-        "contents": _digest([suite.content(split) for split in lists]),
+        **game_settings(suite, lists),
         "template": _digest(asdict(PromptTemplate.load(args.template_for(suite))) | {"name": ""}),
-        "environment": {key: str(value) for key, value in suite.settings.items()},
         "model": loading,
         "weights": what_model(model_args.model_name_or_path or ""),
         "processes": PartialState().num_processes,
+    }
+
+
+def game_settings(suite: TaskSuite, splits: Iterable[str]) -> dict[str, Any]:
+    """Returns what decides, besides the suite's name, which games the ids of some lists name."""
+    return {
+        "contents": _digest([suite.content(split) for split in splits]),
+        "environment": {key: str(value) for key, value in suite.settings.items()},
     }
 
 
@@ -275,7 +282,10 @@ def main(line: CommandLine) -> None:
     """Parses the options and evaluates."""
     suite, args, model_args = parse_options(line, EvaluationArguments, ModelConfig)
     check_model_name(model_args.model_name_or_path, revision=model_args.model_revision)
-    others = read_reports(args.compare_to) if args.compare_to else None
+    others = None
+    if args.compare_to:
+        games = game_settings(suite, load_task_lists(args, suite)) | {"splits": args.splits}
+        others = read_reports(args.compare_to, games)
     reports = evaluate(suite, args, model_args)
     if args.compare_to and others is not None and PartialState().is_main_process:
         say(compare(reports, others, args.compare_to))

@@ -56,7 +56,7 @@ class Comparison:
         agreements: Agreement by credit.
         turns: Number of turns.
         tasks: Number of tasks.
-        clear_turns: Number of turns whose true advantage is at least two standard errors from 0.
+        clear_turns: Number of turns whose true advantage is not 0 and at least two standard errors from it.
         deviation: Standard deviation of the true advantages, without the noise of their estimates.
         standard_error: Standard error of one estimate.
     """
@@ -97,7 +97,7 @@ def compare(
     pairs = np.asarray(halves, dtype=np.float64)
     truth, error = pairs.mean(1), float(np.sqrt(np.mean((pairs[:, 0] - pairs[:, 1]) ** 2) / 4))
     spread = _covariance(weights, codes, pairs[:, 0], pairs[:, 1])
-    clear = np.abs(truth) >= _CLEAR * error
+    clear = (np.abs(truth) >= _CLEAR * error) & ~_is_silent(truth)  # without noise, 0 is 0 errors from 0
     given = {name: np.asarray(values, dtype=np.float64) for name, values in credits.items()}
     correlations = {name: _correlation(weights, codes, values, truth, spread) for name, values in given.items()}
     agreements = {

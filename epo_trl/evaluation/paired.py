@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import comb
 from pathlib import Path
+from typing import Any
 
 from epo_trl.errors import InputError
 from epo_trl.evaluation.report import EvalReport
@@ -41,7 +43,7 @@ class PairedOutcomes:
         """Counts the outcomes of two reports on the same list.
 
         Raises:
-            InputError: If a report has no outcomes by game, or the lists differ.
+            InputError: If a report has no outcomes by game, or the suites or their lists differ.
         """
         names = [[name for name, _ in report.outcomes] for report in (first, second)]
         if not all(names):
@@ -49,7 +51,7 @@ class PairedOutcomes:
                 f"compare_to: expected reports with the outcome of each game, got none for {first.split}; evaluate the "
                 "model again"
             )
-        if names[0] != names[1]:
+        if first.suite != second.suite or names[0] != names[1]:
             raise InputError(
                 f"compare_to: expected the same games, got other ones for {first.split} "
                 f"({first.suite}: {len(names[0])} games, {second.suite}: {len(names[1])})"
@@ -58,21 +60,45 @@ class PairedOutcomes:
         return cls(*(won.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
 
 
-def read_reports(path: str) -> dict[str, EvalReport]:
+def read_reports(path: str, games: Mapping[str, Any]) -> dict[str, EvalReport]:
     """Reads the reports of `epo-trl evaluate --output` by the name of their list.
 
+    Args:
+        path: Path of the file.
+        games: Settings that decide which game an id names: `environment`, and `contents` of the lists `splits`.
+
     Raises:
-        InputError: If the file is missing or no evaluation.
+        InputError: If the file is missing or no evaluation, or its games had other settings.
     """
     try:
-        reports = [EvalReport.from_dict(report) for report in json.loads(Path(path).read_text())["reports"]]
+        content = json.loads(Path(path).read_text())
+        reports = [EvalReport.from_dict(report) for report in content["reports"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"compare_to: expected a file written by --output, got {path!r} ({error})") from error
+    _check_same_games(path, content.get("settings", {}), games)
     return {report.split: report for report in reports}
 
 
+def _check_same_games(path: str, found: Mapping[str, Any], games: Mapping[str, Any]) -> None:
+    here = games["environment"]
+    there = found.get("environment", here)
+    differ = [
+        f"{name} {there.get(name)!r} there, {here.get(name)!r} now"
+        for name in sorted(there.keys() | here.keys())
+        if there.get(name) != here.get(name)
+    ]
+    # One digest covers all lists, so those of other lists say nothing.
+    if found.get("splits") == games["splits"] and found.get("contents", games["contents"]) != games["contents"]:
+        differ.append("the tasks of the lists have other contents")
+    if differ:
+        raise InputError(
+            f"compare_to: expected the same games, got other ones in {path} ({'; '.join(differ)}); evaluate both "
+            "policies with the same settings of the environment"
+        )
+
+
 def compare(reports: list[EvalReport], others: dict[str, EvalReport], name: str) -> str:
-    """Returns a line for each list: wins by game, and McNemar's p-value.
+    """Returns a line for each list: wins by game, McNemar's p-value, and the protocols if they differ.
 
     Args:
         reports: Reports of this evaluation.
@@ -86,9 +112,11 @@ def compare(reports: list[EvalReport], others: dict[str, EvalReport], name: str)
     for report in reports:
         if report.split not in others:
             raise InputError(f"compare_to: expected a report on {report.split!r}, got {[*others]} in {name}")
-        counts = PairedOutcomes.of(report, others[report.split])
+        other = others[report.split]
+        counts, protocols = PairedOutcomes.of(report, other), (report.protocol.name, other.protocol.name)
+        differ = "; protocol {}, that of the other {}".format(*protocols) if protocols[0] != protocols[1] else ""
         lines.append(
             f"{report.split} against {name}: both won {counts.both}, only this {counts.only_first}, only the other "
-            f"{counts.only_second}, neither {counts.neither}; McNemar's exact test, p = {counts.p_value:.3g}"
+            f"{counts.only_second}, neither {counts.neither}; McNemar's exact test, p = {counts.p_value:.3g}{differ}"
         )
     return "\n".join(lines)

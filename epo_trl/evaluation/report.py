@@ -147,7 +147,9 @@ class EvalReport:
     def scalars(self) -> dict[str, float]:
         """Returns the metrics that a training run logs for an evaluation."""
         low, high = self.success_interval
-        return {
+        known = self._known_types
+        types = {f"success_rate_{name}": count.success_rate for name, count in known.items() if len(known) > 1}
+        return types | {  # a type may be named `low`
             "success_rate": self.success_rate,
             "success_rate_low": low,
             "success_rate_high": high,
@@ -157,11 +159,6 @@ class EvalReport:
             "aborted": self.stop_reasons.get(StopReason.ABORTED.value, 0) / self.episodes,
             "seconds": self.seconds,
             **({} if self.mean_score is None else {"score": self.mean_score, "wait_actions": self.wait_rate}),
-            **{
-                f"success_rate_{name}": count.success_rate
-                for name, count in self._known_types.items()
-                if len(self._known_types) > 1
-            },
         }
 
     def to_dict(self) -> dict[str, Any]:
