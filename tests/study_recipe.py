@@ -10,7 +10,8 @@ from pathlib import Path
 
 import yaml
 
-FIELDS = {"success", "entropy", "fails", "seconds", "seed", "output_dir", "model_name_or_path", "max_steps"}
+FIELDS = {"success", "entropy", "fails", "seconds", "seed", "output_dir", "model_name_or_path", "max_steps",
+          "resume_with_changes"}  # fmt: skip
 
 
 def unknown(config):

@@ -60,7 +60,8 @@ def test_every_run_is_made_once_and_the_report_says_what_came_out(study, capsys)
     assert "| good | 91.0 **solved** | 92.0 **solved** |" in report and "Missing" not in report
     assert study() == 0 and starts() == ALL  # nothing is run again
     out, _ = capsys.readouterr()
-    assert out.startswith("nothing to run: results/mine has all results; use another --results-dir to repeat them\n")
+    advice = "use another --runs-dir and --results-dir to repeat them"
+    assert out.startswith(f"nothing to run: results/mine has all results; {advice}\n")
     assert Path("results/mine/report.md").read_text() == report
 
 
@@ -118,6 +119,22 @@ def test_other_settings_are_refused_and_new_arms_and_words_are_not(study, capsys
     assert "delete it and the folder runs/mine/good-seed1" in err
     assert study(arms={**ARMS, "new": {"success": [0.5] * 3}}, question="Why?", window=1, baseline="new") == 0
     assert starts() == {**ALL, "new-seed1": 1, "new-seed2": 1}
+
+
+def test_a_run_is_not_continued_with_other_settings_unless_they_say_so(study, capsys):
+    """As after an interruption: the folder has a checkpoint, and there is no record."""
+    arm = {"success": [0.3, 0.9, 0.9]}
+    one = {"seeds": [1], "warm_start": None}
+    assert study(arms={"good": arm}, **one) == 0
+    kept().unlink()
+    assert study(arms={"good": {**arm, "entropy": 2.0}}, **one) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "epo-trl: error: runs/mine/good-seed1 was begun with other settings (entropy: nothing there, 2.0 now); restore "
+        "them, delete the folder, or use another --runs-dir and --results-dir"
+    )
+    assert not kept().exists() and starts() == {"good-seed1": 1}
+    assert study(arms={"good": {**arm, "entropy": 2.0, "resume_with_changes": True}}, **one) == 0
+    assert kept().exists() and starts() == {"good-seed1": 2}
 
 
 def test_an_arm_may_be_renamed_in_capitals_and_a_number_be_written_otherwise(study, capsys):

@@ -21,7 +21,7 @@ import yaml
 from epo_trl.errors import InputError
 from epo_trl.long_runs.run_lock import folder_lock
 from epo_trl.long_runs.state_file import read_state, write_atomically, write_state
-from epo_trl.study.config import Study
+from epo_trl.study.config import Study, read_yaml
 from epo_trl.study.record import Record, collect, read_record, write_record
 from epo_trl.study.run_plan import StudyRun, plan
 
@@ -78,11 +78,14 @@ class Runner:
             missing = [run for run in plan(study, self.places.runs) if known_record(run, self.places) is None]
             if not missing:
                 sys.stdout.write(
-                    f"nothing to run: {self.places.results} has all results; use another --results-dir to repeat them\n"
+                    f"nothing to run: {self.places.results} has all results; use another --runs-dir and --results-dir "
+                    "to repeat them\n"
                 )
                 return {}
             needed = {run.needs.name: run.needs for run in missing if run.needs is not None}
             warm_starts = [run for run in needed.values() if not _has_ended(run)]
+            for run in [*warm_starts, *missing]:
+                _need_same_settings(run)
             self._check_configs([*warm_starts, *missing])
             failed: dict[str, str] = {}
             count, ended = len(warm_starts) + len(missing), 0
@@ -192,6 +195,25 @@ def known_record(run: StudyRun, places: Places) -> Record | None:
             f"delete it and the folder {run.folder}, or give the study another name"
         )
     return replace(record, arm=run.arm or "")  # an arm may be renamed if its file name stays the same
+
+
+def _need_same_settings(run: StudyRun) -> None:
+    """Raises `InputError` if the folder has results of other settings, some of which the recipe would accept: the
+    record would state settings with which its first evaluations were not played."""
+    config = run.folder / CONFIG
+    has_results = any(run.folder.glob("**/checkpoint-*")) or any(run.folder.glob("evaluations/*"))
+    if not config.is_file() or not has_results or run.settings.get("resume_with_changes"):
+        return
+    paths = {"output_dir"} if run.needs is None else {"output_dir", "model_name_or_path"}
+    then, now = (
+        {name: value for name, value in settings.items() if name not in paths}
+        for settings in (read_yaml(config), yaml.safe_load(yaml.safe_dump(dict(run.settings))))
+    )
+    if then != now:
+        raise InputError(
+            f"{run.folder} was begun with other settings ({_differences(then, now)}); restore them, delete the folder, "
+            "or use another --runs-dir and --results-dir"
+        )
 
 
 def _differences(then: object, now: object, name: str = "") -> str:
