@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -158,6 +159,26 @@ def test_the_exit_code_of_several_processes_is_that_of_the_first_failure(code, r
     monkeypatch.setattr(accelerate_launch, "launch_command", fail)
     assert main(["train", "--num_processes", "2", "--config", "trap/tiny_cpu"]) == returned
     assert capsys.readouterr().err == ""
+
+
+def test_with_one_process_the_command_becomes_the_run(monkeypatch):
+    """A launcher between them would keep the signals, and change the exit code."""
+    became, handlers = [], []
+
+    def become(*call):
+        became.append(call)
+        raise SystemExit(143)
+
+    monkeypatch.setenv(program.TORCHRUN_SIGNALS, "")
+    monkeypatch.setattr(accelerate_launch, "simple_launcher", None)  # set, so that it is set back
+    monkeypatch.setattr(program.signal, "signal", lambda *call: handlers.append(call))
+    monkeypatch.setattr(program.os, "execvpe", become)
+    with pytest.raises(SystemExit, match="143"):
+        main(["train", "--accelerate_config", "single_gpu", "--config", "trap/tiny_cpu"])
+    ((file, words, environment),) = became
+    assert words == [file, "-m", "epo_trl.cli", "train", "--config", "trap/tiny_cpu"] and file == sys.executable
+    assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert handlers[-1] == (signal.SIGINT, signal.SIG_DFL)
 
 
 def test_settings_of_accelerate_that_are_not_there_are_an_error_that_lists_them(capsys):

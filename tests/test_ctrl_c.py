@@ -214,3 +214,12 @@ def test_two_ranks_under_accelerate_save_one_checkpoint(tmp_path):
     assert end_of(process) != 0
     said = log.read_text()
     assert said.count(STOPPING) == 1 and len(checkpoints(tmp_path / "run")) == 1, said[-3000:]
+
+
+@pytest.mark.slow
+def test_one_process_under_accelerate_saves_on_sigterm_and_ends_with_143(tmp_path):
+    process, log = imitate(tmp_path, "--accelerate_config", "cpu")
+    wait_for(process, log, "'loss'")
+    os.kill(process.pid, signal.SIGTERM)
+    assert end_of(process) == 143
+    assert len(checkpoints(tmp_path / "run")) == 1

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from foreign_names import advice
+from accelerate.commands import launch
+from foreign_names import ROOT, advice
 from transformers import GenerationConfig, MambaForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 from transformers.generation.continuous_batching import continuous_api
 from transformers.integrations import deepspeed as integration
@@ -121,6 +122,18 @@ def test_weights_that_zero3_splits_know_their_size_and_number():
     source = inspect.getsource(zero.Init)
     expect_lines("ds_numel", source, "param.ds_numel = param.numel()")
     expect_lines("ds_id", source, "param.ds_id = Init.param_id")
+
+
+# ------------------------------------------------------------------------------------------------------ accelerate
+
+
+def test_one_process_is_started_by_one_function(monkeypatch):
+    started = []
+    monkeypatch.setattr(launch, "simple_launcher", started.append)
+    config = ROOT / "accelerate_configs" / "single_gpu.yaml"
+    words = launch.launch_command_parser().parse_args(["--config_file", str(config), "program.py"])
+    expect("simple_launcher", None, lambda: launch.launch_command(words))
+    expect("simple_launcher", ["program.py"], lambda: [args.training_script for args in started])
 
 
 # -------------------------------------------------------------------------------------------------------- argparse

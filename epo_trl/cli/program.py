@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import pickle
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from epo_trl.cli import MAINS
 from epo_trl.cli.base import TRACEBACK, RecipeError, say
@@ -167,20 +168,34 @@ def run_command(name: str, argv: Sequence[str]) -> int:
 
 
 def _launch(launch: Sequence[str], name: str, argv: Sequence[str]) -> int:
-    """Runs `accelerate launch` and returns the exit code of the first process that failed, which printed its error."""
+    """Runs `accelerate launch` and returns the exit code of the first process that failed, which printed its error.
+
+    With one process it does not return, see `_become_only_process`.
+    """
     if argv and argv[0] != CHECK:
         read_command_line(argv)  # one error message, not one per process
     # Only the training processes handle Ctrl-C: the launchers wait until they have saved a checkpoint.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault(TORCHRUN_SIGNALS, "SIGTERM,SIGHUP,SIGQUIT")
-    from accelerate.commands.launch import launch_command, launch_command_parser
+    from accelerate.commands import launch as accelerate_launch
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    accelerate_launch.simple_launcher = _become_only_process
     try:
-        launch_command(launch_command_parser().parse_args([*launch, name, *argv]))
+        accelerate_launch.launch_command(accelerate_launch.launch_command_parser().parse_args([*launch, name, *argv]))
     except ChildFailedError as error:
         return max(error.get_first_failure()[1].exitcode, 1)  # below 0: ended by a signal
     return 0
+
+
+def _become_only_process(args: argparse.Namespace) -> NoReturn:
+    """Replaces this process by the only process of a run: signals reach the run, and its exit code is the command's."""
+    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+
+    command, environment = prepare_simple_launcher_cmd_env(args)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.stdout.flush()
+    os.execvpe(command[0], command, environment)
 
 
 def launch_help() -> str:
@@ -206,7 +221,7 @@ def launch_words(config: str | None, options: Mapping[str, str]) -> list[str]:
     Raises:
         RecipeError: If there is no such config.
     """
-    words = ["--quiet"]  # no traceback of accelerate's own after the error of its only process
+    words = ["--quiet"]  # no traceback of accelerate's own after the error of a process
     if config is not None:
         known = _accelerate_configs()
         file = known.get(config, Path(config))
