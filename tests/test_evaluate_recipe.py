@@ -72,8 +72,8 @@ class RandomPolicy:
 def play(monkeypatch):
     """Returns a function that runs the recipe on eight tasks of each list, four at a time."""
 
-    def run(output, *argv, on_call=lambda: None, model="tiny", make=RandomPolicy):
-        monkeypatch.setattr(evaluation, "load", lambda *_: (make(on_call), TOKENIZER, None))
+    def run(output, *argv, on_call=lambda: None, model="tiny", make=RandomPolicy, limit=None):
+        monkeypatch.setattr(evaluation, "load", lambda *_: (make(on_call), TOKENIZER, limit))
         given = ["--environment", f"{__name__}:ToyArguments", "--model_name_or_path", str(model), *argv]
         given += [] if output is None else ["--output", str(output)]
         fixed = ["--max_episodes", "8", "--parallel", "4", "--max_turns", "2"]
@@ -183,6 +183,20 @@ def test_examples_that_do_not_fit_are_refused_with_their_number_of_tokens(play, 
         needed.append(tuple(map(int, said.groups())))
     assert needed[0][1] == 3 and needed[1][1] == 203, "the letters, of which each is a token, and two line breaks"
     assert needed[1][0] - needed[0][0] == 200
+
+
+@pytest.mark.parametrize(
+    ("context", "response", "says"),
+    [
+        ("windowed", 17, "max_prompt_length, max_completion_length: .*max_position_embeddings = 32 .*16 . 17 = 33"),
+        ("windowed", 16, "max_prompt_length: expected at least .*got 16"),  # this far it fits
+        ("concatenated", 17, "max_prompt_length: expected at least .*got 16"),  # an episode ends before the limit
+    ],
+)
+def test_windowed_turns_that_can_exceed_the_model_s_limit_are_refused(play, context, response, says):
+    given = {"--context": context, "--max_prompt_length": "16", "--max_completion_length": str(response)}
+    with pytest.raises(InputError, match=f"^{says}"):
+        play(None, *(word for option in given.items() for word in option), limit=32)
 
 
 @pytest.mark.parametrize(

@@ -140,10 +140,15 @@ def load_player(
         protocol: The rules.
         shots: Example episodes before the first prompt.
         max_length: Maximum sequence length in tokens, if less than the model's.
+
+    Raises:
+        InputError: If a windowed prompt and its response can exceed the model's maximum sequence length.
     """
-    policy, tokenizer, longest = load(suite, args, model_args, protocol)
-    longest = min((limit for limit in (longest, max_length) if limit), default=None)
+    policy, tokenizer, limit = load(suite, args, model_args, protocol)
+    longest = min((each for each in (limit, max_length) if each), default=None)
     context = protocol_context(protocol, args, suite, tokenizer, shots, longest)
+    if context.is_windowed and limit is not None:
+        context.check_limit("max_position_embeddings", limit)
     context.end_ids = policy.eos_ids
     return policy, context
 

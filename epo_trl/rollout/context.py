@@ -117,6 +117,26 @@ class ContextBuilder:
         """Whether every turn is a fresh prompt; otherwise the episode is one growing sequence."""
         return self.mode == "windowed"
 
+    def check_limit(self, name: str, limit: int, turns: int = 1) -> None:
+        """Raises `InputError` if a prompt and responses of maximum length exceed a limit.
+
+        Args:
+            name: Name of the limit.
+            limit: Maximum sequence length in tokens.
+            turns: Number of responses in the sequence.
+        """
+        prompt, response = self.max_prompt_tokens, self.max_response_tokens
+        if (needed := prompt + turns * response) <= limit:
+            return
+        per_turn, budget, advice = "", "", "Lower max_prompt_length or max_completion_length"
+        if turns > 1:
+            per_turn, budget = f"{turns} x ", "max_turns, "
+            advice = "Lower max_prompt_length, max_completion_length or max_turns, or use context='windowed'"
+        raise InputError(
+            f"{budget}max_prompt_length, max_completion_length: expected at most {name} = {limit} tokens, got {prompt} "
+            f"+ {per_turn}{response} = {needed} in {self.mode} context. {advice}."
+        )
+
     def carried(self, before: Sequence[int], prompt: Prompt, response_ids: Sequence[int]) -> list[int]:
         """Returns the token ids that precede the next turn's prompt.
 

@@ -291,18 +291,7 @@ def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: A
     if not known:
         return None
     name = min(known, key=known.__getitem__)
-    turns = 1 if context.is_windowed else args.max_turns
-    needed = args.max_prompt_length + turns * args.max_completion_length
-    if needed > known[name]:
-        per_turn = f"{turns} x " if turns > 1 else ""
-        advice = "max_prompt_length, max_completion_length"
-        if turns > 1:
-            advice += " or max_turns, or use context='windowed'"
-        raise InputError(
-            f"max_turns, max_prompt_length, max_completion_length: expected at most {name} = {known[name]} tokens, got "
-            f"{args.max_prompt_length} + {per_turn}{args.max_completion_length} = {needed} in {args.context} context. "
-            f"Lower {advice}."
-        )
+    context.check_limit(name, known[name], 1 if context.is_windowed else args.max_turns)
     return known[name]
 
 
