@@ -1,6 +1,9 @@
 """What the policy is shown: compared, token by token, with what the chat template makes of the same messages."""
 
+import re
+
 import pytest
+import trl.chat_template_utils as templates
 from rollout_parts import (
     LLAMA,
     QWEN,
@@ -297,6 +300,21 @@ def test_chat_template_arguments_reach_the_template(qwen):
     tokenizer = byte_tokenizer(PLAIN + "{% if quiet %}<|im_start|>assistant{% endif %}")
     prompt = build(context_of(tokenizer, chat_template_kwargs={"quiet": True}))
     assert prompt.ids == chat_ids(tokenizer, FIRST, quiet=True) != chat_ids(tokenizer, FIRST)
+
+
+@pytest.mark.parametrize(
+    ("family", "dated"), [("llama3_2", "Today Date: 26 Jul 2024"), ("gptoss", "Current date: 2024-07-26")]
+)
+def test_prompts_are_the_same_every_day(family, dated):
+    tokenizer = byte_tokenizer(getattr(templates, f"{family}_chat_template"))
+    opening = context_of(tokenizer).frame.opening
+    today = tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+    label = dated.split(": ")[0]
+    assert dated in opening.splitlines()
+    assert re.sub(f"{label}: .*", dated, today).startswith(opening)  # nothing else is changed
+    if family == "llama3_2":
+        chosen = context_of(tokenizer, chat_template_kwargs={"date_string": "1 Jan 2001"})
+        assert chosen.frame.opening == opening.replace("26 Jul 2024", "1 Jan 2001")
 
 
 def test_a_chat_template_may_open_the_reasoning_of_every_answer():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError as JinjaError
@@ -11,6 +12,9 @@ from jinja2 import TemplateError as JinjaError
 from epo_trl.errors import InputError
 
 _PROBE = ("userstart", "answerhere", "usernext", "answernext", "userlast")  # messages that reveal the frame
+# What `strftime_now` of a chat template returns, so that prompts are the same every day: the default date of Llama 3.
+_DATE = datetime(2024, 7, 26)
+_DIRECTIVES = ("%-d", "%-m", *(f"%{letter}" for letter in "aAbBdeFHIjmMpSTyY"))
 
 
 class ChatTemplateError(InputError):
@@ -50,6 +54,7 @@ class ChatFrame:
                 "processing_class: the tokenizer has no chat template; load an instruct model's tokenizer or set "
                 "`tokenizer.chat_template`"
             )
+        chat_template_kwargs = _with_fixed_date(tokenizer, chat_template_kwargs)
         advice = "; use context: windowed or action_format: tags" if reply_role == "tool" else ""
 
         def apply(texts: Sequence[str], **reply: str) -> str:
@@ -83,6 +88,17 @@ class ChatFrame:
                 f"processing_class: the chat template names the tool beside what it returned{advice}"
             )
         return cls(opening, closing, whole[2], reply_closing)
+
+
+def _with_fixed_date(tokenizer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `apply_chat_template` with a template in which `strftime_now` returns a fixed date."""
+    if "strftime_now" not in str(kwargs.get("chat_template") or tokenizer.chat_template):
+        return kwargs
+    template = tokenizer.get_chat_template(kwargs.get("chat_template"), kwargs.get("tools"))
+    date = "".join(f" | replace('{each}', '{_DATE.strftime(each)}')" for each in _DIRECTIVES)
+    # A macro shadows transformers' function, which no argument can replace. The template follows on a line of its own.
+    macro = f"{{% macro strftime_now(format) %}}{{{{ format{date} }}}}{{% endmacro %}}\n"
+    return {**kwargs, "chat_template": macro + template}
 
 
 def _around(text: str, marks: Sequence[str], advice: str = "") -> list[str]:
