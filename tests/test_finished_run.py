@@ -101,6 +101,17 @@ def test_a_run_that_a_callback_has_ended_is_finished_too(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_trainer_that_has_loaded_a_finished_run_can_train_on(tmp_path):
+    resumable(tmp_path, max_steps=1, save_steps=1).train_to_end()
+    trainer = resumable(tmp_path, max_steps=1, save_steps=1)
+    with pytest.warns(UserWarning, match="is finished, at step 1"):
+        trainer.train_to_end()
+    trainer.args.max_steps, trainer.args.resume_with_changes = 2, True
+    trainer.train_to_end()
+    assert trainer.state.global_step == 2 and json.loads((tmp_path / FINISHED).read_text())["step"] == 2
+
+
+@pytest.mark.slow
 def test_train_alone_does_not_go_past_the_end_either(tmp_path):
     resumable(tmp_path, max_steps=2, save_steps=2).train()
     again = resumable(tmp_path, max_steps=2, save_steps=2)

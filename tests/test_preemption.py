@@ -42,6 +42,19 @@ def test_the_step_in_progress_is_finished_saved_and_the_last(tmp_path, event, ch
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize(("sigterm", "left"), [(True, 2), (False, 3)], ids=["SIGTERM", "its end"])
+def test_the_last_checkpoint_stays_beside_the_best_one(tmp_path, sigterm, left):
+    best = {"save_total_limit": 1, "load_best_model_at_end": True, "metric_for_best_model": "score"}
+    every = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = make_trainer(
+        tmp_path, callbacks=[send_sigterm("on_step_begin", 1)] * sigterm, max_steps=3, **best, **every
+    )
+    trainer.evaluate = lambda **_: {"eval_score": -trainer.state.global_step}
+    trainer.train()
+    assert trainer.preempted == sigterm and trainer.state.best_global_step == 1
+    assert checkpoints(tmp_path) == ["checkpoint-1", f"checkpoint-{left}"] and trainer.args.save_total_limit == 1
+
+
 def test_a_run_goes_on_after_sigterm_as_if_it_had_not_been_stopped(tmp_path):
     straight = run(tmp_path / "straight")
     run(tmp_path / "stopped", send_sigterm("on_step_begin", 1))

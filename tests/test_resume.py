@@ -84,6 +84,17 @@ def test_settings_that_do_not_matter_are_not_compared(tmp_path):
     assert differences(one, other) == []
 
 
+@pytest.mark.slow
+def test_intervals_of_saving_evaluation_and_the_log_may_change_on_resume(tmp_path):
+    resumable(tmp_path, save_steps=2, logging_steps=2, callbacks=[StopAt(2)], max_steps=4).train()
+    changed = {"save_steps": 1, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 0.25}
+    resumed, evaluated = resumable(tmp_path, max_steps=4, **changed), set()
+    resumed.evaluate = lambda **_: evaluated.add(resumed.state.global_step) or {}
+    resumed.train(resume_from_checkpoint=True)
+    assert left(tmp_path) == ["checkpoint-2", "checkpoint-3", "checkpoint-4"] and evaluated == {3, 4}
+    assert [entry["step"] for entry in resumed.state.log_history if "loss" in entry] == [2, 3, 4]
+
+
 def test_a_model_is_its_weights_wherever_its_folder_is(tmp_path, monkeypatch):
     make_model().save_pretrained(tmp_path / "here" / "start")
     monkeypatch.chdir(tmp_path)

@@ -71,6 +71,7 @@ SEAMS = [
         "_init_training_state",
         "self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial",
     ),
+    Seam("_finalize_training", "self, trial, num_train_samples, start_time"),
     Seam(
         "evaluate",
         "self, eval_dataset=None, ignore_keys=None, metric_key_prefix='eval'",

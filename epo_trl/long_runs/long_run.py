@@ -173,7 +173,10 @@ class LongRun(Trainer):
             )
         if loaded:
             self._end_step = step  # a callback may have ended the run before max_steps
-            self.train(resume_from_checkpoint=newest)
+            try:
+                self.train(resume_from_checkpoint=newest)
+            finally:
+                self._end_step = None
 
     # --- Training -----------------------------------------------------------------------------------------------
 
@@ -253,6 +256,7 @@ class LongRun(Trainer):
     ) -> tuple[int, int]:
         """Restores the trainer's state; leaves no epoch for a run that has reached its last step."""
         done = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *args, **kwargs)
+        self.state.compute_steps(self.args, max_steps)  # a checkpoint's intervals would replace changed ones
         self._nothing_left = self.state.global_step >= (max_steps if self._end_step is None else self._end_step)
         if self._nothing_left:
             self.callback_handler.callbacks = []
@@ -285,18 +289,28 @@ class LongRun(Trainer):
         if self.args.should_save:
             shutil.rmtree(folder, ignore_errors=True)  # left by a save that was interrupted
         self.accelerator.wait_for_everyone()
-        # TRL would delete the last complete checkpoint before this one is complete.
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
+        with self._without_rotation():  # which deletes the last complete checkpoint before this one is complete
             super()._save_checkpoint(model, trial)
-        finally:
-            self.args.save_total_limit = limit
         self._save_rank_state(folder)
         if self.args.should_save:
             write_state(os.path.join(folder, STATE_FILE), {**self._run_state(), "settings": self._settings})
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             write_manifest(folder)
+
+    @contextmanager
+    def _without_rotation(self) -> Iterator[None]:
+        """Keeps transformers from deleting checkpoints."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            yield
+        finally:
+            self.args.save_total_limit = limit
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Ends training; keeps the last checkpoint, which transformers deletes beside the best with a limit of 1."""
+        with self._without_rotation():
+            return super()._finalize_training(*args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
