@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import shutil
 from statistics import fmean
 
 import numpy as np
@@ -30,6 +31,7 @@ from epo_trl.models.corpus import corpus
 from epo_trl.models.critic import Critic, copied_backbone
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
 from epo_trl.rollout.demonstrations import ACTION
+from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.trainers.critic.file import critic_prefix, save_critic
 from epo_trl.trainers.long_run_trainer import LEARNED
 
@@ -301,6 +303,9 @@ def test_the_saved_critics_of_archer_judge_recorded_turns_as_the_run_would(tmp_p
 # --------------------------------------------------------------------------------------------------------- command
 
 
+SMALL = "--audit_tasks 2 --audit_round 2 --audit_group 2 --audit_episodes 1 --audit_continuations 2".split()
+
+
 @pytest.fixture
 def run(tmp_path):
     """Returns a folder with a tiny policy for the trap, and the config that it belongs to."""
@@ -339,18 +344,52 @@ def test_the_command_writes_its_results_and_continues_where_it_stopped(run, caps
     assert "where plan_continuations is 2, now 4" in capsys.readouterr().err
 
 
-def test_the_credits_of_a_critic_are_audited_too(run):
+def test_more_tasks_extend_an_audit_and_fewer_lose_nothing(run, monkeypatch):
+    folder, config = run
+    words = ["audit-credit", str(folder), "--config", str(config), "--audit_round", "2", "--audit_group", "2"]
+    words += ["--audit_episodes", "1", "--audit_continuations", "2", "--audit_tasks"]
+
+    def tasks_of_rounds(count):
+        assert main([*words, str(count)]) == 0
+        rounds = [json.loads(path.read_text()) for path in sorted((folder / "credit_audit").glob("round-*.json"))]
+        assert all(set(one["task"]) == set(one["tasks"]) for one in rounds)
+        return [one["tasks"] for one in rounds], json.loads((folder / "credit_audit" / "report.json").read_text())
+
+    (first, [third]), report = tasks_of_rounds(3)
+    assert report["tasks"] == 3
+    rounds, report = tasks_of_rounds(5)
+    assert rounds[:2] == [first, [third, rounds[1][1]]]
+    assert report["tasks"] == len(set(sum(rounds, []))) == 5
+    monkeypatch.setattr("epo_trl.credit_audit.program.play_round", None)  # whole rounds are kept
+    assert tasks_of_rounds(3)[0] == rounds
+
+
+def test_an_audit_does_not_continue_with_another_template(run, tmp_path, capsys):
+    folder, config = run
+    copied = shutil.copytree(TEMPLATES / "corridor", tmp_path / "own")
+    words = ["audit-credit", str(folder), "--config", str(config), "--prompt_template", str(copied), *SMALL]
+    assert main(words) == 0
+    (copied / "first.txt").write_text("{place} {task}")
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "audit_folder: expected a folder of this audit" in (said := capsys.readouterr().err) and "template" in said
+
+
+def test_the_credits_of_a_critic_are_audited_too(run, capsys):
     folder, config = run
     model = AutoModelForCausalLM.from_pretrained(folder)
     critic = Critic(model.config.hidden_size, copied_backbone(model))
     torch.nn.init.normal_(critic.head.weight)
     save_critic(str(folder), critic, critic.state_dict(), "")
-    words = ["audit-credit", str(folder), "--config", str(config), "--audit_tasks", "2", "--audit_round", "2"]
-    words += ["--audit_group", "2", "--audit_episodes", "1", "--audit_continuations", "2"]
+    words = ["audit-credit", str(folder), "--config", str(config), *SMALL]
     assert main([*words, "--algorithm", "ppo", "--num_generations", "1"]) == 0
     found = json.loads((folder / "credit_audit" / "round-000.json").read_text(encoding="utf-8"))["credits"]
     assert {"turn", "token", "outcome", "turn, lambda 0"} <= found.keys()
     assert np.std(found["turn, lambda 0"]) > 0 and found["turn, lambda 0"] != found["turn"]
+    for others in (["--algorithm", "ppo", "--num_generations", "1", "--gae_lambda", "0.5"], []):
+        with pytest.raises(SystemExit):
+            main([*words, *others])
+        assert "where credit outcome is {'gamma': 1.0, 'gae_lambda': 1.0}, now" in capsys.readouterr().err
 
 
 def test_archers_critics_are_a_row_of_the_audit(run):
@@ -365,8 +404,7 @@ def test_archers_critics_are_a_row_of_the_audit(run):
     critics.learn(0)
     torch.save({"archer": critics.state_dict()}, checkpoint / LEARNED)
     words = ["audit-credit", str(checkpoint), "--config", str(config), "--model_name_or_path", str(folder)]
-    words += ["--credit", "archer", "--method_kwargs", '{"archer": {"hidden_size": 8}}', "--audit_tasks", "2"]
-    words += ["--audit_round", "2", "--audit_group", "2", "--audit_episodes", "1", "--audit_continuations", "2"]
+    words += ["--credit", "archer", "--method_kwargs", '{"archer": {"hidden_size": 8}}', *SMALL]
     assert main(words) == 0
     report = json.loads((checkpoint / "credit_audit" / "report.json").read_text(encoding="utf-8"))
     assert "archer" in report["agreements"] and "archer" not in report["left_out"]
@@ -382,8 +420,7 @@ def test_of_a_critic_with_two_heads_each_token_gets_the_value_of_its_head(run):
     for head in (critic.head, critic.token_head):
         torch.nn.init.normal_(head.weight)
     save_critic(str(folder), critic, critic.state_dict(), "")
-    words = ["audit-credit", str(folder), "--config", str(config), "--audit_tasks", "2", "--audit_round", "2"]
-    words += ["--audit_group", "2", "--audit_episodes", "1", "--audit_continuations", "2", "--algorithm", "ppo"]
+    words = ["audit-credit", str(folder), "--config", str(config), *SMALL, "--algorithm", "ppo"]
     assert main([*words, "--num_generations", "1", "--credit", "vetta"]) == 0
     report = json.loads((folder / "credit_audit" / "report.json").read_text(encoding="utf-8"))
     assert {"vetta", "turn", "turn, lambda 0"} <= report["agreements"].keys()

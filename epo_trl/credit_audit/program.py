@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -29,14 +30,17 @@ from epo_trl.long_runs.state_file import read_state, write_atomically, write_sta
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.load import sequence_limit
+from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments, RewardArguments
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 from epo_trl.trainers.long_run_trainer import LEARNED
 from epo_trl.trainers.setup import build_rules
 
 SETTINGS = "settings.json"
-# Fields of the config that decide what is played: all options of the rollout, and two others.
+# Fields of the config that decide what is played: all options of the rollout, and two others. Template and examples
+# are compared by their text.
 _RULES = {one.name for kind in (ResponseArguments, EpisodeArguments, RewardArguments) for one in fields(kind)}
+_RULES -= {"prompt_template", *(one.name for one in fields(FewShotArguments))}
 _RULES |= {"temperature", "seed"}
 
 
@@ -84,7 +88,6 @@ class Audit:
         self.suite, self.args, self.audit = suite, args, audit
         self.folder = Path(audit.audit_folder or Path(audit.audited_run) / "credit_audit")
         self.plan = audit.plan(args.scale_rewards)
-        self._settings = self._load_settings()
         device = (
             "cpu" if args.use_cpu or not torch.accelerator.is_available() else torch.accelerator.current_accelerator()
         )
@@ -108,6 +111,8 @@ class Audit:
         self.estimators, self.left_out = list_estimators(
             state_keys=self._has_state_keys(), gae=gae, two_heads=heads, archer=archer
         )
+        self._settings = self._find_settings(model_args)
+        self._check_folder()
 
     def _has_state_keys(self) -> bool:
         """Returns whether the environment names its states. Raises `EnvError` if it cannot copy them."""
@@ -123,28 +128,41 @@ class Audit:
     def tasks(self) -> list[str]:
         """The training tasks that are played, in an order that the seed decides."""
         ids = sorted(set(self.suite.task_ids("train")))
-        return Random(f"audit {self.args.seed}").sample(ids, min(self.audit.audit_tasks, len(ids)))
+        Random(f"audit {self.args.seed}").shuffle(ids)
+        return ids[: self.audit.audit_tasks]
 
-    def _load_settings(self) -> dict[str, Any]:
-        """Returns all settings that affect the result; raises `InputError` if the folder holds another audit."""
+    def _find_settings(self, model_args: ModelConfig) -> dict[str, Any]:
+        """Returns all settings that affect the result, as JSON values."""
+        loading = {name: str(value) for name, value in asdict(model_args).items() if name != "model_name_or_path"}
         settings = {
             **{name: getattr(self.args, name) for name in sorted(_RULES)},
             **{f"plan_{name}": value for name, value in asdict(self.plan).items()},
+            **{f"credit {name}": _settings_of(method) for name, method in self.estimators.items()},
             "round": self.audit.audit_round,
             "weights": what_model(self.audit.audited_run),
+            "reference": what_model(model_args.model_name_or_path or "") if self._features else "",
+            "model": loading,
+            "template": self.rules.context.template.checksums(),
+            "examples": self.rules.protocol.few_shot,
             "suite": self.suite.name,
             "environment": {name: str(value) for name, value in self.suite.settings.items()},
         }
+        found: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+        return found
+
+    def _check_folder(self) -> None:
+        """Raises `InputError` if the folder holds another audit."""
         path = self.folder / SETTINGS
-        if path.is_file():
-            found = read_state(path)
-            differ = [name for name in settings if found.get(name) != settings[name]]
-            if differ:
-                raise InputError(
-                    f"audit_folder: expected a folder of this audit, got {self.folder}, where {differ[0]} is "
-                    f"{found.get(differ[0])!r}, now {settings[differ[0]]!r}; use another folder, or delete that one"
-                )
-        return settings
+        if not path.is_file():
+            return
+        found, now = read_state(path), self._settings
+        differ = [name for name in sorted(found.keys() | now.keys()) if found.get(name) != now.get(name)]
+        if differ:
+            name = differ[0]
+            raise InputError(
+                f"audit_folder: expected a folder of this audit, got {self.folder}, where {name} is "
+                f"{found.get(name)!r}, now {now.get(name)!r}; use another folder, or delete that one"
+            )
 
     def play(self) -> list[dict[str, Any]]:
         """Plays the missing rounds within the budget of minutes and returns all that are complete."""
@@ -156,11 +174,12 @@ class Audit:
     def _rounds(self, end: float) -> Iterator[dict[str, Any]]:
         tasks, size = self.tasks, self.audit.audit_round
         for number, first in enumerate(range(0, len(tasks), size)):
-            path = self.folder / f"round-{number:03}.json"
-            if not path.is_file():
+            path, part = self.folder / f"round-{number:03}.json", tasks[first : first + size]
+            # The last round of an audit of fewer tasks may lack some.
+            if not path.is_file() or read_state(path, "tasks")["tasks"][: len(part)] != part:
                 if time.monotonic() > end:
                     return
-                write_state(path, self._play_round(number, tasks[first : first + size]))
+                write_state(path, {"tasks": part, **self._play_round(number, part)})
             yield read_state(path, "halves", "credits", "task")
 
     def _play_round(self, number: int, tasks: list[str]) -> dict[str, Any]:
@@ -194,6 +213,10 @@ class Audit:
         for name, reason in self.left_out.items():
             console.print(f"not audited: {name} ({reason})")
         return comparison
+
+
+def _settings_of(method: Any) -> dict[str, Any]:
+    return {one.name: getattr(method, one.name) for one in fields(method) if one.init}
 
 
 def run_audit(suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, audit: AuditArguments) -> Comparison:
