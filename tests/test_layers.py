@@ -147,6 +147,16 @@ def test_importing_the_environments_loads_no_torch_and_no_game():
     assert (HEAVY | GAMES) & set(done.stdout.split()) == set()
 
 
+def test_the_tests_that_the_stand_in_device_borrows_exist():
+    """`make test-device` is no part of `make test`, which would not miss a test that was renamed."""
+    folder = Path(__file__).parent
+    borrowed = [x for x in ast.parse((folder / "device/test_trainers.py").read_text()).body if hasattr(x, "module")]
+    assert borrowed
+    for line in borrowed:
+        there = {getattr(x, "name", None) for x in ast.parse((folder / f"{line.module}.py").read_text()).body}
+        assert {alias.name for alias in line.names} <= there, line.module
+
+
 @pytest.mark.slow
 def test_every_module_can_be_imported_without_any_extra():
     """accelerate, for one, has some of its names only with DeepSpeed."""

@@ -20,6 +20,7 @@ from trainer_kit import (
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.methods import Comm, Method, build_methods
+from epo_trl.methods.tally import Tally
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 from epo_trl.trainers.collection import Collector
 from epo_trl.trainers.scoring import row_scorer
@@ -364,3 +365,9 @@ def test_a_method_does_nothing_by_itself():
     assert Method().modify_advantages(x, None).advantages is x and Method().ratio(x, x, None, None) is x
     assert Method().turn_rewards(None) is None and Method().keep_group(None) and Method().loss(None) is None
     assert Method().end_rl_step(None) == Method().state_dict() == Method().batch_state() == {}
+
+
+def test_a_tally_of_numbers_and_tensors_is_kept_on_the_tensors_device():
+    tally = Tally("turns", "reward")
+    tally.add(turns=2, reward=torch.ones((), device="meta"))
+    assert tally.state_dict()["sums"].device.type == "meta"

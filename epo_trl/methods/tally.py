@@ -22,8 +22,9 @@ class Tally:
         self._sums = torch.zeros(len(names), dtype=torch.float64)
 
     def add(self, **values: float | Tensor) -> None:
-        """Adds a number or a one-element tensor to each of the sums."""
-        added = torch.stack([torch.as_tensor(values[name], dtype=torch.float64) for name in self._names])
+        """Adds a number or a one-element tensor to each of the sums, on the device of the first tensor."""
+        device = next((value.device for value in values.values() if isinstance(value, Tensor)), None)
+        added = torch.stack([torch.as_tensor(values[name], dtype=torch.float64, device=device) for name in self._names])
         self._sums = self._sums.to(added.device) + added.detach()
 
     def take(self, ranks: Comm) -> dict[str, float]:
