@@ -32,6 +32,14 @@ class TestGeneratedAlfworld(EnvContract):
         return GeneratedAlfworld(n_train=60, n_iid=12, n_ood=12)
 
 
+def test_generated_games_on_disk_are_named_as_such(written, tmp_path):
+    for path in (written, written / "json_2.1.1"):
+        assert AlfworldData(path).name == "alfworld-generated"
+    (tmp_path / "json_2.1.1").symlink_to(written / "json_2.1.1")
+    (tmp_path / "other" / "train").mkdir(parents=True)
+    assert AlfworldData(tmp_path).name == "alfworld-generated" and AlfworldData(tmp_path / "other").name == "alfworld"
+
+
 class TestAlfworldData(EnvContract):
     expert_wins = 0.9
 

@@ -181,6 +181,14 @@ def test_games_of_two_calls_are_not_mixed(tmp_path):
         write_games(tmp_path, 3, 1, 1, seed=0)
 
 
+def test_games_are_not_written_among_those_of_another_source(tmp_path):
+    write_games(tmp_path, 1, 0, 0)
+    (tmp_path / "generated.json").unlink()
+    with pytest.raises(EnvError, match="out: expected a folder without other games"):
+        write_games(tmp_path, 2, 0, 0)
+    assert len(list(tmp_path.rglob(GAME_FILE))) == 1
+
+
 def test_an_unknown_filter_or_folder_is_named(tmp_path):
     with pytest.raises(EnvError, match="rooms.*max_receptacles"):
         write_games(tmp_path, 1, 0, 0, rooms=3)

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,6 +71,40 @@ def test_what_the_server_does_not_take_is_an_invalid_action(url):
         assert code in info["refusal"] and observation.endswith(info["refusal"])
     assert env.step("red")[4]["won"]
     env.close()
+
+
+class Ending:
+    """A server of `epo-trl serve` whose game fails at the second step, or ends by its turn limit."""
+
+    def __init__(self, fails):
+        self.fails, self.failed = fails, False
+
+    async def reset(self, **options):
+        return SimpleNamespace(observation={"text": "start"}, reward=0.0, done=False)
+
+    async def step(self, payload):
+        if self.fails:
+            self.failed = True
+            raise RuntimeError("Server error: the JVM died (code: EXECUTION_ERROR)")
+        return SimpleNamespace(observation={"text": "late", "truncated": True}, reward=0.0, done=True)
+
+    async def state(self):
+        return {"running": not self.failed}
+
+    async def close(self):
+        pass
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_served_game_that_fails_aborts_the_episode_and_its_turn_limit_truncates(fails):
+    env = build_suite("http://nowhere", observation_key="text").make_env()
+    env._client = Ending(fails)
+    env.reset(options={"task_id": "train/0"})
+    if fails:
+        with pytest.raises(EnvError, match="the JVM died"):
+            env.step("look")
+    else:
+        assert env.step("look")[:4] == ("late", 0.0, False, True)
 
 
 def test_an_action_may_be_a_json_object_and_an_observation_all_that_is_said(url):

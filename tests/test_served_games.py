@@ -75,7 +75,8 @@ def play(session, *actions, **task):
         ({"seed": 1_000_001}, "iid/1 with seed 1000001"),
         ({"seed": 1_000_002}, "iid/0 with seed 1000002"),
         ({"split": "ood", "index": 1, "seed": 7}, "ood/1 with seed 7"),
-        ({"split": "ood"}, "ood/0 with seed 0"),
+        ({"split": "ood", "seed": 3}, "ood/1 with seed 3"),
+        ({"split": "ood", "seed": 1_000_003}, "ood/1 with seed 1000003"),
         ({"task_id": "train/2"}, "train/2 with seed 0"),
     ],
 )
@@ -86,6 +87,14 @@ def test_a_reset_chooses_a_task_by_seed_place_or_id(task, expected):
 def test_without_a_choice_the_task_is_a_training_task():
     texts = {play(make_session()).text.split()[0] for _ in range(30)}
     assert texts <= {"train/0", "train/1", "train/2"} and len(texts) > 1
+    assert {play(make_session(), split="ood").text.split()[0] for _ in range(30)} == {"ood/0", "ood/1"}
+
+
+def test_a_seed_of_a_test_list_that_is_missing_is_refused():
+    session = make_session()
+    session._games.suite.splits = ("train",)
+    with pytest.raises(EnvError, match="split: expected one of train .*got 'iid'"):
+        play(session, seed=1_000_000)
 
 
 @pytest.mark.parametrize(

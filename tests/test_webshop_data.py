@@ -97,12 +97,12 @@ def test_a_broken_file_is_named(tmp_path):
     write_release(tmp_path)
     (tmp_path / "items_human_ins.json").write_text('{"B000000001": [')
     with pytest.raises(EnvError, match="items_human_ins.json: cannot be read as JSON"):
-        WebShopData(tmp_path, n_iid=1, n_dev=1).task_ids("iid")
+        WebShopData(tmp_path, instructions="human", n_iid=1, n_dev=1).task_ids("iid")
 
 
 def test_lists_that_leave_nothing_to_train_on_are_refused(folder):
     with pytest.raises(EnvError, match=f"n_dev: expected fewer goals .* than the {len(HUMAN)} of"):
-        WebShopData(folder, n_iid=2, n_dev=1).task_ids("train")
+        WebShopData(folder, instructions="human", n_iid=2, n_dev=1).task_ids("train")
 
 
 @pytest.mark.parametrize(

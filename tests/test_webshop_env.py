@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from webshop_release import write_release
+from webshop_release import row, write_release
 
 from epo_trl.cli.verify import main
 from epo_trl.envs import EnvError
@@ -11,8 +11,10 @@ from epo_trl.envs.registry import build_suite, environment_arguments
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.webshop import FirstResult, GeneratedWebShop, ShopSettings, WebShopData, WebShopEnv
 from epo_trl.envs.webshop.products import Catalogue, Goal, Product, Review
+from epo_trl.envs.webshop.release import _products, load
 from epo_trl.envs.webshop.search import RESULTS, ProductIndex
 from epo_trl.envs.webshop.session import Session, Shop
+from epo_trl.envs.webshop.shopper import Shopper, Wish
 from epo_trl.envs.webshop.verify import verify_shop
 from epo_trl.models import build_tokenizer
 from epo_trl.rollout import PromptTemplate
@@ -210,7 +212,7 @@ def test_the_score_of_a_purchase_is_the_reward_of_its_last_step():
 
 
 def test_an_expert_of_the_release_knows_the_goal(tmp_path):
-    suite = WebShopData(write_release(tmp_path), n_iid=1, n_dev=1)
+    suite = WebShopData(write_release(tmp_path), instructions="human", n_iid=1, n_dev=1)
     assert all(info["won"] for split in suite.splits for info in play(suite, suite.make_expert(), split))
     assert play(suite, FirstResult(), "dev")[0]["task_type"] == "garden"
 
@@ -251,6 +253,45 @@ def test_what_a_product_says_is_not_read_as_an_action_or_as_another_page():
     assert session.clickables.count("buy now") == 1 and session.act("click[buy now]") and session.page == "done"
 
 
+def test_every_label_of_a_page_can_be_clicked():
+    rows = [row("B000000001", customization_options={"Color": [{"value": "Navy\xa0Blue"}, {"value": "a\tb"}]})]
+    (odd,) = _products(rows, {})
+    odd = replace(odd, options={**odd.options, "scent": ("", "none")})
+    session = Session(Shop(Catalogue((odd,), {}), page_size=10), replace(GOAL, product=odd))
+    assert session.act("search[mug]") and session.act("click[b000000001]")
+    assert [action for action in session.actions if not session.copy().act(action)] == []
+    assert session.clickables[-3:] == ("navy blue", "a b", "none")
+
+
+def test_an_expert_stops_where_two_options_share_a_value():
+    values = ("red", "green")
+    twin = replace(MUG, title="Mug", options={"color": values, "lid": values})
+    goal = replace(GOAL, product=twin, options=values)
+    env = WebShopEnv(lambda: Shop(Catalogue((twin,), {}), 10), lambda _: goal)
+    player = Shopper(lambda _: Wish.known(goal))
+    observation, info = env.reset(options={"task_id": "train/0"})
+    player.reset(observation, info)
+    for _ in range(6):
+        observation, _, terminated, _, info = env.step(player.act(observation, info)[1])
+        if terminated:
+            break
+    assert terminated
+
+
+def test_other_files_have_other_contents(tmp_path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+        write_release(folder)
+    assert len({repr(WebShopData(folder, n_iid=1, n_dev=1).content("iid")) for folder in folders}) == 1
+    names = folders[1] / "items_ins_v2_1000.json"
+    names.write_text(names.read_text().replace("Find me", "Bring me"))
+    load.cache_clear()
+    suites = [WebShopData(folder, n_iid=1, n_dev=1) for folder in folders]
+    assert [suite.task_ids("iid") for suite in suites] == [["iid/0"]] * 2
+    assert suites[0].content("iid") != suites[1].content("iid")
+
+
 def test_verify_checks_the_goals_and_says_what_is_missing(tmp_path, capsys):
     assert main(["webshop", "--generated", "--goals", "40"]) == 0
     shown = capsys.readouterr().out
@@ -266,6 +307,8 @@ def test_verify_names_a_goal_that_no_purchase_meets(tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "goal", lambda task_id: goal)
     report = verify_shop(suite, goals=2)
     assert not report.ok and "met by their own product: 0 of 2 test goals" in report.lines
+    goal = replace(suite.goal("iid/1"), attributes=("non slip",), options=("purple",))
+    assert "met by their own product: 0 of 2 test goals" in verify_shop(suite, goals=2).lines
     assert any(line.startswith("not met: iid/0 (at most ") for line in report.lines)
 
 

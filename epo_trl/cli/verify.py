@@ -64,7 +64,7 @@ def _add_webshop(webshop: argparse.ArgumentParser) -> None:
     webshop.add_argument("--generated", action="store_true", help="check the generated shop instead")
     webshop.add_argument("--catalogue", choices=("small", "all"), default="small", help="which files (default: small)")
     webshop.add_argument(
-        "--instructions", choices=("human", "synthetic"), default="human", help="which goals (default: human)"
+        "--instructions", choices=("human", "synthetic"), default="synthetic", help="which goals (default: synthetic)"
     )
     webshop.add_argument(
         "--goals", type=at_least(1), default=500, metavar="N", help="number of test goals to play (default: 500)"

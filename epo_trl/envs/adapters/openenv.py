@@ -64,7 +64,10 @@ class OpenEnv(NumberedEnv):
             return f"{NO_ACTION} {result}", 0.0, False, False, info
         self._state = _mapping(result.observation)
         reward, done = float(result.reward or 0.0), bool(result.done)
-        return self._text(), reward, done, False, self._go_on(self._state, reward, terminated=done, truncated=False)
+        truncated = done and bool(self._state.get("truncated", False))
+        terminated = done and not truncated
+        info = self._go_on(self._state, reward, terminated=terminated, truncated=truncated)
+        return self._text(), reward, terminated, truncated, info
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Resets the session and returns the first observation of a task."""
@@ -130,9 +133,12 @@ class OpenEnv(NumberedEnv):
         try:
             return await self._client.step(payload)
         except RuntimeError as error:
-            if str(error).endswith(_REFUSALS):
-                return str(error)
-            raise
+            if not str(error).endswith(_REFUSALS):
+                raise
+            state = await self._client.state()
+            if not _mapping(state).get("running", True):  # a game of `epo-trl serve` has failed
+                raise
+            return str(error)
 
     def _payload(self, action: str) -> dict[str, Any] | None:
         if self.given.action_key:

@@ -76,8 +76,8 @@ class ServedGames:
 
         Args:
             seed: Number of a task of "train", or of "iid" from 1,000,000, as in the adapter for OpenEnv servers. Counts
-                from the start again beyond the end of the list. Without any choice the task is random.
-            task: `task_id`, or `split` and `index`.
+                from the start again beyond the end of the list. Without a seed the number is random.
+            task: `task_id`, or `split` (then the number is one of this list) and `index`.
 
         Raises:
             EnvError: If there is no such task.
@@ -87,17 +87,13 @@ class ServedGames:
             raise EnvError(f"reset: expected seed, episode_id, {', '.join(TASK_OPTIONS)}, got {sorted(unknown)[0]!r}")
         if "task_id" in task:
             return str(task["task_id"])
-        if "split" in task:
-            return self._listed(task["split"], task.get("index", 0))
-        if "index" in task:
-            raise EnvError("split: expected the name of a list with index, got none")
         number = random.randrange(FIRST_SEED["iid"]) if seed is None else seed
-        split = "iid" if number >= FIRST_SEED["iid"] and "iid" in self.tasks else self.suite.splits[0]
-        return self.tasks[split][number % FIRST_SEED["iid"] % len(self.tasks[split])]
-
-    def _listed(self, split: Any, index: Any) -> str:
+        split = task.get("split", "iid" if number >= FIRST_SEED["iid"] else self.suite.splits[0])
+        if "index" in task and "split" not in task:
+            raise EnvError("split: expected the name of a list with index, got none")
         self.suite.check_split(split)
         ids = self.tasks[split]
+        index = task.get("index", number % FIRST_SEED["iid"] % len(ids))
         if not isinstance(index, int) or not 0 <= index < len(ids):
             raise EnvError(f"index: expected an integer from 0 to {len(ids) - 1} for {split!r}, got {index!r:.100}")
         return ids[index]
@@ -219,7 +215,7 @@ class GameSession:
             episode_id=self._episode_id,
             step_count=self._turns,
             task_id=self._task_id,
-            running=self._running,
+            running=self._running and not (self._failed or self._closed),
             is_success=bool(self._info.get("won", False)),
         )
 

@@ -14,7 +14,7 @@ from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.env import ENGINES, AlfworldEnv, Opened
 from epo_trl.envs.alfworld.expert import AlfworldExpert, parse_kind
 from epo_trl.envs.alfworld.game_files import GAME_FILE, SPLIT_FOLDERS, FoundGames, Game, find_games, load_game
-from epo_trl.envs.alfworld.generator import GeneratedGame, generate
+from epo_trl.envs.alfworld.generator import SET_FILE, GeneratedGame, generate
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.alfworld.task_specs import Filters, task_specs
@@ -162,7 +162,8 @@ class GeneratedAlfworld(_AlfworldSuite):
 class AlfworldData(_AlfworldSuite):
     """ALFWorld games on disk: the real ones (`alfworld-download`) or those of `write_games`.
 
-    Like `AlfredTWEnv`, leaves out games with movable receptacles or sliced objects and games not marked as solvable.
+    Reports name the latter "alfworld-generated". Like `AlfredTWEnv`, leaves out games with movable receptacles or
+    sliced objects and games not marked as solvable.
 
     Args:
         path: Folder that contains `json_2.1.1`, or that folder itself; `$ALFWORLD_DATA` if `None`.
@@ -188,6 +189,8 @@ class AlfworldData(_AlfworldSuite):
         super().__init__(engine, expert_search)
         self.task_types = Filters(task_types).task_types or TASK_TYPES  # type: ignore[arg-type]
         self.root = data_folder(path).resolve()
+        if (self.root.parent / SET_FILE).is_file():
+            self.name = GeneratedAlfworld.name
         self._ids: dict[str, list[str]] = {}
 
     def task_ids(self, split: str) -> list[str]:

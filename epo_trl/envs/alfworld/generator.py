@@ -234,6 +234,8 @@ def _keep_apart(out: Path, made_from: Mapping[str, Any], counts: Mapping[str, in
         counts: Number of games of each list.
     """
     file = out / SET_FILE
+    if not file.is_file() and any((out / "json_2.1.1").glob("*/*")):
+        raise EnvError(f"out: expected a folder without other games, got {out} with json_2.1.1; choose another folder")
     now = {"from": json.loads(json.dumps(made_from)), "games": dict(counts)}
     try:
         there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else now

@@ -25,7 +25,9 @@ class WebShopArguments:
         None, "Folder of the release's JSON files; by default $WEBSHOP_DATA. For goods='data'."
     )
     catalogue: str = option("small", "'small': the release's 1,000 products; 'all': its 1.18 million.")
-    instructions: str = option("human", "'human': written by people; 'synthetic': made from the products.")
+    instructions: str = option(
+        "synthetic", "'human': written by people, few for the small catalogue; 'synthetic': made from the products."
+    )
     n_iid: int = option(500, "Number of test goals.")
     n_dev: int = option(1000, "Number of the release's goals after those, which training leaves out too.")
     n_train: int = option(4000, "Number of training goals of a generated shop.")

@@ -42,7 +42,7 @@ class ReleaseSettings:
 
     folder: str
     catalogue: Annotated[str, OneOf(_SUFFIXES)] = "small"
-    instructions: Annotated[str, OneOf(INSTRUCTIONS)] = "human"
+    instructions: Annotated[str, OneOf(INSTRUCTIONS)] = "synthetic"
     n_iid: CountOrZero = 500
     n_dev: CountOrZero = 1000
 
@@ -94,7 +94,8 @@ def load(settings: ReleaseSettings) -> Catalogue:
     if len(goals) <= first:
         raise EnvError(
             f"n_dev: expected fewer goals for n_iid and n_dev than the {len(goals)} of {folder} (catalogue: "
-            f"{settings.catalogue}, instructions: {settings.instructions}), got {tests} and {settings.n_dev}"
+            f"{settings.catalogue}, instructions: {settings.instructions}), got {tests} and {settings.n_dev}; choose "
+            "smaller lists, or instructions: synthetic (people wrote few for the small catalogue)"
         )
     lists = {"train": goals[first:], "iid": goals[:tests], "dev": goals[tests:first]}
     return Catalogue(tuple(found), {split: tuple(part) for split, part in lists.items() if part})
@@ -141,7 +142,8 @@ def _price(asin: str, prices: Sequence[float]) -> float:
 def _options(rows: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
     for name, values in rows.items():
         if values is not None:
-            yield name.lower(), tuple(str(value["value"]).strip().replace("/", " | ").lower() for value in values)
+            texts = (" ".join(str(value["value"]).split()) for value in values)
+            yield name.lower(), tuple(text.replace("/", " | ").lower() for text in texts)
 
 
 def _human_goals(products: Iterable[Product], texts: Mapping[str, Any]) -> list[Goal]:

@@ -95,7 +95,7 @@ class Session:
             case "results":
                 return tuple(text.lower() for text in (BACK, *self._turn_buttons, *(p.asin for p in self._shown)))
             case "item":
-                values = [value for values in self.item.options.values() for value in values]
+                values = [value for values in self.item.options.values() for value in values if value]
                 return tuple(dict.fromkeys(text.lower() for text in (BACK, PREVIOUS, *SUB_PAGES, BUY, *values)))
         return BACK.lower(), PREVIOUS.lower()
 

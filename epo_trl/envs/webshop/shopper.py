@@ -53,6 +53,7 @@ class Shopper:
         self._wish = self._read_wish(info)
         self._rejected: set[str] = set()
         self._opened = ""
+        self._clicked: set[str] = set()  # options of the opened product
         self._checked: set[str] = set()  # wished attributes that the opened product has
 
     def act(self, observation: str, info: Info) -> Step:
@@ -77,7 +78,7 @@ class Shopper:
         if not choices:
             return "nothing was found, so i search for less", f"search[{self._wish.query}]"
         best = max(choices, key=lambda row: len(self._named(row[1])))  # the first of equals
-        self._opened, self._checked = best[0], self._named(best[1])
+        self._opened, self._checked, self._clicked = best[0], self._named(best[1]), set()
         return "this one fits best", f"click[{best[0].lower()}]"
 
     def _fits(self, asin: str, title: str, price: str) -> bool:
@@ -89,7 +90,8 @@ class Shopper:
 
     def _inspect(self, info: Info) -> Step:
         labels = [action[len("click[") : -1] for action in info["actions"]]
-        open_options = [value for value in self._wish.options if value not in info["chosen"]]
+        done = self._clicked.union(info["chosen"])
+        open_options = [value for value in self._wish.options if value not in done]
         unread = set() if self._wish.asin else set(self._wish.attributes) - self._checked
         if unread and "features" not in self._checked:
             self._checked.add("features")
@@ -100,6 +102,7 @@ class Shopper:
             return "it lacks what is asked", _click(PREVIOUS)
         for value in open_options:
             if value in labels:
+                self._clicked.add(value)
                 return f"it has to be {value}", f"click[{value}]"
         return "this is what is asked", _click(BUY)
 

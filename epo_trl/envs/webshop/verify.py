@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from epo_trl.envs.base import Expert
 from epo_trl.envs.webshop.release import data_folder, missing_files
-from epo_trl.envs.webshop.reward import score_purchase
+from epo_trl.envs.webshop.reward import count_options, score_purchase
 from epo_trl.envs.webshop.shopper import FirstResult
 from epo_trl.envs.webshop.webshop_suite import GeneratedWebShop, WebShopData
 
@@ -57,9 +57,12 @@ def verify_shop(suite: GeneratedWebShop | WebShopData, goals: int) -> ShopReport
 
 
 def _best_score(suite: GeneratedWebShop | WebShopData, task_id: str) -> float:
-    """Returns the score of the goal's own product with the options that it asks for."""
+    """Returns the score of the goal's own product with the best choice of its options."""
     goal = suite.goal(task_id)
-    chosen = {str(i): value for i, value in enumerate(goal.options)}
+    chosen: dict[str, str] = {}
+    for name, values in goal.product.options.items():
+        counts = [count_options(goal.options, (*chosen.values(), value)) for value in values]
+        chosen[name] = values[counts.index(max(counts))]
     return score_purchase(goal, goal.product, chosen, suite.nouns).total
 
 

@@ -127,7 +127,7 @@ class WebShopData(_WebShopSuite):
         self,
         path: str | os.PathLike[str] | None = None,
         catalogue: str = "small",
-        instructions: str = "human",
+        instructions: str = "synthetic",
         n_iid: int = 500,
         n_dev: int = 1000,
         *,
@@ -138,6 +138,11 @@ class WebShopData(_WebShopSuite):
         super().__init__(ReleaseSettings(folder, catalogue, instructions, n_iid, n_dev), page_size, spacy_model)
         sizes = {"train": 1, "iid": n_iid, "dev": n_dev}
         self.splits = tuple(split for split, size in sizes.items() if size)
+
+    def content(self, split: str) -> list[tuple[object, ...]]:
+        """Returns what the reward compares and the agent reads: another folder has other goals under the same ids."""
+        goals = _catalogue(self.shop).goals[split]
+        return [(g.product.asin, g.instruction, g.attributes, g.options, g.price_bound) for g in goals]
 
     def _wish(self, info: Info) -> Wish:
         return Wish.known(self.goal(info["task_id"]))
