@@ -72,6 +72,19 @@ def test_a_response_without_a_call_is_the_final_answer_if_there_is_that_tool():
     assert read("It is 42.", tools=tools).action == tool_call("final_answer", answer="It is 42.")
     assert read("It is 42.").error == "no tool call"
     assert read("", tools=tools).error == "no tool call"
+    spoken = read("<think>not <tool_call></think>It is 42.", tools=tools)
+    assert (spoken.action, spoken.thought) == (tool_call("final_answer", answer="It is 42."), "not <tool_call>")
+
+
+def test_a_malformed_or_truncated_call_is_not_a_final_answer():
+    tools = (WordGame.guess, final_answer)
+    gemma = byte_tokenizer(templates.gemma4_v5_chat_template, special=("<|tool_call>",))
+    llama = byte_tokenizer(templates.llama3_2_chat_template)
+    assert read('<tool_call>\n{"name": "guess", "argu', tools=tools).error == "no tool call"
+    assert read('I guess.\n<tool_call>guess("[crane]")</tool_call>', tools=tools).error == "no tool call"
+    assert read('<|tool_call>guess{guess:"[crane]"}', tools=tools, tokenizer=gemma).error == "no tool call"
+    cut = Response(ids_of(llama, 'I guess.\n{"na'), "", "")
+    assert ToolCalls(llama, tools).read(cut, None, require_think=False).error == "no tool call"
 
 
 FAMILIES = {
@@ -95,6 +108,10 @@ def test_a_call_as_the_family_s_chat_template_writes_it_is_read(family, concaten
     text = whole.removeprefix(prompt)
     parsed = context.read(ids_of(tokenizer, text), text, None, require_think=False)
     assert (parsed.action, parsed.error) == (ACTION, "")
+    answering = action_format("tool_calls", tokenizer, [WordGame.guess, final_answer])
+    for end in range(text.index("guess"), len(text), 5):  # a truncated call is not a final answer
+        response = Response(ids_of(tokenizer, text[:end]), "", context.frame.closing)
+        assert '"final_answer"' not in answering.read(response, None, require_think=False).action
     if concatenates:
         ContextBuilder(tokenizer, PromptTemplate.load("tool_calls"), mode="concatenated", actions=actions)
     else:

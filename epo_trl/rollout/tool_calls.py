@@ -7,6 +7,7 @@ call is parsed. TRL sets a missing one for the families that it supports (Qwen, 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from epo_trl.rollout.encoding import control_tokens
 from epo_trl.rollout.parsing import MAX_PASSED_CHARS, ParsedResponse, Response
 
 TOO_DEEP = "the tool call is nested too deeply"
+_NAME = "toolname"  # stands for a tool's name in a call that the chat template writes
 _REASONING = ("reasoning_content", "thinking")  # names of the reasoning in response templates
 
 
@@ -51,6 +53,7 @@ class ToolCalls:
         self.schemas = [get_json_schema(tool) for tool in tools]
         self._check_texts()
         self._can_answer = any(schema["function"]["name"] == FINAL_ANSWER for schema in self.schemas)
+        self._opener = self._find_opener() if self._can_answer else ""
 
     @property
     def chat_template_kwargs(self) -> Mapping[str, Any]:
@@ -58,7 +61,9 @@ class ToolCalls:
         return {"tools": self.schemas}
 
     def read(self, response: Response, admissible: Iterable[str] | None, *, require_think: bool) -> ParsedResponse:
-        """Parses the one tool call of a response; without a call, the response is the final answer if that tool exists.
+        """Parses the one tool call of a response.
+
+        Without a call, the response is the final answer if that tool exists; a malformed or truncated call is not.
 
         Args:
             response: Response whose ids are parsed.
@@ -73,7 +78,7 @@ class ToolCalls:
             return ParsedResponse(response.text[-MAX_PASSED_CHARS:], error=TOO_DEEP)
         calls, content = message.get("tool_calls") or [], str(message.get("content") or "").strip()
         thought = next((str(message[name]).strip() for name in _REASONING if message.get(name)), "")
-        if not calls and content and self._can_answer:
+        if not calls and content and self._can_answer and not self._begins_call(response.ids, thought):
             calls = [{"name": FINAL_ANSWER, "arguments": {"answer": content}}]
         if len(calls) != 1:
             error = f"{len(calls)} tool calls, expected one" if calls else "no tool call"
@@ -86,6 +91,26 @@ class ToolCalls:
         return ParsedResponse(
             action, thought, "no reasoning before the tool call" if require_think and not thought else ""
         )
+
+    def _find_opener(self) -> str:
+        """Returns the token or word with which the chat template starts every call, such as `<tool_call>`."""
+        call = {"type": "function", "function": {"name": _NAME, "arguments": {}}}
+
+        def apply(**message: Any) -> str:
+            messages = [{"role": "user", "content": "play"}, {"role": "assistant", **message}]
+            return self.tokenizer.apply_chat_template(messages, tools=self.schemas, tokenize=False)
+
+        before, _, _ = apply(content="", tool_calls=[call]).partition(_NAME)
+        common = os.path.commonprefix([before, apply(content="answerhere")])
+        word = next(iter(before.removeprefix(common).split()), "")
+        return next(filter(word.startswith, control_tokens(self.tokenizer)), word)
+
+    def _begins_call(self, ids: Sequence[int], thought: str) -> bool:
+        """Returns whether a response contains, after its reasoning, the start of a call, or ends within it."""
+        text = self.tokenizer.decode(ids)
+        said = text.split(thought, 1)[-1] if thought else text
+        last_word = tuple(said.split()[-1:])
+        return bool(self._opener) and (self._opener in said or self._opener.startswith(last_word))
 
     def _check_texts(self) -> None:
         """Raises `ChatTemplateError` if a tool spells a control token: the chat template would write it as one."""
