@@ -50,6 +50,7 @@ class CommandLine:
         environment: Name of the environment; `None` for `--help` without one.
         algorithm: One of `ALGORITHM_NAMES`.
         check_only: Whether the program ends after checking the options.
+        program: Name of the program in its help; `None` for the name of the script.
     """
 
     options: Sequence[str]
@@ -58,6 +59,7 @@ class CommandLine:
     environment: str | None
     algorithm: str
     check_only: bool = False
+    program: str | None = None
 
 
 class ConfigIsValid(Exception):  # noqa: N818 - not an error: it ends a program that only checks its config

@@ -93,6 +93,7 @@ class RecipeParser(HfArgumentParser):
             check_fields(each, (EnvironmentArguments, *types))
         super().__init__(
             (EnvironmentArguments, *settings, *types),
+            prog=line.program,
             allow_abbrev=False,
             usage="%(prog)s --config FILE [--option value ...]",
             description="The YAML file sets options as `option: value`; the command line overrides it.",

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -288,7 +288,8 @@ def _run(main: Main, argv: Sequence[str], program: Program, with_traceback: bool
     """Runs `main`; returns the message of its error as one line, or `""`. Other errors are raised."""
     options = [word for word in argv if word != CHECK]
     try:
-        main(read_command_line(options, program.environment, program.algorithm, check_only=CHECK in argv))
+        line = read_command_line(options, program.environment, program.algorithm, check_only=CHECK in argv)
+        main(replace(line, program=program.name))
     except ConfigIsValid:
         pass
     except Exception as error:

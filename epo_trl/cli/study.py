@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "study", "Runs the missing parts of a study and writes its report. Repeat the command to resume."
     )
     parser.add_argument(
-        "config", metavar="CONFIG", help="YAML file, see docs/study.md, or the name of a shipped study: smoke"
+        "config", metavar="CONFIG", help="YAML file, see docs/study.md, or the name of a shipped study, such as smoke"
     )
     parser.add_argument("--arms", nargs="+", metavar="NAME", help="only these arms (default: all)")
     parser.add_argument(

@@ -153,7 +153,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         2.0, "beta_start of Eq. 7: weight of the smoothing term at the first RL step."
     )
     smoothing_beta_end: NonNegative = option(
-        1.0, "beta_end of Eq. 7: weight at the last RL step; at half time it is 1."
+        1.0, "beta_end of Eq. 7: the weight that the second half of the run approaches, from 1."
     )
     smoothing_decay: NonNegative = option(3.0, "lambda_d of Eq. 7: rate of the schedule.")
     kappa_low: NonNegative = option(0.0, "kappa_l of Eq. 5: lower edge of the band, times the historical entropy.")
