@@ -53,7 +53,7 @@ def make_engine(trainer: GRPOTrainer) -> PolicyEngine:
 class ContinuousBatchingEngine(PolicyEngine):
     """transformers' continuous batching, with one manager for the whole rollout.
 
-    Its scheduler runs in this thread and not in its own, so that the order of the samples is always the same.
+    Its scheduler runs in this thread and not in its own, so that threads do not decide the order of the samples.
     """
 
     _manager: Any
