@@ -25,6 +25,7 @@ from epo_trl.envs.base import EnvError, TextEnv
 from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on
 from epo_trl.envs.toy import ToySuite
 from epo_trl.envs.trap import HATCH, TrapSuite, go_through
+from epo_trl.errors import InputError
 from epo_trl.methods.twin_critics import CriticSettings, Transitions, TwinCritics
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
@@ -427,6 +428,28 @@ def test_of_a_critic_with_two_heads_each_token_gets_the_value_of_its_head(run):
     assert {"token", "outcome"} <= report["left_out"].keys()
     found = json.loads((folder / "credit_audit" / "round-000.json").read_text(encoding="utf-8"))["credits"]
     assert np.std(found["vetta"]) > 0 and found["vetta"] != found["turn"]
+
+
+def test_the_audit_samples_as_training_does(run, monkeypatch, capsys):
+    def stop(player, *_):
+        raise InputError(f"{[getattr(player.policy.config, name) for name in names]}")
+
+    names = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "typical_p"]
+    monkeypatch.setattr("epo_trl.credit_audit.program.play_round", stop)
+    folder, config = run
+    words = ["audit-credit", str(folder), "--config", str(config), *SMALL, "--temperature", "0.9", "--audit_folder"]
+    others = ["--top_p", "0.5", "--min_p", "0.1", "--repetition_penalty", "1.2"]
+    more = ["--generation_kwargs", '{"typical_p": 0.7}']
+    for name, given, expected in (
+        ("a", [], "[0.9, 1.0, 0, None, 1.0, None]"),
+        ("b", [*others, "--top_k", "3", *more], "[0.9, 0.5, 3, 0.1, 1.2, 0.7]"),
+        ("c", ["--top_k", "-1", "--use_vllm", "true"], "[0.9, 1.0, 0, None, 1.0, None]"),
+        ("a", ["--top_p", "0.5"], "where top_p is 1.0, now 0.5"),
+        ("d", ["--use_vllm", "true", *more], "generation_kwargs: expected none with use_vllm, got {'typical_p': 0.7}"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*words, str(folder / name), *given])
+        assert expected in capsys.readouterr().err
 
 
 def test_a_command_that_cannot_work_says_why(run, capsys):

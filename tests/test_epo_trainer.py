@@ -455,14 +455,17 @@ def test_evaluation_plays_the_whole_lists_once(tmp_path):
 def test_evaluation_changes_neither_random_state_nor_mode_nor_temperature_nor_what_is_to_be_logged(
     tmp_path, temperature
 ):
-    trainer = make_trainer(tmp_path, eval_temperature=temperature)
+    filters = {"top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2}
+    with pytest.warns(UserWarning, match="top_p, top_k, min_p, repetition_penalty: got"):
+        trainer = make_trainer(tmp_path, eval_temperature=temperature, **filters)
     used = []
     original = trainer.model.generate
 
     def generate(**kwargs):
         assert not trainer.model.training
         ids = original(**kwargs)
-        used.append((kwargs["generation_config"].temperature, kwargs["generation_config"].do_sample))
+        config = kwargs["generation_config"]
+        used.append(tuple(getattr(config, name) for name in ("temperature", "do_sample", *filters)))
         trainer.model.train()  # as continuous batching does
         return ids
 
@@ -474,9 +477,11 @@ def test_evaluation_changes_neither_random_state_nor_mode_nor_temperature_nor_wh
     first = trainer.evaluate()
     assert torch.equal(torch.get_rng_state(), before)
     assert trainer.model.training
-    assert set(used) == {(temperature or None, temperature > 0)}
+    assert set(used) == {(0.3, True, 1.0, 0, None, 1.0) if temperature else (None, False, None, None, None, 1.0)}
     assert trainer.generation_config.temperature == trainer.generation_kwargs["temperature"] == 1.0
     assert trainer.generation_config.do_sample and trainer.generation_kwargs["do_sample"]
+    for name, value in filters.items():
+        assert getattr(trainer.generation_config, name) == trainer.generation_kwargs[name] == value
     assert trainer._metrics["train"] == {"env/turns": [3.0]} and "env/turns" not in first
     assert (trainer.rl_step, len(trainer.methods["epo"].history)) == (0, 0)
     torch.manual_seed(4)

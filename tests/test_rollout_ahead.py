@@ -148,16 +148,17 @@ def test_an_evaluation_waits_for_the_rollout_and_has_its_own_temperature_and_the
         eval_episodes=2,
         max_steps=2,
     )
+    server.top_k = 9
     asked, generate = [], server.generate
 
     def spy(prompts, n, *, temperature, **settings):
-        asked.append((temperature, trainer.state.global_step, server.sent[-1:]))
+        asked.append(((temperature, settings["top_k"]), trainer.state.global_step, server.sent[-1:]))
         return generate(prompts, n, temperature=temperature, **settings)
 
     server.generate = spy
     trainer.train()
-    assert {t for t, *_ in asked} == {0.5, 1.0}
-    evaluated = [(step, sent) for t, step, sent in asked if t == 0.5]
+    assert {sampling for sampling, *_ in asked} == {(0.5, 0), (1.0, 9)}
+    evaluated = [(step, sent) for (t, _), step, sent in asked if t == 0.5]
     assert evaluated == sorted(evaluated) and {step for step, _ in evaluated} == {1, 2}
     assert all(sent == [step] for step, sent in evaluated), "RL step 1 begins with the weights after one update"
 

@@ -28,7 +28,7 @@ from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.state_file import read_state, write_atomically, write_state
 from epo_trl.models import load_policy
-from epo_trl.models.generate import SamplingPolicy
+from epo_trl.models.generate import UNCHANGED, SamplingPolicy
 from epo_trl.models.load import sequence_limit
 from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments, RewardArguments
@@ -37,11 +37,11 @@ from epo_trl.trainers.long_run_trainer import LEARNED
 from epo_trl.trainers.setup import build_rules
 
 SETTINGS = "settings.json"
-# Fields of the config that decide what is played: all options of the rollout, and two others. Template and examples
-# are compared by their text.
+# Fields of the config that decide what is played: all options of the rollout and of sampling, and the seed. Template
+# and examples are compared by their text.
 _RULES = {one.name for kind in (ResponseArguments, EpisodeArguments, RewardArguments) for one in fields(kind)}
 _RULES -= {"prompt_template", *(one.name for one in fields(FewShotArguments))}
-_RULES |= {"temperature", "seed"}
+_RULES |= {"temperature", *UNCHANGED, "generation_kwargs", "seed"}
 
 
 @dataclass
@@ -95,7 +95,11 @@ class Audit:
         model, self._tokenizer = load(replace(model_args, model_name_or_path=audit.audited_run))
         self.rules = build_rules(args, suite, self._tokenizer, {"state_key": True})
         self.policy = SamplingPolicy(
-            model, self._tokenizer, max_new_tokens=args.max_completion_length, temperature=args.temperature
+            model,
+            self._tokenizer,
+            max_new_tokens=args.max_completion_length,
+            temperature=args.temperature,
+            others=_sampling_settings(args),
         )
         self.rules.set_model_limits(sequence_limit(model.config), self.policy.eos_ids)
         gae, heads, archer, self._values, self._features = None, None, None, None, None
@@ -213,6 +217,18 @@ class Audit:
         for name, reason in self.left_out.items():
             console.print(f"not audited: {name} ({reason})")
         return comparison
+
+
+def _sampling_settings(args: EPOConfig) -> dict[str, Any]:
+    """Returns the generation settings of training besides the temperature."""
+    given = args.generation_kwargs or {}
+    if given and args.use_vllm:
+        raise InputError(
+            f"generation_kwargs: expected none with use_vllm, got {given}: the audit generates without vLLM; "
+            "set use_vllm to False and give them under transformers' names"
+        )
+    found = {name: getattr(args, name) for name in UNCHANGED}
+    return {**found, "top_k": max(args.top_k or 0, 0), **given}  # vLLM's -1 is no limit
 
 
 def _settings_of(method: Any) -> dict[str, Any]:

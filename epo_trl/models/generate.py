@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,12 +13,16 @@ from transformers import GenerationConfig, PreTrainedModel
 from epo_trl.devices import seeded
 from epo_trl.models.prefix_cache import PrefixCache, can_reuse, settings_allow_reuse
 
+# Settings besides the temperature that change the distribution, and the values that do not.
+UNCHANGED = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+
 
 def decoding(temperature: float) -> dict[str, Any]:
-    """Returns transformers' generation settings for a temperature; 0 is greedy decoding."""
+    """Returns transformers' generation settings for the full distribution at a temperature; 0 is greedy decoding."""
     if temperature:
-        return {"do_sample": True, "temperature": temperature}
-    return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "min_p": None}
+        return {"do_sample": True, "temperature": temperature, **UNCHANGED}
+    greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "min_p": None}
+    return {**UNCHANGED, **greedy}
 
 
 class SamplingPolicy:
@@ -33,6 +37,7 @@ class SamplingPolicy:
         max_new_tokens: Maximum length of a response.
         temperature: Sampling temperature; 0 is greedy decoding.
         seed: Seed for sampling. The global random state is unchanged.
+        others: Further generation settings of transformers, such as `top_p`.
         reuse_prefixes: Whether to reuse the keys and values of each call in the next one, whose prompts extend the
             previous ones in concatenated context. Models and settings that do not allow it recompute them.
     """
@@ -45,15 +50,14 @@ class SamplingPolicy:
         max_new_tokens: int,
         temperature: float = 1.0,
         seed: int = 0,
+        others: Mapping[str, Any] | None = None,
         reuse_prefixes: bool = False,
     ):
         self.model = model.eval()
         self.eos_ids = end_ids(tokenizer, model.generation_config.eos_token_id)
         self.pad_id = self.eos_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id  # masked anyway
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-        self.config = GenerationConfig(
-            max_new_tokens=max_new_tokens, pad_token_id=self.pad_id, eos_token_id=self.eos_ids, **sampling
-        )
+        ends = {"max_new_tokens": max_new_tokens, "pad_token_id": self.pad_id, "eos_token_id": self.eos_ids}
+        self.config = GenerationConfig(**{**ends, **decoding(temperature), **(others or {})})
         self._random = torch.Generator().manual_seed(seed)
         with _without_own_settings(model):
             own_cache = can_reuse(model) and settings_allow_reuse(model, self.config)

@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 
 from epo_trl.devices import seeded
 from epo_trl.errors import InputError
-from epo_trl.models.generate import decoding
+from epo_trl.models.generate import UNCHANGED, decoding
 from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes, settings_allow_reuse
 from epo_trl.rollout import ContextBuilder, Engine, InStep, Response
 
@@ -155,10 +155,12 @@ class PolicyEngine(Engine):
 
     @contextmanager
     def sampling(self, temperature: float, seed: int) -> Iterator[None]:
-        """Samples at another temperature, greedily at 0, from a separate random stream."""
+        """Samples from the full distribution at another temperature, greedily at 0, from a separate random stream."""
         trainer = self._trainer
         holder: Any = trainer.vllm_generation if trainer.use_vllm else trainer.generation_config
-        changes = {"temperature": temperature} if trainer.use_vllm else decoding(temperature)
+        changes = decoding(temperature)
+        if trainer.use_vllm:
+            changes = {**UNCHANGED, "min_p": 0.0, "temperature": temperature}
         # Plain generation also reads the changes from here; with vLLM there is no such dictionary.
         kwargs: dict[str, Any] = {} if trainer.use_vllm else trainer.generation_kwargs
         before, kwargs_before = {name: getattr(holder, name) for name in changes}, dict(kwargs)
