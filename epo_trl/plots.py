@@ -152,6 +152,11 @@ def plot_runs(
         raise InputError("runs: expected at least one run directory, got none")
     if len(labels) != len(runs):
         raise InputError(f"labels: expected one per run, got {len(labels)} for {len(runs)} runs")
+    path = Path(out)
+    path = path if path.suffix else path.with_suffix(".png")
+    known = Figure().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise InputError(f"out: expected a file whose name ends in one of {', '.join(known)}, got {out}")
     groups: dict[str, list[dict[str, Curve]]] = {}
     for run, label in zip(runs, labels, strict=True):
         groups.setdefault(label, []).append(read_run(run, [tag for panel in panels for tag in panel.tags]))
@@ -167,8 +172,6 @@ def plot_runs(
     for axis in rest:
         axis.axis("off")
     figure.supxlabel(_note(columns, window, max(map(len, groups.values()))), fontsize=9, color="0.4")
-    path = Path(out)
-    path = path if path.suffix else path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return path

@@ -118,7 +118,8 @@ def test_an_adapter_without_its_tokenizer_has_that_of_its_base(adapter, tmp_path
     assert given["processing_class"].get_vocab() == toy_tokenizer().get_vocab()
 
 
-def test_merging_writes_a_plain_checkpoint(adapter, tmp_path, capsys):
+def test_merging_writes_a_plain_checkpoint(adapter, tmp_path, monkeypatch, capsys):
+    (empty := tmp_path / "empty").mkdir()
     out = tmp_path / "merged"
     assert main(["merge", adapter.path, "--out", str(out)]) == 0
     assert not (out / "adapter_config.json").exists() and str(out) in capsys.readouterr().out
@@ -126,6 +127,10 @@ def test_merging_writes_a_plain_checkpoint(adapter, tmp_path, capsys):
     assert AutoTokenizer.from_pretrained(out).get_vocab() == toy_tokenizer().get_vocab()
     assert main(["merge", adapter.path, "--out", str(out)]) == 1
     assert "there already; expected a new folder" in capsys.readouterr().err
+    monkeypatch.chdir(empty)
+    for here in (".", "../empty", ""):
+        assert main(["merge", "no_such_adapter", "--out", here]) == 1  # refused before anything is loaded
+        assert "the current folder; name another" in capsys.readouterr().err
     assert main(["merge", str(out), "--out", str(tmp_path / "again")]) == 1
     assert "there is no adapter_config.json" in capsys.readouterr().err
 

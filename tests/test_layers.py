@@ -27,12 +27,13 @@ LAYERS = {
         "types", "envs", "rollout", "methods", "models", "long_runs", "trainers",
     },
     "plots": {"types", "evaluation"},
-    "study": {"envs", "evaluation", "long_runs", "plots"},
+    "study": {"envs", "evaluation", "long_runs", "plots", "yaml_files"},
     "memory": set(),
     "doctor": {"envs"},
     "threads": set(),
     "devices": set(),
     "lazy": set(),
+    "yaml_files": set(),
 }  # fmt: skip
 LAYERS = {part: others | {"errors", "bounds"} for part, others in LAYERS.items()}
 LAYERS |= {"errors": set(), "bounds": {"errors"}}
@@ -53,6 +54,7 @@ FORBIDDEN = {
     "threads": HEAVY | GAMES,
     "devices": (HEAVY - {"torch"}) | GAMES,
     "lazy": HEAVY | GAMES,
+    "yaml_files": HEAVY | GAMES,
 }
 
 

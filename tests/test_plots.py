@@ -236,3 +236,8 @@ def test_all_that_a_run_has_logged_is_read(tmp_path):
 def test_labels_must_be_one_per_run(tmp_path):
     with pytest.raises(ValueError, match="labels: .*got 2 for 1 runs"):
         plot_runs([tmp_path], tmp_path / "x.png", labels=["a", "b"])
+
+
+def test_a_kind_of_image_that_cannot_be_written_is_refused_before_the_runs_are_read(tmp_path):
+    with pytest.raises(ValueError, match=r"out: expected a file whose name ends in one of .*png.*, got .*x\.txt"):
+        plot_runs([tmp_path / "no-run"], tmp_path / "x.txt")

@@ -7,8 +7,8 @@ import pytest
 from trl import ModelConfig
 
 from epo_trl.cli.base import RecipeError
-from epo_trl.cli.command_line import AlgorithmArguments
-from epo_trl.cli.options import check_types, parse_recipe
+from epo_trl.cli.command_line import AlgorithmArguments, CommandLine
+from epo_trl.cli.options import check_types, parse_recipe, read_settings
 from epo_trl.trainers import EPOConfig
 
 
@@ -81,9 +81,12 @@ def test_what_is_right_and_what_the_parser_reads_pass():
     ("text", "says"),
     [
         ("learning_rate: no\n", "learning_rate: expected a number.*got False in .*"),
-        ("save_strategy: no\n", "save_strategy: expected .*got False .* put the word in quotes"),
+        ("save_strategy: no\n", "save_strategy: expected a string, got False .* put the word in quotes"),
         ("max_turns: 2.5\n", "max_turns: expected an integer.*got 2.5 in .*"),
         ("n_train: [3]\n", "n_train: expected .*got .3. in"),  # the environment's
+        ("on: 5\n", "--config: expected names that are strings, got True in .* put the word in quotes"),
+        ("1: 5\n", "--config: expected names that are strings, got 1 in .*config.yaml$"),
+        ("max_turns: 5\nmax_turns: 6\n", "--config: .*'max_turns' occurs 2 times"),
     ],
 )
 def test_a_recipe_refuses_them(text, says, tmp_path):
@@ -91,3 +94,15 @@ def test_a_recipe_refuses_them(text, says, tmp_path):
     path.write_text(text)
     with pytest.raises(RecipeError, match=says):
         parse_recipe(EPOConfig, ModelConfig, AlgorithmArguments, environment="alfworld", argv=["--config", str(path)])
+
+
+def test_a_word_is_a_list_of_one_as_on_the_command_line():
+    values = {"task_types": "look_at_obj_in_light", "lora_target_modules": "all-linear", "report_to": "none"}
+    for line in (
+        CommandLine([], None, values, "alfworld", "grpo"),
+        CommandLine([f"--{name}={value}" for name, value in values.items()], None, {}, "alfworld", "grpo"),
+    ):
+        read = read_settings(line, EPOConfig, ModelConfig)
+        assert {name: read[name] for name in values} == {
+            "task_types": ["look_at_obj_in_light"], "lora_target_modules": ["all-linear"], "report_to": "none"
+        }  # fmt: skip

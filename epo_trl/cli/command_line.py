@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from epo_trl.bounds import option
 from epo_trl.cli.base import RecipeError, did_you_mean
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import ENVIRONMENTS
+from epo_trl.errors import InputError
+from epo_trl.yaml_files import read_yaml
 
 HELP_ALL = "--help-all"
 HELP = {"-h", "--help", HELP_ALL}
@@ -127,12 +127,9 @@ def read_config(path: Path) -> dict[str, Any]:
         RecipeError: If it cannot be read, or does not contain options.
     """
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"--config: expected a readable YAML file, got {path}: {error}") from error
-    if not isinstance(config, dict):
-        raise RecipeError(f"--config: expected a YAML file with 'name: value' pairs, got {path}")
-    return config
+        return read_yaml(path, "--config")
+    except InputError as error:
+        raise RecipeError(str(error)) from error
 
 
 def builtin_configs() -> dict[str, Path]:

@@ -102,7 +102,9 @@ class RecipeParser(HfArgumentParser):
         self._check_values()
         for action in self._actions:
             if action.dest in line.values:
-                action.default, action.required = line.values[action.dest], False
+                value = line.values[action.dest]
+                is_word = action.nargs == "+" and action.type is str and isinstance(value, str)
+                action.default, action.required = [value] if is_word else value, False  # as on the command line
         self.set_defaults(environment=line.environment)
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options")
         help_all = "show all options, with those of TRL and transformers"
@@ -217,7 +219,8 @@ class RecipeParser(HfArgumentParser):
 # Names of pydantic's errors, and the value that the user should write.
 _EXPECTED = {
     "bool_type": "true or false", "int_type": "an integer", "float_type": "a number", "string_type": "a string",
-    "literal_error": "a string", "list_type": "a list", "dict_type": "'name: value' pairs",
+    "literal_error": "a string", "is_instance_of": "a string", "list_type": "a list",
+    "dict_type": "'name: value' pairs",
 }  # fmt: skip
 
 

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from epo_trl.bounds import Count, Positive, check_bounds, option
+from epo_trl.bounds import Count, Positive, Range, check_bounds, option
 from epo_trl.cli.base import fail, say
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.registry import ENVIRONMENTS, build_suite, check_fields, environment_arguments
@@ -33,7 +33,7 @@ class ServeArguments:
     """The server and the rules of an episode."""
 
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 lets other machines connect, without a password.")
-    port: Count = option(8000, "Port to listen on.")
+    port: Annotated[int, Range(least=1, most=65535)] = option(8000, "Port to listen on.")
     seats: Count = option(64, "Maximum number of sessions at once.")
     idle_timeout: Positive = option(3600.0, "Seconds without a message after which a session loses its seat.")
     call_timeout: Positive = option(60.0, "Time limit of a reset or a step, in seconds.")

@@ -119,11 +119,13 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
 
     Args:
         name: Folder or Hub id of the adapter.
-        out: Output folder that does not exist or is empty.
+        out: Output folder that does not exist or is empty; not the current folder, which it could not replace.
         dtype: Data type of the weights, such as "bfloat16"; "auto" uses the base model's.
         trust_remote_code: Whether custom code from the Hub may run.
     """
-    folder = Path(out)
+    folder = Path(out).resolve()
+    if folder == Path.cwd():
+        raise InputError(f"out: expected a new folder, got {out}, the current folder; name another")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"out: got {folder}, which is there already; expected a new folder")
     model_args = ModelConfig(name)

@@ -9,11 +9,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from epo_trl.bounds import Count, Share, check_bounds
 from epo_trl.errors import InputError
 from epo_trl.evaluation.outcomes import LAST_STEPS, SOLVED, TRAPPED, WINDOW
+from epo_trl.yaml_files import read_yaml
 
 # Contains the folders `studies` and `recipes`: links to the repository's root, or copies in a wheel.
 PACKAGE = Path(__file__).parents[1]
@@ -38,7 +37,7 @@ class Part:
 
     def settings(self) -> dict[str, Any]:
         """Returns the fields of the file with the changes applied."""
-        return {**read_yaml(self.config), **self.changes}
+        return {**read_yaml(self.config, "config"), **self.changes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,36 +119,6 @@ class Study:
         return replace(self, arms=tuple(arms))
 
 
-MERGE = "tag:yaml.org,2002:merge"
-
-
-class _Loader(yaml.SafeLoader):
-    """Rejects a mapping with a duplicate key; YAML's own loader would silently keep the last one."""
-
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != MERGE]
-        for key, count in Counter(keys).items():
-            if count > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} occurs {count} times", node.start_mark)
-        return node
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Loads a YAML file of `name: value` pairs.
-
-    Raises:
-        InputError: If the file is missing or malformed.
-    """
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe loader
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise InputError(f"{path}: expected 'name: value' pairs")
-    return content
-
-
 def load_study(path: str | Path) -> Study:
     """Loads a study from a YAML file, or a built-in one by name; docs/study.md explains its keys.
 
@@ -164,7 +133,7 @@ def load_study(path: str | Path) -> Study:
     path = path if path.is_file() else shipped.get(str(path), path)
     if not path.is_file():
         raise InputError(f"CONFIG: expected a YAML file or one of {', '.join(shipped)}, got {str(path)!r}")
-    given = read_yaml(path)
+    given = read_yaml(path, "CONFIG")
     for key in ("train", "seeds", "arms"):
         if key not in given:
             raise InputError(f"{path}: {key} is missing")

@@ -21,9 +21,10 @@ import yaml
 from epo_trl.errors import InputError
 from epo_trl.long_runs.run_lock import folder_lock
 from epo_trl.long_runs.state_file import read_state, write_atomically, write_state
-from epo_trl.study.config import Study, read_yaml
+from epo_trl.study.config import Study
 from epo_trl.study.record import Record, collect, read_record, write_record
 from epo_trl.study.run_plan import StudyRun, plan
+from epo_trl.yaml_files import read_yaml
 
 # In the folder of a run: its config, its output, and the seconds of its attempts with the checksum of a finished one.
 CONFIG, LOG, STATE = "config.yaml", "log.txt", "_study.json"
@@ -207,7 +208,7 @@ def _need_same_settings(run: StudyRun) -> None:
     paths = {"output_dir"} if run.needs is None else {"output_dir", "model_name_or_path"}
     then, now = (
         {name: value for name, value in settings.items() if name not in paths}
-        for settings in (read_yaml(config), yaml.safe_load(yaml.safe_dump(dict(run.settings))))
+        for settings in (read_yaml(config, "--runs-dir"), yaml.safe_load(yaml.safe_dump(dict(run.settings))))
     )
     if then != now:
         raise InputError(

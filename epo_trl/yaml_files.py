@@ -1,0 +1,51 @@
+"""Loads YAML files of `name: value` pairs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from epo_trl.errors import InputError
+
+MERGE = "tag:yaml.org,2002:merge"
+
+
+class _Loader(yaml.SafeLoader):
+    """Rejects a mapping with a duplicate key; YAML's own loader would silently keep the last one."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != MERGE]
+        for key, count in Counter(keys).items():
+            if count > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} occurs {count} times", node.start_mark)
+        return node
+
+
+def read_yaml(path: Path, option: str) -> dict[str, Any]:
+    """Loads a YAML file of `name: value` pairs.
+
+    Args:
+        path: Path of the file.
+        option: Option that names the file, for the message.
+
+    Raises:
+        InputError: If the file is missing or malformed.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe loader
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        raise InputError(f"{option}: expected a readable YAML file, got {path}: {why}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{option}: expected a YAML file with 'name: value' pairs, got {path}")
+    for key in content:
+        if not isinstance(key, str):
+            hint = "; YAML reads no, yes, on and off as true or false: put the word in quotes"
+            raise InputError(
+                f"{option}: expected names that are strings, got {key!r} in {path}{hint * isinstance(key, bool)}"
+            )
+    return content
