@@ -17,14 +17,15 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from run_kit import MINI_BATCHES, StopAt, assert_bit_equal, logged, resumable, resumable_ppo, weights
-from trainer_kit import make_model, make_trainer, make_warm_start
+from trainer_kit import make_config, make_model, make_trainer, make_warm_start
+from transformers import BitsAndBytesConfig
 
 from epo_trl import ImitationConfig
 from epo_trl.envs.toy import ToySuite
 from epo_trl.long_runs import long_run
 from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, find_corruption, write_manifest
 from epo_trl.long_runs.disk_room import DiskFullError, DiskRoom
-from epo_trl.long_runs.run_settings import MAY_CHANGE, differences, settings_of
+from epo_trl.long_runs.run_settings import MAY_CHANGE, differences, load_settings, settings_of
 from epo_trl.methods.ea import EntropyAdvantage
 from epo_trl.methods.siren import SIREN
 from epo_trl.rollout.templates import TEMPLATES
@@ -82,6 +83,21 @@ def test_settings_that_do_not_matter_are_not_compared(tmp_path):
         resumable(tmp_path / "moved", logging_steps=7, save_steps=1, eval_episodes=2, report_to=["tensorboard"])
     )
     assert differences(one, other) == []
+
+
+def test_the_data_type_revision_and_quantization_of_the_model_are_compared(tmp_path):
+    def seen(model, **changes):
+        return settings_of(resumable(tmp_path, model=model, **changes))
+
+    before, cast = seen(make_model()), seen(make_model().bfloat16())
+    assert differences(before, cast) == ["dtype: 'float32' in the checkpoint, 'bfloat16' now"]
+    assert differences({name: before[name] for name in before.keys() - {"dtype"}}, cast) == []  # of an earlier version
+    other = seen(make_model(), model_init_kwargs={"revision": "v2", "attn_implementation": "eager"})
+    assert differences(before, other) == ["model_revision: 'main' in the checkpoint, 'v2' now"]
+    quantized = make_model()
+    quantized.config.quantization_config = BitsAndBytesConfig(load_in_4bit=True)
+    (line,) = differences(before, {**before, **load_settings(quantized, make_config(tmp_path))})
+    assert line.startswith("quantization: None in the checkpoint, {") and "'load_in_4bit': True" in line
 
 
 @pytest.mark.slow

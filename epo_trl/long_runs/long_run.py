@@ -23,7 +23,14 @@ from epo_trl.long_runs.callbacks import ReturnFreedMemory, StopOnSigterm
 from epo_trl.long_runs.checkpoint_files import find_corruption, last_checkpoint, rotate, step_of, write_manifest
 from epo_trl.long_runs.disk_room import DiskRoom
 from epo_trl.long_runs.run_lock import on_main_process, run_lock
-from epo_trl.long_runs.run_settings import check_deepspeed_runs, differences, model_digest, refusal, settings_of
+from epo_trl.long_runs.run_settings import (
+    check_deepspeed_runs,
+    differences,
+    load_settings,
+    model_digest,
+    refusal,
+    settings_of,
+)
 from epo_trl.long_runs.state_file import read_state, write_state
 
 STATE_FILE = "epo_state.json"  # in every checkpoint
@@ -62,6 +69,7 @@ class LongRun(Trainer):
         super().__init__(*args, **kwargs)
         if self.args.deepspeed_plugin is not None:
             check_deepspeed_runs(self.accelerator.distributed_type)
+        self.load_settings = load_settings(self.model, self.args)
         self._settings: dict[str, Any] = {}  # settings of the run, see `run_settings`
         self._saved_files: list[str] = []  # files of the final model, on the main process
         self._verified: str | None = None  # the checkpoint whose contents were verified

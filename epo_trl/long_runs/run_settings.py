@@ -94,7 +94,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     """Returns all settings that affect what a run learns, as plain JSON types.
 
     These are the configuration fields outside `MAY_CHANGE`, the number of processes and how they share the model, the
-    model and adapter, and the trainer's `settings_of_data`. A model folder is identified by its weights, so it may be
+    model with its `load_settings`, the adapter, and the trainer's `settings_of_data`. A model folder is identified by its weights, so it may be
     moved but not overwritten.
     """
     args, accelerator = trainer.args, trainer.accelerator
@@ -106,6 +106,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         "zero_stage": plugin.zero_stage if plugin is not None else None,
         "mixed_precision": accelerator.mixed_precision,
         "model": trainer.model.config.name_or_path,
+        **trainer.load_settings,
         "adapter": {name: config.to_dict() | {"base_model_name_or_path": None} for name, config in adapters.items()},
         **trainer.settings_of_data(),
     }
@@ -116,6 +117,21 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         if settings.get(name):
             settings[name] = on_main_process(args, partial(what_model, settings[name]))
     return json.loads(json.dumps(settings, default=_plain))
+
+
+def load_settings(model: Any, args: Any) -> dict[str, Any]:
+    """Returns how a model was loaded, as far as it affects the result: data types, revision and quantization.
+
+    Args:
+        model: Model before training, which may cast it.
+        args: Training arguments.
+    """
+    quantization = getattr(model.config, "quantization_config", None)
+    return {
+        "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})),
+        "model_revision": (args.model_init_kwargs or {}).get("revision") or "main",
+        "quantization": quantization.to_dict() if hasattr(quantization, "to_dict") else quantization,
+    }
 
 
 def model_digest(items: Iterable[Any], what: str) -> str:
