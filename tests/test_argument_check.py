@@ -22,6 +22,7 @@ WRONG = [
     ("max_grad_norm", math.nan, "a number >= 0 (0: no clipping)"),
     ("seed", -1, "an integer from 0 to 2**32 - 1"),
 ]
+BEST = {"save_strategy": "best", "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "reward"}
 
 
 def arguments(tmp_path, kind=TrainingArguments, **changes):
@@ -39,6 +40,19 @@ def test_what_no_optimizer_takes_is_refused(tmp_path, name, value, takes):
 def test_both_configurations_are_checked_when_they_are_made(tmp_path, kind):
     with pytest.raises(ValueError, match="learning_rate: expected a number >= 0.*got -1.0"):
         arguments(tmp_path, kind, learning_rate=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"save_only_model": True}, "save_only_model: expected false, got true"),
+        (BEST, "save_strategy: expected 'steps', 'epoch' or 'no', got 'best'"),
+    ],
+    ids=["weights alone", "the best alone"],
+)
+def test_a_saving_from_which_no_run_could_resume_exactly_is_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        check_training_arguments(arguments(tmp_path, **changes))
 
 
 def test_the_ends_of_what_is_taken_are_taken(tmp_path):

@@ -165,6 +165,8 @@ def test_a_model_beside_a_warm_start_is_refused(written):
 def test_a_run_that_would_leave_no_log_is_refused(written):
     with pytest.raises(InputError, match="arms: 'a': save_strategy: .*got 'no'"):
         plan(written(arms={"a": {"save_strategy": False}}), Path("runs"))  # YAML's own word for no
+    with pytest.raises(InputError, match="arms: 'a': save_strategy: expected 'steps' or 'epoch'.*got 'best'"):
+        plan(written(arms={"a": {"save_strategy": "best"}}), Path("runs"))
     Path("train.yaml").write_text("save_strategy: no\n")
     with pytest.raises(InputError, match="train.yaml: save_strategy: .*got 'no'"):
         plan(written(arms={"a": {}}), Path("runs"))

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from accelerate.utils import DistributedType
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+from transformers.trainer_utils import SaveStrategy
 
 from epo_trl.bounds import NonNegative, Range, check_bounds
 from epo_trl.errors import InputError
@@ -28,7 +29,7 @@ _NOT_LISTED = {"azure_ml", "comet_ml", "flyte"}
 
 
 def check_training_arguments(args: Any) -> None:
-    """Raises `InputError` for an unknown or missing tracker, or an invalid optimizer setting or seed.
+    """Raises `InputError` for an invalid optimizer setting, seed or tracker, or a saving that breaks exact resume.
 
     Args:
         args: Arguments of the transformers trainer, after their own checks.
@@ -38,6 +39,17 @@ def check_training_arguments(args: Any) -> None:
         raise InputError(f"max_grad_norm: expected a number >= 0 (0: no clipping), got {args.max_grad_norm}")
     if not 0 <= args.seed < 2**32:
         raise InputError(f"seed: expected an integer from 0 to 2**32 - 1, got {args.seed}")
+    if args.save_only_model:
+        raise InputError(
+            "save_only_model: expected false, got true. A run cannot resume from weights alone: the optimizer, the "
+            "schedule and the random state would restart. The final model is saved without them; to save disk space, "
+            "lower save_total_limit"
+        )
+    if args.save_strategy == SaveStrategy.BEST:
+        raise InputError(
+            "save_strategy: expected 'steps', 'epoch' or 'no', got 'best', which saves nothing until an evaluation is "
+            "the best so far, not even on SIGTERM. Use 'steps' and load_best_model_at_end: true, which keeps the best"
+        )
     for name in args.report_to:
         if name not in INTEGRATION_TO_CALLBACK:
             known = ", ".join(map(repr, INTEGRATION_TO_CALLBACK))
@@ -94,8 +106,8 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     """Returns all settings that affect what a run learns, as plain JSON types.
 
     These are the configuration fields outside `MAY_CHANGE`, the number of processes and how they share the model, the
-    model with its `load_settings`, the adapter, and the trainer's `settings_of_data`. A model folder is identified by its weights, so it may be
-    moved but not overwritten.
+    model and how it was loaded, the adapter, and the trainer's `settings_of_data`. A model folder is identified by its
+    weights, so it may be moved but not overwritten.
     """
     args, accelerator = trainer.args, trainer.accelerator
     plugin = accelerator.state.deepspeed_plugin if trainer.is_deepspeed_enabled else None
@@ -130,7 +142,7 @@ def load_settings(model: Any, args: Any) -> dict[str, Any]:
     return {
         "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})),
         "model_revision": (args.model_init_kwargs or {}).get("revision") or "main",
-        "quantization": quantization.to_dict() if hasattr(quantization, "to_dict") else quantization,
+        "quantization": quantization if isinstance(quantization, dict | None) else quantization.to_dict(),
     }
 
 

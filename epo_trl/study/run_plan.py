@@ -100,10 +100,11 @@ def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: Study
     where = "warm_start" if arm is None else f"arms: {arm!r}"
     if warm_start is not None and "model_name_or_path" in part.changes:
         raise InputError(f"{where}: model_name_or_path: runs begin with the warm start of the study; remove it")
-    if fields.get("save_strategy") in ("no", False):
+    if fields.get("save_strategy") in ("no", False, "best"):
         source = where if "save_strategy" in part.changes else part.config
         raise InputError(
-            f"{source}: save_strategy: expected a value that saves checkpoints, from which curves are read, got 'no'"
+            f"{source}: save_strategy: expected 'steps' or 'epoch', since curves are read from the last checkpoint, "
+            f"got {fields['save_strategy'] or 'no'!r}"
         )
     for name, value in fields.items():
         try:
