@@ -1,6 +1,8 @@
 """HGPO, GAGPO, GraphGPO, RLOO, REINFORCE++ and anchors: advantages by hand, over ranks, and by a plain loop."""
 
+import random
 from dataclasses import replace
+from itertools import pairwise
 from math import sqrt
 from statistics import fmean, pstdev, stdev
 
@@ -120,6 +122,27 @@ def test_a_group_on_two_ranks_is_one_and_an_aborted_episode_is_in_none(kind):
     parts = [batch_of_turns(episodes[rows], groups[rows], given[rows]) for rows in (slice(0, 1), slice(1, None))]
     found = run_on_ranks(lambda rank, comm: kind().credit(replace(parts[rank], ranks=comm)).advantages)
     torch.testing.assert_close(torch.cat(found), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [GiGPO(gamma=1.0), HGPO(gamma=1.0), GAGPO(gamma=1.0), GraphGPO(), RLOO(), ReinforcePlusPlus(),
+     ReinforcePlusPlus(baseline=False)],
+    ids=lambda method: type(method).__name__,
+)  # fmt: skip
+def test_the_rounding_of_equal_returns_is_no_advantage(method):
+    """Each wins 11 by other increments, as in ScienceWorld: 1 for the score, 10 for success."""
+    draw, episodes = random.Random(0), []
+    for i in range(8):
+        scores = [0, *sorted(draw.sample(range(1, 100), 5)), 100]
+        paid = [(after - before) / 100 for before, after in pairwise(scores)]
+        seen = ["start", *(f"{i} {turn}" for turn in range(5))]
+        episodes.append(episode(seen, [*paid[:-1], paid[-1] + 10], won=True))
+    equal = method.credit(batch_of_turns(episodes, [0] * 4 + [1] * 4)).advantages
+    assert equal.dtype == torch.float32 and equal.abs().max() < 1e-5
+    if not isinstance(method, GraphGPO):  # it does not read rewards
+        episodes[0] = episode(["start"] + ["better"] * 5, [0.0] * 5 + [11.001], won=True)
+        assert method.credit(batch_of_turns(episodes, [0] * 4 + [1] * 4)).advantages.abs().max() > 5e-4
 
 
 @pytest.mark.parametrize("kind", [GiGPO, HGPO, GAGPO, GraphGPO])

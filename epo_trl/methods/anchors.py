@@ -18,6 +18,7 @@ from epo_trl.objectives.gae import rewards_to_go
 from epo_trl.types import Episode
 
 State = tuple[str, ...]
+ROUNDING = 1e-6  # relative: rewards are float32, and returns are sums of them
 
 
 @dataclass
@@ -85,16 +86,22 @@ def gather_by_key(pairs: Sequence[tuple[Any, float]], batch: Batch) -> dict[Any,
     return gathered
 
 
-def relative(value: float, others: Sequence[float], *, scale: bool, sample: bool = True) -> float:
-    """Returns a value minus the mean of its group, divided by its deviation if `scale`; 0 if it is alone.
+def relative(
+    value: float, others: Sequence[float], *, scale: bool, sample: bool = True, size: float | None = None
+) -> float:
+    """Returns a value minus the mean of its group, divided by its deviation if `scale`.
+
+    It is 0 if the value is alone, or if the group differs by rounding only.
 
     Args:
         value: A value of the group.
         others: All values of the group, this one included.
         scale: Whether to divide.
         sample: Whether the deviation is that of a sample (n - 1) or of a population (n).
+        size: Magnitude of the numbers that the values are differences of; `None` if they are no differences.
     """
-    if len(others) < 2:
+    size = max(map(abs, others)) if size is None else size
+    if len(others) < 2 or max(others) - min(others) <= ROUNDING * size:
         return 0.0
     deviation = (stdev(others) if sample else pstdev(others)) + 1e-6 if scale else 1.0
     return (value - fmean(others)) / deviation

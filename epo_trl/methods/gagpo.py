@@ -50,4 +50,8 @@ class GAGPO(Anchored):
                 later = delta + self.gamma * self.gae_lambda * later
                 rows[i].insert(0, later)
         whole = gather_by_key([(row[0][0], value) for i, row in states.items() for value in rows[i]], batch)
-        return [[relative(value, whole[states[i][0][0]], scale=True) for value in row] for i, row in enumerate(rows)]
+        size = max((abs(value) for values in groups.values() for value in values), default=0.0)
+        return [
+            [relative(value, whole[states[i][0][0]], scale=True, size=size) for value in row]
+            for i, row in enumerate(rows)
+        ]

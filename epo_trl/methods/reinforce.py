@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from epo_trl.methods.anchors import gather_by_key, usable_rows
+from epo_trl.methods.anchors import ROUNDING, gather_by_key, usable_rows
 from epo_trl.methods.base import Batch, Credit, Method, Need
-from epo_trl.methods.token_statistics import token_moments
+from epo_trl.methods.token_statistics import token_extremes, token_moments
 
 
 @dataclass
@@ -31,12 +31,15 @@ class RLOO(Method):
         """Returns one advantage per episode."""
         means, counts = _group_means(batch)
         leave_one_out = counts / (counts - 1).clamp(min=1)  # R - mean of the others = (R - mean of all) n / (n - 1)
-        return Credit(((batch.turn_rewards.sum(1) - means) * leave_one_out).unsqueeze(1) * batch.mask)
+        advantages = (batch.turn_rewards.double().sum(1) - means) * leave_one_out
+        return Credit(advantages.float().unsqueeze(1) * batch.mask)
 
 
 @dataclass
 class ReinforcePlusPlus(Method):
     """The episode's reward R, normalized over all counted tokens of the batch and of all ranks.
+
+    Advantages are 0 if all R are equal up to rounding.
 
     Args:
         baseline: Whether to subtract the mean R of the task's episodes first ("REINFORCE++-baseline").
@@ -52,17 +55,21 @@ class ReinforcePlusPlus(Method):
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per episode."""
-        rewards = batch.turn_rewards.sum(1)
+        rewards = batch.turn_rewards.double()
+        returns = rewards.sum(1)
         if self.baseline:
-            rewards = rewards - _group_means(batch)[0]
-        advantages = rewards.unsqueeze(1).expand(batch.mask.shape)
+            returns = returns - _group_means(batch)[0]
+        advantages, sizes = (x.unsqueeze(1).expand(batch.mask.shape) for x in (returns, rewards.abs().sum(1)))
+        low, high = token_extremes(advantages, batch)
+        if high - low <= ROUNDING * token_extremes(sizes, batch)[1]:
+            return Credit(torch.zeros_like(advantages, dtype=torch.float32))
         mean, deviation = token_moments(advantages, batch)
-        return Credit((advantages - mean) / (deviation + 1e-8) * batch.mask)
+        return Credit(((advantages - mean) / (deviation + 1e-8)).float() * batch.mask)
 
 
 def _group_means(batch: Batch) -> tuple[Tensor, Tensor]:
     """Returns (B,) the mean reward of each episode's group and the number of its episodes; 0, 1 without a signal."""
-    rewards = batch.turn_rewards.sum(1)
+    rewards = batch.turn_rewards.double().sum(1)
     rows = {i: group for i, group, _ in usable_rows(batch)}
     groups = gather_by_key([(group, float(rewards[i])) for i, group in rows.items()], batch)
     means, counts = torch.zeros_like(rewards), torch.ones_like(rewards)
