@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from trl import ModelConfig
 
 from epo_trl.cli import main
@@ -34,7 +36,7 @@ VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization"
 DOCS = Path(__file__).parents[1] / "docs"
 # One layer: attention 2 * 4 * 4 + 2 * 4 * 2 = 48, biases 4 + 2 * 2 = 8, feed-forward 3 * 4 * 10 = 120, norms 8: 184.
 # Two of them, the embedding of 100 * 4 and the last norm of 4: 368 + 400 + 4 = 772; with a head of its own 1172.
-SHAPE = ModelShape("small", 2, 4, 10, 2, 100, tied_embeddings=False)
+SHAPE = ModelShape("small", 2, 4, 10, 4, 2, 100, tied_embeddings=False)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +99,25 @@ def test_a_shape_is_read_from_a_config():
     }  # fmt: skip
     assert shape_of("Qwen2.5-7B", config) == PRESETS["7B"]
     llama = shape_of("llama", {**config, "model_type": "llama", "num_key_value_heads": None, "head_dim": 64})
-    assert (llama.attention_bias, llama.key_value_size) == (False, 28 * 64)
+    assert (llama.attention_bias, llama.query_size, llama.key_value_size) == (False, 28 * 64, 28 * 64)
     with pytest.raises(ValueError, match="model: expected .*got 'bert', whose config has no vocab_size"):
         shape_of("bert", {name: value for name, value in config.items() if name != "vocab_size"})
+
+
+@pytest.mark.parametrize("config", [Qwen3Config, LlamaConfig])
+def test_a_shape_whose_heads_are_larger_than_the_hidden_size_has_the_model_s_own_parameters(config):
+    """Two layers of the sizes of Qwen3-0.6B, whose 16 heads of 128 are twice its hidden size."""
+    sizes = config(
+        num_hidden_layers=2, hidden_size=1024, intermediate_size=3072, num_attention_heads=16, num_key_value_heads=8,
+        head_dim=128, vocab_size=1000, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(sizes)
+    shape = shape_of("own", sizes.to_dict())
+    norms = sum(p.numel() for name, p in model.named_parameters() if "q_norm" in name or "k_norm" in name)
+    assert shape.parameters == model.num_parameters() - norms and norms <= 2 * 2 * 128
+    linear = [layer for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)]
+    assert shape.adapter_parameters(4) == sum(4 * (layer.in_features + layer.out_features) for layer in linear)
 
 
 def test_only_zero_3_offloads():

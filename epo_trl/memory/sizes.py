@@ -25,14 +25,15 @@ HEAD_CHUNK = 256
 class ModelShape:
     """The sizes of a decoder-only transformer with a gated feed-forward block.
 
-    `key_value_size` is the number of key-value heads times the head size; `attention_bias` is whether the query, key
-    and value projections have a bias, as in Qwen2.
+    `query_size` is the number of heads times the head size, and `key_value_size` the same for key-value heads;
+    `attention_bias` is whether the query, key and value projections have a bias, as in Qwen2.
     """
 
     name: str
     layers: int
     hidden_size: int
     inner_size: int
+    query_size: int
     key_value_size: int
     vocabulary: int
     tied_embeddings: bool
@@ -40,9 +41,9 @@ class ModelShape:
 
     @property
     def backbone_parameters(self) -> int:
-        """Parameters without the output head."""
-        h, kv = self.hidden_size, self.key_value_size
-        attention = 2 * h * h + 2 * h * kv + (h + 2 * kv if self.attention_bias else 0)
+        """Parameters without the output head and norms of queries and keys."""
+        h, q, kv = self.hidden_size, self.query_size, self.key_value_size
+        attention = 2 * h * q + 2 * h * kv + (q + 2 * kv if self.attention_bias else 0)
         return self.vocabulary * h + self.layers * (attention + 3 * h * self.inner_size + 2 * h) + h
 
     @property
@@ -52,14 +53,14 @@ class ModelShape:
 
     def adapter_parameters(self, rank: int) -> int:
         """Parameters of LoRA on every linear layer: rank x (inputs + outputs) of each."""
-        h, f, kv = self.hidden_size, self.inner_size, self.key_value_size
-        return self.layers * rank * (2 * (h + h) + 2 * (h + kv) + 3 * (h + f))
+        h, f, q, kv = self.hidden_size, self.inner_size, self.query_size, self.key_value_size
+        return self.layers * rank * (2 * (h + q) + 2 * (h + kv) + 3 * (h + f))
 
 
 PRESETS = {
-    "1.5B": ModelShape("Qwen2.5-1.5B", 28, 1536, 8960, 256, 151936, True),
-    "3B": ModelShape("Qwen2.5-3B", 36, 2048, 11008, 256, 151936, True),
-    "7B": ModelShape("Qwen2.5-7B", 28, 3584, 18944, 512, 152064, False),
+    "1.5B": ModelShape("Qwen2.5-1.5B", 28, 1536, 8960, 1536, 256, 151936, True),
+    "3B": ModelShape("Qwen2.5-3B", 36, 2048, 11008, 2048, 256, 151936, True),
+    "7B": ModelShape("Qwen2.5-7B", 28, 3584, 18944, 3584, 512, 152064, False),
 }
 
 
@@ -84,6 +85,7 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
             layers=config["num_hidden_layers"],
             hidden_size=hidden,
             inner_size=config["intermediate_size"],
+            query_size=heads * head,
             key_value_size=(config.get("num_key_value_heads") or heads) * head,
             vocabulary=config["vocab_size"],
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
