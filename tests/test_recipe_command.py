@@ -300,7 +300,7 @@ def test_configs_are_read_without_running_anything(typed, tmp_path):
 
     wrong, worse = tmp_path / "wrong.yaml", tmp_path / "worse.yaml"
     wrong.write_text(TINY.read_text() + "epo_lamda: 1\n")
-    worse.write_text(TINY.read_text() + "n_iid: -1\n")
+    worse.write_text(re.sub("n_iid: .*", "n_iid: -1", TINY.read_text()))
     assert typed(main, "--check", str(TINY)) == (0, "", "")
     assert typed(main, "--config", str(TINY), "--epo_lambda", "0", "--check") == (0, "", "")
     assert "epo_lambda: expected" in typed(main, "--config", str(TINY), "--epo_lambda", "-1", "--check")[2]
