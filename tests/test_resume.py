@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,14 +17,14 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from run_kit import MINI_BATCHES, StopAt, assert_bit_equal, logged, resumable, resumable_ppo, weights
+from run_kit import MINI_BATCHES, SendSignals, StopAt, assert_bit_equal, logged, resumable, resumable_ppo, weights
 from trainer_kit import make_config, make_model, make_trainer, make_warm_start
 from transformers import BitsAndBytesConfig
 
 from epo_trl import ImitationConfig
 from epo_trl.envs.toy import ToySuite
 from epo_trl.long_runs import long_run
-from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, find_corruption, write_manifest
+from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, find_corruption, set_aside, write_manifest
 from epo_trl.long_runs.disk_room import DiskFullError, DiskRoom
 from epo_trl.long_runs.run_settings import MAY_CHANGE, differences, load_settings, settings_of
 from epo_trl.methods.ea import EntropyAdvantage
@@ -227,6 +228,48 @@ def test_the_old_checkpoint_stays_until_the_new_one_is_whole(tmp_path, monkeypat
         resumable(tmp_path, **changes).train()
     assert left(tmp_path) == ["checkpoint-2", "checkpoint-3"]
     assert find_corruption(tmp_path / "checkpoint-2") is None and not (tmp_path / "checkpoint-3" / MANIFEST).exists()
+
+
+# ---------------------------------------------------------------------------------------------------------- going back
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["its own", "another run's"])
+def test_a_run_goes_back_once_and_the_same_command_again_continues(tmp_path, elsewhere):
+    """The limit of 1 deletes the checkpoint that the command names."""
+    run, changes = tmp_path / "run", {"max_steps": 4, "save_steps": 1}
+    resumable(run, callbacks=[StopAt(3)], **changes).train()
+    start = (
+        shutil.move(run / "checkpoint-1", tmp_path / "other" / "checkpoint-1") if elsewhere else run / "checkpoint-1"
+    )
+    command = {**changes, "resume_from_checkpoint": str(start), "save_total_limit": 1}
+    sigterm = SendSignals("on_step_begin", 1, signal.SIGTERM)
+    with pytest.warns(UserWarning, match="checkpoint-3 is later than .*checkpoint-1.* renamed to _abandoned-1-check"):
+        resumable(run, callbacks=[sigterm], **command).train_to_end()
+    aside = ["_abandoned-1-checkpoint-2", "_abandoned-1-checkpoint-3"]
+    assert left(run) == ["checkpoint-2"] and sorted(path.name for path in run.glob("_abandoned*")) == aside
+
+    again = resumable(run, callbacks=[SendSignals("on_step_begin", 2, signal.SIGTERM)], **command)
+    again.train_to_end()
+    assert again.preempted and left(run) == ["checkpoint-3"]  # from step 2 on, since step 1 sends no signal
+    last = resumable(run, **command)
+    last.train_to_end()
+    assert last.state.global_step == 4 and left(run) == ["checkpoint-4"]
+    assert sorted(path.name for path in run.glob("_abandoned*")) == aside
+
+    back = resumable(run, **changes)
+    back.train(resume_from_checkpoint=str(run / "_abandoned-1-checkpoint-3"))
+    assert_bit_equal(weights(back), weights(last))
+    assert left(run) == ["checkpoint-4"] and (run / "_abandoned-1-checkpoint-4" / MANIFEST).exists()
+
+
+def test_checkpoints_of_later_steps_are_set_aside_under_new_names(tmp_path):
+    for name in ("checkpoint-2", "checkpoint-10", "_abandoned-1-checkpoint-10", "checkpoint-best"):
+        (tmp_path / name).mkdir()
+    with pytest.warns(UserWarning, match="checkpoint-10 is later than"):
+        set_aside(tmp_path, 2, "checkpoint-2")
+    names = {"checkpoint-2", "_abandoned-1-checkpoint-10", "_abandoned-2-checkpoint-10", "checkpoint-best"}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 # ----------------------------------------------------------------------------------------------------------- full disk

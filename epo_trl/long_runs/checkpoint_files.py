@@ -7,6 +7,7 @@ import shutil
 import warnings
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import xxhash
@@ -149,3 +150,21 @@ def rotate(folder: str | os.PathLike[str], limit: int | None, keep: set[str]) ->
     excluded = {os.path.realpath(path) for path in keep}
     for path in [path for path in found if os.path.realpath(path) not in excluded][: max(0, len(found) - limit)]:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def set_aside(folder: str | os.PathLike[str], step: int, resumed: str) -> None:
+    """Renames the checkpoints of later steps to `_abandoned-<number>-checkpoint-<step>`, which no run uses or deletes.
+
+    Args:
+        folder: Output folder of the run.
+        step: Optimizer step at which the run resumes.
+        resumed: Checkpoint from which it resumes, shown in the warning.
+    """
+    for path in checkpoints(folder):
+        if step_of(path) > step:
+            names = (path.with_name(f"_abandoned-{number}-{path.name}") for number in count(1))
+            free = next(name for name in names if not name.exists())
+            path.rename(free)
+            warnings.warn(
+                f"{path} is later than {resumed}, from which the run resumes: renamed to {free.name}", stacklevel=2
+            )

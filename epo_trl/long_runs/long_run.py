@@ -16,11 +16,19 @@ from typing import Any
 
 from accelerate.utils import is_peft_model
 from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
 
 from epo_trl.bounds import option
 from epo_trl.errors import InputError
 from epo_trl.long_runs.callbacks import ReturnFreedMemory, StopOnSigterm
-from epo_trl.long_runs.checkpoint_files import find_corruption, last_checkpoint, rotate, step_of, write_manifest
+from epo_trl.long_runs.checkpoint_files import (
+    find_corruption,
+    last_checkpoint,
+    rotate,
+    set_aside,
+    step_of,
+    write_manifest,
+)
 from epo_trl.long_runs.disk_room import DiskRoom
 from epo_trl.long_runs.run_lock import on_main_process, run_lock
 from epo_trl.long_runs.run_settings import (
@@ -72,7 +80,8 @@ class LongRun(Trainer):
         self.load_settings = load_settings(self.model, self.args)
         self._settings: dict[str, Any] = {}  # settings of the run, see `run_settings`
         self._saved_files: list[str] = []  # files of the final model, on the main process
-        self._verified: str | None = None  # the checkpoint whose contents were verified
+        self._verified: str | None = None  # the newest checkpoint, if its contents were verified for this `train`
+        self._branched_from: str | None = None  # an explicit checkpoint, relative to `output_dir`
         self._end_file = os.path.join(self.args.output_dir, FINISHED)
         self._end_step: int | None = None
         self._nothing_left = False
@@ -138,8 +147,8 @@ class LongRun(Trainer):
             if end is not None and not lines:
                 self._load_finished(int(end["step"]))
                 return
-            checkpoint = self.args.resume_from_checkpoint or self.newest_checkpoint()
-            if lines and checkpoint is None:
+            checkpoint = self._start()
+            if lines and not checkpoint:
                 raise InputError(
                     f"resume_with_changes: expected a complete checkpoint to resume from, got none: the run in "
                     f"{self.args.output_dir} is finished; use another output_dir"
@@ -149,6 +158,20 @@ class LongRun(Trainer):
                 self.save_model(self.args.output_dir)
                 end = {"step": self.state.global_step, "settings": self._settings, "files": self._saved_files}
                 on_main_process(self.args, lambda: write_state(self._end_file, end))
+
+    def _start(self) -> str | bool | None:
+        """Returns the newest checkpoint, or `resume_from_checkpoint` if the newest one was not trained from it."""
+        asked, newest = self.args.resume_from_checkpoint, self.newest_checkpoint()
+        if newest and (asked in (None, "", True) or self._branch(newest) == self._relative(asked)):
+            return newest
+        self._verified = None
+        return asked
+
+    def _branch(self, checkpoint: str) -> Any:
+        return read_state(os.path.join(checkpoint, STATE_FILE)).get("branched_from")
+
+    def _relative(self, checkpoint: str) -> str:
+        return os.path.relpath(os.path.realpath(checkpoint), os.path.realpath(self.args.output_dir))
 
     def newest_checkpoint(self) -> str | None:
         """Returns the newest complete checkpoint in `output_dir`, or `None`. Collective."""
@@ -194,7 +217,8 @@ class LongRun(Trainer):
         From a checkpoint at the end of the run, it only loads the weights.
 
         Args:
-            resume_from_checkpoint: Path of a checkpoint in `output_dir`, or `True` for the newest complete one there.
+            resume_from_checkpoint: Path of a checkpoint in `output_dir`, after which later ones there are renamed, or
+                `True` for the newest complete one.
             *args: As for TRL.
             **kwargs: As for TRL.
 
@@ -204,7 +228,9 @@ class LongRun(Trainer):
         """
         self._settings = settings_of(self)
         with run_lock(self.args), self._sigterm.listening():
+            self._branched_from = None
             checkpoint = self._checkpoint(resume_from_checkpoint) if resume_from_checkpoint else None
+            self._verified = None
             with self._only_what_is_left(checkpoint):
                 output = super().train(checkpoint, *args, **kwargs)
             if self._nothing_left:
@@ -220,6 +246,12 @@ class LongRun(Trainer):
             )
         self._check_origin(checkpoint)
         self._check_contents(checkpoint)
+        is_newest = checkpoint == self._verified
+        self._branched_from = self._branch(checkpoint) if is_newest else self._relative(checkpoint)
+        if self.args.should_save and not is_newest:
+            step = read_state(os.path.join(checkpoint, TRAINER_STATE_NAME), "global_step")["global_step"]
+            set_aside(self.args.output_dir, step, checkpoint)
+        self.accelerator.wait_for_everyone()
         return checkpoint
 
     def _check_origin(self, checkpoint: str) -> None:
@@ -301,7 +333,8 @@ class LongRun(Trainer):
             super()._save_checkpoint(model, trial)
         self._save_rank_state(folder)
         if self.args.should_save:
-            write_state(os.path.join(folder, STATE_FILE), {**self._run_state(), "settings": self._settings})
+            own = {"settings": self._settings, "branched_from": self._branched_from}
+            write_state(os.path.join(folder, STATE_FILE), {**self._run_state(), **own})
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             write_manifest(folder)
