@@ -194,6 +194,16 @@ def test_the_expert_buys_what_is_asked_and_the_paper_s_rule_gets_half_of_the_sco
     assert sum(info["won"] for info in rule) < 0.2 * len(rule)
 
 
+def test_an_expert_with_mistakes_buys_wrong_things_and_repeats_them_with_its_seed():
+    suite = GeneratedWebShop(ShopSettings(n_train=10, n_iid=100), expert_mistakes=0.5)
+    one, again, other = (play(suite, suite.make_expert(seed)) for seed in (0, 0, 1))
+    wins = [info["won"] for info in one]
+    assert 10 <= sum(wins) <= 60 and sum(info["score"] < 100 for info in one) == 100 - sum(wins)
+    assert wins == [info["won"] for info in again] != [info["won"] for info in other]
+    with pytest.raises(EnvError, match="expert_mistakes: expected a number from 0 and below 1, got 1"):
+        GeneratedWebShop(expert_mistakes=1)
+
+
 def test_the_score_of_a_purchase_is_the_reward_of_its_last_step():
     env = GeneratedWebShop(SMALL).make_env()
     _, info = env.reset(options={"task_id": "train/0"})

@@ -45,6 +45,11 @@ class WebShopArguments:
         "spaCy model that finds the nouns of titles, as in the paper, for example 'en_core_web_sm'; by default the "
         "reward compares all words of titles.",
     )
+    expert_mistakes: float = option(
+        0.0,
+        "Probability that the expert buys a random product of a page unchecked, and that it leaves out an option: for "
+        "imperfect demonstrations, with keep_lost. (from 0 to below 1)",
+    )
 
     def make_suite(self) -> TaskSuite:
         """Creates the task suite.
@@ -61,9 +66,12 @@ class WebShopArguments:
                 self.n_dev,
                 page_size=self.page_size,
                 spacy_model=self.spacy_model,
+                expert_mistakes=self.expert_mistakes,
             )
         if self.goods != "generated":
             raise EnvError(f"goods: expected one of {', '.join(GOODS)}, got {self.goods!r}")
         sizes = self.n_products, self.n_train, self.n_iid, self.hidden_attributes
         shop = ShopSettings(*sizes, self.shop_seed, tuple(self.departments or ()))
-        return GeneratedWebShop(shop, page_size=self.page_size, spacy_model=self.spacy_model)
+        return GeneratedWebShop(
+            shop, page_size=self.page_size, spacy_model=self.spacy_model, expert_mistakes=self.expert_mistakes
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -43,17 +44,22 @@ class Shopper:
 
     Args:
         read_wish: Returns the wish of an episode from the first info: read from the instruction, or known to the suite.
+        mistakes: Probability that it opens a random product of a page and buys it unchecked, and that it leaves out an
+            option.
+        seed: Seed of the mistakes.
     """
 
-    def __init__(self, read_wish: Callable[[Info], Wish]) -> None:
+    def __init__(self, read_wish: Callable[[Info], Wish], mistakes: float = 0.0, seed: int = 0) -> None:
         self._read_wish = read_wish
+        self._mistakes, self._rng = mistakes, random.Random(seed)
 
     def reset(self, observation: str, info: Info) -> None:
         """Starts an episode."""
         self._wish = self._read_wish(info)
         self._rejected: set[str] = set()
         self._opened = ""
-        self._clicked: set[str] = set()  # options of the opened product
+        self._clicked: set[str] = set()  # options of the opened product that are chosen or left out
+        self._unchecked = False
         self._checked: set[str] = set()  # wished attributes that the opened product has
 
     def act(self, observation: str, info: Info) -> Step:
@@ -78,6 +84,8 @@ class Shopper:
         if not choices:
             return "nothing was found, so i search for less", f"search[{self._wish.query}]"
         best = max(choices, key=lambda row: len(self._named(row[1])))  # the first of equals
+        if rows and self._slips():
+            best, self._unchecked = self._rng.choice(rows), True
         self._opened, self._checked, self._clicked = best[0], self._named(best[1]), set()
         return "this one fits best", f"click[{best[0].lower()}]"
 
@@ -92,19 +100,24 @@ class Shopper:
         labels = [action[len("click[") : -1] for action in info["actions"]]
         done = self._clicked.union(info["chosen"])
         open_options = [value for value in self._wish.options if value not in done]
-        unread = set() if self._wish.asin else set(self._wish.attributes) - self._checked
+        unread = set() if self._wish.asin or self._unchecked else set(self._wish.attributes) - self._checked
         if unread and "features" not in self._checked:
             self._checked.add("features")
             return "its title does not say all", "click[features]"
-        last_chance = self._opened in self._rejected or bool(self._wish.asin)
+        last_chance = self._opened in self._rejected or bool(self._wish.asin) or self._unchecked
         if not last_chance and (unread or not set(open_options) <= set(labels)):
             self._rejected.add(self._opened)
             return "it lacks what is asked", _click(PREVIOUS)
         for value in open_options:
             if value in labels:
                 self._clicked.add(value)
+                if self._slips():
+                    continue
                 return f"it has to be {value}", f"click[{value}]"
         return "this is what is asked", _click(BUY)
+
+    def _slips(self) -> bool:
+        return self._mistakes > 0 and self._rng.random() < self._mistakes
 
     def _named(self, text: str) -> set[str]:
         return {attribute for attribute in self._wish.attributes if attribute in text.lower()}

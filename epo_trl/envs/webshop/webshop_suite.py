@@ -40,10 +40,13 @@ class _WebShopSuite(TaskSuite):
     protocol = "webshop-500"
     prompt_template = "webshop"
 
-    def __init__(self, shop: Settings, page_size: int, spacy_model: str) -> None:
+    def __init__(self, shop: Settings, page_size: int, spacy_model: str, expert_mistakes: float) -> None:
         if page_size < 1:
             raise EnvError(f"page_size: expected an integer >= 1, got {page_size}")
+        if not 0 <= expert_mistakes < 1:
+            raise EnvError(f"expert_mistakes: expected a number from 0 and below 1, got {expert_mistakes}")
         self.shop, self.page_size, self.spacy_model = shop, page_size, spacy_model
+        self.expert_mistakes = expert_mistakes
 
     def task_ids(self, split: str) -> list[str]:
         """Returns `"train/0"`, `"train/1"`, and so on."""
@@ -73,8 +76,8 @@ class _WebShopSuite(TaskSuite):
         return WebShopEnv(lambda: _shop(self.shop, self.page_size), self.goal, self.nouns)
 
     def make_expert(self, seed: int = 0) -> Expert:
-        """Creates a `Shopper`. It makes no random choices: `seed` is unused."""
-        return Shopper(self._wish)
+        """Creates a `Shopper`; `seed` is that of its mistakes."""
+        return Shopper(self._wish, self.expert_mistakes, seed)
 
     @abstractmethod
     def _wish(self, info: Info) -> Wish:
@@ -90,13 +93,21 @@ class GeneratedWebShop(_WebShopSuite):
         shop: Settings of the shop.
         page_size: Number of products on a page of results.
         spacy_model: Name of a spaCy model that finds the nouns of titles; `""`: all words count, see `title_words`.
+        expert_mistakes: See `Shopper`.
     """
 
     name = "webshop-generated"
 
-    def __init__(self, shop: ShopSettings | None = None, *, page_size: int = PAGE_SIZE, spacy_model: str = "") -> None:
+    def __init__(
+        self,
+        shop: ShopSettings | None = None,
+        *,
+        page_size: int = PAGE_SIZE,
+        spacy_model: str = "",
+        expert_mistakes: float = 0.0,
+    ) -> None:
         settings = shop or ShopSettings()
-        super().__init__(settings, page_size, spacy_model)
+        super().__init__(settings, page_size, spacy_model, expert_mistakes)
         self.splits = ("train", "iid") if settings.n_iid else ("train",)
 
     def _wish(self, info: Info) -> Wish:
@@ -116,6 +127,7 @@ class WebShopData(_WebShopSuite):
         n_dev: Number of goals of "dev".
         page_size: Number of products on a page of results.
         spacy_model: Name of a spaCy model that finds the nouns of titles; `""`: all words count.
+        expert_mistakes: See `Shopper`.
 
     Raises:
         EnvError: If there is no such folder. Files are read on first use.
@@ -133,9 +145,11 @@ class WebShopData(_WebShopSuite):
         *,
         page_size: int = PAGE_SIZE,
         spacy_model: str = "",
+        expert_mistakes: float = 0.0,
     ) -> None:
         folder = str(data_folder(path).resolve())
-        super().__init__(ReleaseSettings(folder, catalogue, instructions, n_iid, n_dev), page_size, spacy_model)
+        release = ReleaseSettings(folder, catalogue, instructions, n_iid, n_dev)
+        super().__init__(release, page_size, spacy_model, expert_mistakes)
         sizes = {"train": 1, "iid": n_iid, "dev": n_dev}
         self.splits = tuple(split for split, size in sizes.items() if size)
 
