@@ -9,6 +9,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, PeftModel
 from rich.console import Console
 from trainer_kit import make_episodes, make_model, make_ppo, make_trainer, toy_tokenizer
 from transformers import AutoModelForCausalLM
@@ -29,7 +30,7 @@ from epo_trl.errors import InputError
 from epo_trl.methods.twin_critics import CriticSettings, Transitions, TwinCritics
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
-from epo_trl.models.critic import Critic, copied_backbone
+from epo_trl.models.critic import Critic, copied_backbone, critic_aside
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
 from epo_trl.rollout.demonstrations import ACTION
 from epo_trl.rollout.templates import TEMPLATES
@@ -248,12 +249,23 @@ class Fixed(TextEnv):
 
 
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
-@pytest.mark.parametrize("critic", ["separate", "value_head"])
+@pytest.mark.parametrize("critic", ["separate", "value_head", "adapter"])
 def test_the_values_of_a_saved_critic_are_those_before_each_token(tmp_path, critic, context):
-    trainer = make_ppo(tmp_path / "run", critic=critic, context=context)
+    """An adapter's base is the policy's before RL, and the audited policy has its own adapter merged."""
+    policy, changes = make_model(), {"critic": critic}
+    if critic == "adapter":
+        lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+        changes = {"critic_use_peft": True, "peft_config": lora}
+    trainer = make_ppo(tmp_path / "run", context=context, **changes)
+    if critic == "adapter":
+        policy.save_pretrained(tmp_path / "base")
+        trainer.model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+        with critic_aside(trainer.model):
+            trainer.model.save_pretrained(tmp_path)
+        policy = PeftModel.from_pretrained(policy, tmp_path).merge_and_unload()
     save_critic(str(tmp_path), trainer.critic, trainer.model.state_dict(), critic_prefix(trainer.model, trainer.critic))
     episodes = [episode for episode in make_episodes() if episode.is_usable]
-    found = SavedCritic(str(tmp_path), make_model(), toy_tokenizer(), trainer.args, trainer.rules.context)(episodes)
+    found = SavedCritic(str(tmp_path), policy, toy_tokenizer(), trainer.args, trainer.rules.context)(episodes)
     assert found.values.std() > 0.5 and not found.final_values.any()
     for row, episode in zip(found.values, episodes, strict=True):
         expected, sequence = [], []

@@ -14,7 +14,8 @@ from epo_trl.errors import InputError
 from epo_trl.methods import CriticValues
 from epo_trl.methods.archer import ArCHer
 from epo_trl.methods.turn_features import TurnFeatures
-from epo_trl.models.critic import attach_critic, causal_lm
+from epo_trl.models.adapters import Adapter
+from epo_trl.models.critic import attach_critic, causal_lm, loaded_backbone
 from epo_trl.rollout import ContextBuilder
 from epo_trl.trainers.critic.file import CRITIC_FILE, load_critic
 from epo_trl.trainers.critic.setup import copy_of_policy, make_critic
@@ -47,8 +48,8 @@ class SavedCritic:
             raise InputError(f"RUN: expected a folder with {CRITIC_FILE} for algorithm 'ppo', got {folder}")
         with safetensors.safe_open(path, "pt") as file:
             self.has_two_heads = "token_head.weight" in file.keys()  # noqa: SIM118 - it is no mapping
-        backbone = copy_of_policy(model, args)
-        critic = make_critic(model, args, tokenizer, backbone=backbone, token_head=self.has_two_heads).to(model.device)
+        parts = _on_its_base(folder, model, args) if args.critic_use_peft else {"backbone": copy_of_policy(model, args)}
+        critic = make_critic(model, args, tokenizer, token_head=self.has_two_heads, **parts).to(model.device)
         load_critic(str(path), critic)
         attach_critic(model, critic.eval())
         self._model, self._context = model, context
@@ -71,6 +72,22 @@ class SavedCritic:
         found = [values[row][before : before + count] for row, before, count in places]
         # Of two heads, the first gives the value of a turn's first token.
         return torch.cat([torch.cat([one[:1, 0], one[1:, 1]]) if self.has_two_heads else one for one in found])
+
+
+def _on_its_base(folder: str, model: Any, args: EPOPPOConfig) -> dict[str, Any]:
+    """Returns backbone and adapter configuration of a critic that is an adapter on the base of the policy's."""
+    from peft import PeftConfig
+
+    adapter = Adapter.find(folder)
+    if adapter is None:
+        raise InputError(f"critic_use_peft: expected False for a run without an adapter, got True for {folder}")
+    peft_config, backbone = PeftConfig.from_pretrained(folder), None
+    peft_config.inference_mode = False  # the critic's file has what was trained
+    if args.critic_model_name_or_path is None:
+        trust = {"trust_remote_code": args.trust_remote_code}
+        with adapter.named():
+            backbone = loaded_backbone(adapter.base, model, revision=adapter.base_revision, **trust)
+    return {"backbone": backbone, "peft_config": peft_config}
 
 
 class ReferenceFeatures:

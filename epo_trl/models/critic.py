@@ -164,4 +164,7 @@ def with_adapter(backbone: nn.Module, peft_config: Any) -> Any:
 
     config = copy.copy(peft_config)
     config.task_type = None
+    targets, prefix = getattr(config, "target_modules", None), f"{getattr(backbone, 'base_model_prefix', '')}."
+    if targets and not isinstance(targets, str):  # PEFT has written `all-linear` out, in the policy's names
+        config.target_modules = {name.removeprefix(prefix) for name in targets}
     return get_peft_model(backbone, config)
