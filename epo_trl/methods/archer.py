@@ -32,11 +32,11 @@ class ArCHer(Tallied):
         gamma: Discount from turn to turn. The source uses 0.9.
         polyak: Step size of the target critics towards the critics in each update. The source uses 0.1.
         learning_rate: Learning rate of the critics' Adam. The source uses 1e-3.
-        critic_epochs: Passes over the replay buffer in each RL step. The source's 3 are defined differently: see
-            docs/methods.md.
+        critic_epochs: Passes over the replay buffer in each RL step. The source's code makes 3 updates, each on a
+            sample of the buffer.
         warmup_rl_steps: Number of initial RL steps in which all advantages are 0. The source's code uses 20.
-        replay_size: Number of turns in the replay buffer, the newest of all ranks. Not in the source, which keeps all.
-        batch_size: Number of turns per update. Not in the source.
+        replay_size: Number of turns in the replay buffer, the newest of all ranks. The source's code keeps 500,000.
+        batch_size: Number of turns per update.
         hidden_size: Width of the two hidden layers of each critic. Not in the source.
         cut_ends: Whether to treat a truncated episode as terminated, as in the source's code. With false, its last turn
             is not stored, because its next state is unknown.

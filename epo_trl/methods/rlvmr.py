@@ -36,7 +36,7 @@ class RLVMR(Tallied, GRPO):
     - monitor: 0.
 
     An invalid turn, or one whose response does not have exactly one tag, counts as untagged and gets 0, as in the
-    authors' code. docs/methods.md lists where that code differs from the paper, and which of the two this follows.
+    authors' code. The weighting follows the paper; that code adds `A_tag` with a weight of 1.
 
     Args:
         alpha: Weight of `A_traj`. The paper uses 0.5; 1 is GRPO.
