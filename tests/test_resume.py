@@ -23,6 +23,7 @@ from transformers import BitsAndBytesConfig
 
 from epo_trl import ImitationConfig
 from epo_trl.envs.toy import ToySuite
+from epo_trl.errors import InputError
 from epo_trl.long_runs import long_run
 from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, find_corruption, set_aside, write_manifest
 from epo_trl.long_runs.disk_room import DiskFullError, DiskRoom
@@ -416,6 +417,32 @@ def test_a_checkpoint_inside_a_collected_batch_resumes_bit_equal(tmp_path, make,
     assert resumed.methods.state_dict() == straight.methods.state_dict()
     for name in ("loss", "epo/entropy_loss", "epo/share_inside_band", "entropy/late_turns", "critic/value_loss"):
         assert logged(resumed, name) == logged(straight, name), name
+
+
+def divided(folder, episodes, passes, **changes):
+    """Returns a run of RL steps of 8 episodes, so many of them in a forward-backward pass."""
+    settings = {"per_device_train_batch_size": episodes, "gradient_accumulation_steps": passes, "save_steps": 1}
+    return resumable(folder, **{**settings, "max_steps": 5, "resume_with_changes": True, **changes})
+
+
+def test_a_run_resumes_with_another_division_of_its_rl_steps(tmp_path):
+    divided(tmp_path, 8, 1, callbacks=[StopAt(3)]).train()
+    resumed, starts = divided(tmp_path, 4, 2), []
+    collect = resumed._collect
+    resumed._collect = lambda tasks: starts.append((resumed._step, resumed.state.global_step)) or collect(tasks)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert starts == [(6, 3), (8, 4)]
+    assert resumed._step == 10 and resumed.rl_step == resumed.total_rl_steps == 5
+    other = divided(tmp_path, 8, 1, num_iterations=2)
+    with pytest.raises(InputError, match="^num_iterations: expected 1 .*, got 2; .* 3 optimizer steps would not be its 3"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+def test_inside_an_rl_step_its_division_must_stay(tmp_path):
+    divided(tmp_path, 4, 1, steps_per_generation=2, max_steps=1).train()
+    other = divided(tmp_path, 4, 2, steps_per_generation=2)
+    with pytest.raises(InputError, match="^gradient_accumulation_steps: expected 1 .*, got 2; .* is inside an RL step"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
 @pytest.mark.slow

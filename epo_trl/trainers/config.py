@@ -249,17 +249,25 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         """Number of tasks per RL step, over all ranks."""
         return self.generation_batch_size // self.num_generations
 
+    def micro_steps(self, optimizer_steps: int, tasks: int | None = None) -> int:
+        """Returns the number of forward-backward passes in the first optimizer steps of a run.
+
+        Args:
+            optimizer_steps: Number of optimizer steps.
+            tasks: Number of tasks per epoch. The last optimizer step of an epoch uses its remaining micro-batches.
+                `None` means no end of an epoch.
+        """
+        if tasks is None:
+            return optimizer_steps * self.gradient_accumulation_steps
+        epoch = tasks // self.tasks_per_rl_step * self.micro_steps_per_rl_step
+        epochs, rest = divmod(optimizer_steps, -(-epoch // self.gradient_accumulation_steps))
+        return epochs * epoch + min(rest * self.gradient_accumulation_steps, epoch)
+
     def total_rl_steps(self, optimizer_steps: int, tasks: int | None = None) -> int:
         """Returns K of Eq. 7 for a run of this many optimizer steps.
 
         Args:
             optimizer_steps: Number of optimizer steps in the whole run.
-            tasks: Number of tasks per epoch. The last optimizer step of an epoch uses its remaining micro-batches, so a
-                run of several epochs may collect fewer batches. `None` means no end of an epoch.
+            tasks: See `micro_steps`: a run of several epochs may collect fewer batches.
         """
-        micro_steps = optimizer_steps * self.gradient_accumulation_steps
-        if tasks is not None:
-            epoch = tasks // self.tasks_per_rl_step * self.micro_steps_per_rl_step
-            epochs, rest = divmod(optimizer_steps, -(-epoch // self.gradient_accumulation_steps))
-            micro_steps = epochs * epoch + min(rest * self.gradient_accumulation_steps, epoch)
-        return max(1, -(-micro_steps // self.micro_steps_per_rl_step))
+        return max(1, -(-self.micro_steps(optimizer_steps, tasks) // self.micro_steps_per_rl_step))

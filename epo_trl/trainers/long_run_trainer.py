@@ -12,6 +12,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from epo_trl.envs.base import TaskSuite
+from epo_trl.errors import InputError
 from epo_trl.long_runs.guards import UpdateGuard, check_skipped
 from epo_trl.long_runs.long_run import LongRun
 from epo_trl.long_runs.run_settings import model_digest
@@ -27,6 +28,8 @@ from epo_trl.trainers.setup import RolloutRules
 
 # Files of a checkpoint, equal on all ranks.
 LEARNED, LAGGED = "learned_by_methods.pt", "lagged_weights.pt"
+# Fields that decide which forward-backward passes make an RL step.
+PASSES = ("gradient_accumulation_steps", "steps_per_generation", "num_iterations")
 
 
 class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
@@ -94,9 +97,40 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     def _load_run_state(self, state: dict[str, Any]) -> None:
         super()._load_run_state(state)
         self._guard.skipped = state["skipped_updates"]
-        self._step, self.rl_step = state["micro_step"], state["rl_step"]
+        self.rl_step = state["rl_step"]
+        self._step = self._passes_before(state["micro_step"], state["settings"])
         self.methods.load_state_dict(state["methods"])
         self.health.load_state_dict(state["health"])
+
+    def _passes_before(self, saved_passes: int, saved: Mapping[str, Any]) -> int:
+        """Returns the number of forward-backward passes that this run would have made up to the checkpoint.
+
+        Args:
+            saved_passes: Number of passes made.
+            saved: Settings with which they were made.
+
+        Raises:
+            InputError: If the passes are divided into RL steps in another way, and the checkpoint is inside an RL step
+                with either division.
+        """
+        args, step = self.args, self.state.global_step
+        changed = [
+            f"{name}: expected {saved[name]} as in the checkpoint, got {getattr(args, name)}"
+            for name in PASSES
+            if saved[name] != getattr(args, name)
+        ]
+        if not changed:
+            return saved_passes
+        passes = self.rl_step * args.micro_steps_per_rl_step
+        if saved_passes % (saved["steps_per_generation"] * saved["num_iterations"]):
+            reason = f"optimizer step {step} is inside an RL step, which must end with the settings that it began with"
+            fix = "resume from a checkpoint at the end of an RL step"
+        elif passes != args.micro_steps(step, len(self.train_dataset)):
+            reason = f"the checkpoint's {step} optimizer steps would not be its {self.rl_step} RL steps"
+            fix = "keep the number of optimizer steps per RL step"
+        else:
+            return passes
+        raise InputError(f"{'; '.join(changed)}; {reason}. Restore the checkpoint's settings, or {fix}")
 
     def _batch_state(self) -> dict[str, Any]:
         """Returns the state of the collected batch: TRL's buffer, and sums over the part already used."""
