@@ -434,7 +434,7 @@ def test_a_run_resumes_with_another_division_of_its_rl_steps(tmp_path):
     assert starts == [(6, 3), (8, 4)]
     assert resumed._step == 10 and resumed.rl_step == resumed.total_rl_steps == 5
     other = divided(tmp_path, 8, 1, num_iterations=2)
-    with pytest.raises(InputError, match="^num_iterations: expected 1 .*, got 2; .* 3 optimizer steps would not be its 3"):
+    with pytest.raises(InputError, match="^num_iterations: expected 1 .*, got 2; .* would not be its 3 RL steps"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
