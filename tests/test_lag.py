@@ -139,3 +139,16 @@ def test_sharded_weights_are_refused(tmp_path, monkeypatch):
     trainer.args.simulated_lag = 2
     with pytest.raises(InputError, match="simulated_lag: expected 0 with DeepSpeed or FSDP, got 2"):
         make_lagged_policy(trainer)
+
+
+@pytest.mark.parametrize("field", ["lag_correction", "vllm_importance_sampling_correction"])
+def test_with_vllm_the_correction_is_trls(tmp_path, field):
+    trainer = make_trainer(tmp_path, **{field: False})
+    trainer.args.simulated_lag = 2
+    assert make_lagged_policy(trainer).lag == 2
+    trainer.args.use_vllm = True
+    wanted = trainer.args.lag_correction
+    with pytest.raises(InputError, match=f"^vllm_.*: expected {wanted} with lag_correction {wanted}, got {not wanted}"):
+        make_lagged_policy(trainer)
+    trainer.args.lag_correction = trainer.args.vllm_importance_sampling_correction
+    assert make_lagged_policy(trainer).lag == 2

@@ -65,6 +65,17 @@ def test_a_decay_over_turns_by_hand():
     assert early.loss(micro_of([2.0, 4.0], [0, 1])).item() == pytest.approx(-(0.5 * 2.0 + 0.1 * 4.0) / 2)
 
 
+@pytest.mark.parametrize(("penalty", "rl_steps"), [("hinge", 0), ("indicator", 0), ("indicator", 2)])
+def test_above_the_band_all_of_the_bonus_is_left_where_the_penalty_has_no_gradient(penalty, rl_steps):
+    method = EPO(epo_lambda=0.5, smoothing_alpha=2.0, smoothing_penalty=penalty)
+    for _ in range(rl_steps):
+        method.history.append(1.0)
+    micro = micro_of([9.0], [0], rl_step=rl_steps, total_rl_steps=9)
+    method.loss(micro).backward()
+    metrics = method.end_rl_step(StepSummary(9.0, {0: 9.0}, rl_step=rl_steps, total_rl_steps=9))
+    assert metrics["epo/net_coef_above_band"] == -micro.entropy.grad.item() == 0.5
+
+
 def test_metrics_of_epo_by_hand():
     """Reference 2, band 1 to 3: one token is 0.5 below, two are inside, three are 1, 2 and 3 above."""
     method = EPO(epo_lambda=0.5, smoothing_alpha=2.0, kappa_low=0.5, kappa_high=1.5)

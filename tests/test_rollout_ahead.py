@@ -270,6 +270,7 @@ def test_a_run_that_is_interrupted_ends_its_rollout_and_the_trainer_still_works(
         (True, {}, "rollout_ahead: expected 0 with an engine that shares the trainer's devices .* got 2"),
         (False, {"simulated_lag": 1}, "rollout_ahead: expected 0 with simulated_lag 1, got 2"),
         (False, {"vllm_importance_sampling_correction": False}, "vllm_importance_sampling_correction: expected True"),
+        (False, {"lag_correction": False}, "vllm_importance_sampling_correction: expected False .*, got True"),
     ],
 )
 def test_settings_that_do_not_go_together_are_named(tmp_path, shares, changes, message):

@@ -111,10 +111,11 @@ class EPO(Tallied):
         sums = self.tally.take(step.ranks)
         tokens = max(sums["below"] + sums["inside"] + sums["above"], 1)
         weight, beta = (at(step.rl_step, step.total_rl_steps) for at in (self.weight, self.beta))
+        has_gradient = self.smoothing_penalty == "hinge" and len(self.history) > 0
         metrics = {
             "epo/lambda": weight,
             "epo/beta": beta,
-            "epo/net_coef_above_band": weight * (1 - self.smoothing_alpha * beta),
+            "epo/net_coef_above_band": weight * (1 - self.smoothing_alpha * beta * has_gradient),
             "epo/entropy_loss": sums["bonus"],
             "epo/smoothing_loss": sums["penalty"],
             "epo/share_below_band": sums["below"] / tokens,

@@ -16,6 +16,7 @@ from typing import Any
 
 from epo_trl.errors import InputError
 from epo_trl.trainers.collection import Played
+from epo_trl.trainers.lag import check_correction
 
 _SECONDS_TO_STOP = 10.0  # until a rollout that is no longer needed is left to itself
 
@@ -160,7 +161,8 @@ def make_rollout_ahead(trainer: Any) -> RolloutAhead:
     """Returns what plays ahead for a trainer with `rollout_ahead`.
 
     Raises:
-        InputError: If the engine shares the trainer's devices, or the lag is simulated, or nothing corrects for it.
+        InputError: If the engine shares the trainer's devices, the lag is simulated, or TRL corrects for it in another
+            way than `lag_correction`.
     """
     args = trainer.args
     if trainer.player.engine.shares_devices:
@@ -172,9 +174,5 @@ def make_rollout_ahead(trainer: Any) -> RolloutAhead:
         raise InputError(
             f"rollout_ahead: expected 0 with simulated_lag {args.simulated_lag}, got {args.rollout_ahead}. Either lags"
         )
-    if args.lag_correction and not args.vllm_importance_sampling_correction:
-        raise InputError(
-            "vllm_importance_sampling_correction: expected True with rollout_ahead and lag_correction, got False: it "
-            "weights the samples of older weights. Set lag_correction to False to train without importance weights"
-        )
+    check_correction(args)
     return RolloutAhead(trainer)

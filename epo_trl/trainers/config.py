@@ -91,7 +91,7 @@ class RolloutArguments(ResponseArguments, EpisodeArguments, RewardArguments):
     lag_correction: bool = option(
         True,
         "Whether to weight the advantages of lagged data by importance weights, at most "
-        "`vllm_importance_sampling_clip_max` per token.",
+        "`vllm_importance_sampling_clip_max` per token. With vLLM, set `vllm_importance_sampling_correction` likewise.",
     )
     keep_episodes: CountOrZero = option(
         4,

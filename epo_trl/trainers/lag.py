@@ -71,7 +71,8 @@ def make_lagged_policy(trainer: Any) -> LaggedPolicy:
     """Returns the lagged policy of a trainer with `simulated_lag`.
 
     Raises:
-        InputError: If the weights are sharded over the ranks.
+        InputError: If the weights are sharded over the ranks, or TRL corrects vLLM's samples in another way than
+            `lag_correction`.
     """
     args = trainer.args
     if (
@@ -82,7 +83,23 @@ def make_lagged_policy(trainer: Any) -> LaggedPolicy:
         raise InputError(
             f"simulated_lag: expected 0 with DeepSpeed or FSDP, got {args.simulated_lag}: the copies need whole weights"
         )
+    if args.use_vllm:
+        check_correction(args)
     return LaggedPolicy(args.simulated_lag)
+
+
+def check_correction(args: Any) -> None:
+    """Raises `InputError` unless TRL's importance weights for vLLM's samples are used as `lag_correction` asks.
+
+    Args:
+        args: An `EPOConfig`.
+    """
+    wanted = args.lag_correction
+    if args.vllm_importance_sampling_correction != wanted:
+        raise InputError(
+            f"vllm_importance_sampling_correction: expected {wanted} with lag_correction {wanted}, got {not wanted}. "
+            "With vLLM, these weights of TRL's are the correction for the lag. Set both fields to the same value"
+        )
 
 
 def importance_weights(
