@@ -73,7 +73,7 @@ def result_settings(
 
 
 def game_settings(suite: TaskSuite, splits: Iterable[str]) -> dict[str, Any]:
-    """Returns what decides, besides the suite's name, which games the ids of some lists name."""
+    """Returns the settings that decide, besides the suite's name, which games the ids of some lists name."""
     return {
         "contents": _digest([suite.content(split) for split in splits]),
         "environment": {key: str(value) for key, value in suite.settings.items()},

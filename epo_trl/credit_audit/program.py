@@ -141,7 +141,7 @@ class Audit:
         settings = {
             **{name: getattr(self.args, name) for name in sorted(_RULES)},
             **{f"plan_{name}": value for name, value in asdict(self.plan).items()},
-            **{f"credit {name}": _settings_of(method) for name, method in self.estimators.items()},
+            **{f"credit {name}": _list_settings(method) for name, method in self.estimators.items()},
             "round": self.audit.audit_round,
             "weights": what_model(self.audit.audited_run),
             "reference": what_model(model_args.model_name_or_path or "") if self._features else "",
@@ -231,7 +231,7 @@ def _sampling_settings(args: EPOConfig) -> dict[str, Any]:
     return {**found, "top_k": max(args.top_k or 0, 0), **given}  # vLLM's -1 is no limit
 
 
-def _settings_of(method: Any) -> dict[str, Any]:
+def _list_settings(method: Any) -> dict[str, Any]:
     return {one.name: getattr(method, one.name) for one in fields(method) if one.init}
 
 

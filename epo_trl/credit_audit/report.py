@@ -59,7 +59,7 @@ def summary(comparison: Comparison) -> str:
     return (
         f"{comparison.turns:,} turns of {comparison.tasks} tasks. A*: standard deviation {comparison.deviation:.3f}, "
         f"standard error of an estimate {comparison.standard_error:.3f}; the correlations are corrected for it. "
-        f"Sign: of the {comparison.clear_turns:,} turns with |A*| of at least two standard errors. "
+        f"Sign: of the {comparison.clear_turns:,} turns with |A*| > 0 and of at least two standard errors. "
         "95 % intervals over tasks: Student's t with the standard error of a bootstrap."
     )
 
