@@ -29,7 +29,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokeniz
 from trl import GRPOConfig, GRPOTrainer
 
 from epo_trl.envs.base import TaskSuite, TextEnv
-from epo_trl.trainers import EPOConfig, EPOTrainer, epo_trainer
+from epo_trl.trainers import EPOConfig, EPOTrainer, generation
 
 RESPONSE = '<tool_call>\n{"name": "act", "arguments": {"action": "look"}}\n</tool_call><|im_end|>'
 WAYS = ("TRL", "ours, concatenated", "ours, not kept", "ours, windowed")
@@ -185,7 +185,7 @@ def make(way: str, turns: int, episodes: int, words: int, sizes: dict[str, int])
             require_think=False, history_length=2,
         )  # fmt: skip
         if way == "ours, not kept":
-            epo_trainer.can_reuse = lambda model: False
+            generation.can_reuse = lambda model: False
         trainer = EPOTrainer(
             model,
             Games(task_as_long_as_a_tool(tokenizer, observation), observation),

@@ -35,7 +35,9 @@ from epo_trl.models import build_tokenizer
 from epo_trl.models.load import corpus
 from epo_trl.rollout import episode_to_row
 from epo_trl.trainers import EPOConfig, EPOTrainer
+from epo_trl.trainers.batches import layout_entries
 from epo_trl.trainers.scoring.fused_head import compact_scoring
+from epo_trl.trainers.scoring.turn_layout import TurnLayout
 from epo_trl.types import Episode, StopReason, Turn
 
 HISTORY = 2
@@ -66,8 +68,9 @@ def build_episode_rows(episodes: list[Episode]) -> dict[str, torch.Tensor]:
     rows = [episode_to_row(episode, 0) for episode in episodes]
     batch = _padded([row.prompt_ids for row in rows], [row.completion_ids for row in rows])
     batch["tool_mask"] = _right([row.env_mask for row in rows])
-    batch["turn_ids"] = _right([row.turn_ids for row in rows], -1)
-    return batch
+    turn_ids, prompt_tokens = _right([row.turn_ids for row in rows], -1), [len(row.prompt_ids) for row in rows]
+    layout = TurnLayout(turn_ids.cpu(), batch["tool_mask"].cpu(), torch.tensor(prompt_tokens), windowed=True)
+    return batch | layout_entries(layout, torch.device(device()))
 
 
 def build_turn_rows(episodes: list[Episode]) -> dict[str, torch.Tensor]:
@@ -101,7 +104,7 @@ def make(way: str, episodes: list[Episode], sizes: dict[str, int], buckets: int)
     }  # fmt: skip
     trainer: GRPOTrainer
     if way == "ours":
-        config = EPOConfig(**settings, turn_buckets=buckets, prompt_template="compact")
+        config = EPOConfig(**settings, turn_buckets=buckets, prompt_template="compact", epo_lambda=0.0)
         trainer = EPOTrainer(model, ToySuite(), args=config, processing_class=tokenizer)
     else:
         config = GRPOConfig(**settings)

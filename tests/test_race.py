@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from trl import GRPOConfig
 
-from epo_trl.models import build_tokenizer
+from epo_trl.envs.alfworld import GeneratedAlfworld
+from epo_trl.models import build_model, build_tokenizer
+from epo_trl.models.load import corpus
 from epo_trl.rollout import ContextBuilder
 from epo_trl.rollout.context import TurnView
 from epo_trl.trainers import EPOConfig
 
-MODULES = ("clock", "games", "ours", "report", "settings", "trl_grpo", "warm_start")
+MODULES = ("clock", "evaluate", "games", "ours", "report", "settings", "trl_grpo", "warm_start")
 
 
 @pytest.fixture
@@ -80,6 +82,17 @@ def test_trl_reads_the_answers_that_the_model_is_taught(race):
     call = {"name": "act", "arguments": {"action": "go to drawer 1"}}
     assert read("<action> go to drawer 1 </action><|im_end|>") == [call]
     assert read("<|im_end|>") == read("go to drawer 1 <|im_end|>") == []
+
+
+def test_a_checkpoint_plays_the_test_games_to_the_turn_limit(race, tmp_path, monkeypatch):
+    games, evaluate = race("games"), race("evaluate")
+    suite = GeneratedAlfworld(1, 1, 0, task_types=["pick_and_place_simple"], max_receptacles=8)
+    tokenizer = build_tokenizer([*corpus(suite, games.PROMPT), games.OVER])
+    tokenizer.chat_template = race("warm_start").CHAT_TEMPLATE
+    tokenizer.save_pretrained(tmp_path)
+    build_model(tokenizer, seed=0).save_pretrained(tmp_path)
+    monkeypatch.setattr(evaluate, "make_suite", lambda: suite)
+    assert evaluate.play(tmp_path, 2) == {"games": 2, "won": 0, "turns": games.TURNS}
 
 
 def test_both_trainers_have_the_same_settings(race, tmp_path):

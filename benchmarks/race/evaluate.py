@@ -2,7 +2,7 @@
 
     python benchmarks/race/evaluate.py runs/race/trl_grpo-0 runs/race/ours_grpo-0 ...
 
-Every checkpoint, and the warm start, plays the same 100 games twice, at most 20 turns, sampled at temperature 1. The
+Every checkpoint, and the warm start, plays the same 100 games twice, at most 15 turns, sampled at temperature 1. The
 result is `test.json` in each folder.
 """
 
@@ -12,12 +12,13 @@ import argparse
 import json
 from pathlib import Path
 
-from games import RESPONSE_TOKENS, TEMPLATE, TURNS, make_suite
+from games import PROMPT, RESPONSE_TOKENS, TURNS, make_suite
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import play_chunks, protocol_context, protocol_settings
 from epo_trl.models.generate import SamplingPolicy
+from epo_trl.rollout.spec import ResponseArguments
 
 PROTOCOL = Protocol(name="race", max_turns=TURNS, history_length=0, temperature=1.0, context="concatenated")
 
@@ -27,11 +28,12 @@ def play(folder: Path, rounds: int) -> dict[str, float]:
     suite, tokenizer = make_suite(), AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     policy = SamplingPolicy(model, tokenizer, max_new_tokens=RESPONSE_TOKENS, temperature=1.0, reuse_prefixes=True)
-    context = protocol_context(
-        PROTOCOL, tokenizer, TEMPLATE.name, max_prompt_tokens=512, max_response_tokens=RESPONSE_TOKENS
+    options = ResponseArguments(
+        prompt_template=PROMPT, max_prompt_length=512, max_completion_length=RESPONSE_TOKENS, require_think=False
     )
+    context = protocol_context(PROTOCOL, options, suite, tokenizer)
     tasks = list(suite.task_ids("iid"))
-    rules = protocol_settings(PROTOCOL, require_think=False)
+    rules = protocol_settings(PROTOCOL, require_think=options.require_think)
     played = play_chunks(suite, [tasks] * rounds, lambda number: policy.seeded(number), context, rules)
     episodes = [episode for part, _ in played for episode in part]
     return {

@@ -1,0 +1,118 @@
+"""The work that `make bench` measures runs, on tiny models, and is what its table says."""
+
+import math
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from epo_trl.trainers import EPOTrainer
+
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def test_an_update_has_loss_and_gradient_of_a_row_per_turn(monkeypatch):
+    import bench_update
+
+    sizes, losses = {**SIZES, "vocab_size": 256}, []
+    episodes = bench_update.make_episodes(2, 3, 20, 8, 256)
+    for kind in (GRPOTrainer, EPOTrainer):
+        original = kind.compute_loss
+        monkeypatch.setattr(kind, "compute_loss", lambda *args, f=original: losses.append(f(*args)) or losses[-1])
+
+    def update(way):
+        norm = bench_update.make(way, episodes, sizes, 2)()
+        return losses[-1].item(), norm
+
+    whole = update("whole rows")
+    assert update("ours") == pytest.approx(update("a row per turn"), rel=1e-4, abs=1e-6)
+    assert update("ours")[1] != pytest.approx(whole[1], rel=1e-4)  # there a turn attends to the turns before it
+    assert update("whole rows, responses scored") == pytest.approx(whole, rel=1e-4, abs=1e-6)
+
+
+def test_many_updates_are_done_in_micro_batches(monkeypatch):
+    import bench_scaling
+
+    made, passes = bench_scaling.make, []
+
+    def make(*args, **kwargs):
+        one = made(*args, **kwargs)
+        return lambda: passes.append(one())
+
+    monkeypatch.setattr(bench_scaling, "make", make)
+    monkeypatch.setattr(bench_scaling, "SIZES", {**SIZES, "vocab_size": 256})
+    bench_scaling.make_all(8, 2)()
+    assert len(passes) == 2 and passes[0] == passes[1] > 0
+
+
+def test_all_rollouts_sample_the_same_tokens_and_one_keeps_no_keys_and_values(monkeypatch):
+    import bench_rollout
+
+    from epo_trl.trainers import generation
+
+    reuse, reused, found = generation.reusing_prefixes, [], {}
+    monkeypatch.setattr(generation, "can_reuse", generation.can_reuse)  # restored after the test
+    monkeypatch.setattr(generation, "reusing_prefixes", lambda *args: reused.append(way) or reuse(*args))
+    for way in ("TRL", "ours, concatenated", "ours, windowed", "ours, not kept"):
+        found[way] = bench_rollout.make(way, 2, 2, 16, SIZES)()
+    assert sorted(found) == sorted(bench_rollout.WAYS)
+    assert {sampled for sampled, _ in found.values()} == {found["TRL"][0]}
+    assert reused == ["ours, concatenated", "ours, windowed"]
+
+
+def test_rollouts_with_and_without_a_barrier_play_all_turns(monkeypatch):
+    import bench_barrier
+
+    monkeypatch.setattr(bench_barrier, "SIZES", SIZES)
+    for way in (bench_barrier.PLAIN, bench_barrier.IN_STEP, bench_barrier.FREE):
+        passes, tokens = bench_barrier.make(way, 0.0, 2, 2, 4.0)()
+        assert passes > 0 and tokens >= 2 * 2, way
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_rl_steps_are_timed_in_turn_and_one_batch_ahead(ahead, monkeypatch):
+    import bench_ahead
+
+    for name, value in {"SIZES": SIZES, "STEPS": 2}.items():
+        monkeypatch.setattr(bench_ahead, name, value)
+    given = {"answer": 0.0, "token": 0.0, "turns": 2, "episodes": 2, "length": 4.0}
+    (step,) = bench_ahead.make(ahead, given)()
+    assert step["step_time"] > 0 and (step["time/wait_for_rollout"] > 0) == bool(ahead)
+
+
+@pytest.mark.parametrize(("name", "pays_for_a_pass"), [("grpo", False), ("turn", False), ("archer", True)])
+def test_an_rl_step_of_a_method_runs_on_episodes_that_were_not_played(name, pays_for_a_pass):
+    import bench_methods
+
+    episodes = bench_methods.make_episodes(4, 2, 20, 8, 256)
+    work, scored = bench_methods.make(name, episodes, {**SIZES, "vocab_size": 256})
+    work()
+    assert scored == pays_for_a_pass
+
+
+def test_each_loss_of_the_overhead_is_measured(monkeypatch):
+    import bench_epo_overhead
+
+    config = bench_epo_overhead.EPOConfig
+    tiny = {"max_turns": 1, "per_device_train_batch_size": 2, "num_generations": 2, "gradient_accumulation_steps": 1}
+    monkeypatch.setattr(bench_epo_overhead, "EPOConfig", lambda folder, **given: config(folder, **{**given, **tiny}))
+    trainer = bench_epo_overhead.make(1, 1, False)
+    trainer.train()
+    assert {way: len(seconds) for way, seconds in trainer.passes.items()} == dict.fromkeys(trainer.passes, 1)
+    assert {"rollout", "history"} <= set(trainer.other)
+
+
+def test_a_game_engine_is_timed():
+    import bench_alfworld_engine
+
+    rate, milliseconds = bench_alfworld_engine.make("fast", 1, 2, None)()
+    assert all(0 < value < math.inf for value in (rate, milliseconds))
+
+
+def test_the_step_beside_a_busy_process_runs():
+    import bench_busy_machine
+
+    assert bench_busy_machine.make(True)() == torch.get_num_threads()
