@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from datasets import Dataset
 from local_server import make_served
-from run_kit import MINI_BATCHES, SendSignals, StopAt, assert_bit_equal, logged, weights
+from run_kit import MINI_BATCHES, SendSignals, StopAt, assert_bit_equal, count_seconds, logged, weights
 from trainer_kit import make_config, make_ppo, make_trainer
 from transformers import TrainerCallback
 
@@ -15,7 +15,6 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import EpoTrlError, InputError
 from epo_trl.rollout import EngineError
 from epo_trl.trainers.ahead import make_rollout_ahead
-from epo_trl.trainers.batches import update_seconds
 from epo_trl.trainers.generation import RequestSeeds
 
 SMALL = {"max_turns": 2, "max_completion_length": 4, "max_steps": 4}
@@ -113,6 +112,14 @@ def test_the_next_batch_is_played_during_the_update(tmp_path):
     trainer = gated(tmp_path)
     trainer.train()
     assert trainer.rl_step == 2 and no_flight()
+
+
+def test_the_time_of_an_update_has_no_rollout_in_it_that_the_trainer_did_not_wait_for(tmp_path, monkeypatch):
+    """A second between two looks at the clock: 3 in a pass, 1 of which is the wait for a batch."""
+    count_seconds(monkeypatch)
+    trainer, _ = served(tmp_path, rollout_ahead=1, max_steps=2)
+    trainer.train()
+    assert logged(trainer, "time/wait_for_rollout") == [1.0, 1.0] and logged(trainer, "time/update") == [2.0, 2.0]
 
 
 def test_no_batch_is_older_than_the_bound_and_none_is_played_twice_or_too_many(tmp_path):
@@ -284,12 +291,6 @@ def test_a_trainer_without_a_server_refuses_to_run_ahead(tmp_path):
     with pytest.raises(InputError, match="rollout_ahead: expected 0 .* vllm_mode server"):
         make_trainer(tmp_path, rollout_ahead=1)
     assert make_trainer(tmp_path).ahead is None
-
-
-def test_the_time_of_an_update_has_no_rollout_in_it_that_the_trainer_did_not_wait_for():
-    times = {"step_time": [10.0], "time/generate": [7.0], "time/env": [2.0], "time/text": [0.5]}
-    assert update_seconds(times) == pytest.approx(0.5)
-    assert update_seconds({**times, "time/wait_for_rollout": [1.5]}) == pytest.approx(8.5)
 
 
 def test_a_request_has_the_same_seed_whatever_was_asked_before():

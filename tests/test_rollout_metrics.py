@@ -5,7 +5,7 @@ from dataclasses import astuple, fields
 import pytest
 import torch
 from rollout_parts import ScriptedEnv, ScriptedPolicy, byte_tokenizer, context_of
-from run_kit import logged
+from run_kit import count_seconds, logged
 from trainer_kit import make_episodes, make_trainer
 
 from epo_trl.envs.base import Faults
@@ -13,7 +13,6 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.methods import Comm
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, loop, play_episodes
 from epo_trl.rollout.parsing import TaggedActions
-from epo_trl.trainers.batches import update_seconds
 from epo_trl.trainers.monitoring.rollout_metrics import rollout_metrics
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -119,15 +118,6 @@ def test_a_rollout_tells_its_seconds_apart(monkeypatch):
     assert [field.name for field in fields(times)] == ["generate", "env", "text"]
 
 
-def test_the_seconds_of_an_update_by_hand():
-    """What is left of the steps' seconds beside the rollouts', for each rollout."""
-    played = {"time/generate": [3.0, 4.0], "time/env": [1.0, 2.0], "time/text": [0.5, 0.5]}
-    assert update_seconds({"step_time": [10.0, 5.0, 11.0, 5.0], **played}) == (31.0 - 11.0) / 2
-    assert update_seconds({"step_time": [2.0], **played}) == 0.0
-    assert update_seconds({"step_time": [2.0, 3.0]}) == 5.0, "of a batch that was collected before the last log"
-    assert update_seconds(played) is update_seconds({"step_time": [], **played}) is None
-
-
 class FaultySuite(ToySuite):
     """Counts three restarts, one timeout and two retries more each time it is asked."""
 
@@ -138,23 +128,28 @@ class FaultySuite(ToySuite):
         return Faults(3 * self.asked, self.asked, 2 * self.asked)
 
 
-def test_a_run_logs_the_seconds_and_faults_of_each_rollout(tmp_path):
-    """Not those since the run began; what the rollout did not take is the update's."""
-    trainer = make_trainer(tmp_path, max_steps=2, suite=FaultySuite())
+def test_a_run_logs_the_seconds_and_faults_of_each_rollout(tmp_path, monkeypatch):
+    """Not those since the run began. Between two looks at the clock lies a second: 3 in the pass with the rollout, of
+    which the update did not take 0.006, and 1 in the other pass, with an update of its own."""
+    count_seconds(monkeypatch)
+    settings = {"max_steps": 4, "per_device_train_batch_size": 4, "steps_per_generation": 2}
+    checkpoints = {"save_strategy": "steps", "save_steps": 3}  # inside the second RL step
 
     def play(tasks, *, times, **_):
         times.generate, times.env, times.text = times.generate + 0.003, times.env + 0.002, times.text + 0.001
         return make_episodes()
 
-    trainer.play = play
-    trainer.train()
-    assert logged(trainer, "time/generate") == pytest.approx([0.003, 0.003])
-    assert logged(trainer, "time/env") == pytest.approx([0.002, 0.002])
-    assert logged(trainer, "time/text") == pytest.approx([0.001, 0.001])
-    steps = logged(trainer, "step_time")
-    assert logged(trainer, "time/update") == pytest.approx([seconds - 0.006 for seconds in steps])
-    for name, count in (("restarts", 3), ("timeouts", 1), ("retries", 2)):
-        assert logged(trainer, f"env/{name}") == [count, count]
+    straight, resumed = (make_trainer(tmp_path, suite=FaultySuite(), **settings, **checkpoints) for _ in range(2))
+    for trainer, start in ((straight, None), (resumed, str(tmp_path / "checkpoint-3"))):
+        trainer.play = play
+        trainer.train(resume_from_checkpoint=start)
+        assert logged(trainer, "time/generate") == pytest.approx([0.003, 0.003])
+        assert logged(trainer, "time/env") == pytest.approx([0.002, 0.002])
+        assert logged(trainer, "time/text") == pytest.approx([0.001, 0.001])
+        updates = {line["step"]: line["time/update"] for line in trainer.state.log_history if "time/update" in line}
+        assert updates == pytest.approx({2: 4 - 0.006, 4: 4 - 0.006})
+        for name, count in (("restarts", 3), ("timeouts", 1), ("retries", 2)):
+            assert logged(trainer, f"env/{name}") == [count, count]
 
 
 def test_a_run_tells_cut_responses_by_the_end_of_its_model(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -143,19 +143,3 @@ def update_scale(trainer: Any) -> float:
     """
     updates = trainer.args.steps_per_generation / trainer.current_gradient_accumulation_steps
     return updates * trainer.accelerator.num_processes
-
-
-def update_seconds(metrics: Mapping[str, Sequence[float]]) -> float | None:
-    """Returns the duration of an optimizer step without the rollout, or `None` if none has been timed.
-
-    TRL's step time covers everything between two optimizer steps, including the rollout.
-
-    Args:
-        metrics: TRL's metrics since the last log.
-    """
-    if not metrics.get("step_time"):
-        return None
-    # A rollout in the background takes only the time that the trainer waits for it.
-    parts = ("wait_for_rollout",) if "time/wait_for_rollout" in metrics else ("generate", "env", "text")
-    rollout = sum(sum(metrics.get(f"time/{part}", [])) for part in parts)
-    return max(0.0, sum(metrics["step_time"]) - rollout) / max(len(metrics.get("time/generate", [])), 1)

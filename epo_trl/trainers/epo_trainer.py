@@ -180,6 +180,8 @@ class EPOTrainer(LongRunTrainer):
             played = self.ahead.take(tasks) if self.ahead else None
             batch, metrics = self.collector.collect(tasks, self.play, self.rl_step, played)
         waited = time.perf_counter() - start
+        parts = (metrics[f"time/{part}"] for part in ("generate", "env", "text"))
+        self.update_seconds -= waited if self.ahead else sum(parts)  # in the background only the wait takes time
         return_freed_memory(self.accelerator.device)
         self._keep_metrics(metrics)
         self.health.add_rollout(metrics)
@@ -331,7 +333,9 @@ class EPOTrainer(LongRunTrainer):
 
     def _close_rl_step(self) -> None:
         metrics = self.methods.end_rl_step(self.ranks, self.rl_step, self.total_rl_steps)
-        self._keep_metrics(metrics | self.health.end_rl_step(metrics, self.rl_step))
+        seconds = {"time/update": max(0.0, self.update_seconds)}
+        self.update_seconds = 0.0
+        self._keep_metrics(metrics | seconds | self.health.end_rl_step(metrics, self.rl_step))
         self.samples.end()
         self.rl_step += 1
 
@@ -361,9 +365,6 @@ class EPOTrainer(LongRunTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs as TRL does; with `print_episodes`, also prints sample episodes, once per batch."""
-        seconds = batches.update_seconds(self.pending_metrics) if self.model.training else None
-        if seconds is not None:
-            self.pending_metrics["time/update"] = [seconds]
         super().log(logs, start_time)
         if self._to_print and self.model.training and self.accelerator.is_main_process:
             print_episodes(self._to_print, step=self.state.global_step)

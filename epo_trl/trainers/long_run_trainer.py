@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -52,10 +53,12 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     lagged: LaggedPolicy | None
     ahead: RolloutAhead | None
     rl_step: int  # number of completed RL steps
+    update_seconds: float  # of the RL step in progress, without its rollout
     has_critic: bool
 
     def __init__(self, *, args: EPOConfig, **kwargs: Any) -> None:
         super().__init__(args=args, **kwargs)
+        self.update_seconds = 0.0
         self._guard = UpdateGuard(args.max_skipped_updates, args.output_dir)
         self._train_sampler: Any = None
         self._has_trained = False
@@ -135,11 +138,11 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     def _batch_state(self) -> dict[str, Any]:
         """Returns the state of the collected batch: TRL's buffer, and sums over the part already used."""
         parts = {"methods": self.methods.batch_state(), "samples": self.samples.state()}
-        return {"inputs": self._buffered_inputs, **parts}
+        return {"inputs": self._buffered_inputs, "update_seconds": self.update_seconds, **parts}
 
     def _load_batch_state(self, state: dict[str, Any]) -> None:
         """Restores the state returned by `_batch_state`."""
-        self._buffered_inputs = state["inputs"]
+        self._buffered_inputs, self.update_seconds = state["inputs"], state.get("update_seconds", 0.0)
         self.methods.load_batch_state(state["methods"])
         self.samples.load_state(state["samples"])
 
@@ -211,6 +214,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     def _restart(self) -> None:
         """Resets the state of a run to that of a new trainer. Subclasses reset their own."""
         self.rl_step, self._step, self._passed_at, self._buffered_inputs = 0, 0, -1, None
+        self.update_seconds = 0.0
         self._guard = UpdateGuard(self.args.max_skipped_updates, self.args.output_dir)
         new = build_methods(self.args, critic=self.has_critic)
         self.methods.load_state_dict(new.state_dict())
@@ -223,8 +227,10 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         self.player.engine.weights_changed()
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Runs one forward-backward pass and records its loss for the report of a non-finite update."""
+        """Runs one forward-backward pass; records its duration, and its loss for the report of a non-finite update."""
+        start = time.perf_counter()
         output = super().training_step(model, inputs, num_items_in_batch)
+        self.update_seconds += time.perf_counter() - start
         self._guard.add_loss(output)
         self._passed_at = self.state.global_step
         return output
