@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
+from plain_steps import TEMPERATURE, plain_tokens
 from run_kit import MINI_BATCHES, StopAt, assert_bit_equal, logged, resumable, weights
-from trainer_kit import make_episodes, make_ppo, make_trainer
+from trainer_kit import make_episodes, make_model, make_ppo, make_trainer
 
 from epo_trl.errors import InputError
 from epo_trl.methods import Comm
@@ -79,27 +80,43 @@ class Remember(StopAt):
 
 
 def collected(folder, **changes):
-    """Returns the batch of the third RL step, whose episodes are the same for all settings."""
-    trainer = make_trainer(folder, max_steps=3, learning_rate=1e-2, lr_scheduler_type="constant", **changes)
+    """Returns the batches of three RL steps with the same episodes, and the models that each of them began with."""
+    trainer = make_trainer(
+        folder, max_steps=3, learning_rate=1e-2, lr_scheduler_type="constant", temperature=TEMPERATURE, **changes
+    )
     trainer.play = lambda tasks, **kwargs: make_episodes()
-    inputs, original = [], trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda *args: inputs.append(original(*args)) or inputs[-1]
+    inputs, models, original = [], [], trainer._generate_and_score_completions
+
+    def collect(*args):
+        models.append(make_model())
+        models[-1].load_state_dict(trainer.model.state_dict())
+        inputs.append(original(*args))
+        return inputs[-1]
+
+    trainer._generate_and_score_completions = collect
     trainer.add_callback(StopAt(3))
     trainer.train()
-    return inputs, trainer
+    return inputs, models, trainer
 
 
 def test_the_advantages_are_weighted_by_what_the_update_would_repeat(tmp_path):
     """Plain forwards of the weights at the start of the second RL step and of the first, token by token."""
-    inputs, trainer = collected(tmp_path / "lag", simulated_lag=1)
-    plain, _ = collected(tmp_path / "plain", simulated_lag=1, lag_correction=False)
+    inputs, models, trainer = collected(tmp_path / "lag", simulated_lag=1)
+    plain, *_ = collected(tmp_path / "plain", simulated_lag=1, lag_correction=False)
     torch.testing.assert_close(inputs[0]["advantages"], plain[0]["advantages"], rtol=0, atol=1e-6)
-    counted = (inputs[1]["completion_mask"] * inputs[1]["tool_mask"]).bool() & (plain[1]["advantages"] != 0)
-    ratio = (inputs[1]["advantages"] / plain[1]["advantages"])[counted]
-    assert ratio.min() < 0.9 and ratio.max() <= 3.0 + 1e-5
+    with torch.no_grad():
+        acting, current = (
+            torch.stack([token.logp for token in plain_tokens(model, "windowed")]) for model in models[:2]
+        )
+    weights = (current - acting).exp().clamp(max=3.0)
+    assert weights.min() < 0.9 and (weights == 3.0).any() and (weights < 3.0).any()
+    sampled = (inputs[1]["completion_mask"] * inputs[1]["tool_mask"]).bool()
+    expected = weights * plain[1]["advantages"][sampled]
+    torch.testing.assert_close(inputs[1]["advantages"][sampled], expected, rtol=1e-4, atol=1e-6)
+    assert expected.count_nonzero() > 10
     one, two = logged(trainer, "lag/importance_weight")[:2]
     assert one == pytest.approx(1.0, abs=1e-5), "in the first RL step the acting weights are the trained ones"
-    assert abs(two - 1.0) > 1e-3
+    assert two == pytest.approx(weights.mean().item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("settings", [{}, MINI_BATCHES])

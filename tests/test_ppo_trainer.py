@@ -249,6 +249,30 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(tmp_path, critic):
         assert largest(part) > 1e-3
 
 
+def test_two_optimizer_steps_on_one_batch_average_to_one_step_on_it(tmp_path):
+    """steps_per_generation 4, gradient_accumulation_steps 2: each optimizer step sees half of the decision points."""
+    changes = {"credit": "token", "gamma": 0.9, "gae_lambda": 0.8, "epo_lambda": 0.0}
+    trainer = make_ppo(tmp_path, per_device_train_batch_size=ROWS, **changes)
+    inject(trainer)
+    _, whole = catch_step(trainer)
+    trainer = make_ppo(
+        tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, steps_per_generation=4, max_steps=2,
+        **changes,
+    )  # fmt: skip
+    inject(trainer)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 2
+    trainer.state.max_steps = 2
+    for _ in range(4):
+        inputs = trainer._prepare_inputs([{"prompt": "train/0"} for _ in range(ROWS)])
+        trainer.compute_loss(trainer.model, inputs).backward()
+        trainer._step += 1
+    halves = {name: p.grad / 2 for name, p in trainer.model.named_parameters() if p.grad is not None}
+    for part, other in zip(parts(whole), parts(halves), strict=True):
+        assert difference(part, other) < 2e-5 * largest(part)
+        assert largest(part) > 1e-3
+
+
 @pytest.mark.parametrize(("make", "changes"), [(make_trainer, {}), (make_ppo, {"credit": "token"})])
 def test_an_aborted_episode_reaches_neither_policy_nor_critic(tmp_path, make, changes):
     gradients = []
