@@ -12,7 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel
 from rich.console import Console
-from trainer_kit import make_episodes, make_model, make_ppo, make_trainer, toy_tokenizer
+from trainer_kit import make_episode, make_episodes, make_model, make_ppo, make_trainer, toy_tokenizer
 from transformers import AutoModelForCausalLM
 
 from epo_trl.cli import main
@@ -109,6 +109,20 @@ def audited(seed, tasks=16):
     halves = true_advantages(player, episodes, points, turns, plan)
     found = compare(credits, halves, [episodes[i].task_id for i, _ in turns])
     return found, credits, halves, [policy.advantage(episodes[i], k) for i, k in turns]
+
+
+@pytest.mark.parametrize(
+    ("scale", "advantages"),
+    [
+        ("none", [-1.0, 1.0, -4.0, 4.0]),
+        ("group", [-1 / 2**0.5, 1 / 2**0.5, -4 / 32**0.5, 4 / 32**0.5]),
+        ("batch", [each / (83 / 3) ** 0.5 for each in (-1, 1, -4, 4)]),
+    ],
+)
+def test_advantages_in_a_group_by_hand(scale, advantages):
+    """Returns are 1, 3 and 5, 13: group means 2 and 9, variances 2 and 32, over all four 83/3."""
+    episodes = [make_episode([(3, 2), (3, 1)], reward, random.Random(0)) for reward in (1.0, 3.0, 5.0, 13.0)]
+    assert build_batch(episodes, 2, scale).group_advantages.tolist() == pytest.approx(advantages, rel=1e-3)
 
 
 def test_the_audit_agrees_with_the_exact_advantages_on_ten_seeds():

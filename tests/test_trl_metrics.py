@@ -13,7 +13,9 @@ from trainer_kit import (
     GROUP,
     ROWS,
     catch_step,
+    difference,
     give_credit,
+    largest,
     make_episodes,
     make_model,
     make_trainer,
@@ -96,10 +98,9 @@ def test_shares_of_clipped_tokens_by_hand(tmp_path):
     assert {name: logged(trainer, f"clip_ratio/{name}")[0] for name in wanted} == pytest.approx(wanted)
 
 
-def test_distance_from_the_log_probs_of_sampling_by_hand(tmp_path, monkeypatch):
-    """The sampler's log-probs are lower by 0.5 in the first group, higher by 1 in rows 4 and 6, lower by 2 in row 7.
-
-    Row 5 is aborted. The ratio of row 7, e^2, is cut to 3, the default of `vllm_importance_sampling_clip_max`.
+def sampled_elsewhere(folder, **changes):
+    """Returns a trainer whose sampler's log-probs are off: lower by 0.5 in the first group, higher by 1 in rows 4 and
+    6, lower by 2 in row 7. Row 5 is aborted.
     """
     with torch.no_grad():
         own = {}
@@ -113,9 +114,15 @@ def test_distance_from_the_log_probs_of_sampling_by_hand(tmp_path, monkeypatch):
             for t, turn in enumerate(episodes[row].turns)
         ]
         episodes[row] = replace(episodes[row], turns=tuple(turns))
-    trainer = make_trainer(tmp_path, temperature=TEMPERATURE, epo_lambda=0.0)
+    trainer = make_trainer(folder, temperature=TEMPERATURE, epo_lambda=0.0, **changes)
     trainer.play = lambda tasks, **kwargs: episodes
     trainer.use_vllm, trainer._last_loaded_step = True, 0  # as if vLLM had these weights
+    return trainer
+
+
+def test_distance_from_the_log_probs_of_sampling_by_hand(tmp_path):
+    """The ratio of row 7, e^2, is cut to 3, the default of `vllm_importance_sampling_clip_max`."""
+    trainer = sampled_elsewhere(tmp_path)
     catch_step(trainer)
     ratios = 26 * [math.exp(0.5)] + 7 * [math.exp(-1)] + 6 * [3.0]
     wanted = {
@@ -124,6 +131,16 @@ def test_distance_from_the_log_probs_of_sampling_by_hand(tmp_path, monkeypatch):
         "importance_sampling_ratio/mean": fmean(ratios),
     }  # fmt: skip
     assert {name: logged(trainer, f"sampling/{name}")[0] for name in wanted} == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_term_made_of_the_policy_mean_has_the_correction_of_trls_policy_loss(tmp_path):
+    """`PolicyLossAsTerm` is TRL's policy loss, whose ratios are 1, and so its tokens have the sampler's weights."""
+    (loss, gradients), (as_term, again) = (
+        catch_step(sampled_elsewhere(tmp_path, policy_method=method))
+        for method in (None, "method_examples:PolicyLossAsTerm")
+    )
+    assert float(as_term) == pytest.approx(float(loss), abs=1e-6)
+    assert difference(gradients, again) < 1e-5 * largest(gradients)
 
 
 def test_the_policy_loss_by_hand_and_the_loss_with_trls_bonus(tmp_path):
