@@ -15,6 +15,9 @@ inside the policy's own.
 `ppo-CRITIC`: steps 1 to 3 train on episodes made by hand, 4 and 5 play; `resume-CRITIC`: those alone,
 from its checkpoint. `end-CRITIC`: the whole run, when only the final save is left to do.
 
+`half-KIND`: one RL step of PPO in bfloat16 with weights that are loaded in parts, as by the 8-GPU recipes. KIND is a
+critic, or `adapters` for a policy and a separate critic with one each.
+
 `dapo-ROUNDS`: three batches of three groups, the second on both ranks, of games whose outcome goes by the task;
 `again-ROUNDS`: the rest of that run, from its checkpoint inside the second batch.
 
@@ -46,6 +49,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from local_server import make_served
 from method_table import CASES, config_of
 from method_table import PPO as WITH_CRITIC
+from peft import LoraConfig
 from run_kit import SendSignals
 from trainer_kit import GROUP, ROWS, make_episodes, make_model, make_ppo, make_trainer, saved, settle_by_task
 from transformers import TrainerCallback
@@ -221,6 +225,29 @@ def train_ppo(
         trainer.train(resume_from_checkpoint=checkpoint)
     result = {"kind": str(trainer.accelerator.distributed_type), "log": trainer.state.log_history}
     leave(rank, folder, {"third": keep.weights, "last": gathered(trainer.model)}, result)
+
+
+def train_half(rank: int, mode: str, folder: Path, kind: str) -> None:
+    path = folder / "start"
+    saved(make_model().to(torch.bfloat16), path)
+    own: dict[str, Any] = {"critic": kind}
+    if kind == "adapters":
+        own = {"critic_use_peft": True, "peft_config": LoraConfig(target_modules="all-linear")}
+    trainer = make_ppo(
+        folder / "run",
+        model=str(path),
+        model_init_kwargs={"dtype": "bfloat16"},
+        bf16=True,
+        deepspeed={**ZERO3, "bf16": {"enabled": "auto"}},
+        **CUT,
+        **{**PPO, **own, "max_steps": 1},
+    )
+    assert any("ds_id" in vars(p) for p in trainer.model.parameters())
+    share = ROWS // WORLD
+    inject_ppo(trainer, slice(rank * share, (rank + 1) * share), rollouts=1)
+    before = gathered(trainer.model)
+    trainer.train()
+    leave(rank, folder, {"before": before, "last": gathered(trainer.model)}, {})
 
 
 def train_grpo(rank: int, mode: str, folder: Path) -> None:
@@ -422,6 +449,7 @@ METHODS: dict[str, Any] = {
     "ppo": train_ppo,
     "resume": resume_ppo,
     "end": end_ppo,
+    "half": train_half,
     "dapo": train_dapo,
     "again": resume_dapo,
     "ahead": train_ahead,

@@ -37,6 +37,7 @@ RUNS += ["ddp-dapo-30", "ddp-again-30", "ddp-dapo-1", "ddp-table", "ddp-unshared
 RUNS += ["ddp-ahead-batch", "ddp-ahead-lag", "ddp-ahead-again", "ddp-ahead-dead"]
 RUNS_OF_DEEPSPEED = ["zero3-grpo", "zero3-guards-sigterm", "zero3-ppo-separate", "zero3-ppo-value_head"]
 RUNS_OF_DEEPSPEED += ["zero3-nucleus-tied", "zero3-nucleus-untied"]
+RUNS_OF_DEEPSPEED += ["zero3-half-separate", "zero3-half-value_head", "zero3-half-adapters"]
 
 
 def left_by(folder):
@@ -304,6 +305,18 @@ def test_policy_and_critic_after_three_steps_are_those_of_one_process(ppo, tmp_p
     for mine, theirs in zip(trainer.state.log_history[:3], log, strict=False):
         for name in ("critic/value_loss", "critic/value", "gae/advantage_turns_2", "epo/entropy_loss"):
             assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), name
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("kind", ["separate", "value_head", "adapters"])
+def test_policy_and_critic_train_in_bfloat16_where_weights_are_loaded_in_parts(launched, kind):
+    """DeepSpeed leaves such weights in their precision, and gathers together only weights of one precision."""
+    _, _, (one, other) = launched(f"zero3-half-{kind}")
+    assert {value.dtype for value in one["last"].values()} == {torch.bfloat16}
+    assert difference(one["last"], other["last"]) == 0.0
+    for part in (True, False):
+        before, after = ({n: p for n, p in one[key].items() if ("critic." in n) == part} for key in ("before", "last"))
+        assert difference(before, after) > 1e-3
 
 
 def test_ranks_with_different_numbers_of_turns_play_on_with_a_critic(ppo):

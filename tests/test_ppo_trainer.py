@@ -99,6 +99,16 @@ def test_a_critic_leaves_log_probs_and_generation_as_they_were():
     assert not model(input_ids=prompt, values_only=True).state_values.any(), "the head starts at zero"
 
 
+def test_values_are_float32_where_the_weights_are_bfloat16():
+    """Half precision would round them to 8 significant bits: 10, and nothing between it and 10.0625."""
+    critic = Critic(2, dtype=torch.bfloat16, token_head=True)
+    for head, bias in ((critic.head, 10.0), (critic.token_head, 20.0)):
+        torch.nn.init.constant_(head.bias, bias)
+        torch.nn.init.ones_(head.weight)
+    values = critic(torch.tensor([[[0.0, 0.03]]], dtype=torch.bfloat16), torch.zeros(1, 1, dtype=torch.long))
+    torch.testing.assert_close(values, torch.tensor([[[10.03, 20.03]]]), rtol=0, atol=1e-4)
+
+
 def test_a_critic_starts_from_the_policy_and_shares_nothing_with_it(tmp_path):
     model = make_model()
     trainer = make_ppo(tmp_path, model=model)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AutoModel
 from transformers.utils import ModelOutput
 from trl.trainer.utils import FusedCausalLMOutput
@@ -45,7 +46,7 @@ class Critic(nn.Module):
     """Estimates the value of a token sequence as a state of an episode, in units of reward.
 
     The head is initialised with zeros: every value starts at 0 and does not depend on a random seed. The head computes
-    in the precision of its weights, outside autocast.
+    in float32 or the precision of its weights, whichever is higher, outside autocast.
 
     Args:
         hidden_size: Width of the hidden states.
@@ -79,19 +80,26 @@ class Critic(nn.Module):
             hidden = self.backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
         assert hidden is not None
         with torch.autocast(hidden.device.type, enabled=False):
-            hidden = hidden.to(self.head.weight.dtype)
             values = self.head(hidden).squeeze(-1)
             if self.token_head is not None:
                 values = torch.stack([values, self.token_head(hidden).squeeze(-1)], dim=-1)
-        return values.to(torch.promote_types(values.dtype, torch.float32))
+        return values
 
     def trained_names(self) -> list[str]:
         """Returns the names of the trained parameters, which a checkpoint must contain."""
         return [name for name, parameter in self.named_parameters() if parameter.requires_grad]
 
 
+class _Head(nn.Linear):
+    """Computes in float32 where DeepSpeed holds the weights in half precision: bfloat16 rounds 10.03 to 10."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        return F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
+
+
 def _zero_head(hidden_size: int, dtype: torch.dtype) -> nn.Linear:
-    head = nn.Linear(hidden_size, 1, dtype=dtype)
+    head = _Head(hidden_size, 1, dtype=dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
@@ -158,8 +166,11 @@ def loaded_backbone(path: str, policy: Any, **kwargs: Any) -> Any:
     return AutoModel.from_pretrained(path, dtype=policy.dtype, attn_implementation=get_attention(policy), **kwargs)
 
 
-def with_adapter(backbone: nn.Module, peft_config: Any) -> Any:
-    """Adds a new adapter with the policy's configuration to the backbone; only the adapter is trained."""
+def with_adapter(backbone: nn.Module, peft_config: Any, **kwargs: Any) -> Any:
+    """Adds a new adapter with the policy's configuration to the backbone; only the adapter is trained.
+
+    Keyword arguments go to `peft.get_peft_model`.
+    """
     from peft import get_peft_model
 
     config = copy.copy(peft_config)
@@ -167,4 +178,4 @@ def with_adapter(backbone: nn.Module, peft_config: Any) -> Any:
     targets, prefix = getattr(config, "target_modules", None), f"{getattr(backbone, 'base_model_prefix', '')}."
     if targets and not isinstance(targets, str):  # PEFT has written `all-linear` out, in the policy's names
         config.target_modules = {name.removeprefix(prefix) for name in targets}
-    return get_peft_model(backbone, config)
+    return get_peft_model(backbone, config, **kwargs)

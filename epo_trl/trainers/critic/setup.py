@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from accelerate.utils import is_peft_model
 from trl import GRPOTrainer
 from trl.trainer.callbacks import SyncRefModelCallback
@@ -29,7 +30,12 @@ def _can_be_copied(model: Any, args: EPOPPOConfig) -> bool:
         return False
     if getattr(model, "hf_quantizer", None) is not None:
         return False
-    return not any("ds_id" in vars(parameter) for parameter in model.parameters())
+    return not _is_sharded(model)
+
+
+def _is_sharded(model: Any) -> bool:
+    """Returns whether ZeRO-3 loaded the model in parts."""
+    return any("ds_id" in vars(parameter) for parameter in model.parameters())
 
 
 def make_critic(
@@ -58,14 +64,17 @@ def make_critic(
     if peft_config is None and is_peft_model(policy):
         peft_config = policy.active_peft_config
     check_backbone(args.critic, base, peft_config)
+    # DeepSpeed casts no weight of a model that it loaded in parts, and gathers weights of one precision only.
+    one_dtype = _is_sharded(base)
     if args.critic == "separate" and backbone is None:
         backbone = _load_backbone(base, args, tokenizer)
     if args.critic_use_peft:
         if peft_config is None:
             raise InputError("critic_use_peft: expected False for a policy without an adapter, got True")
-        backbone = with_adapter(backbone, peft_config)
+        backbone = with_adapter(backbone, peft_config, autocast_adapter_dtype=not one_dtype)
     config = (backbone if backbone is not None else base).config.get_text_config()
-    critic = Critic(config.hidden_size, backbone, token_head=token_head)
+    dtype = base.dtype if one_dtype else torch.float32
+    critic = Critic(config.hidden_size, backbone, dtype, token_head=token_head)
     if args.disable_dropout:
         disable_dropout_in_model(critic)
     return critic
