@@ -1,5 +1,6 @@
 """Ctrl-C in a command saves a checkpoint as SIGTERM does and ends with 130; in a notebook it stays Python's."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 
 import forked
+import psutil
 import pytest
 from run_kit import SendSignals, checkpoints
 from trainer_kit import make_trainer
@@ -95,6 +97,23 @@ def test_in_a_notebook_ctrl_c_is_a_keyboard_interrupt_at_once(tmp_path, python_s
 # ------------------------------------------------------------------------------------------------- whole processes
 
 
+STARTED = []
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    """Kills what a test started and did not end, as when a wait fails. Ranks have process groups of their own."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        if process.poll() is None:
+            leader = psutil.Process(process.pid)
+            for each in [leader, *leader.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            process.wait(10)
+
+
 def start(folder, *words, **environment):
     """Starts a program in a process group of its own, as a terminal does. Its output goes to `folder/log.txt`."""
     log = folder / "log.txt"
@@ -103,6 +122,7 @@ def start(folder, *words, **environment):
         [sys.executable, *map(str, words)], cwd=folder, env=env, stdout=log.open("w"), stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
+    STARTED.append(process)
     return process, log
 
 
@@ -111,14 +131,6 @@ def wait_for(process, log, text, seconds=240):
     while text not in log.read_text():
         assert process.poll() is None and time.monotonic() < end, log.read_text()[-3000:]
         time.sleep(0.05)
-
-
-def end_of(process, seconds=120):
-    try:
-        return process.wait(seconds)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 RECIPE = """
@@ -151,7 +163,7 @@ def test_make_train_waits_until_its_recipe_has_saved(recipes, tmp_path):
     process, log = start(tmp_path, recipes / "make_train.py", SAVES="1")
     wait_for(process, log, "ready")
     os.killpg(process.pid, signal.SIGINT)
-    assert end_of(process) == 130
+    assert process.wait(120) == 130
     lines = log.read_text().splitlines()
     assert lines[-2:] == ["saved", "interrupted; run the same command again to resume from the last checkpoint"]
 
@@ -162,7 +174,7 @@ def test_a_second_ctrl_c_ends_make_train_and_its_recipe_at_once(recipes, tmp_pat
     os.killpg(process.pid, signal.SIGINT)
     time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)
-    assert end_of(process, 20) == 130
+    assert process.wait(20) == 130
     assert "saved" not in log.read_text() and "Traceback" not in log.read_text()
 
 
@@ -173,7 +185,8 @@ def imitate(folder, *words, fork=False):
     command = ["-m", "epo_trl.cli", "sft", *words, "--config", "trap/sft_tiny_cpu", "--output_dir", "run", *LONG]
     if fork:
         log = folder / "log.txt"
-        return forked.start(command, cwd=folder, log=log), log
+        STARTED.append(forked.start(command, cwd=folder, log=log))
+        return STARTED[-1], log
     return start(folder, *command)
 
 
@@ -183,7 +196,7 @@ def test_the_command_saves_and_ends_with_130_and_goes_on_afterwards(tmp_path):
     process, log = imitate(tmp_path)
     wait_for(process, log, "'loss'")
     os.killpg(process.pid, signal.SIGINT)
-    assert end_of(process) == 130
+    assert process.wait(120) == 130
     said = log.read_text()
     (saved,) = checkpoints(tmp_path / "run")
     assert said.count(STOPPING) == 1 and "Traceback" not in said and said.rstrip().splitlines()[-1].strip()
@@ -191,7 +204,7 @@ def test_the_command_saves_and_ends_with_130_and_goes_on_afterwards(tmp_path):
     again, log = imitate(tmp_path, fork=True)
     wait_for(again, log, "'loss'")
     os.killpg(again.pid, signal.SIGINT)
-    assert end_of(again) == 130
+    assert again.wait(120) == 130
     assert max(int(name.partition("-")[2]) for name in checkpoints(tmp_path / "run")) > int(saved.partition("-")[2])
 
 
@@ -202,7 +215,7 @@ def test_a_second_ctrl_c_ends_the_command_at_once(tmp_path):
     os.kill(process.pid, signal.SIGINT)
     wait_for(process, log, STOPPING)
     os.kill(process.pid, signal.SIGINT)
-    assert end_of(process, 20) in (-signal.SIGINT, 130)
+    assert process.wait(20) in (-signal.SIGINT, 130)
     assert "Traceback" not in log.read_text()
 
 
@@ -211,7 +224,7 @@ def test_two_ranks_under_accelerate_save_one_checkpoint(tmp_path):
     process, log = imitate(tmp_path, "--accelerate_config", "cpu", "--num_processes", "2")
     wait_for(process, log, "'loss'")
     os.killpg(process.pid, signal.SIGINT)
-    assert end_of(process) != 0
+    assert process.wait(120) != 0
     said = log.read_text()
     assert said.count(STOPPING) == 1 and len(checkpoints(tmp_path / "run")) == 1, said[-3000:]
 
@@ -221,5 +234,5 @@ def test_one_process_under_accelerate_saves_on_sigterm_and_ends_with_143(tmp_pat
     process, log = imitate(tmp_path, "--accelerate_config", "cpu")
     wait_for(process, log, "'loss'")
     os.kill(process.pid, signal.SIGTERM)
-    assert end_of(process) == 143
+    assert process.wait(120) == 143
     assert len(checkpoints(tmp_path / "run")) == 1
