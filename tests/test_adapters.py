@@ -16,6 +16,8 @@ from trl import ModelConfig, SFTConfig
 from epo_trl.cli import main
 from epo_trl.cli.training import train
 from epo_trl.envs.toy import ToySuite
+from epo_trl.long_runs.checkpoint_files import FINISHED, what_model
+from epo_trl.long_runs.run_settings import differences, settings_of
 from epo_trl.models import adapters, load, load_policy, policy_for_training
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 
@@ -221,15 +223,52 @@ def test_a_base_that_is_gone_is_named(adapter, tmp_path):
         policy(str(tmp_path), tmp_path / "run", use_peft=True)
 
 
-def test_a_run_does_not_go_on_with_another_adapter_than_it_began_with(adapter, tmp_path):
+def with_other_weights(folder):
+    weights = load_file(folder / "adapter_model.safetensors")
+    save_file({name: 2 * value for name, value in weights.items()}, folder / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("left", ["checkpoint-1", FINISHED])
+def test_a_run_does_not_go_on_with_another_adapter_than_it_began_with(adapter, tmp_path, left):
     policy(adapter.path, tmp_path)
-    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / left).mkdir()
     other = shutil.copytree(adapter.folder, tmp_path / "other")
     policy(str(other), tmp_path)  # the same, somewhere else
-    weights = load_file(other / "adapter_model.safetensors")
-    save_file({name: 2 * value for name, value in weights.items()}, other / "adapter_model.safetensors")
+    with_other_weights(other)
     with pytest.raises(ValueError, match="model_name_or_path: got .*other, but .* was begun with "):
         policy(str(other), tmp_path)
+
+
+def test_a_refused_command_keeps_the_base_of_a_finished_run(tmp_path):
+    digests = set()
+    for seed in (0, 1):
+        args = make_config(tmp_path, seed=seed)
+        policy_for_training(ModelConfig("tiny:32x1", use_peft=True), args, ToySuite(), "compact")
+        digests.add(what_model(str(tmp_path / "base")))
+        (tmp_path / FINISHED).touch()
+    assert len(digests) == 1
+
+
+def test_the_adapter_that_a_run_starts_from_is_one_of_its_settings(adapter, tmp_path):
+    def seen(folder):
+        args, given = policy(str(folder), tmp_path / "run", use_peft=True)
+        return settings_of(EPOTrainer(suite=ToySuite(), args=args, **given))
+
+    other = shutil.copytree(adapter.folder, tmp_path / "other")
+    before, moved = seen(adapter.folder), seen(other)
+    assert differences(before, moved) == []
+    with_other_weights(other)
+    (line,) = differences(before, seen(other))
+    assert line.startswith("adapter_weights: 'a folder of weights, XXH3 ")
+
+
+def test_only_a_checkpoint_finds_its_base_beside_it(adapter, tmp_path):
+    shutil.copytree(adapter.folder / "base", tmp_path / "base")
+    for name in ("run", "checkpoint-2", "_abandoned-1-checkpoint-3"):
+        (tmp_path / name).mkdir()
+        shutil.copy(adapter.folder / "adapter_config.json", tmp_path / name)
+        found = adapters.Adapter.find(str(tmp_path / name))
+        assert found.base == str((adapter.folder if name == "run" else tmp_path) / "base")
 
 
 def test_settings_that_an_adapter_does_not_have_are_refused(adapter, tmp_path):

@@ -10,8 +10,7 @@ from run_kit import StopAt, assert_bit_equal, resumable, resumable_ppo, weights
 from trainer_kit import make_trainer, make_warm_start
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.long_runs.checkpoint_files import checkpoints
-from epo_trl.long_runs.long_run import FINISHED
+from epo_trl.long_runs.checkpoint_files import FINISHED, checkpoints
 
 TASKS = Dataset.from_dict({"prompt": ToySuite().task_ids("train")[:4]})  # two steps are an epoch
 WATCHED = {"eval_on_start": True, "report_to": ["tensorboard"], "logging_first_step": True}

@@ -20,6 +20,7 @@ from peft import LoraConfig
 from run_kit import MINI_BATCHES, SendSignals, StopAt, assert_bit_equal, logged, resumable, resumable_ppo, weights
 from trainer_kit import make_config, make_model, make_trainer, make_warm_start
 from transformers import BitsAndBytesConfig
+from trl import ModelConfig
 
 from epo_trl import ImitationConfig
 from epo_trl.envs.toy import ToySuite
@@ -30,6 +31,7 @@ from epo_trl.long_runs.disk_room import DiskFullError, DiskRoom
 from epo_trl.long_runs.run_settings import MAY_CHANGE, differences, load_settings, settings_of
 from epo_trl.methods.ea import EntropyAdvantage
 from epo_trl.methods.siren import SIREN
+from epo_trl.models import load_policy
 from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.trainers import EPOPPOConfig
 
@@ -100,6 +102,17 @@ def test_the_data_type_revision_and_quantization_of_the_model_are_compared(tmp_p
     quantized.config.quantization_config = BitsAndBytesConfig(load_in_4bit=True)
     (line,) = differences(before, {**before, **load_settings(quantized, make_config(tmp_path))})
     assert line.startswith("quantization: None in the checkpoint, {") and "'load_in_4bit': True" in line
+
+
+def test_tiny_models_of_other_sizes_or_starts_are_other_models(tmp_path):
+    def seen(name):
+        model, _ = load_policy(ModelConfig(name), ToySuite(), "compact")
+        return load_settings(model, make_config(tmp_path))
+
+    for one, other in (("tiny:32x1", "tiny:32x1:copy"), ("tiny:32x1", "tiny:64x1"), ("tiny:32x1", "tiny:32x2")):
+        (line,) = differences(seen(one), seen(other))
+        assert line.startswith("built_model: 'seed_oss 32x1, 4 heads, vocabulary ")
+    assert differences(seen("tiny"), seen("tiny:128x2")) == []
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from epo_trl.errors import InputError
 from epo_trl.long_runs.state_file import read_state, write_state
 
 MANIFEST = "manifest.json"
+FINISHED = "_finished.json"  # in the output folder of a run, written last
 _NO_WEIGHTS = "training_args.bin"  # transformers writes it beside the weights
 _CHUNK_BYTES = 2**23
 _READERS = 8  # files read in parallel; a single reader does not saturate a network disk

@@ -22,6 +22,7 @@ from epo_trl.bounds import option
 from epo_trl.errors import InputError
 from epo_trl.long_runs.callbacks import ReturnFreedMemory, StopOnSigterm
 from epo_trl.long_runs.checkpoint_files import (
+    FINISHED,
     find_corruption,
     last_checkpoint,
     rotate,
@@ -43,7 +44,6 @@ from epo_trl.long_runs.state_file import read_state, write_state
 
 STATE_FILE = "epo_state.json"  # in every checkpoint
 SAVING = "_saving"  # in `output_dir`, while the final model is being written
-FINISHED = "_finished.json"  # in `output_dir`, written last
 
 
 @dataclass

@@ -97,7 +97,7 @@ MAY_CHANGE = frozenset(
     vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization""".split()
 )
 # Settings that name a model: a folder of weights or a Hub id.
-MODELS = ("model", "critic_model_name_or_path")
+MODELS = ("model", "adapter_weights", "critic_model_name_or_path")
 # Settings as written, and the resolved setting that is compared instead: it includes defaults and no path.
 RESOLVED = {"method_kwargs": "methods", "prompt_template": "template"}
 
@@ -132,7 +132,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def load_settings(model: Any, args: Any) -> dict[str, Any]:
-    """Returns how a model was loaded, as far as it affects the result: data types, revision and quantization.
+    """Returns how a model was built or loaded, as far as it affects the result.
 
     Args:
         model: Model before training, which may cast it.
@@ -142,6 +142,8 @@ def load_settings(model: Any, args: Any) -> dict[str, Any]:
     return {
         "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})),
         "model_revision": (args.model_init_kwargs or {}).get("revision") or "main",
+        "built_model": getattr(model, "built_as", None),
+        "adapter_weights": getattr(model, "adapter_source", None),
         "quantization": quantization if isinstance(quantization, dict | None) else quantization.to_dict(),
     }
 

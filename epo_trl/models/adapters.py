@@ -7,6 +7,7 @@ the adapter in a folder `base`.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,10 +23,11 @@ from transformers.integrations import deepspeed
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.checkpoint_files import what_model
+from epo_trl.long_runs.checkpoint_files import FINISHED, what_model
 
 BASE = "base"
 NOTE = "made_from.txt"
+_CHECKPOINT = re.compile(r"(_abandoned-\d+-)?checkpoint-\d+")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Adapter:
         with self.named(f"which cannot be put on {self.base}"):
             both = PeftModel.from_pretrained(model, self.name, revision=self.revision, **kwargs)
         both.peft_config["default"].base_model_name_or_path = self.base  # where it was found, so that saving records it
+        both.adapter_source = self.name if Path(self.name).is_dir() else f"{self.name}@{self.revision or 'main'}"
         return both
 
     def merged(self, **kwargs: Any) -> Any:
@@ -108,7 +111,8 @@ def _find_base(name: str, recorded: str | None) -> str:
     """Finds an adapter's base: next to the adapter if it was saved there, else where the adapter recorded it."""
     folder = Path(name)
     if recorded is None or Path(recorded).name == BASE:
-        for beside in (folder / BASE, folder.parent / BASE):  # the second for a run's checkpoint
+        beside_run = [folder.parent / BASE] if _CHECKPOINT.fullmatch(folder.name) else []
+        for beside in (folder / BASE, *beside_run):
             if (beside / "config.json").is_file():
                 return str(beside)
     if recorded is None:
@@ -125,7 +129,7 @@ def _find_base(name: str, recorded: str | None) -> str:
 def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str) -> str:
     """Builds a model and saves it in the run's folder `base`, in the main process; returns that folder.
 
-    A run that resumes from a checkpoint keeps its original base.
+    A run that has a checkpoint or is finished keeps its original base.
 
     Args:
         make: Function that builds the model.
@@ -138,7 +142,8 @@ def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str
     """
     folder, state = Path(run_dir) / BASE, PartialState()
     with state.main_process_first():
-        before = made_from(folder) if any(Path(run_dir).glob("checkpoint-*")) else []
+        has_model = (Path(run_dir) / FINISHED).exists() or any(Path(run_dir).glob("checkpoint-*"))
+        before = made_from(folder) if has_model else []
         begun = bool(before)
         if begun and before[-1] != what_model(source):
             raise InputError(

@@ -205,12 +205,15 @@ def build_model(
         **extra,
     )
     with seeded(seed):
-        model: PreTrainedModel = getattr(transformers, names.model)(config).float()
+        model: Any = getattr(transformers, names.model)(config).float()
+    model.built_as = f"{family} {hidden_size}x{layers}, {heads} heads, vocabulary {len(tokenizer)}"
     if copies:
+        model.built_as += ", copies"
         _start_copying(model)
     _compose_entities(model, tokenizer.get_vocab())
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    return model.eval()
+    built: PreTrainedModel = model.eval()
+    return built
 
 
 @torch.no_grad()
