@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import torch
 from generation_kit import ENDS, PAD, respond
 from trainer_kit import make_model
 from transformers import GenerationConfig
@@ -36,6 +37,28 @@ def test_responses_are_those_of_generation_from_the_start(family, sample):
     cache = PrefixCache(model)
     assert conversation(cache.generate, turns=6, rows=6, leave=leave, sample=sample) == expected
     assert cache.reused > 0
+
+
+@pytest.mark.parametrize("passes", [1, 5])
+def test_passes_that_only_other_ranks_need_leave_no_trace(monkeypatch, passes):
+    """Under ZeRO-3 and FSDP a rank passes on until no rank has a response left: here so many times in each call."""
+    model = make_model(sharpness=4.0).eval()
+    expected, left = conversation(model.generate, turns=6, rows=4, leave=[(), (2,)]), []
+
+    def other_rank(unfinished, **kwargs):
+        if not unfinished:
+            unfinished += min(len(left), 1)
+            del left[:1]
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", other_rank)
+    cache = PrefixCache(model)
+
+    def generate(**kwargs):
+        left[:] = range(passes)
+        return cache.generate(synced_gpus=True, **kwargs)
+
+    assert conversation(generate, turns=6, rows=4, leave=[(), (2,)]) == expected
+    assert cache.reused > 0 and not left
 
 
 def test_only_what_is_new_is_run():

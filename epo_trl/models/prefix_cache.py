@@ -80,7 +80,10 @@ class PrefixCache:
         is_end = torch.isin(response, torch.tensor(generation_config.eos_token_id).flatten()).long()
         before_end = is_end.cumsum(1) == is_end  # true up to and including the first end token
         ids, mask = torch.cat([ids, response], dim=1), torch.cat([mask, before_end.to(mask.dtype)], dim=1)
-        # The last column has been sampled but not computed.
+        # The last column has been sampled but not computed, except under ZeRO-3 and FSDP: there a rank whose responses
+        # have ended computes until those of the others have too, and its cache grows by a column in each pass.
+        if (surplus := cache.get_seq_length() - ids.shape[1] + 1) > 0:
+            cache.crop(-surplus)
         self._calls.append(_Call(cache, ids[:, :-1], mask[:, :-1]))
         return torch.cat([input_ids, output], dim=1)
 
