@@ -1,14 +1,18 @@
 """Settings of transformers that it looks at late are refused when a configuration is made, by name."""
 
 import math
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from distributed_worker import ZERO3, forget_the_mode
-from trainer_kit import make_trainer
+from trainer_kit import make_model, make_trainer
 from transformers import TrainingArguments
 
 from epo_trl.cli.imitation import ImitationConfig
-from epo_trl.long_runs.run_settings import check_training_arguments
+from epo_trl.long_runs.run_settings import check_training_arguments, warn_rounded_updates
 from epo_trl.trainers import EPOConfig
 
 WRONG = [
@@ -70,6 +74,69 @@ def test_a_tracker_is_known_and_installed(tmp_path, monkeypatch):
         check_training_arguments(arguments(tmp_path, report_to=["tensorboard", "wandb"]))
     for report_to in ("tensorboard", ["tensorboard"], "none", "all", "flyte"):
         check_training_arguments(arguments(tmp_path, report_to=report_to))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "fsdp"), [(2, False), (3, False), (None, True)])
+def test_checkpointing_by_length_is_refused_where_ranks_gather_weights_together(tmp_path, monkeypatch, stage, fsdp):
+    """Two ranks with 20 and 90 tokens and a limit between them: gloo aborted, since one gathered weights once more."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", str(fsdp))
+    monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED", raising=False)
+    if stage is not None:
+        pytest.importorskip("deepspeed")
+    deepspeed = None if stage is None else {**ZERO3, "zero_optimization": {"stage": stage}}
+    make = partial(arguments, tmp_path, ImitationConfig, gradient_checkpointing=False, deepspeed=deepspeed)
+    try:
+        make()
+        if stage == 2:
+            make(gradient_checkpointing_above=50)
+        else:
+            with pytest.raises(ValueError, match="gradient_checkpointing_above: expected null with ZeRO-3 .*, got 50"):
+                make(gradient_checkpointing_above=50)
+    finally:
+        forget_the_mode()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes", "smallest"),
+    [
+        ("bfloat16", {}, "1/512 of a weight"),
+        ("float16", {}, "1/4096 of a weight"),
+        ("bfloat16", {"is_fsdp_enabled": True}, "1/512 of a weight"),
+        ("bfloat16", {"is_fsdp_enabled": True, "mixed_precision": "bf16"}, ""),
+        ("bfloat16", {"is_deepspeed_enabled": True}, ""),
+        ("bfloat16", {"process_index": 1}, ""),
+        ("bfloat16", {"frozen": True}, ""),
+        ("bfloat16", {"is_loaded_in_4bit": True}, ""),
+        ("float32", {"mixed_precision": "bf16"}, ""),
+    ],
+)
+def test_updates_that_half_precision_rounds_to_nothing_are_announced(recwarn, dtype, changes, smallest):
+    model: Any = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, dtype=getattr(torch, dtype))])
+    model[1].requires_grad_("frozen" not in changes)
+    model.is_loaded_in_4bit = "is_loaded_in_4bit" in changes
+    trainer = SimpleNamespace(
+        model=model,
+        args=SimpleNamespace(learning_rate=5e-6, process_index=changes.get("process_index", 0)),
+        accelerator=SimpleNamespace(mixed_precision=changes.get("mixed_precision", "no")),
+        is_fsdp_enabled="is_fsdp_enabled" in changes,
+        is_deepspeed_enabled="is_deepspeed_enabled" in changes,
+    )
+    warn_rounded_updates(trainer)
+    messages = [str(warning.message) for warning in recwarn]
+    assert len(messages) == bool(smallest)
+    assert all(f"got {dtype}" in text and smallest in text and "(5e-06)" in text for text in messages)
+
+
+@pytest.mark.slow
+def test_a_run_that_rounds_its_updates_away_says_so(tmp_path):
+    model = make_model().bfloat16()
+    start = [weight.detach().clone() for weight in model.parameters()]
+    trainer = make_trainer(tmp_path, model=model, max_steps=1, learning_rate=5e-6, optim="adamw_torch")
+    with pytest.warns(UserWarning, match="dtype: expected float32.*got bfloat16"):
+        trainer.train()
+    moved = [(one != other).float().mean() for one, other in zip(start, model.parameters(), strict=True)]
+    assert max(moved) < 0.05
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from epo_trl.evaluation import Protocol
 from epo_trl.long_runs.callbacks import EXIT_CODE
 from epo_trl.long_runs.long_run import LongRun, LongRunArguments
 from epo_trl.long_runs.run_lock import run_lock
-from epo_trl.long_runs.run_settings import check_training_arguments
+from epo_trl.long_runs.run_settings import check_training_arguments, uses_fsdp
 from epo_trl.models import policy_for_training
 from epo_trl.models.load import sequence_limit
 from epo_trl.models.muon import make_muon
@@ -142,7 +142,7 @@ class ImitationConfig(LongRunArguments, SFTConfig):
     gradient_checkpointing_above: CountOrZero | None = option(
         None,
         "Number of tokens in a micro-batch above which gradient checkpointing is used, with gradient_checkpointing: "
-        "false. It bounds the memory of long episodes, and costs time for them only.",
+        "false. It bounds the memory of long episodes, and costs time for them only. Not with ZeRO-3 or FSDP.",
     )
 
     def __post_init__(self) -> None:
@@ -153,6 +153,14 @@ class ImitationConfig(LongRunArguments, SFTConfig):
             raise InputError(
                 "gradient_checkpointing: expected false with gradient_checkpointing_above "
                 f"({self.gradient_checkpointing_above}), got true, which uses it for every micro-batch"
+            )
+        plugin = self.deepspeed_plugin
+        is_sharded = uses_fsdp(self) or plugin is not None and plugin.zero_stage == 3
+        if self.gradient_checkpointing_above is not None and is_sharded:
+            raise InputError(
+                "gradient_checkpointing_above: expected null with ZeRO-3 or FSDP, got "
+                f"{self.gradient_checkpointing_above}: a rank with a longer micro-batch than the others would gather "
+                "weights that they do not. Set gradient_checkpointing: true instead, or use ZeRO-2 or DDP"
             )
         check_training_arguments(self)
 

@@ -39,6 +39,7 @@ from epo_trl.long_runs.run_settings import (
     model_digest,
     refusal,
     settings_of,
+    warn_rounded_updates,
 )
 from epo_trl.long_runs.state_file import read_state, write_state
 
@@ -227,6 +228,7 @@ class LongRun(Trainer):
             ValueError: If the checkpoint is damaged, has other settings, or belongs to another run.
         """
         self._settings = settings_of(self)
+        warn_rounded_updates(self)
         with run_lock(self.args), self._sigterm.listening():
             self._branched_from = None
             checkpoint = self._checkpoint(resume_from_checkpoint) if resume_from_checkpoint else None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import partial
 from typing import Annotated, Any
 
-from accelerate.utils import DistributedType
+import torch
+from accelerate.utils import DistributedType, parse_flag_from_env
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.trainer_utils import SaveStrategy
 
@@ -58,6 +60,11 @@ def check_training_arguments(args: Any) -> None:
             raise InputError(f"report_to: expected an installed tracker, got {name!r}; install it or use 'none'")
 
 
+def uses_fsdp(args: Any) -> bool:
+    """Returns whether FSDP shards the model, by the training config or by accelerate's."""
+    return bool(args.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP"))
+
+
 def check_deepspeed_runs(kind: DistributedType) -> None:
     """Raises `InputError` if accelerate silently runs without a configured DeepSpeed.
 
@@ -69,6 +76,31 @@ def check_deepspeed_runs(kind: DistributedType) -> None:
             "use_cpu: expected false in accelerate's settings (its config, ACCELERATE_USE_CPU) for a run with "
             f"DeepSpeed, got true, with which accelerate runs {kind.value} without DeepSpeed; set it to false there "
             "and use_cpu: true in the training config (docs/multi_node.md, A rehearsal on a CPU)"
+        )
+
+
+def warn_rounded_updates(trainer: Any) -> None:
+    """Warns if the optimizer updates weights in half precision, where most updates are rounded away.
+
+    DeepSpeed updates float32 copies, and accelerate casts the weights for FSDP with mixed precision. A quantized base
+    is left out: TRL keeps its adapter in bfloat16, as QLoRA does.
+
+    Args:
+        trainer: A trainer of transformers that is about to train.
+    """
+    args, model = trainer.args, trainer.model
+    is_fsdp = trainer.is_fsdp_enabled and trainer.accelerator.mixed_precision != "no"
+    is_quantized = getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
+    if trainer.is_deepspeed_enabled or is_fsdp or is_quantized or args.process_index:
+        return
+    trained = {weight.dtype for weight in model.parameters() if weight.requires_grad}
+    for dtype in trained & {torch.bfloat16, torch.float16}:
+        warnings.warn(
+            f"dtype: expected float32 for weights that are trained, got {str(dtype).removeprefix('torch.')}, which "
+            f"rounds an update below 1/{4 / torch.finfo(dtype).eps:.0f} of a weight to nothing; AdamW's are about "
+            f"learning_rate ({args.learning_rate}). Set dtype: float32, with bf16: true if layers are to compute in "
+            "bfloat16, or use ZeRO or FSDP with mixed precision, which update float32 weights",
+            stacklevel=3,
         )
 
 

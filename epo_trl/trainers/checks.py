@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model, parse_flag_from_env
+from accelerate.utils import is_peft_model
 from datasets import Dataset
 from trl import GRPOTrainer
 
 from epo_trl.errors import InputError
+from epo_trl.long_runs.run_settings import uses_fsdp
 from epo_trl.methods import Methods, Need
 from epo_trl.models.load import load_tokenizer, sequence_limit
 from epo_trl.rollout import ContextBuilder
@@ -171,8 +172,7 @@ def check_half_precision(args: EPOConfig) -> None:
     TRL casts the policy for continuous batching. `keeping_precision` restores it, but not under FSDP's sharding.
     """
     half = "bf16" if args.bf16 else "fp16" if args.fp16 else ""
-    is_split = args.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP")
-    if args.use_transformers_continuous_batching and half and is_split:
+    if args.use_transformers_continuous_batching and half and uses_fsdp(args):
         raise InputError(
             f"use_transformers_continuous_batching: expected False with {half} under FSDP, got True. TRL would cast "
             f"the weights to {half} permanently. Set it to False, or use_vllm to True, or use ZeRO or DDP."

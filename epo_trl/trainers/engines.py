@@ -14,13 +14,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
-from accelerate.utils import parse_flag_from_env
 from requests.adapters import HTTPAdapter
 from transformers.generation.continuous_batching.utils import WorkloadHints
 from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 from trl.models.utils import unwrap_model_for_generation
 
+from epo_trl.long_runs.run_settings import uses_fsdp
 from epo_trl.models.load import get_attention
 from epo_trl.models.vllm_requests import VllmRequests
 from epo_trl.rollout import ContextBuilder, EngineError, Response
@@ -44,7 +44,7 @@ def make_engine(trainer: GRPOTrainer) -> PolicyEngine:
         if args.vllm_mode == "server":
             return VllmServerEngine(trainer)
         return VllmEngine(trainer) if args.vllm_tensor_parallel_size == 1 else TurnGenerator(trainer)
-    is_sharded = trainer.is_deepspeed_enabled or args.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP")
+    is_sharded = trainer.is_deepspeed_enabled or uses_fsdp(args)
     if trainer.use_transformers_continuous_batching and not is_sharded:
         return ContinuousBatchingEngine(trainer)
     return TurnGenerator(trainer)

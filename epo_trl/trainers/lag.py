@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate.utils import parse_flag_from_env
 from torch import Tensor
 
 from epo_trl.errors import InputError
+from epo_trl.long_runs.run_settings import uses_fsdp
 from epo_trl.methods import Comm
 
 
@@ -75,11 +75,7 @@ def make_lagged_policy(trainer: Any) -> LaggedPolicy:
             `lag_correction`.
     """
     args = trainer.args
-    if (
-        args.fsdp
-        or parse_flag_from_env("ACCELERATE_USE_FSDP")
-        or trainer.accelerator.state.deepspeed_plugin is not None
-    ):
+    if uses_fsdp(args) or trainer.accelerator.state.deepspeed_plugin is not None:
         raise InputError(
             f"simulated_lag: expected 0 with DeepSpeed or FSDP, got {args.simulated_lag}: the copies need whole weights"
         )
