@@ -90,17 +90,21 @@ class EvolutionTrainer(ImitationTrainer):
         return replace(facts, method=method, rows={**facts.rows, "own successes": f"{self.own_turns} turns"})
 
 
-def rollout_arguments(suite: TaskSuite, options: EvolutionArguments, seed: int) -> EvaluationArguments:
+def rollout_arguments(
+    suite: TaskSuite, options: EvolutionArguments, args: ImitationConfig, seed: int
+) -> EvaluationArguments:
     """Returns the settings of the policy's episodes, on training tasks and on the test lists."""
     splits = [split for split in suite.splits if split != "train"]
-    return copy_options(EvaluationArguments, options, max_turns=None, splits=splits, seed=seed)
+    trust = args.trust_remote_code
+    return copy_options(EvaluationArguments, options, max_turns=None, splits=splits, seed=seed, trust_remote_code=trust)
 
 
 def play_round(
-    suite: TaskSuite, player: ModelConfig, options: EvolutionArguments, seed: int, max_length: int | None
-) -> Iterator[Episode]:
+    suite: TaskSuite, player: ModelConfig, options: EvolutionArguments, args: EvaluationArguments,
+    max_length: int | None,
+) -> Iterator[Episode]:  # fmt: skip
     """Yields this process's episodes of a round. A concatenated episode ends before it exceeds `max_length`."""
-    state, args = PartialState(), rollout_arguments(suite, options, seed)
+    state, seed = PartialState(), args.seed
     rules = Protocol.from_options("agent-evol", options, options.sampling_temperature)
     policy, context = load_player(suite, args, player, rules, options.few_shot_of(suite), max_length)
     settings = protocol_settings(rules, require_think=options.require_think)
@@ -116,8 +120,9 @@ def play_round(
 
 
 def collect_successes(
-    folder: str, suite: TaskSuite, player: ModelConfig, options: EvolutionArguments, seed: int, max_length: int | None
-) -> Dataset:
+    folder: str, suite: TaskSuite, player: ModelConfig, options: EvolutionArguments, args: EvaluationArguments,
+    max_length: int | None,
+) -> Dataset:  # fmt: skip
     """Returns the policy's won episodes as training examples, and caches them in the folder. Collective.
 
     Raises:
@@ -128,7 +133,7 @@ def collect_successes(
     settings = {
         "policy": what_model(str(player.model_name_or_path)),
         "revision": player.model_revision,
-        "seed": seed,
+        "seed": args.seed,
         "processes": state.num_processes,
         "max_length": max_length,
         "environment": {name: str(value) for name, value in suite.settings.items()},
@@ -143,7 +148,7 @@ def collect_successes(
             raise InputError(f"{', '.join(other)}: {own} was played with other settings; use another output_dir")
     else:
         os.makedirs(folder, exist_ok=True)
-        episodes = play_round(suite, player, options, seed, max_length)
+        episodes = play_round(suite, player, options, args, max_length)
         total = len(range(state.process_index, options.samples, state.num_processes))
         played = list(tqdm(episodes, total=total, desc=os.path.basename(folder), unit="episode",
                            disable=not state.is_main_process))  # fmt: skip
@@ -186,7 +191,7 @@ def evaluate_round(
             if found.get(name, value) != value:
                 raise InputError(f"{name}: expected {found[name]} as in {file}, got {value}; use another output_dir")
         return
-    reports = evaluate(suite, rollout_arguments(suite, options, args.seed), player)
+    reports = evaluate(suite, rollout_arguments(suite, options, args, args.seed), player)
     if PartialState().is_main_process:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_state(file, {"step": number, **now, "reports": [report.to_dict() for report in reports]})
@@ -210,7 +215,8 @@ def main(line: CommandLine) -> None:
         evaluate_round(args, 0, suite, player, options)
         for number in range(1, options.rounds + 1):
             folder = os.path.join(args.output_dir, f"round-{number}")
-            own = collect_successes(folder, suite, player, options, args.seed + number, args.max_length)
+            playing = rollout_arguments(suite, options, args, args.seed + number)
+            own = collect_successes(folder, suite, player, options, playing, args.max_length)
             round_args = replace(args, output_dir=folder)
             policy = policy_for_training(model_args, round_args, suite, options.template_for(suite))
             if expert is None:

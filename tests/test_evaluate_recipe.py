@@ -620,8 +620,10 @@ def saved(tmp_path_factory):
 
 def test_vllm_gets_the_ids_and_the_rules_as_they_are(vllm, saved):
     policy, tokenizer = load_vllm_policy(
-        ModelConfig(str(saved), dtype="float32"), max_new_tokens=20, temperature=0.4, max_model_len=100, gpu_share=0.5
-    )
+        ModelConfig(str(saved), dtype="float32"), max_new_tokens=20, temperature=0.4, max_model_len=100, gpu_share=0.5,
+        trust_remote_code=True,
+    )  # fmt: skip
+    assert policy.llm.kwargs["trust_remote_code"] is True
     assert policy.llm.kwargs["model"] == str(saved) and policy.llm.kwargs["max_model_len"] == 100
     assert (policy.llm.kwargs["dtype"], policy.llm.kwargs["gpu_memory_utilization"]) == ("float32", 0.5)
     assert "distributed_executor_backend" not in policy.llm.kwargs

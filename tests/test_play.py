@@ -137,7 +137,7 @@ def test_the_prompt_is_the_template_s_text_and_with_a_model_s_tokenizer_what_tha
     )
     general = {"player": "expert", "show_prompt": True, "prompt_template": "general"}
     assert first in show(**general)[1]
-    monkeypatch.setattr(playing, "tokenizer_of", lambda model_args: TOKENIZER)
+    monkeypatch.setattr(playing, "tokenizer_of", lambda *_: TOKENIZER)
     framed = show(**general, model="some/model", max_prompt_length=9999)[1]
     assert f"<|im_start|>user\n{first}<|im_end|>\n<|im_start|>assistant\n" in framed
     assert "im_start" not in show(**general, model="tiny")[1]

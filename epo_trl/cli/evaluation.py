@@ -47,7 +47,7 @@ from epo_trl.watch.source import evaluation_file
 # Options that do not affect the results, or are part of the protocol.
 NOT_SETTINGS = {one.name for kind in (ProtocolArguments, FewShotArguments) for one in fields(kind)}
 NOT_SETTINGS |= {"compare_to", "output", "show_episodes", "keep_episodes"}
-NOT_SETTINGS |= {"max_aborted_share", "vllm_gpu_memory_utilization"}
+NOT_SETTINGS |= {"max_aborted_share", "trust_remote_code", "vllm_gpu_memory_utilization"}
 
 
 def result_settings(
@@ -104,7 +104,7 @@ def load(
     suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig, protocol: Protocol
 ) -> tuple[Any, Any, int | None]:
     """Loads the policy; returns it with its tokenizer and its maximum sequence length."""
-    state = PartialState()
+    state, trust = PartialState(), {"trust_remote_code": args.trust_remote_code}
     policy: Any
     sampling: dict[str, Any] = {"max_new_tokens": args.max_completion_length, "temperature": protocol.temperature}
     if args.backend == "vllm":
@@ -114,10 +114,12 @@ def load(
             max_model_len=args.max_prompt_length + args.max_completion_length if protocol.is_windowed else None,
             gpu_share=args.vllm_gpu_memory_utilization,
             several_processes=state.num_processes > 1,
+            **trust,
         )
-        config = AutoConfig.from_pretrained(model_args.model_name_or_path, revision=model_args.model_revision)
+        config = AutoConfig.from_pretrained(model_args.model_name_or_path, revision=model_args.model_revision, **trust)
     else:
-        model, tokenizer = load_policy(model_args, suite, args.template_for(suite), device=state.device, seed=args.seed)
+        template = args.template_for(suite)
+        model, tokenizer = load_policy(model_args, suite, template, device=state.device, seed=args.seed, **trust)
         policy = SamplingPolicy(model, tokenizer, **sampling, reuse_prefixes=not protocol.is_windowed)
         config = model.config
     return policy, tokenizer, sequence_limit(config)

@@ -24,6 +24,7 @@ class EvaluationArguments(ResponseArguments, ProtocolArguments):
     seed: int = option(0, "Seed of the sampling and of the environments.")
     backend: Annotated[str, OneOf(BACKENDS)] = option("transformers", "Generation backend: 'transformers' or 'vllm'.")
     vllm_gpu_memory_utilization: float = option(0.9, "Fraction of each GPU's memory that vLLM reserves.")
+    trust_remote_code: bool = option(False, "Whether code of the model from the Hub or its folder may run.")
     output: str | None = option(None, "JSON file for the reports; partial results are stored next to it until the end.")
     compare_to: str | None = option(
         None, "Report of another policy on the same games; prints who won which, with McNemar's test."

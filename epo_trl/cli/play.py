@@ -190,7 +190,7 @@ def open_player(
     if name is None or tiny_size(name):
         args = replace(args, max_prompt_length=sys.maxsize)
         return protocol_context(protocol, args, suite, bare_tokenizer(), shots), None
-    return protocol_context(protocol, args, suite, tokenizer_of(model_args), shots), None
+    return protocol_context(protocol, args, suite, tokenizer_of(model_args, args.trust_remote_code), shots), None
 
 
 def bare_tokenizer() -> Any:

@@ -91,7 +91,14 @@ class Audit:
         device = (
             "cpu" if args.use_cpu or not torch.accelerator.is_available() else torch.accelerator.current_accelerator()
         )
-        load = partial(load_policy, suite=suite, template=args.template_for(suite), device=device, seed=args.seed)
+        load = partial(
+            load_policy,
+            suite=suite,
+            template=args.template_for(suite),
+            device=device,
+            seed=args.seed,
+            trust_remote_code=args.trust_remote_code,
+        )
         model, self._tokenizer = load(replace(model_args, model_name_or_path=audit.audited_run))
         self.rules = build_rules(args, suite, self._tokenizer, {"state_key": True})
         self.policy = SamplingPolicy(

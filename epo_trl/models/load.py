@@ -255,9 +255,9 @@ def get_attention(model: PreTrainedModel) -> str:
     return model.config._attn_implementation
 
 
-def tokenizer_of(model_args: ModelConfig) -> Any:
-    """Loads the tokenizer of a model or an adapter without its weights. Custom code from the Hub does not run."""
-    return _load_own_tokenizer(*_find(model_args), model_args, trust_remote_code=False)
+def tokenizer_of(model_args: ModelConfig, trust_remote_code: bool = False) -> Any:
+    """Loads the tokenizer of a model or an adapter without its weights."""
+    return _load_own_tokenizer(*_find(model_args), model_args, trust_remote_code)
 
 
 def load_tokenizer(path: str, **kwargs: Any) -> Any:

@@ -88,6 +88,7 @@ def load_vllm_policy(
     max_model_len: int | None = None,
     gpu_share: float = 0.9,
     several_processes: bool = False,
+    trust_remote_code: bool = False,
 ) -> tuple[VllmPolicy, Any]:
     """Loads the policy into a new vLLM engine and returns it with its tokenizer.
 
@@ -98,6 +99,7 @@ def load_vllm_policy(
         max_model_len: Maximum sequence length in tokens; by default the model's.
         gpu_share: Fraction of a GPU's memory for the engine.
         several_processes: Whether a launcher has started a process for each GPU.
+        trust_remote_code: Whether custom code from the Hub may run.
 
     Raises:
         ValueError: If vLLM is not installed, or the model is not supported here.
@@ -115,13 +117,14 @@ def load_vllm_policy(
         model=name,
         revision=revision,
         tokenizer_revision=revision,
+        trust_remote_code=trust_remote_code,
         dtype=model_args.dtype or "auto",
         max_model_len=max_model_len,
         gpu_memory_utilization=gpu_share,
         # As in TRL's colocated mode: the launcher started the processes, and each one is a full engine.
         **({"distributed_executor_backend": "external_launcher"} if several_processes else {}),
     )
-    tokenizer = load_tokenizer(str(name), revision=revision)
+    tokenizer = load_tokenizer(str(name), revision=revision, trust_remote_code=trust_remote_code)
     try:
         eos = GenerationConfig.from_pretrained(name, revision=revision).eos_token_id
     except OSError:  # a model without that file
