@@ -31,14 +31,16 @@ from tqdm.auto import tqdm
 from trl import ModelConfig
 
 from epo_trl.bounds import Count, Positive, copy_options, option
-from epo_trl.cli.command_line import CommandLine
+from epo_trl.cli.command_line import CommandLine, ConfigIsValid
 from epo_trl.cli.evaluation import evaluate, load_player
 from epo_trl.cli.evaluation_arguments import EvaluationArguments
 from epo_trl.cli.imitation import (
     DemonstrationArguments,
     ImitationConfig,
     ImitationTrainer,
+    check_length,
     demonstrations,
+    describe_rows,
     training_examples,
 )
 from epo_trl.cli.options import parse_options
@@ -53,6 +55,7 @@ from epo_trl.long_runs.guards import TooManyAborted, first_errors
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.models import policy_for_training
+from epo_trl.models.load import sequence_limit, tokenizer_of
 from epo_trl.models.names import tiny_size
 from epo_trl.rollout.demonstrations import Demonstration
 from epo_trl.rollout.spec import ResponseArguments
@@ -79,7 +82,7 @@ class EvolutionArguments(DemonstrationArguments, ResponseArguments):
 class EvolutionTrainer(ImitationTrainer):
     """The trainer of the warm start, with a model card that names the source of the imitated episodes."""
 
-    own_turns = 0
+    own_successes = 0  # rows, like `demonstrated`
 
     def card_facts(self) -> CardFacts:
         """Returns the facts of the model card."""
@@ -87,7 +90,8 @@ class EvolutionTrainer(ImitationTrainer):
         method = (
             "[AgentEvol](https://arxiv.org/abs/2406.04151), imitation of a scripted expert and of its own successes"
         )
-        return replace(facts, method=method, rows={**facts.rows, "own successes": f"{self.own_turns} turns"})
+        own = describe_rows(self.own_successes, self.shown)
+        return replace(facts, method=method, rows={**facts.rows, "own successes": own})
 
 
 def rollout_arguments(
@@ -197,21 +201,32 @@ def evaluate_round(
         write_state(file, {"step": number, **now, "reports": [report.to_dict() for report in reports]})
 
 
+def make_player(model_args: ModelConfig) -> ModelConfig:
+    """Returns the settings of the policy that plays: weights in their own precision, unless they are quantized."""
+    quantized = model_args.load_in_4bit or model_args.load_in_8bit  # `dtype` is that of computation then
+    return model_args if quantized else replace(model_args, dtype="auto")
+
+
 def main(line: CommandLine) -> None:
     """Alternates play and training."""
-    suite, options, args, model_args = parse_options(line, EvolutionArguments, ImitationConfig, ModelConfig)
-    if model_args.model_name_or_path is None or tiny_size(model_args.model_name_or_path):
+    types = EvolutionArguments, ImitationConfig, ModelConfig
+    suite, options, args, model_args = parse_options(replace(line, check_only=False), *types)
+    trained = model_args.model_name_or_path is not None and not tiny_size(model_args.model_name_or_path)
+    if not trained and not line.check_only:  # the config of a warm start names an untrained model
         raise InputError("model_name_or_path: expected a warm start, see recipes/sft.py, got an untrained model")
-    # The revision is that of the start model; a folder has none.
-    player = replace(model_args, dtype="auto")
     longest = options.max_prompt_length + options.max_completion_length
     if args.max_length is not None and longest > args.max_length:
         raise InputError(
             f"max_length: expected {longest} or more, the sum of max_prompt_length and max_completion_length, got "
             f"{args.max_length}: responses would be truncated"
         )
+    if line.check_only:
+        raise ConfigIsValid
+    player = make_player(model_args)
     with run_lock(args):
-        expert = None
+        tokenizer = tokenizer_of(model_args, args.trust_remote_code)
+        expert = demonstrations(suite, tokenizer, options, args.seed)
+        check_length(expert, args.max_length)
         evaluate_round(args, 0, suite, player, options)
         for number in range(1, options.rounds + 1):
             folder = os.path.join(args.output_dir, f"round-{number}")
@@ -219,15 +234,16 @@ def main(line: CommandLine) -> None:
             own = collect_successes(folder, suite, player, options, playing, args.max_length)
             round_args = replace(args, output_dir=folder)
             policy = policy_for_training(model_args, round_args, suite, options.template_for(suite))
-            if expert is None:
-                expert = demonstrations(suite, policy["processing_class"], options, args.seed)
             data = concatenate_datasets([expert, own]) if len(own) else expert
-            trainer = EvolutionTrainer(suite, options, args=round_args, train_dataset=data, **policy)
-            trainer.own_turns = len(own)
+            trainer = EvolutionTrainer(
+                suite, options, demonstrated=len(expert), args=round_args, train_dataset=data, **policy
+            )
+            trainer.own_successes = len(own)
+            check_length(expert, sequence_limit(trainer.model.config), "max_position_embeddings")
             trainer.train_to_end()
             if trainer.preempted:
                 raise SystemExit(EXIT_CODE)
-            player = replace(player, model_name_or_path=folder)
+            player = replace(player, model_name_or_path=folder)  # the revision is the start's; a folder has none
             evaluate_round(args, number, suite, player, options)
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from trl import ModelConfig
 
+from epo_trl.cli.imitation import DemonstrationArguments
+from epo_trl.envs.toy import ToySuite
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.types import Episode, StopReason
 
@@ -107,12 +110,34 @@ def test_what_would_go_wrong_after_hours_of_play_is_said_first(tmp_path, recipe,
     warm = tmp_path / "warm"
     assert recipe("sft.py", "--output_dir", str(warm), "--max_steps", "1").returncode == 0
     options = ["--model_name_or_path", str(warm), "--output_dir", str(tmp_path / "evolved"), "--samples", "4"]
-    cut = recipe("agent_evol.py", *options, "--max_completion_length", "500")
-    assert cut.returncode == 1 and "max_length: expected 628 or more" in cut.stderr and "got 160" in cut.stderr
+    for check in ([], ["--check"]):
+        cut = recipe("agent_evol.py", *options, "--max_completion_length", "500", *check)
+        assert cut.returncode == 1 and "max_length: expected 628 or more" in cut.stderr and "got 160" in cut.stderr
+    whole = ["--context", "concatenated", "--prompt_template", "plain", "--max_prompt_length", "70"]
+    cut = recipe("agent_evol.py", *options, "--max_completion_length", "20", "--max_length", "100", *whole)
+    assert cut.returncode == 1 and re.search("max_length: expected 104 .*got 100: .* demonstrations are", cut.stderr)
+    assert not (tmp_path / "evolved").exists() or not list((tmp_path / "evolved").rglob("successes_*"))
     monkeypatch.setattr("epo_trl.rollout.running_episode.RunningEpisode.to_episode", aborted_episode)
     down = recipe("agent_evol.py", *options, "--max_completion_length", "20")
     assert down.returncode == 1 and "4 of 4 episodes were aborted, and none is kept: " in down.stderr
     assert "the server is down" in down.stderr and not list((tmp_path / "evolved").rglob("successes_*"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype"), [({"load_in_4bit": True}, "bfloat16"), ({"load_in_8bit": True}, "bfloat16"), ({}, "auto")]
+)
+def test_quantized_weights_are_played_in_the_precision_of_training(settings, dtype):
+    make_player = runpy.run_path(str(ROOT / "recipes" / "agent_evol.py"))["make_player"]
+    assert make_player(ModelConfig("m", dtype="bfloat16", use_peft=True, **settings)).dtype == dtype
+
+
+def test_its_card_counts_in_the_unit_of_its_rows():
+    trainer_class = runpy.run_path(str(ROOT / "recipes" / "agent_evol.py"))["EvolutionTrainer"]
+    trainer = trainer_class.__new__(trainer_class)
+    trainer.suite, trainer.demonstrated, trainer.own_successes = ToySuite(), 3, 2
+    for context, own in (("windowed", "2 turns"), ("concatenated", "2 episodes")):
+        trainer.shown = DemonstrationArguments(context=context)
+        assert trainer.card_facts().rows["own successes"] == own
 
 
 def aborted_episode(self):

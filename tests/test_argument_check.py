@@ -46,6 +46,12 @@ def test_both_configurations_are_checked_when_they_are_made(tmp_path, kind):
         arguments(tmp_path, kind, learning_rate=-1.0)
 
 
+@pytest.mark.parametrize("name", ["chat_template_path", "eos_token"])
+def test_what_trl_changes_after_the_demonstrations_are_encoded_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=f"{name}: expected None, got 'x'"):
+        arguments(tmp_path, ImitationConfig, **{name: "x"})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -110,6 +110,11 @@ def training_examples(
     return Dataset.from_dict(rows)
 
 
+def describe_rows(count: int, shown: DemonstrationArguments) -> str:
+    """Returns a number of training examples with its unit."""
+    return f"{count} {'episodes' if shown.context == 'concatenated' else 'turns'}"
+
+
 def check_length(rows: Dataset, limit: int | None, name: str = "max_length") -> None:
     """Rejects a limit that would truncate demonstrations: a model trained on cut responses learns not to stop.
 
@@ -147,6 +152,12 @@ class ImitationConfig(LongRunArguments, SFTConfig):
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        for name in ("chat_template_path", "eos_token"):
+            if (value := getattr(self, name)) is not None:
+                raise InputError(
+                    f"{name}: expected None, got {value!r}, which TRL applies after the demonstrations are encoded; "
+                    "set it in the tokenizer in the model's folder instead"
+                )
         settle_defaults(self)
         super().__post_init__()
         if self.gradient_checkpointing_above is not None and self.activation_checkpointing:
@@ -186,8 +197,11 @@ class EpochSeeded(Sampler[int]):
 class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
     """TRL's `SFTTrainer`, resumable like an RL run, with a model card that describes the demonstrations."""
 
-    def __init__(self, suite: TaskSuite, shown: DemonstrationArguments, **kwargs: Any) -> None:
+    def __init__(
+        self, suite: TaskSuite, shown: DemonstrationArguments, *, demonstrated: int | None = None, **kwargs: Any
+    ) -> None:
         self.suite, self.shown = suite, shown
+        self.demonstrated = len(kwargs["train_dataset"]) if demonstrated is None else demonstrated
         super().__init__(**kwargs)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
@@ -230,10 +244,11 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
         """Returns the facts of the model card."""
         shown = self.shown
         types = ", ".join(shown.demonstrated_types) if shown.demonstrated_types else "all"
+        kept = f"{describe_rows(self.demonstrated, shown)}, from {shown.episodes} expert episodes"
         return CardFacts(
             method="imitation of a scripted expert (supervised fine-tuning)",
             suite=self.suite,
-            rows={"demonstrations": f"{shown.episodes} episodes of up to {shown.max_turns} turns; task types: {types}"},
+            rows={"demonstrations": f"{kept} of up to {shown.max_turns} turns; task types: {types}"},
             options=copy_options(ResponseArguments, shown, require_think=shown.thoughts),
             protocol=Protocol.from_options("warm-start", shown, temperature=1.0),
         )
