@@ -12,6 +12,7 @@ from trainer_kit import catch_step, make_trainer
 from epo_trl.methods import StepSummary
 from epo_trl.types import Episode, StopReason, Turn
 
+CUT_OFF = "an answer that is shorter than announced"
 FOLDER = Path(__file__).parents[1] / "recipes" / "judge"
 
 
@@ -35,8 +36,10 @@ class ScriptedEndpoint:
                 endpoint.requests.append((self.path, self.headers.get("Authorization"), body))
                 answer = next(answers)
                 self.send_response(answer if isinstance(answer, int) else 200)
+                if answer == CUT_OFF:
+                    self.send_header("Content-Length", "9")
                 self.end_headers()
-                if isinstance(answer, str):
+                if isinstance(answer, str) and answer != CUT_OFF:
                     self.wfile.write(json.dumps({"choices": [{"message": {"content": answer}}]}).encode())
 
             def log_message(self, *args):
@@ -74,9 +77,9 @@ def episode(*actions, stop=StopReason.TURN_LIMIT):
 
 def test_an_endpoint_is_asked_again_until_it_gives_scores_and_never_twice_for_an_episode(tmp_path, serve, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    answers = [500, "I cannot say.", "[0.5]", "[2, 0]", "Here: [1, 0.25] </s><|im_end|>"]
+    answers = [500, CUT_OFF, "I cannot say.", "[0.5]", "[2, 0]", "Here: [1, 0.25] </s><|im_end|>"]
     endpoint = serve(answers)
-    one = judge(tmp_path, url=endpoint.url, model="m", retries=4)
+    one = judge(tmp_path, url=endpoint.url, model="m", retries=5)
     assert one.turn_rewards(episode("look", "open door")) == [1.1, 1.025]
     assert len(endpoint.requests) == len(answers)
     path, key, body = endpoint.requests[0]

@@ -82,6 +82,7 @@ def test_what_is_right_and_what_the_parser_reads_pass():
     [
         ("learning_rate: no\n", "learning_rate: expected a number.*got False in .*"),
         ("save_strategy: no\n", "save_strategy: expected a string, got False .* put the word in quotes"),
+        ("dtype: bf16\n", "dtype: expected one of 'auto', 'bfloat16', 'float16', 'float32', got 'bf16'$"),
         ("max_turns: 2.5\n", "max_turns: expected an integer.*got 2.5 in .*"),
         ("n_train: [3]\n", "n_train: expected .*got .3. in"),  # the environment's
         ("on: 5\n", "--config: expected names that are strings, got True in .* put the word in quotes"),

@@ -100,6 +100,7 @@ class RecipeParser(HfArgumentParser):
             formatter_class=_ShortOptions,
         )
         self._check_values()
+        self._check_choices()
         for action in self._actions:
             if action.dest in line.values:
                 value = line.values[action.dest]
@@ -164,6 +165,16 @@ class RecipeParser(HfArgumentParser):
         if unknown:
             raise RecipeError(f"{unknown[0]}: unknown in {config_name(config)}{did_you_mean(unknown[0], known)}")
         check_types(values, self.dataclass_types, config_name(config))
+
+    def _check_choices(self) -> None:
+        """Raises `RecipeError` for a word of the YAML file that is none of its option's choices."""
+        for action in self._actions:
+            value = self._line.values.get(action.dest)
+            words = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
+            known = [str(choice) for choice in action.choices or ()]
+            if known and (wrong := [word for word in words if word not in known]):
+                names = ", ".join(map(repr, known))
+                raise RecipeError(f"{action.dest}: expected one of {names}, got {wrong[0]!r}")
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help on the first rank only."""

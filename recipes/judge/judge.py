@@ -14,6 +14,7 @@ is read from it, and everything else is discarded.
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import math
 import os
@@ -156,7 +157,8 @@ class Judge(Method):
             if error.code < 500 and error.code not in _WORTH_A_RETRY:
                 raise InputError(f"url: {self.url} refused the request: {error.code} {error.reason}") from error
             raise NoScoresError(str(error)) from error
-        except (OSError, ValueError, LookupError, TypeError) as error:  # unreachable, too slow, or not as documented
+        # unreachable, too slow, cut off, or not as documented
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
             raise NoScoresError(str(error)) from error
 
 
