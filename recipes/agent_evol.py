@@ -54,6 +54,7 @@ from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.guards import TooManyAborted, first_errors
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.state_file import read_state, write_state
+from epo_trl.long_runs.upload import check_upload
 from epo_trl.models import policy_for_training
 from epo_trl.models.load import sequence_limit, tokenizer_of
 from epo_trl.models.names import tiny_size
@@ -223,6 +224,7 @@ def main(line: CommandLine) -> None:
     if line.check_only:
         raise ConfigIsValid
     player = make_player(model_args)
+    check_upload(args)
     with run_lock(args):
         tokenizer = tokenizer_of(model_args, args.trust_remote_code)
         expert = demonstrations(suite, tokenizer, options, args.seed)

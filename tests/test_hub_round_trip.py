@@ -11,15 +11,19 @@ import torch
 import transformers.trainer
 from peft import LoraConfig
 from safetensors.torch import load_file
-from trainer_kit import make_config, make_model, make_trainer, saved, toy_tokenizer
+from trainer_kit import make_config, make_model, make_trainer, make_warm_start, saved, toy_tokenizer
 from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
-from epo_trl.cli import main
+from epo_trl import ImitationConfig
+from epo_trl.cli import imitation, main
 from epo_trl.cli.evaluation import evaluate
 from epo_trl.cli.evaluation_arguments import EvaluationArguments
+from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.cli.training import train
 from epo_trl.envs.toy import ToySuite
+from epo_trl.long_runs import upload
+from epo_trl.long_runs.upload import UploadError
 from epo_trl.models import load_policy, load_tokenizer
 
 # An id of the Hub or a folder: these tests with a real model, `make test-hub CHECKPOINT=...`.
@@ -124,23 +128,61 @@ def test_what_is_pushed_is_the_whole_adapter_with_its_card(tmp_path, monkeypatch
             assert kwargs["private"] is True
             return SimpleNamespace(repo_id=f"me/{name}")
 
-        def upload_folder(self, *, repo_id, folder_path, revision=None, **kwargs):
-            files = {path.name for path in Path(folder_path).iterdir()}
-            pushed.append((repo_id, files, (Path(folder_path) / "README.md").read_text(), revision))
-            return SimpleNamespace(done=lambda: True)
+    def upload_folder(*, repo_id, folder_path, revision=None, **kwargs):
+        files = {path.name for path in Path(folder_path).iterdir()}
+        pushed.append((repo_id, files, (Path(folder_path) / "README.md").read_text(), revision))
 
     monkeypatch.setattr(transformers.trainer, "hf_api", Hub)
+    monkeypatch.setattr(upload, "upload_folder", upload_folder)
     base = saved(make_model(seed=3), tmp_path / "chat")
     trainer = make_trainer(
         tmp_path / "agent", model=base, max_steps=1, push_to_hub=True, hub_private_repo=True,
         peft_config=LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"), hub_strategy="end",
     )  # fmt: skip
-    trainer.train_to_end()
+    with pytest.warns(UserWarning, match="push_to_hub: the adapter's base, .*chat, is not from the Hub.*epo-trl merge"):
+        trainer.train_to_end()
     repo, files, card, _ = pushed[-1]
     assert repo == "me/agent"
     assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "README.md"} <= files
     assert "a LoRA adapter on the base model" in card and "## Citation" in card
     assert not [name for name in files if name.endswith((".part", ".tmp"))]
+
+
+def test_a_failed_upload_is_repeated_without_training(tmp_path, monkeypatch):
+    outcomes, steps = [ConnectionError("no route"), None], []
+    created = SimpleNamespace(create_repo=lambda name, **_: SimpleNamespace(repo_id=f"me/{name}"))
+
+    def upload_folder(**_):
+        if (outcome := outcomes.pop(0)) is not None:
+            raise outcome
+
+    monkeypatch.setattr(transformers.trainer, "hf_api", lambda: created)
+    monkeypatch.setattr(upload, "upload_folder", upload_folder)
+
+    def run(**changes):
+        trainer = make_warm_start(tmp_path / "agent", [[5, 6, 7, 8]], max_steps=1, save_strategy="no", **changes)
+        step = trainer.training_step
+        monkeypatch.setattr(trainer, "training_step", lambda *args: steps.append(1) or step(*args))
+        trainer.train_to_end()
+        return (tmp_path / "agent" / "model.safetensors").read_bytes()
+
+    with pytest.raises(UploadError, match="agent is finished, but its upload to me/agent failed: .*no route.*again"):
+        run(push_to_hub=True)
+    before = (tmp_path / "agent" / "model.safetensors").read_bytes()
+    assert run(push_to_hub=True) == before and not outcomes, "uploaded by the second command"
+    assert run(push_to_hub=True) == before and len(steps) == 1, "nothing is left to do for a third"
+
+
+def test_a_run_that_cannot_be_uploaded_is_refused_before_the_expert_plays(tmp_path, monkeypatch):
+    monkeypatch.setattr(imitation, "demonstrations", lambda *_: pytest.fail("the expert has played"))
+    for offline, token, says in ((True, "a", "expected a run that may reach the Hub"), (False, None, "got none")):
+        monkeypatch.setattr(upload, "is_offline_mode", lambda offline=offline: offline)
+        monkeypatch.setattr(upload, "get_token", lambda token=token: token)
+        args = ImitationConfig(str(tmp_path / "run"), use_cpu=True, bf16=False, report_to=[], push_to_hub=True)
+        with pytest.raises(ValueError, match=f"push_to_hub: .*{says}"):
+            imitation.imitate(ToySuite(), DemonstrationArguments(), args, ModelConfig("tiny:32x1"))
+        with pytest.raises(ValueError, match=f"push_to_hub: .*{says}"):
+            train(ToySuite(), make_config(tmp_path / "rl", push_to_hub=True), ModelConfig("tiny:32x1"))
 
 
 @pytest.mark.skipif(CHECKPOINT is None, reason="EPO_TRL_CHECKPOINT names no chat model")

@@ -24,6 +24,7 @@ from epo_trl.long_runs.callbacks import EXIT_CODE
 from epo_trl.long_runs.long_run import LongRun, LongRunArguments
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.run_settings import check_training_arguments, uses_fsdp
+from epo_trl.long_runs.upload import check_upload
 from epo_trl.models import policy_for_training
 from epo_trl.models.load import sequence_limit
 from epo_trl.models.muon import make_muon
@@ -277,6 +278,7 @@ def imitate(
         RunningError: If another process trains in `output_dir`.
         ValueError: If `output_dir` holds a run with other settings, or there is no demonstration.
     """
+    check_upload(args)
     with run_lock(args):
         policy = policy_for_training(model_args, args, suite, shown.template_for(suite))
         rows = demonstrations(suite, policy["processing_class"], shown, args.seed)

@@ -14,6 +14,7 @@ from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.long_runs.callbacks import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
+from epo_trl.long_runs.upload import check_upload
 from epo_trl.models.load import policy_for_training
 from epo_trl.models.names import tiny_size
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
@@ -90,6 +91,7 @@ def train(
         RunningError: If another process trains in `output_dir`.
         ValueError: If `output_dir` holds a run with other settings.
     """
+    check_upload(args)
     with run_lock(args):
         policy = policy_for_training(model_args, args, suite, args.template_for(suite))
         trainer = trainer_class(suite=suite, args=args, **policy)

@@ -169,3 +169,14 @@ def set_aside(folder: str | os.PathLike[str], step: int, resumed: str) -> None:
             warnings.warn(
                 f"{path} is later than {resumed}, from which the run resumes: renamed to {free.name}", stacklevel=2
             )
+
+
+def put_in_place(source: Path, folder: Path) -> list[str]:
+    """Moves all files of a folder to another and removes the empty folder. Returns the file names."""
+    names = sorted(path.name for path in source.iterdir())
+    for name in names:
+        if (folder / name).is_dir():  # a checkpoint of DeepSpeed, if the weights were not gathered
+            shutil.rmtree(folder / name)
+        os.replace(source / name, folder / name)
+    source.rmdir()
+    return names

@@ -25,6 +25,7 @@ from epo_trl.long_runs.checkpoint_files import (
     FINISHED,
     find_corruption,
     last_checkpoint,
+    put_in_place,
     rotate,
     set_aside,
     step_of,
@@ -42,6 +43,7 @@ from epo_trl.long_runs.run_settings import (
     warn_rounded_updates,
 )
 from epo_trl.long_runs.state_file import read_state, write_state
+from epo_trl.long_runs.upload import may_be_hub_id, upload_model
 
 STATE_FILE = "epo_state.json"  # in every checkpoint
 SAVING = "_saving"  # in `output_dir`, while the final model is being written
@@ -109,8 +111,7 @@ class LongRun(Trainer):
 
         A run of `tiny`, or of a model in a local folder, makes no network request.
         """
-        name = self.model.config.name_or_path
-        if name and not os.path.isdir(name):
+        if may_be_hub_id(self.model.config.name_or_path):
             super()._send_telemetry()
 
     def _run_state(self) -> dict[str, Any]:
@@ -131,13 +132,14 @@ class LongRun(Trainer):
     # --- A complete run -----------------------------------------------------------------------------------------
 
     def train_to_end(self) -> None:
-        """Starts or resumes the run of `output_dir`, and saves the final model there.
+        """Starts or resumes the run of `output_dir`, saves the final model there, and uploads it with `push_to_hub`.
 
         A finished run stays as it is: nothing is trained, evaluated, logged or written, and the trainer loads its
-        weights. If the run stopped between its last step and the final save, only the save is done.
+        weights. If the run stopped between its last step and the final save or the upload, only these are done.
 
         Raises:
             RunningError: If another process trains in the folder.
+            UploadError: If the upload fails. The same call uploads again.
             ValueError: If the folder holds a run with other settings.
         """
         with run_lock(self.args):
@@ -147,6 +149,7 @@ class LongRun(Trainer):
                 raise InputError(refusal(f"output_dir: the run in {self.args.output_dir} is finished; it", lines))
             if end is not None and not lines:
                 self._load_finished(int(end["step"]))
+                self._upload(end)
                 return
             checkpoint = self._start()
             if lines and not checkpoint:
@@ -156,9 +159,10 @@ class LongRun(Trainer):
                 )
             self.train(resume_from_checkpoint=checkpoint)
             if not self.preempted:
-                self.save_model(self.args.output_dir)
+                self._save_final(Path(self.args.output_dir))
                 end = {"step": self.state.global_step, "settings": self._settings, "files": self._saved_files}
                 on_main_process(self.args, lambda: write_state(self._end_file, end))
+                self._upload(end)
 
     def _start(self) -> str | bool | None:
         """Returns the newest checkpoint, or `resume_from_checkpoint` if the newest one was not trained from it."""
@@ -371,24 +375,23 @@ class LongRun(Trainer):
         if _internal_call:  # for a checkpoint
             super().save_model(output_dir, _internal_call)
             return
-        folder = Path(output_dir if output_dir is not None else self.args.output_dir)
+        self._save_final(Path(output_dir if output_dir is not None else self.args.output_dir))
+        if self.args.push_to_hub:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save_final(self, folder: Path) -> None:
         room = DiskRoom("the final model", str(folder / SAVING), self._bytes_of_weights())
         on_main_process(self.args, room.check)
         with room.explained():
             super().save_model(room.folder, _internal_call=True)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            self._saved_files = _put_in_place(Path(room.folder), folder)
-        if self.args.push_to_hub:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+            self._saved_files = put_in_place(Path(room.folder), folder)
 
-
-def _put_in_place(source: Path, folder: Path) -> list[str]:
-    """Moves all files of a folder to another and removes the empty folder. Returns the file names."""
-    names = sorted(path.name for path in source.iterdir())
-    for name in names:
-        if (folder / name).is_dir():  # a checkpoint of DeepSpeed, if the weights were not gathered
-            shutil.rmtree(folder / name)
-        os.replace(source / name, folder / name)
-    source.rmdir()
-    return names
+    def _upload(self, end: dict[str, Any]) -> None:
+        """Uploads the final model of a finished run, if that has not succeeded yet. Collective."""
+        if not self.args.push_to_hub or end.get("uploaded"):
+            return
+        base = self.model.config.name_or_path if is_peft_model(self.model) else None
+        on_main_process(self.args, partial(upload_model, self.args, str(self.hub_model_id), base))
+        on_main_process(self.args, partial(write_state, self._end_file, {**end, "uploaded": True}))
