@@ -5,8 +5,10 @@ import re
 import shutil
 from types import SimpleNamespace
 
+import httpx
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from trainer_kit import make_config, make_model, toy_tokenizer
@@ -118,6 +120,31 @@ def test_an_adapter_without_its_tokenizer_has_that_of_its_base(adapter, tmp_path
     adapters.save_whole(make_model(seed=3), toy_tokenizer(), bare / "base", "tiny")
     _, given = policy(str(bare), tmp_path / "run", use_peft=True)
     assert given["processing_class"].get_vocab() == toy_tokenizer().get_vocab()
+
+
+def test_an_adapter_of_the_hub_without_its_tokenizer_has_that_of_its_base(monkeypatch):
+    asked, missing = (
+        [],
+        RemoteEntryNotFoundError(
+            "no such file", response=httpx.Response(404, request=httpx.Request("GET", "https://hub"))
+        ),
+    )
+    monkeypatch.setattr(load, "load_tokenizer", lambda name, **kwargs: asked.append((name, kwargs["revision"])))
+    hub = adapters.Adapter("me/agent", "org/base", {"revision": "v2"})
+
+    def tokenizer(download, cached=None):
+        def hf_hub_download(*_, **__):
+            if download is not None:
+                raise download
+
+        monkeypatch.setattr(load, "hf_hub_download", hf_hub_download)
+        monkeypatch.setattr(load, "try_to_load_from_cache", lambda *_, **__: cached)
+        load._load_own_tokenizer("me/agent", hub, ModelConfig("me/agent", model_revision="v1"), False)
+        return asked.pop()
+
+    unreachable = LocalEntryNotFoundError("no network")
+    assert tokenizer(missing) == tokenizer(unreachable, cached=object()) == ("org/base", "v2")
+    assert tokenizer(None) == tokenizer(unreachable, cached="a/file") == tokenizer(unreachable) == ("me/agent", "v1")
 
 
 def test_merging_writes_a_plain_checkpoint(adapter, tmp_path, monkeypatch, capsys):
@@ -275,6 +302,27 @@ def test_settings_that_an_adapter_does_not_have_are_refused(adapter, tmp_path):
     policy(adapter.path, tmp_path, use_peft=True, lora_r=4)
     with pytest.raises(ValueError, match="lora_r: expected 4, .*, got 64; .*epo-trl merge"):
         policy(adapter.path, tmp_path, use_peft=True, lora_r=64)
+    policy(adapter.path, tmp_path, use_peft=True, lora_target_modules=["v_proj", "q_proj"])
+    for name, other in (
+        ("lora_target_modules", ["q_proj"]), ("lora_target_modules", ["all-linear"]), ("lora_dropout", 0.3),
+        ("lora_modules_to_save", ["lm_head"]), ("lora_target_parameters", ["gate.weight"]),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{name}: expected .*, as in the adapter .*, got .*epo-trl merge"):
+            policy(adapter.path, tmp_path, use_peft=True, **{name: other})
+
+
+def test_the_settings_that_an_adapter_keeps_instead_of_the_defaults_are_printed(adapter, tmp_path):
+    with pytest.warns(UserWarning, match=r"trained with its own settings: lora_r 4, not 16; .*lora_dropout 0.0, not"):
+        policy(adapter.path, tmp_path, use_peft=True)
+
+
+def test_an_adapter_on_every_linear_layer_is_trained_on_with_all_linear(adapter, tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(adapter.folder / "base")
+    lora = LoraConfig(r=4, target_modules="all-linear", modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    get_peft_model(base, lora).save_pretrained(tmp_path / "all")
+    toy_tokenizer().save_pretrained(tmp_path / "all")
+    asked = {"use_peft": True, "lora_target_modules": ["all-linear"], "lora_modules_to_save": ["lm_head"]}
+    assert policy(str(tmp_path / "all"), tmp_path / "run", **asked)[1]["model"] is not None
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path):

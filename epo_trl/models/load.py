@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.trainer.utils import create_model_from_path
@@ -21,6 +25,8 @@ from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weight
 from epo_trl.models.corpus import corpus
 from epo_trl.models.names import COPIES, DEFAULT_SIZE, check_model_name, tiny_size
 from epo_trl.models.tiny import build_model, build_tokenizer
+
+TOKENIZER = "tokenizer_config.json"
 
 
 def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, template: str) -> dict[str, Any]:
@@ -55,10 +61,10 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         del kwargs["revision"]  # this is the adapter's revision, not its base's
         if model_args.use_peft:
             _check_same_lora(model_args, adapter)
-            return {
-                "model": _to_train_on(adapter, quantization, args, **kwargs, **trust),
-                "processing_class": tokenizer,
-            }
+            model = _to_train_on(adapter, quantization, args, **kwargs, **trust)
+            if model_args.lora_target_modules == "all-linear" and not _is_on_all_linear_layers(model):
+                raise _other_lora("lora_target_modules", "all-linear", adapter.settings.get("target_modules"), adapter)
+            return {"model": model, "processing_class": tokenizer}
         with whole_weights():
             model = keep_base(partial(adapter.merged, dtype="auto", **trust), tokenizer, args.output_dir, name)
     args.model_init_kwargs = kwargs
@@ -201,15 +207,52 @@ def _to_train_on(adapter: Adapter, quantization_config: Any, args: Any, **kwargs
     return adapter.on(model, is_trainable=True, autocast_adapter_dtype=not one_dtype)
 
 
+# Options of TRL, and their names in an adapter's settings.
+_LORA = {
+    "lora_r": "r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "lora_target_modules": "target_modules",
+    "lora_target_parameters": "target_parameters",
+    "lora_modules_to_save": "modules_to_save",
+    "use_dora": "use_dora",
+    "use_rslora": "use_rslora",
+}
+
+
 def _check_same_lora(model_args: ModelConfig, adapter: Adapter) -> None:
-    names = {"lora_r": "r", "lora_alpha": "lora_alpha", "use_dora": "use_dora", "use_rslora": "use_rslora"}
-    for name, own in names.items():
-        given, saved = getattr(model_args, name), adapter.settings.get(own)
-        if given != getattr(ModelConfig(), name) and given != saved:
-            raise InputError(
-                f"{name}: expected {saved}, as in the adapter {adapter.name}, got {given}; omit it, or merge the "
-                f"adapter and start a new one: epo-trl merge {adapter.name} --out DIR"
-            )
+    """Raises `InputError` for a setting that the adapter does not have; warns where it differs from a default."""
+    kept = []
+    for name, own in _LORA.items():
+        given, saved, default = getattr(model_args, name), adapter.settings.get(own), getattr(ModelConfig(), name)
+        if given == "all-linear" or _names(given) == _names(saved):
+            continue
+        if given != default:
+            raise _other_lora(name, given, saved, adapter)
+        if default is not None and own in adapter.settings:
+            kept.append(f"{name} {saved}, not {default}")
+    if kept:
+        warnings.warn(f"{adapter.name} is trained with its own settings: {'; '.join(kept)}", stacklevel=3)
+
+
+def _names(value: Any) -> Any:
+    """Returns a value that compares equal for the same names: PEFT saves lists in any order, TRL unpacks one name."""
+    return {value} if isinstance(value, str) else set(value) if isinstance(value, list) else value
+
+
+def _other_lora(name: str, given: Any, saved: Any, adapter: Adapter) -> InputError:
+    return InputError(
+        f"{name}: expected {saved}, as in the adapter {adapter.name}, got {given}; omit it, or merge the adapter and "
+        f"start a new one: epo-trl merge {adapter.name} --out DIR"
+    )
+
+
+def _is_on_all_linear_layers(model: Any) -> bool:
+    """Returns whether every linear layer but the head has an adapter, or is trained and saved as a whole."""
+    inner = re.compile(r"\.(lora_\w+|base_layer|modules_to_save|original_module)\b")
+    head = model.get_output_embeddings()
+    layers = [each for name, each in model.named_modules() if not inner.search(name) and each is not head]
+    return not any(isinstance(each, torch.nn.Linear) and not hasattr(each, "lora_A") for each in layers)
 
 
 def _peft_config(model_args: ModelConfig, name: str, trust_remote_code: bool) -> Any:
@@ -229,10 +272,24 @@ def _peft_config(model_args: ModelConfig, name: str, trust_remote_code: bool) ->
 def _load_own_tokenizer(name: str, adapter: Adapter | None, model_args: ModelConfig, trust_remote_code: bool) -> Any:
     """Loads the tokenizer of a model or adapter; an adapter without one uses its base's."""
     trust = {"trust_remote_code": trust_remote_code}
-    if adapter is not None and Path(name).is_dir() and not (Path(name) / "tokenizer_config.json").is_file():
-        return load_tokenizer(adapter.base, **trust)
     with _named(name, (OSError, ValueError)):  # ValueError for a folder without a tokenizer
+        if adapter is not None and not _has_tokenizer(name, model_args.model_revision):
+            return load_tokenizer(adapter.base, revision=adapter.base_revision, **trust)
         return load_tokenizer(name, revision=model_args.model_revision, **trust)
+
+
+def _has_tokenizer(name: str, revision: str | None) -> bool:
+    """Returns whether a folder or a repository on the Hub has a tokenizer; without a network, what the cache knows."""
+    if Path(name).is_dir():
+        return (Path(name) / TOKENIZER).is_file()
+    try:
+        hf_hub_download(name, TOKENIZER, revision=revision)
+    except LocalEntryNotFoundError:
+        cached = try_to_load_from_cache(name, TOKENIZER, revision=revision)
+        return cached is None or isinstance(cached, str)  # another object notes that the file does not exist
+    except EntryNotFoundError:
+        return False
+    return True
 
 
 @contextmanager
@@ -268,7 +325,7 @@ def load_tokenizer(path: str, **kwargs: Any) -> Any:
     A local tokenizer saved as a plain fast tokenizer is loaded as one. `AutoTokenizer` does not always do so: for some
     architectures, such as Qwen2, it replaces the saved class by the architecture's own.
     """
-    config = Path(path) / "tokenizer_config.json"
+    config = Path(path) / TOKENIZER
     saved = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") if config.is_file() else None
     if saved in ("PreTrainedTokenizerFast", "TokenizersBackend"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path, padding_side="left")
