@@ -56,7 +56,7 @@ from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.long_runs.upload import check_upload
 from epo_trl.models import policy_for_training
-from epo_trl.models.load import sequence_limit, tokenizer_of
+from epo_trl.models.load import end_ids_of, sequence_limit, tokenizer_of
 from epo_trl.models.names import tiny_size
 from epo_trl.rollout.demonstrations import Demonstration
 from epo_trl.rollout.spec import ResponseArguments
@@ -227,7 +227,8 @@ def main(line: CommandLine) -> None:
     check_upload(args)
     with run_lock(args):
         tokenizer = tokenizer_of(model_args, args.trust_remote_code)
-        expert = demonstrations(suite, tokenizer, options, args.seed)
+        ends = end_ids_of(model_args, tokenizer, args.trust_remote_code)
+        expert = demonstrations(suite, tokenizer, options, args.seed, ends)
         check_length(expert, args.max_length)
         evaluate_round(args, 0, suite, player, options)
         for number in range(1, options.rounds + 1):

@@ -1,28 +1,50 @@
 """Expert episodes in concatenated context: the tokens are those of a policy that plays the same episode."""
 
+import json
 import random
 
 import pytest
 from demonstrated_suites import TASKS, LineSuite, Recorded
 from rollout_parts import THINKING, WIN, byte_tokenizer, context_of, step
 from tokenizer_families import FAMILIES
+from trainer_kit import make_model, toy_tokenizer
+from trl import ModelConfig
 
-from epo_trl.cli.imitation import DemonstrationArguments, demonstrations, training_examples
+from epo_trl.cli import imitation
+from epo_trl.cli.imitation import (
+    DemonstrationArguments,
+    ImitationConfig,
+    demonstrations,
+    imitate,
+    training_examples,
+)
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import protocol_context
 from epo_trl.models import build_tokenizer
+from epo_trl.models.adapters import save_whole
 from epo_trl.models.corpus import corpus
+from epo_trl.models.load import end_ids_of
 from epo_trl.rollout import PromptTemplate, RolloutSettings, play_episodes
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
 from epo_trl.rollout.rows import episode_to_row
 from epo_trl.rollout.spec import ResponseArguments
 
+
+def gemma_chat():
+    """Its end of sequence is not the end of a turn."""
+    tokenizer = FAMILIES["gemma"]()
+    tokenizer.eos_token = "</s>"
+    return tokenizer
+
+
 TOKENIZERS = {
-    **{name: FAMILIES[name] for name in ("qwen", "llama3", "gemma", "harmony")},
+    **{name: FAMILIES[name] for name in ("qwen", "llama3", "gemma", "glm", "harmony")},
+    "gemma_chat": gemma_chat,
     "thinking": lambda: byte_tokenizer(THINKING),
     "tiny": lambda: build_tokenizer(corpus(ToySuite(), "general")),
 }
+ENDS = {"gemma_chat": ["</s>", "<end_of_turn>"], "glm": ["<|endoftext|>", "<|user|>"]}  # of the models' responses
 
 
 def played_like(suite, context, episodes):
@@ -42,9 +64,11 @@ def played_like(suite, context, episodes):
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_tokens_are_equal_in_sft_in_rl_and_in_evaluation(name):
     tokenizer, suite, template = TOKENIZERS[name](), ToySuite(), PromptTemplate.load("general")
-    training = context_of(tokenizer, "concatenated", template=template)
+    ends = tokenizer.convert_tokens_to_ids(ENDS.get(name, [tokenizer.eos_token]))
+    training = context_of(tokenizer, "concatenated", template=template, end_ids=ends)
     episodes = list(expert_episodes(suite, TASKS, training, max_turns=7))
     assert len(episodes) == len(TASKS) and max(map(len, episodes)) > 2
+    assert {turn.response_ids[-1] for turns in episodes for turn in turns} == {ends[-1]}
     examples = training_examples(episodes, "concatenated")
 
     rows, _ = played_like(suite, training, episodes)
@@ -55,8 +79,46 @@ def test_tokens_are_equal_in_sft_in_rl_and_in_evaluation(name):
 
     protocol = Protocol(name="t", max_turns=7, history_length=0, temperature=0.0, context="concatenated")
     evaluation = protocol_context(protocol, ResponseArguments(prompt_template="general"), suite, tokenizer)
+    evaluation.end_ids = ends
     _, prompts = played_like(suite, evaluation, episodes)
     assert prompts and all(any(ids[: len(p)] == p for ids in examples["input_ids"]) for p in prompts)
+
+
+@pytest.mark.parametrize(
+    ("name", "ends", "taught"),
+    [
+        ("gemma_chat", ["</s>"], "</s>"),  # a base model, which does not end with the template's token
+        ("gemma_chat", ["</s>", "<end_of_turn>"], "<end_of_turn>"),
+        ("glm", ["<|endoftext|>", "<|user|>"], "<|user|>"),
+        ("glm", ["<|endoftext|>"], "<|endoftext|>"),
+    ],
+)
+def test_an_answer_ends_with_the_template_s_token_if_that_ends_a_response(name, ends, taught):
+    tokenizer, suite = TOKENIZERS[name](), ToySuite()
+    shown = DemonstrationArguments(episodes=2, max_turns=7, prompt_template="compact", context="concatenated")
+    rows = demonstrations(suite, tokenizer, shown, 0, tokenizer.convert_tokens_to_ids(ends))
+    assert len(rows) == 2 and {ids[-1] for ids in rows["labels"]} == {tokenizer.convert_tokens_to_ids(taught)}
+    headers = {"glm": "<|user|>", "gemma_chat": "<start_of_turn>user"}[name]
+    for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True):
+        ended = sum(label == ids[-1] for label in labels)
+        assert tokenizer.decode(ids).count(headers) == ended + (taught == headers)
+
+
+def test_the_ends_of_a_response_are_those_of_the_model(tmp_path, monkeypatch):
+    model, tokenizer = make_model(), toy_tokenizer()
+    model.config.eos_token_id = model.generation_config.eos_token_id = 5
+    save_whole(model, tokenizer, tmp_path, "m")
+    expected = [tokenizer.eos_token_id, 5]
+    args = ModelConfig(str(tmp_path))
+    (tmp_path / "generation_config.json").unlink()
+    assert end_ids_of(args, tokenizer) == expected
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    given = []
+    monkeypatch.setattr(imitation, "demonstrations", lambda *words: given.append(words[-1]) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        imitate(ToySuite(), DemonstrationArguments(), ImitationConfig(str(tmp_path / "out"), use_cpu=True), args)
+    assert given == [[*expected, 6]]
+    assert end_ids_of(ModelConfig("tiny"), tokenizer) == expected[:1]
 
 
 def test_a_mistake_is_shown_and_not_learned():

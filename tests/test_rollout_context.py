@@ -20,6 +20,7 @@ from rollout_parts import (
     info,
     step,
 )
+from tokenizer_families import FAMILIES
 
 from epo_trl.rollout import ChatTemplateError, PromptTemplate, RolloutSettings, episode_to_row, play_episodes
 from epo_trl.rollout.context import TurnView
@@ -222,6 +223,17 @@ def test_an_answer_is_closed_once(closing, eos, said, appended):
     grown = build(context, PAST[:1], last_response_ids=response).ids
     assert tokenizer.decode(grown).startswith(appended + "\n<|im_start|>user\nsee: here")
     assert ids_of(tokenizer, appended) == grown[: len(ids_of(tokenizer, appended))]
+
+
+@pytest.mark.parametrize("said", ["<|endoftext|>", "<|user|>", ""])
+def test_the_header_that_ends_an_answer_stands_there_once(said):
+    """Nothing else closes an answer (GLM-4)."""
+    tokenizer = FAMILIES["glm"]()
+    ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|user|>"])
+    context = context_of(tokenizer, "concatenated", end_ids=ends)
+    grown = build(context, PAST[:1], last_response_ids=ids_of(tokenizer, answer("go") + said)).ids
+    header = "" if said == "<|user|>" else "<|user|>"
+    assert tokenizer.decode(grown).startswith(header + "\nsee: here")
 
 
 def test_by_default_the_tokenizer_s_end_of_sequence_ends_a_response():

@@ -127,6 +127,13 @@ def gemma():
     return fast(backend, template, ["<unk>", "<s>", "</s>", *marks], other, eos="<end_of_turn>", bos_token="<s>")
 
 
+def glm():
+    """Byte-level; the header of the next message ends an answer."""
+    template = turns(("<|user|>\n", ""), ("<|assistant|>\n", ""), "<|assistant|>\n", "[gMASK]<sop>")
+    special = ["<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|assistant|>"]
+    return fast(byte_bpe(), template, special, eos="<|endoftext|>")
+
+
 def unigram():
     """Control tokens are pieces of the best score, and only the first part of a text begins with a blank."""
     backend = Tokenizer(models.Unigram())
@@ -166,5 +173,5 @@ def slow():
     return tokenizer
 
 
-FAMILIES = {build.__name__: build for build in (qwen, llama3, harmony, llama2, gemma, unigram, words, tiny, slow)}
-LOSSLESS = ("qwen", "llama3", "harmony", "gemma", "slow")  # decoding gives back every text
+FAMILIES = {build.__name__: build for build in (qwen, llama3, harmony, llama2, gemma, glm, unigram, words, tiny, slow)}
+LOSSLESS = ("qwen", "llama3", "harmony", "gemma", "glm", "slow")  # decoding gives back every text

@@ -26,7 +26,7 @@ from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.run_settings import check_training_arguments, uses_fsdp
 from epo_trl.long_runs.upload import check_upload
 from epo_trl.models import policy_for_training
-from epo_trl.models.load import sequence_limit
+from epo_trl.models.load import end_ids_of, sequence_limit
 from epo_trl.models.muon import make_muon
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
 from epo_trl.rollout.spec import EpisodeArguments, PromptArguments, ResponseArguments
@@ -56,13 +56,23 @@ class DemonstrationArguments(PromptArguments, EpisodeArguments):
     )
 
 
-def demonstrations(suite: TaskSuite, tokenizer: Any, args: DemonstrationArguments, seed: int) -> Dataset:
+def demonstrations(
+    suite: TaskSuite, tokenizer: Any, args: DemonstrationArguments, seed: int, end_ids: Sequence[int] = ()
+) -> Dataset:
     """Plays the expert and returns its successes, or with `keep_lost` all finished episodes, as training examples.
 
     A row is a turn (windowed context) or an episode (concatenated context). It has `input_ids`, and `labels` that are
     -100 except on the responses.
+
+    Args:
+        suite: The tasks.
+        tokenizer: Tokenizer of the policy.
+        args: Episodes and their format.
+        seed: Seed for the expert and for the choice of prompt tokens that become labels.
+        end_ids: Ids of the tokens that end a response of the policy; by default the tokenizer's end of sequence.
     """
-    context = args.build_context(suite, tokenizer, args.few_shot_of(suite), args.context, args.history_length)
+    shots = args.few_shot_of(suite)
+    context = args.build_context(suite, tokenizer, shots, args.context, args.history_length, end_ids=end_ids)
     ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
     if not ids:
         raise InputError(
@@ -281,7 +291,9 @@ def imitate(
     check_upload(args)
     with run_lock(args):
         policy = policy_for_training(model_args, args, suite, shown.template_for(suite))
-        rows = demonstrations(suite, policy["processing_class"], shown, args.seed)
+        tokenizer = policy["processing_class"]
+        ends = end_ids_of(model_args, tokenizer, args.trust_remote_code)
+        rows = demonstrations(suite, tokenizer, shown, args.seed, ends)
         check_length(rows, args.max_length)
         trainer = ImitationTrainer(suite, shown, args=args, train_dataset=rows, **policy)
         check_length(rows, sequence_limit(trainer.model.config), "max_position_embeddings")

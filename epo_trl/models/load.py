@@ -15,7 +15,14 @@ from typing import Any
 import torch
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.trainer.utils import create_model_from_path
 
@@ -23,6 +30,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
+from epo_trl.models.generate import end_ids
 from epo_trl.models.names import COPIES, DEFAULT_SIZE, check_model_name, tiny_size
 from epo_trl.models.tiny import build_model, build_tokenizer
 
@@ -315,6 +323,22 @@ def get_attention(model: PreTrainedModel) -> str:
 def tokenizer_of(model_args: ModelConfig, trust_remote_code: bool = False) -> Any:
     """Loads the tokenizer of a model or an adapter without its weights."""
     return _load_own_tokenizer(*_find(model_args), model_args, trust_remote_code)
+
+
+def end_ids_of(model_args: ModelConfig, tokenizer: Any, trust_remote_code: bool = False) -> list[int]:
+    """Returns the tokens that end a response of a model or an adapter, without loading its weights."""
+    name, adapter = _find(model_args)
+    if tiny_size(name):
+        return end_ids(tokenizer, None)
+    revision = model_args.model_revision
+    if adapter is not None:
+        name, revision = adapter.base, adapter.base_revision
+    try:
+        own = GenerationConfig.from_pretrained(name, revision=revision)
+    except OSError:  # as `from_pretrained` of a model without that file
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+        own = GenerationConfig.from_model_config(config)
+    return end_ids(tokenizer, own.eos_token_id)
 
 
 def load_tokenizer(path: str, **kwargs: Any) -> Any:

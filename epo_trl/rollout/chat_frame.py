@@ -30,12 +30,15 @@ class ChatFrame:
         closing: Text after the first user message, up to the start of the assistant's answer.
         between: Text after an answer, up to the start of the next message. It begins with the end-of-turn token.
         reply_closing: Same as `closing`, for every later message.
+        ending: Text after the last answer of a conversation. Empty if only the header of the next message, with which
+            `between` begins, ends an answer (GLM-4).
     """
 
     opening: str
     closing: str
     between: str
     reply_closing: str
+    ending: str
 
     @classmethod
     def of(cls, tokenizer: Any, reply_role: str = "user", **chat_template_kwargs: Any) -> ChatFrame:
@@ -57,7 +60,7 @@ class ChatFrame:
         chat_template_kwargs = _with_fixed_date(tokenizer, chat_template_kwargs)
         advice = "; use context: windowed or action_format: tags" if reply_role == "tool" else ""
 
-        def apply(texts: Sequence[str], **reply: str) -> str:
+        def apply(texts: Sequence[str], asks: bool = True, **reply: str) -> str:
             messages: list[dict[str, str]] = [
                 {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)
             ]
@@ -65,7 +68,7 @@ class ChatFrame:
                 message |= {"role": reply_role, **reply}
             try:
                 return tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, **chat_template_kwargs
+                    messages, tokenize=False, add_generation_prompt=asks, **chat_template_kwargs
                 )
             except (JinjaError, TypeError) as error:
                 roles = ", ".join(message["role"] for message in messages)
@@ -87,7 +90,8 @@ class ChatFrame:
             raise ChatTemplateError(
                 f"processing_class: the chat template names the tool beside what it returned{advice}"
             )
-        return cls(opening, closing, whole[2], reply_closing)
+        ending = apply(_PROBE[:2], asks=False).rpartition(_PROBE[1])[2]
+        return cls(opening, closing, whole[2], reply_closing, ending)
 
 
 def _with_fixed_date(tokenizer: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -148,6 +148,11 @@ class ContextBuilder:
         return [] if self.is_windowed else [*before, *prompt.ids, *response_ids]
 
     @property
+    def answer_end(self) -> int:
+        """Token that ends an answer: that of the chat template if it ends responses, else the end of sequence."""
+        return next((token for token in self._closing_marks if token in self.end_ids), self.tokenizer.eos_token_id)
+
+    @property
     def answer_start(self) -> str:
         """Start of every answer that the chat template writes itself: `"<think>"`, or `""` for most templates."""
         return "<think>" if self.frame.closing.rstrip().endswith("<think>") else ""
@@ -202,17 +207,18 @@ class ContextBuilder:
         return Prompt(ids, dropped_turns=wanted - kept)
 
     def _ended(self, response: Sequence[int]) -> int:
-        """Returns the number of closing tokens that the response already contains.
+        """Returns the number of closing tokens that must not follow the response.
 
         One or more tokens close an answer. A response that was not truncated has sampled all of them, or another
-        end token instead.
+        end token instead. Where the next message's header ends an answer, that header follows the other token.
         """
         ends = [i for i, token in enumerate(self._closing_marks) if token in self.end_ids]
         closing = self._closing_marks[: ends[-1] + 1 if ends else 1]
         for count in range(len(closing), 0, -1):
             if list(response[-count:]) == closing[:count]:
                 return count
-        return len(closing) if response and response[-1] in self.end_ids else 0
+        is_closed = response and response[-1] in self.end_ids and self.frame.ending.strip()
+        return len(closing) if is_closed else 0
 
     def _text(self, view: TurnView, kept: int) -> str:
         taken = len(view.history)

@@ -149,8 +149,7 @@ def _with_mistake(action: str, known: set[str], info: Info, rate: float, chance:
 def _encode(turns: Sequence[ExpertTurn], context: ContextBuilder, answer: str) -> list[Demonstration]:
     actions = [turn.action if context.is_windowed else turn.played for turn in turns]
     values = [{"thought": turn.thought, "action": action} for turn, action in zip(turns, actions, strict=True)]
-    end = context.tokenizer.eos_token_id
-    answers = [[*ids, end] for ids in context.encode(answer.removeprefix(context.answer_start), values)]
+    answers = [[*ids, context.answer_end] for ids in context.encode(answer.removeprefix(context.answer_start), values)]
     views = [turn.view for turn in turns]
     prompts = context.build(views) if context.is_windowed else _appended(views, answers, context)
     return [
