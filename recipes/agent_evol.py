@@ -56,7 +56,7 @@ from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.long_runs.upload import check_upload
 from epo_trl.models import policy_for_training
-from epo_trl.models.load import end_ids_of, sequence_limit, tokenizer_of
+from epo_trl.models.load import config_of, end_ids_of, sequence_limit, tokenizer_of
 from epo_trl.models.names import tiny_size
 from epo_trl.rollout.demonstrations import Demonstration
 from epo_trl.rollout.spec import ResponseArguments
@@ -230,6 +230,8 @@ def main(line: CommandLine) -> None:
         ends = end_ids_of(model_args, tokenizer, args.trust_remote_code)
         expert = demonstrations(suite, tokenizer, options, args.seed, ends)
         check_length(expert, args.max_length)
+        limit = sequence_limit(config_of(model_args, args.trust_remote_code))
+        check_length(expert, limit, "max_position_embeddings")
         evaluate_round(args, 0, suite, player, options)
         for number in range(1, options.rounds + 1):
             folder = os.path.join(args.output_dir, f"round-{number}")
@@ -242,7 +244,6 @@ def main(line: CommandLine) -> None:
                 suite, options, demonstrated=len(expert), args=round_args, train_dataset=data, **policy
             )
             trainer.own_successes = len(own)
-            check_length(expert, sequence_limit(trainer.model.config), "max_position_embeddings")
             trainer.train_to_end()
             if trainer.preempted:
                 raise SystemExit(EXIT_CODE)

@@ -116,6 +116,11 @@ def test_what_would_go_wrong_after_hours_of_play_is_said_first(tmp_path, recipe,
     whole = ["--context", "concatenated", "--prompt_template", "plain", "--max_prompt_length", "70"]
     cut = recipe("agent_evol.py", *options, "--max_completion_length", "20", "--max_length", "100", *whole)
     assert cut.returncode == 1 and re.search("max_length: expected 104 .*got 100: .* demonstrations are", cut.stderr)
+    config = json.loads((warm / "config.json").read_text())
+    (warm / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 100}))
+    cut = recipe("agent_evol.py", *options, "--max_completion_length", "20", *whole)
+    assert cut.returncode == 1 and re.search("max_position_embeddings: expected 104 .*got 100", cut.stderr)
+    (warm / "config.json").write_text(json.dumps(config))
     assert not (tmp_path / "evolved").exists() or not list((tmp_path / "evolved").rglob("successes_*"))
     monkeypatch.setattr("epo_trl.rollout.running_episode.RunningEpisode.to_episode", aborted_episode)
     down = recipe("agent_evol.py", *options, "--max_completion_length", "20")

@@ -327,18 +327,26 @@ def tokenizer_of(model_args: ModelConfig, trust_remote_code: bool = False) -> An
 
 def end_ids_of(model_args: ModelConfig, tokenizer: Any, trust_remote_code: bool = False) -> list[int]:
     """Returns the tokens that end a response of a model or an adapter, without loading its weights."""
-    name, adapter = _find(model_args)
-    if tiny_size(name):
+    if tiny_size(model_args.model_name_or_path):
         return end_ids(tokenizer, None)
-    revision = model_args.model_revision
-    if adapter is not None:
-        name, revision = adapter.base, adapter.base_revision
+    name, revision = _find_weights(model_args)
     try:
         own = GenerationConfig.from_pretrained(name, revision=revision)
     except OSError:  # as `from_pretrained` of a model without that file
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
-        own = GenerationConfig.from_model_config(config)
+        own = GenerationConfig.from_model_config(config_of(model_args, trust_remote_code))
     return end_ids(tokenizer, own.eos_token_id)
+
+
+def config_of(model_args: ModelConfig, trust_remote_code: bool = False) -> Any:
+    """Loads the configuration of a saved model, or of the base of an adapter."""
+    name, revision = _find_weights(model_args)
+    return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+
+
+def _find_weights(model_args: ModelConfig) -> tuple[str, str | None]:
+    """Returns name and revision of a saved model, or of the base of an adapter."""
+    name, adapter = _find(model_args)
+    return (name, model_args.model_revision) if adapter is None else (adapter.base, adapter.base_revision)
 
 
 def load_tokenizer(path: str, **kwargs: Any) -> Any:
