@@ -23,6 +23,7 @@ from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.cli.training import train
 from epo_trl.envs.toy import ToySuite
 from epo_trl.long_runs import upload
+from epo_trl.long_runs.checkpoint_files import find_corruption
 from epo_trl.long_runs.upload import UploadError
 from epo_trl.models import load_policy, load_tokenizer
 
@@ -146,6 +147,23 @@ def test_what_is_pushed_is_the_whole_adapter_with_its_card(tmp_path, monkeypatch
     assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "README.md"} <= files
     assert "a LoRA adapter on the base model" in card and "## Citation" in card
     assert not [name for name in files if name.endswith((".part", ".tmp"))]
+
+
+def test_an_uploaded_checkpoint_is_complete(tmp_path, monkeypatch):
+    found = []
+
+    class Hub:
+        def create_repo(self, name, **_):
+            return SimpleNamespace(repo_id=f"me/{name}")
+
+        def upload_folder(self, *, folder_path, path_in_repo=None, **_):
+            if path_in_repo == "last-checkpoint":
+                found.append((Path(folder_path).name, find_corruption(folder_path, contents=True)))
+            return SimpleNamespace(done=lambda: True)
+
+    monkeypatch.setattr(transformers.trainer, "hf_api", Hub)
+    make_warm_start(tmp_path / "agent", [[5, 6, 7, 8]], push_to_hub=True, hub_strategy="checkpoint").train()
+    assert found == [("checkpoint-1", None), ("checkpoint-2", None)]
 
 
 def test_a_failed_upload_is_repeated_without_training(tmp_path, monkeypatch):

@@ -65,6 +65,7 @@ SEAMS = [
     Seam("_get_grad_norm", "self, model, grad_norm=None"),
     Seam("_save_checkpoint", "self, model, trial"),
     Seam("_load_optimizer_and_scheduler", "self, checkpoint"),
+    Seam("_push_from_checkpoint", "self, checkpoint_folder"),
     Seam("_load_rng_state", "self, checkpoint"),
     Seam("_get_train_sampler", "self, dataset=None"),
     Seam(

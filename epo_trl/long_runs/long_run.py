@@ -107,10 +107,7 @@ class LongRun(Trainer):
         return model_digest(rows, "rows")
 
     def _send_telemetry(self) -> None:
-        """Lets TRL send telemetry to huggingface.co only if the model is from the Hub.
-
-        A run of `tiny`, or of a model in a local folder, makes no network request.
-        """
+        """Lets TRL send telemetry only for a model from the Hub: `tiny` and a local folder make no network request."""
         if may_be_hub_id(self.model.config.name_or_path):
             super()._send_telemetry()
 
@@ -335,7 +332,7 @@ class LongRun(Trainer):
         if self.args.should_save:
             shutil.rmtree(folder, ignore_errors=True)  # left by a save that was interrupted
         self.accelerator.wait_for_everyone()
-        with self._without_rotation():  # which deletes the last complete checkpoint before this one is complete
+        with self._without_rotation(upload=False):  # neither before this checkpoint is complete
             super()._save_checkpoint(model, trial)
         self._save_rank_state(folder)
         if self.args.should_save:
@@ -344,15 +341,18 @@ class LongRun(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             write_manifest(folder)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(folder)
 
     @contextmanager
-    def _without_rotation(self) -> Iterator[None]:
-        """Keeps transformers from deleting checkpoints."""
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
+    def _without_rotation(self, upload: bool = True) -> Iterator[None]:
+        """Keeps transformers from deleting checkpoints, and without `upload` from uploading them."""
+        limit, push = self.args.save_total_limit, self.args.push_to_hub
+        self.args.save_total_limit, self.args.push_to_hub = None, push and upload
         try:
             yield
         finally:
-            self.args.save_total_limit = limit
+            self.args.save_total_limit, self.args.push_to_hub = limit, push
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """Ends training; keeps the last checkpoint, which transformers deletes beside the best with a limit of 1."""
