@@ -1,7 +1,7 @@
 """One rank of `test_distributed.py`: `python distributed_worker.py RUN,RUN,... FOLDER`, with torch's variables.
 
-A run is `{ddp,zero3}-METHOD[-ARGUMENT]` and writes to the folder of that name. One launch serves many: most of its time
-is imports.
+A run is `{ddp,zero3,fsdp}-METHOD[-ARGUMENT]` and writes to the folder of that name. One launch serves many: most of
+its time is imports.
 
 `grpo`: step 1 trains on episodes made by hand, so that one process can do the same; steps 2 and 3 play. Rank 0's games
 end after one turn, rank 1's after three, so rank 0 has to go on generating while it has nothing to play.
@@ -13,10 +13,10 @@ end after one turn, rank 1's after three, so rank 0 has to go on generating whil
 inside the policy's own.
 
 `ppo-CRITIC`: steps 1 to 3 train on episodes made by hand, 4 and 5 play; `resume-CRITIC`: those alone,
-from its checkpoint. `end-CRITIC`: the whole run, when only the final save is left to do.
+from its checkpoint. `end-CRITIC`: the whole run, when only the final save is left to do. CRITIC is a kind of critic, or
+`adapters` for a policy and a separate critic with an adapter each.
 
-`half-KIND`: one RL step of PPO in bfloat16 with weights that are loaded in parts, as by the 8-GPU recipes. KIND is a
-critic, or `adapters` for a policy and a separate critic with one each.
+`half-CRITIC`: one RL step of PPO in bfloat16 with weights that are loaded in parts, as by the 8-GPU recipes.
 
 `dapo-ROUNDS`: three batches of three groups, the second on both ranks, of games whose outcome goes by the task;
 `again-ROUNDS`: the rest of that run, from its checkpoint inside the second batch.
@@ -45,7 +45,9 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import torch
 import torch.distributed as dist
+import yaml
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedType
 from local_server import make_served
 from method_table import CASES, config_of
 from method_table import PPO as WITH_CRITIC
@@ -99,7 +101,7 @@ ZERO3 = {
     "gradient_clipping": "auto",
 }
 # Where accelerate was launched with a config of its own, that is what holds.
-DEEPSPEED = {"ddp": None, "zero3": None if "ACCELERATE_USE_DEEPSPEED" in os.environ else ZERO3}
+DEEPSPEED = {"ddp": None, "fsdp": None, "zero3": None if "ACCELERATE_USE_DEEPSPEED" in os.environ else ZERO3}
 
 
 class KeepWeights(TrainerCallback):
@@ -121,7 +123,7 @@ def gathered(model: Any) -> dict[str, torch.Tensor]:
 
         with deepspeed.zero.GatheredParameters(list(named.values())):
             return {name: p.detach().cpu().clone() for name, p in named.items()}
-    return {name: p.detach().cpu().clone() for name, p in named.items()}
+    return {name: getattr(p, "full_tensor", lambda p=p: p)().detach().cpu().clone() for name, p in named.items()}
 
 
 class OneFaultySuite(ToySuite):
@@ -180,6 +182,21 @@ def leave(rank: int, folder: Path, weights: Any, result: Any) -> None:
     (folder / f"rank{rank}.json").write_text(json.dumps(result))
 
 
+def shard_by_fsdp() -> None:
+    """Sets accelerate up as its launcher does with the shipped config. It would shard over GPUs alone."""
+    config = yaml.safe_load((Path(__file__).parents[1] / "accelerate_configs" / "fsdp2.yaml").read_text())
+    os.environ |= {"ACCELERATE_USE_FSDP": "true"}
+    os.environ |= {name.upper(): str(value) for name, value in config["fsdp_config"].items()}
+    start_state = PartialState.__init__
+
+    def as_on_gpus(self: PartialState, *args: Any, **kwargs: Any) -> None:
+        start_state(self, *args, **kwargs)
+        if "ACCELERATE_USE_FSDP" in os.environ and self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type = DistributedType.MULTI_GPU
+
+    PartialState.__init__ = as_on_gpus  # type: ignore[method-assign]
+
+
 def forget_the_mode() -> None:
     """Another mode may follow in the same processes."""
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -201,6 +218,13 @@ def end_ppo(rank: int, mode: str, folder: Path, critic: str) -> None:
     train_ppo(rank, mode, folder, critic, run=first / "run", checkpoint="end")
 
 
+def with_critic(critic: str) -> dict[str, Any]:
+    """Returns the settings of a kind of critic."""
+    if critic != "adapters":
+        return {"critic": critic}
+    return {"critic_use_peft": True, "peft_config": LoraConfig(target_modules="all-linear")}
+
+
 def train_ppo(
     rank: int, mode: str, folder: Path, critic: str, run: Path | None = None, checkpoint: str | None = None
 ) -> None:
@@ -213,8 +237,8 @@ def train_ppo(
         save_steps=3,
         deepspeed=DEEPSPEED[mode],
         callbacks=[keep],
-        critic=critic,
-        **PPO,
+        **with_critic(critic),
+        **{**PPO, **({"optim": "adamw_torch"} if mode == "fsdp" else {})},  # plain SGD has no state to be saved
     )
     share = ROWS // WORLD
     inject_ppo(trainer, slice(rank * share, (rank + 1) * share), rollouts=0 if checkpoint else 3)
@@ -227,12 +251,9 @@ def train_ppo(
     leave(rank, folder, {"third": keep.weights, "last": gathered(trainer.model)}, result)
 
 
-def train_half(rank: int, mode: str, folder: Path, kind: str) -> None:
+def train_half(rank: int, mode: str, folder: Path, critic: str) -> None:
     path = folder / "start"
     saved(make_model().to(torch.bfloat16), path)
-    own: dict[str, Any] = {"critic": kind}
-    if kind == "adapters":
-        own = {"critic_use_peft": True, "peft_config": LoraConfig(target_modules="all-linear")}
     trainer = make_ppo(
         folder / "run",
         model=str(path),
@@ -240,7 +261,8 @@ def train_half(rank: int, mode: str, folder: Path, kind: str) -> None:
         bf16=True,
         deepspeed={**ZERO3, "bf16": {"enabled": "auto"}},
         **CUT,
-        **{**PPO, **own, "max_steps": 1},
+        **with_critic(critic),
+        **{**PPO, "max_steps": 1},
     )
     assert any("ds_id" in vars(p) for p in trainer.model.parameters())
     share = ROWS // WORLD
@@ -464,6 +486,8 @@ def main() -> None:
         mode, method, *arguments = run.split("-")
         own = Path(folder) / run
         own.mkdir(exist_ok=True)
+        if mode == "fsdp":
+            shard_by_fsdp()
         METHODS[method](rank, mode, own, *arguments)
         dist.barrier()
         forget_the_mode()

@@ -1,4 +1,4 @@
-"""Two processes on the CPU, DDP over gloo and DeepSpeed ZeRO-3: they agree, do not hang, and equal one process."""
+"""Two processes on the CPU, by DDP over gloo, DeepSpeed ZeRO-3 or FSDP2: they agree, do not hang, equal one process."""
 
 import json
 import shutil
@@ -36,6 +36,7 @@ MODES = ["ddp", pytest.param("zero3", marks=needs_deepspeed)]
 RUNS = ["ddp-grpo", "ddp-guards-nonfinite", "ddp-ppo-separate", "ddp-ppo-value_head"]
 RUNS += ["ddp-dapo-30", "ddp-again-30", "ddp-dapo-1", "ddp-table", "ddp-unshared"]
 RUNS += ["ddp-ahead-batch", "ddp-ahead-lag", "ddp-ahead-again", "ddp-ahead-dead"]
+RUNS += ["fsdp-ppo-separate", "fsdp-ppo-adapters"]
 RUNS_OF_DEEPSPEED = ["zero3-grpo", "zero3-guards-sigterm", "zero3-ppo-separate", "zero3-ppo-value_head"]
 RUNS_OF_DEEPSPEED += ["zero3-nucleus-tied", "zero3-nucleus-untied"]
 RUNS_OF_DEEPSPEED += ["zero3-half-separate", "zero3-half-value_head", "zero3-half-adapters"]
@@ -345,11 +346,13 @@ def test_ranks_resume_bit_equal_with_a_critic_and_end_once(launched, tmp_path):
         shutil.copytree(launched(run)[0], tmp_path / run)
     launch("distributed_worker.py", resumed + ended, tmp_path)
     for run, *again in zip(runs, resumed, ended, strict=True):
-        _, _, (weights, _) = launched(run)
+        _, (result, _), (weights, _) = launched(run)
+        assert (result["kind"] == "DistributedType.FSDP") == run.startswith("fsdp")
         assert difference(weights["third"], weights["last"]) > 1e-4
         for name in again:
             assert difference(torch.load(tmp_path / name / "weights0.pt")["last"], weights["last"]) == 0.0
         end = tmp_path / run / "run"
-        for name in ("model.safetensors", CRITIC_FILE):
+        weights_file = "adapter_model.safetensors" if run.endswith("adapters") else "model.safetensors"
+        for name in (weights_file, CRITIC_FILE):
             assert (end / name).read_bytes() == (end / "checkpoint-5" / name).read_bytes()
         assert (end / FINISHED).is_file() and not (end / LOCK).exists()

@@ -25,7 +25,7 @@ from epo_trl.methods import Batch, CriticValues, MicroBatch, TokenScores
 from epo_trl.models.critic import attach_critic, critic_aside
 from epo_trl.objectives import value_loss
 from epo_trl.trainers.batches import row_ids
-from epo_trl.trainers.critic.file import check_critic_file, critic_prefix, load_critic, save_critic
+from epo_trl.trainers.critic.file import check_critic_file, check_critic_kind, critic_prefix, load_critic, save_critic
 from epo_trl.trainers.critic.final_states import final_states, final_values
 from epo_trl.trainers.critic.optimizer import clip_separately, critic_rate, delay_policy, separate_critic_groups
 from epo_trl.trainers.critic.setup import copy_of_policy, hide_critic, make_critic
@@ -206,6 +206,10 @@ class EPOPPOTrainer(EPOTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         path = check_critic_file(resume_from_checkpoint)
+        if self.is_fsdp_enabled:  # FSDP's file holds policy and critic
+            check_critic_kind(path, self.critic)
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
         with critic_aside(self.model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         load_critic(path, self.critic)
