@@ -168,7 +168,7 @@ class TestWebShopData(EnvContract):
         self.path = write_release(tmp_path)
 
     def make_suite(self):
-        return WebShopData(self.path, n_iid=1, n_dev=1)
+        return WebShopData(self.path, instructions="human", n_iid=1, n_dev=1)  # one synthetic goal cannot be met
 
 
 def play(suite, player, split="iid", turns=15):
