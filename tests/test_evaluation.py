@@ -304,6 +304,7 @@ def test_games_with_the_same_ids_but_other_settings_or_contents_are_not_compared
     with pytest.raises(InputError, match="compare_to: expected the same games.*other contents"):
         read_reports(str(path), settings | {"contents": "b"})
     assert read_reports(str(path), settings | {"contents": "b", "splits": ["iid", "ood"]})
+    assert read_reports(str(path), settings | {"environment": {"games_seed": "0", "of_a_later_version": "1"}})
     path.write_text(json.dumps(content | {"settings": {}}))
     assert read_reports(str(path), settings)
 

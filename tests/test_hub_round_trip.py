@@ -189,6 +189,8 @@ def test_a_failed_upload_is_repeated_without_training(tmp_path, monkeypatch):
     before = (tmp_path / "agent" / "model.safetensors").read_bytes()
     assert run(push_to_hub=True) == before and not outcomes, "uploaded by the second command"
     assert run(push_to_hub=True) == before and len(steps) == 1, "nothing is left to do for a third"
+    outcomes.append(None)
+    assert run(push_to_hub=True, hub_model_id="other") == before and not outcomes, "another place"
 
 
 def test_a_run_that_cannot_be_uploaded_is_refused_before_the_expert_plays(tmp_path, monkeypatch):

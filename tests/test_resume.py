@@ -60,6 +60,8 @@ def test_differences_are_told_by_name_and_both_values():
         "lr: 0.1 in the checkpoint, 0.2 now",
     ]
     assert differences(saved, saved) == []
+    older, newer = {"environment": {"games": "data"}}, {"environment": {"games": "generated", "of_a_later_version": 1}}
+    assert differences(older, newer) == ["environment.games: 'data' in the checkpoint, 'generated' now"]
 
 
 @pytest.mark.parametrize(

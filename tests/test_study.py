@@ -130,7 +130,8 @@ def test_a_run_is_not_continued_with_other_settings_unless_they_say_so(study, ca
     assert study(arms={"good": {**arm, "entropy": 2.0}}, **one) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
         "epo-trl: error: runs/mine/good-seed1 was begun with other settings (entropy: nothing there, 2.0 now); restore "
-        "them, delete the folder, or use another --runs-dir and --results-dir"
+        "them, set resume_with_changes: true for its arm, delete the folder, or use another --runs-dir and "
+        "--results-dir"
     )
     assert not kept().exists() and starts() == {"good-seed1": 1}
     assert study(arms={"good": {**arm, "entropy": 2.0, "resume_with_changes": True}}, **one) == 0

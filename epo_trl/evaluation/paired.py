@@ -83,9 +83,9 @@ def _check_same_games(path: str, found: Mapping[str, Any], games: Mapping[str, A
     here = games["environment"]
     there = found.get("environment", here)
     differ = [
-        f"{name} {there.get(name)!r} there, {here.get(name)!r} now"
-        for name in sorted(there.keys() | here.keys())
-        if there.get(name) != here.get(name)
+        f"{name} {there[name]!r} there, {here[name]!r} now"
+        for name in sorted(there.keys() & here.keys())  # a later version may have more settings
+        if there[name] != here[name]
     ]
     # One digest covers all lists, so those of other lists say nothing.
     if found.get("splits") == games["splits"] and found.get("contents", games["contents"]) != games["contents"]:

@@ -54,9 +54,7 @@ class LongRunArguments:
     """How a run is resumed."""
 
     resume_with_changes: bool = option(
-        False,
-        "Resume from a checkpoint even though the number of processes or a setting that affects the result has "
-        "changed.",
+        False, "Resume although the number of processes or a setting that affects the result has changed."
     )
     trust_checkpoint: bool = option(
         False,
@@ -164,7 +162,7 @@ class LongRun(Trainer):
     def _start(self) -> str | bool | None:
         """Returns the newest checkpoint, or `resume_from_checkpoint` if the newest one was not trained from it."""
         asked, newest = self.args.resume_from_checkpoint, self.newest_checkpoint()
-        if newest and (asked in (None, "", True) or self._branch(newest) == self._relative(asked)):
+        if newest and (not asked or asked is True or self._branch(newest) == self._relative(asked)):
             return newest
         self._verified = None
         return asked
@@ -389,9 +387,12 @@ class LongRun(Trainer):
             self._saved_files = put_in_place(Path(room.folder), folder)
 
     def _upload(self, end: dict[str, Any]) -> None:
-        """Uploads the final model of a finished run, if that has not succeeded yet. Collective."""
-        if not self.args.push_to_hub or end.get("uploaded"):
-            return
-        base = self.model.config.name_or_path if is_peft_model(self.model) else None
-        on_main_process(self.args, partial(upload_model, self.args, str(self.hub_model_id), base))
-        on_main_process(self.args, partial(write_state, self._end_file, {**end, "uploaded": True}))
+        """Uploads the final model of a finished run, if it is not there yet. Collective."""
+        if self.args.push_to_hub:
+            on_main_process(self.args, partial(self._upload_once, end))
+
+    def _upload_once(self, end: dict[str, Any]) -> None:
+        place = [str(self.hub_model_id), self.args.hub_revision]
+        if end.get("uploaded") != place:
+            upload_model(self.args, place[0], self.model.config.name_or_path if is_peft_model(self.model) else None)
+            write_state(self._end_file, {**end, "uploaded": place})

@@ -200,12 +200,12 @@ def _plain(value: Any) -> Any:
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Returns one line per setting that differs, among those that both sides have."""
+    """Returns one line per setting that differs, among those that both sides have, also of the environment."""
     lines = []
     both = saved.keys() & now.keys()
     for name in sorted(both - {written for written, found in RESOLVED.items() if found in both}):
         old, new = saved[name], now[name]
-        if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        if isinstance(old, dict) and isinstance(new, dict) and (old.keys() == new.keys() or name == "environment"):
             lines += differences(old, new, f"{prefix}{name}.")
         elif old != new:
             lines.append(f"{prefix}{name}: {old!r} in the checkpoint, {new!r} now")

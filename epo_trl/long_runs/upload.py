@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partial
 from typing import Any
 
 from huggingface_hub import get_token, is_offline_mode, upload_folder
 
 from epo_trl.errors import EpoTrlError, InputError
+from epo_trl.long_runs.run_lock import on_main_process
 
 
 class UploadError(EpoTrlError, OSError):
@@ -18,9 +20,15 @@ class UploadError(EpoTrlError, OSError):
 def check_upload(args: Any) -> None:
     """Raises `InputError` for a run that is to be uploaded without a network or a token, before anything is played.
 
+    Collective: only the main process uploads, so only its network and token count.
+
     Args:
         args: Arguments of the transformers trainer.
     """
+    on_main_process(args, partial(_check_upload, args))
+
+
+def _check_upload(args: Any) -> None:
     later = "or train without push_to_hub and upload afterwards: the same command with it then uploads the final model"
     if args.push_to_hub and is_offline_mode():
         raise InputError(f"push_to_hub: expected a run that may reach the Hub, got HF_HUB_OFFLINE; unset it, {later}")

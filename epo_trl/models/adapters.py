@@ -27,7 +27,7 @@ from epo_trl.long_runs.checkpoint_files import FINISHED, what_model
 
 BASE = "base"
 NOTE = "made_from.txt"
-_CHECKPOINT = re.compile(r"(_abandoned-\d+-)?checkpoint-\d+")
+_CHECKPOINT = re.compile(r"last-checkpoint|(_abandoned-\d+-)?checkpoint-\d+")
 
 
 @dataclass(frozen=True)

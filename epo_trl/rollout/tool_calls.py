@@ -94,13 +94,22 @@ class ToolCalls:
 
     def _find_opener(self) -> str:
         """Returns the token or word with which the chat template starts every call, such as `<tool_call>`."""
-        call = {"type": "function", "function": {"name": _NAME, "arguments": {}}}
 
         def apply(**message: Any) -> str:
             messages = [{"role": "user", "content": "play"}, {"role": "assistant", **message}]
             return self.tokenizer.apply_chat_template(messages, tools=self.schemas, tokenize=False)
 
-        before, _, _ = apply(content="", tool_calls=[call]).partition(_NAME)
+        def call(arguments: Any) -> str:
+            function = {"name": _NAME, "arguments": arguments}
+            return apply(content="", tool_calls=[{"type": "function", "function": function}])
+
+        try:
+            shown = call({})
+        except TypeError:  # the template joins texts, such as DeepSeek-V3's
+            shown = call("{}")
+        before, name, _ = shown.partition(_NAME)
+        if not name:
+            return ""
         common = os.path.commonprefix([before, apply(content="answerhere")])
         word = next(iter(before.removeprefix(common).split()), "")
         return next(filter(word.startswith, control_tokens(self.tokenizer)), word)

@@ -212,8 +212,8 @@ def _need_same_settings(run: StudyRun) -> None:
     )
     if then != now:
         raise InputError(
-            f"{run.folder} was begun with other settings ({_differences(then, now)}); restore them, delete the folder, "
-            "or use another --runs-dir and --results-dir"
+            f"{run.folder} was begun with other settings ({_differences(then, now)}); restore them, set "
+            "resume_with_changes: true for its arm, delete the folder, or use another --runs-dir and --results-dir"
         )
 
 
