@@ -145,7 +145,7 @@ def encode_answer(context: ContextBuilder, thought: str, action: str) -> list[in
     """Returns the token ids of a response in the format required of a model."""
     answer = ANSWER.removeprefix(context.answer_start)
     (ids,) = context.encode(answer, [{"thought": thought, "action": action}])
-    return [*ids, context.tokenizer.eos_token_id]
+    return [*ids, context.answer_end]
 
 
 def play_protocol(args: EvaluationArguments, suite: TaskSuite) -> Protocol:

@@ -84,7 +84,7 @@ class Shopper:
         if not choices:
             return "nothing was found, so i search for less", f"search[{self._wish.query}]"
         best = max(choices, key=lambda row: len(self._named(row[1])))  # the first of equals
-        if rows and self._slips():
+        if self._slips():
             best, self._unchecked = self._rng.choice(rows), True
         self._opened, self._checked, self._clicked = best[0], self._named(best[1]), set()
         return "this one fits best", f"click[{best[0].lower()}]"
@@ -117,7 +117,7 @@ class Shopper:
         return "this is what is asked", _click(BUY)
 
     def _slips(self) -> bool:
-        return self._mistakes > 0 and self._rng.random() < self._mistakes
+        return self._rng.random() < self._mistakes
 
     def _named(self, text: str) -> set[str]:
         return {attribute for attribute in self._wish.attributes if attribute in text.lower()}
