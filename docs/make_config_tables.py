@@ -30,7 +30,7 @@ from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E
 from epo_trl.envs.scienceworld.env import EngineRules  # noqa: E402
 from epo_trl.envs.scienceworld.gold import GoldSettings  # noqa: E402
 from epo_trl.envs.scienceworld.host import JvmSettings  # noqa: E402
-from epo_trl.envs.webshop.arguments import WebShopArguments  # noqa: E402
+from epo_trl.envs.webshop import WebShopSuite  # noqa: E402
 from epo_trl.long_runs.long_run import LongRunArguments  # noqa: E402
 from epo_trl.rollout.few_shot import FewShotArguments  # noqa: E402
 from epo_trl.rollout.spec import (  # noqa: E402
@@ -59,7 +59,7 @@ TABLES = {
     "`EngineRules`: play in ScienceWorld": EngineRules,
     "`JvmSettings`: its Java processes": JvmSettings,
     "`GoldSettings`: its gold paths": GoldSettings,
-    "`WebShopArguments`: products and goals": WebShopArguments,
+    "`WebShopSuite`: products and goals": WebShopSuite,
     "`ToolsArguments`: environments of TRL's `environment_factory`": ToolsArguments,
     "`GymnasiumArguments`: environments of Gymnasium": GymnasiumArguments,
     "`OpenEnvArguments`: environments behind an OpenEnv server": OpenEnvArguments,

@@ -25,6 +25,7 @@ from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.credit_audit import AuditPlan
 from epo_trl.envs.pool import PoolSettings
 from epo_trl.envs.scienceworld.host import JvmSettings
+from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.memory.config import MeanTurn
@@ -136,6 +137,7 @@ SETTINGS = [
     PoolSettings,
     RolloutSettings,
     Run,
+    WebShopSuite,
 ]
 METHOD_CLASSES = {_load_class(slot, name) for slot, names in METHODS.items() for name in names}
 

@@ -12,7 +12,7 @@ from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.corridor import CorridorSuite
 from epo_trl.envs.scienceworld import EngineRules, ScienceWorldSuite
 from epo_trl.envs.toy import ToySuite
-from epo_trl.envs.webshop import GeneratedWebShop, ShopSettings
+from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.rollout import PromptTemplate, TemplateError
 from epo_trl.rollout.templates import PARTS, TEMPLATES, render
 
@@ -86,7 +86,8 @@ def test_the_corridor_shows_the_room_and_nothing_of_the_past():
 
 @pytest.mark.parametrize("name", WEBSHOP)
 def test_the_webshop_templates_show_the_page_and_what_can_be_done(name):
-    suite, template = GeneratedWebShop(ShopSettings(n_products=50, n_train=5, n_iid=0)), PromptTemplate.load(name)
+    suite = WebShopSuite(goods="generated", n_products=50, n_train=5, n_iid=0)
+    template = PromptTemplate.load(name)
     views = views_of(suite, ["search[sneakers]", "click[< prev]"])
     for observation, info in views:
         template.check(info)

@@ -23,16 +23,16 @@ def _alfworld(args: argparse.Namespace) -> int:
 
 
 def _webshop(args: argparse.Namespace) -> int:
-    from epo_trl.envs.webshop import GeneratedWebShop
+    from epo_trl.envs.webshop import WebShopSuite
     from epo_trl.envs.webshop.verify import verify_release, verify_shop
 
     if args.generated:
-        report = verify_shop(GeneratedWebShop(), args.goals)
+        lines, is_ok = verify_shop(WebShopSuite(goods="generated"), args.goals)
     else:
-        report = verify_release(args.path, args.catalogue, args.instructions, args.goals)
-    for line in report.lines:
+        lines, is_ok = verify_release(args.path, args.catalogue, args.instructions, args.goals)
+    for line in lines:
         say(line)
-    return 0 if report.ok else 1
+    return 0 if is_ok else 1
 
 
 def _parser() -> argparse.ArgumentParser:

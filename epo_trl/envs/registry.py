@@ -19,7 +19,7 @@ ENVIRONMENTS = {
     "scienceworld": "epo_trl.envs.scienceworld.arguments:ScienceWorldArguments",
     "tools": "epo_trl.envs.adapters.tools:ToolsArguments",
     "trap": "epo_trl.envs.trap:TrapSuite",
-    "webshop": "epo_trl.envs.webshop.arguments:WebShopArguments",
+    "webshop": "epo_trl.envs.webshop:WebShopSuite",
 }
 
 

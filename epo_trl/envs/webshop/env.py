@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
-from epo_trl.envs.webshop.products import Goal
-from epo_trl.envs.webshop.reward import Nouns, Score, score_purchase
-from epo_trl.envs.webshop.session import Session, Shop
+from epo_trl.envs.webshop.reward import Nouns, score_purchase, title_words
+from epo_trl.envs.webshop.session import Session
 
 
 class WebShopEnv(TextEnv):
@@ -23,24 +22,21 @@ class WebShopEnv(TextEnv):
     `chosen` (tuple of the chosen option values). Searches cannot be listed, so `admissible_actions` is `None`.
 
     Args:
-        open_shop: Returns the shop; called by the first `reset`.
-        find_goal: Returns the goal of a task id, or raises `EnvError`.
+        visit: Starts a visit for the goal of a task id. Raises `EnvError` for an unknown id.
         nouns: Function that lists the nouns of a title, see `score_purchase`.
     """
 
     is_deterministic = True
 
-    def __init__(
-        self, open_shop: Callable[[], Shop], find_goal: Callable[[str], Goal], nouns: Nouns | None = None
-    ) -> None:
-        self._open_shop, self._find_goal, self._nouns = open_shop, find_goal, nouns
+    def __init__(self, visit: Callable[[str], Session], nouns: Nouns = title_words) -> None:
+        self._visit, self._nouns = visit, nouns
         self._session: Session | None = None
         self._task_id = ""
 
     def copy(self) -> WebShopEnv:
         """Returns an independent environment in the same state; both share the shop."""
         twin = copy.copy(self)
-        twin._session = self._session and self._session.copy()
+        twin._session = copy.copy(self._session)
         return twin
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
@@ -52,8 +48,8 @@ class WebShopEnv(TextEnv):
         task_id = (options or {}).get("task_id")
         if not isinstance(task_id, str):
             raise EnvError(f"options: expected a task id such as {{'task_id': 'train/0'}}, got {options!r}")
-        self._session, self._task_id = Session(self._open_shop(), self._find_goal(task_id)), task_id
-        return self._session.text, self._info(self._session, None, accepted=True)
+        self._session, self._task_id = self._visit(task_id), task_id
+        return self._session.text, self._info(self._session, 0.0, accepted=True)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Returns `(observation, reward, terminated, truncated, info)`.
@@ -66,18 +62,17 @@ class WebShopEnv(TextEnv):
             raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
         accepted = session.act(action)
         bought = session.page == "done"
-        score = score_purchase(session.goal, session.item, session.chosen, self._nouns) if bought else None
-        reward = score.total if score else 0.0
-        return session.text, reward, bought, False, self._info(session, score, accepted)
+        reward = score_purchase(session.goal, session.item, session.chosen, self._nouns) if bought else 0.0
+        return session.text, reward, bought, False, self._info(session, reward, accepted)
 
-    def _info(self, session: Session, score: Score | None, accepted: bool) -> Info:
+    def _info(self, session: Session, reward: float, accepted: bool) -> Info:
         chosen = tuple(session.chosen.values())
         asin = session.product.asin if session.product else ""
         return {
             "admissible_actions": None,
             "accepted": accepted,
-            "won": score is not None and score.total == 1,
-            "score": 100 * score.total if score else 0.0,
+            "won": reward == 1,
+            "score": 100 * reward,
             "task": session.goal.instruction,
             "task_type": session.goal.product.category,
             "task_id": self._task_id,

@@ -7,28 +7,18 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated
 from zlib import crc32
 
-from epo_trl.bounds import Count, CountOrZero, Range, check_bounds
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.webshop.kinds import BRANDS, KINDS, Kind
-from epo_trl.envs.webshop.products import (
-    NO_BOUND,
-    Catalogue,
-    Goal,
-    Product,
-    Review,
-    draw_price_bound,
-    price_clause,
-)
+from epo_trl.envs.webshop.products import NO_BOUND, Goal, Product, draw_price_bound, price_clause
+from epo_trl.envs.webshop.session import Shop
 from epo_trl.envs.webshop.shopper import Wish
 
-SPLITS = ("train", "iid")
+ATTRIBUTES = 3  # of a product
 _TEST_SHARE = 5  # one in five products and one in five wishes belong to the test list
-_ATTRIBUTES = 3  # of a product
 _VALUES = 4  # of an option of a product
 _ATTEMPTS = 200  # draws per goal
 _LETTERS = "0123456789ABCDEFGHJKLMNPQRSTUVWXYZ"
@@ -51,71 +41,47 @@ _REVIEWS = (
 )
 
 
-@dataclass(frozen=True)
-class ShopSettings:
-    """Settings of a generated shop.
+@lru_cache(maxsize=4)
+def generate(
+    n_products: int, n_train: int, n_iid: int, *, hidden_attributes: int, seed: int, departments: tuple[str, ...] = ()
+) -> Shop:
+    """Generates a shop: the same for the same arguments, in every process.
+
+    A goal's list depends on its product and on its wish (kind, attributes, options), so the lists stay disjoint
+    whatever their lengths. The instructions of a list are all different.
 
     Args:
         n_products: Number of products.
-        n_train, n_iid: Number of goals of each list.
+        n_train, n_iid: Number of goals of each list. A list of 0 goals does not exist.
         hidden_attributes: Number of a product's three attributes that only its page of features shows.
         seed: Seed of the products and goals.
         departments: Departments whose kinds of product it sells; all if empty.
 
     Raises:
-        EpoTrlError: If a setting is invalid.
-    """
-
-    n_products: Annotated[int, Range(least=5)] = 1000
-    n_train: Count = 4000
-    n_iid: CountOrZero = 500
-    hidden_attributes: Annotated[int, Range(least=0, most=_ATTRIBUTES)] = 1
-    seed: int = 0
-    departments: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-        known = tuple(dict.fromkeys(kind.category for kind in KINDS))
-        unknown = [name for name in self.departments if name not in known]
-        if unknown:
-            raise EnvError(f"departments: expected names from {', '.join(known)}, got {unknown[0]!r}")
-
-    @property
-    def kinds(self) -> list[Kind]:
-        """The kinds of product that the shop sells."""
-        return [kind for kind in KINDS if kind.category in self.departments or not self.departments]
-
-
-@lru_cache(maxsize=4)
-def generate(settings: ShopSettings) -> Catalogue:
-    """Generates a shop: the same for the same settings, in every process.
-
-    A goal's list depends on its product and on its wish (kind, attributes, options), so the lists stay disjoint
-    whatever their lengths. The instructions of a list are all different.
-
-    Raises:
         EnvError: If there are too few products for that many goals.
     """
-    products = tuple(_product(settings, index) for index in range(settings.n_products))
+    kinds = [kind for kind in KINDS if kind.category in departments or not departments]
+    products = tuple(
+        _product(random.Random(f"webshop/{seed}/product/{i}"), kinds[i % len(kinds)], ATTRIBUTES - hidden_attributes)
+        for i in range(n_products)
+    )
     if len({product.asin for product in products}) < len(products):
         raise EnvError(f"n_products: expected a smaller number, got {len(products)}: two products have the same id")
-    goals = {split: _goals(settings, split, products) for split in SPLITS if getattr(settings, f"n_{split}")}
-    return Catalogue(products, goals)
+    sizes = {"train": n_train, "iid": n_iid}
+    return Shop(products, {split: _goals(seed, split, count, products) for split, count in sizes.items() if count})
 
 
-def _product(settings: ShopSettings, index: int) -> Product:
-    rng = random.Random(f"webshop/{settings.seed}/product/{index}")
-    kind = settings.kinds[index % len(settings.kinds)]
+def _product(rng: random.Random, kind: Kind, shown: int) -> Product:
+    """Draws a product, of whose attributes the title shows the first `shown`."""
     brand = rng.choice(BRANDS)
-    attributes = tuple(rng.sample(kind.attributes, _ATTRIBUTES))
-    shown = attributes[: _ATTRIBUTES - settings.hidden_attributes]
+    attributes = tuple(rng.sample(kind.attributes, ATTRIBUTES))
     low, high = kind.prices
     price = round(rng.uniform(low, high)) - 0.01
     features = [rng.choice(_FEATURES).format(attribute) for attribute in reversed(attributes)]  # the hidden ones first
     reviews = rng.sample(_REVIEWS, rng.randrange(len(_REVIEWS) + 1))
     return Product(
         asin="B0" + "".join(rng.choices(_LETTERS, k=8)),
-        title=", ".join([f"{brand} {kind.query}".title(), *shown]),
+        title=", ".join([f"{brand} {kind.query}".title(), *attributes[:shown]]),
         category=kind.category,
         query=kind.query,
         path=kind.path,
@@ -125,7 +91,7 @@ def _product(settings: ShopSettings, index: int) -> Product:
         features=tuple(features),
         options={name: _some(rng, values) for name, values in kind.options.items()},
         attributes=attributes,
-        reviews=tuple(Review(*review) for review in reviews),
+        reviews=tuple(reviews),
     )
 
 
@@ -135,9 +101,8 @@ def _some(rng: random.Random, values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(value for value in values if value in chosen)
 
 
-def _goals(settings: ShopSettings, split: str, products: tuple[Product, ...]) -> tuple[Goal, ...]:
-    rng = random.Random(f"webshop/{settings.seed}/goals/{split}")
-    count, is_test = getattr(settings, f"n_{split}"), split != "train"
+def _goals(seed: int, split: str, count: int, products: Sequence[Product]) -> tuple[Goal, ...]:
+    rng, is_test = random.Random(f"webshop/{seed}/goals/{split}"), split != "train"
     mine = [product for product in products if _is_test(product.asin) == is_test]
     found: dict[str, Goal] = {}
     for _ in range(_ATTEMPTS * count if mine else 0):
@@ -148,7 +113,7 @@ def _goals(settings: ShopSettings, split: str, products: tuple[Product, ...]) ->
         if len(found) == count:
             return tuple(found.values())
     raise EnvError(
-        f"n_{split}: expected at most about {len(found)} goals with {settings.n_products} products, got {count}; raise "
+        f"n_{split}: expected at most about {len(found)} goals with {len(products)} products, got {count}; raise "
         "n_products"
     )
 

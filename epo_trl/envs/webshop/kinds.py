@@ -48,28 +48,24 @@ class Kind:
 
 
 _WEAR_OPTIONS = {"color": COLORS, "size": _CLOTHES}
+_SHOE_OPTIONS = {"color": COLORS, "size": _SHOES}
 _CARE_OPTIONS = {"scent": _SCENTS, "size": _BOTTLES}
 _FOOD_OPTIONS = {"flavor": _FLAVORS, "size": _PACKS}
 _COLOR = {"color": COLORS}
 _COLOR_POWER = {"color": COLORS, "power": _POWERS}
+_COLOR_WIDTH = {"color": COLORS, "width": _WIDTHS}
 # department, categories, attributes, options, and the typical price of each kind in dollars
 _SHELVES: tuple[tuple[str, str, tuple[str, ...], Mapping[str, tuple[str, ...]], Mapping[str, int]], ...] = (
     ("fashion", "Clothing > Shirts & Tops", _WEAR, _WEAR_OPTIONS, {"t-shirt": 15, "hoodie": 35, "raincoat": 60}),
     ("fashion", "Clothing > Trousers", _WEAR, _WEAR_OPTIONS, {"leggings": 25, "shorts": 30}),
-    (
-        *("fashion", "Shoes > Everyday", _FEET, {"color": COLORS, "size": _SHOES}),
-        {"sneakers": 55, "boots": 90, "slippers": 20},
-    ),
+    ("fashion", "Shoes > Everyday", _FEET, _SHOE_OPTIONS, {"sneakers": 55, "boots": 90, "slippers": 20}),
     ("beauty", "Beauty > Skin Care", _SKIN, _CARE_OPTIONS, {"moisturizer": 18, "lotion": 12}),
     ("beauty", "Beauty > Hair Care", _SKIN, _CARE_OPTIONS, {"shampoo": 14, "conditioner": 16}),
     ("beauty", "Beauty > Makeup", _SKIN, _COLOR, {"eyeliner": 9, "lipstick": 8}),
     ("electronics", "Electronics > Audio", _TECH, _COLOR, {"headphones": 70, "speaker": 45}),
     ("electronics", "Electronics > Power", _TECH, _COLOR_POWER, {"charger": 22, "powerbank": 32}),
     ("electronics", "Electronics > Network", _TECH, _COLOR, {"router": 85, "webcam": 65}),
-    (
-        *("furniture", "Furniture > Tables", _ROOM, {"color": COLORS, "width": _WIDTHS}),
-        {"table": 120, "desk": 150},
-    ),
+    ("furniture", "Furniture > Tables", _ROOM, _COLOR_WIDTH, {"table": 120, "desk": 150}),
     ("furniture", "Furniture > Seats", _ROOM, _COLOR, {"stool": 75, "armchair": 140}),
     ("furniture", "Furniture > Light", _ROOM, _COLOR_POWER, {"lamp": 30, "chandelier": 55}),
     ("grocery", "Grocery > Snacks", _FOOD, _FOOD_OPTIONS, {"granola": 12, "popcorn": 16}),

@@ -11,15 +11,6 @@ _BOUNDS = tuple(10.0 * i for i in range(1, 100))  # dollars
 
 
 @dataclass(frozen=True, slots=True)
-class Review:
-    """A customer's review: its title, its stars (0 to 5) and its text."""
-
-    title: str
-    stars: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Product:
     """A product as its pages show it.
 
@@ -35,8 +26,7 @@ class Product:
         features: Lines of the page "Features".
         options: Values that can be chosen, by the name of the option, for example `{"color": ("red", "blue")}`.
         attributes: Properties that the reward compares. No page lists them.
-        reviews: Reviews of the page "Reviews".
-        rating: Mean rating as shown.
+        reviews: Title, stars (0 to 5) and text of each review on the page "Reviews".
     """
 
     asin: str
@@ -50,8 +40,7 @@ class Product:
     features: tuple[str, ...] = ()
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     attributes: tuple[str, ...] = ()
-    reviews: tuple[Review, ...] = ()
-    rating: str = "N.A."
+    reviews: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +60,6 @@ class Goal:
     attributes: tuple[str, ...]
     options: tuple[str, ...]
     price_bound: float
-
-
-@dataclass(frozen=True, slots=True)
-class Catalogue:
-    """The products of a shop, and its goals by split, in order."""
-
-    products: tuple[Product, ...]
-    goals: Mapping[str, tuple[Goal, ...]]
 
 
 def draw_price_bound(price: float, rng: random.Random) -> float:

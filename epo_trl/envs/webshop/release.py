@@ -7,47 +7,24 @@ import os
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product as combinations
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from epo_trl.bounds import CountOrZero, OneOf, check_bounds
 from epo_trl.envs.base import EnvError
-from epo_trl.envs.webshop.products import Catalogue, Goal, Product, draw_price_bound, price_clause
+from epo_trl.envs.webshop.products import Goal, Product, draw_price_bound, price_clause
+from epo_trl.envs.webshop.session import Shop
 
 INSTRUCTIONS = ("human", "synthetic")
+CATALOGUES = {"small": "_1000", "all": ""}  # the end of the files' names
 HUMAN_FILE = "items_human_ins.json"
-_SUFFIXES = {"small": "_1000", "all": ""}
 _SHUFFLE_SEED = 233  # the release's: so goal 0 is goal 0 of every other implementation
 _NO_PRICE = 100.0  # dollars, for a product without a price
 _HOW_TO_GET = (
     "Run the setup of the WebShop release (`./setup.sh -d small` or `-d all`) and set WEBSHOP_DATA or webshop_data to "
     "its folder `data`; or set goods to generated (--goods generated), which needs no download."
 )
-
-
-@dataclass(frozen=True)
-class ReleaseSettings:
-    """Choice of goals from the release.
-
-    Args:
-        folder: Folder of the JSON files.
-        catalogue: `"small"` (1,000 products) or `"all"` (1.18 million).
-        instructions: `"human"` (written by people) or `"synthetic"` (made from the products).
-        n_iid: Number of test goals: the first ones, as in the paper.
-        n_dev: Number of goals after those, which only the list `"dev"` has.
-    """
-
-    folder: str
-    catalogue: Annotated[str, OneOf(_SUFFIXES)] = "small"
-    instructions: Annotated[str, OneOf(INSTRUCTIONS)] = "synthetic"
-    n_iid: CountOrZero = 500
-    n_dev: CountOrZero = 1000
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 def data_folder(path: str | os.PathLike[str] | None = None) -> Path:
@@ -67,38 +44,44 @@ def data_folder(path: str | os.PathLike[str] | None = None) -> Path:
 
 def missing_files(folder: Path, catalogue: str) -> list[str]:
     """Returns the names of the release's files that are not in the folder."""
-    suffix = _SUFFIXES[catalogue]
+    suffix = CATALOGUES[catalogue]
     names = (f"items_shuffle{suffix}.json", f"items_ins_v2{suffix}.json", HUMAN_FILE)
     return [name for name in names if not (folder / name).is_file()]
 
 
 @lru_cache(maxsize=1)
-def load(settings: ReleaseSettings) -> Catalogue:
+def load(folder: Path, catalogue: str, instructions: str, n_iid: int, n_dev: int) -> Shop:
     """Reads the release. Prices that the release draws anew in every process are drawn once here, by product.
+
+    Args:
+        folder: Folder of the JSON files.
+        catalogue: `"small"` (1,000 products) or `"all"` (1.18 million).
+        instructions: `"human"` (written by people) or `"synthetic"` (made from the products).
+        n_iid: Number of test goals: the first ones, as in the paper.
+        n_dev: Number of goals after those, which only the list `"dev"` has.
 
     Raises:
         EnvError: If a file is missing or cannot be read, or too few goals are left to train on.
     """
-    folder, suffix = Path(settings.folder), _SUFFIXES[settings.catalogue]
-    missing = missing_files(folder, settings.catalogue)
+    missing, suffix = missing_files(folder, catalogue), CATALOGUES[catalogue]
     if missing:
-        raise EnvError(f"{folder}: {', '.join(missing)} is missing (catalogue: {settings.catalogue}). {_HOW_TO_GET}")
+        raise EnvError(f"{folder}: {', '.join(missing)} is missing (catalogue: {catalogue}). {_HOW_TO_GET}")
     texts = _read(folder / f"items_ins_v2{suffix}.json")
     found = _products(_read(folder / f"items_shuffle{suffix}.json"), texts)
-    if settings.instructions == "human":
+    if instructions == "human":
         goals = _human_goals(found, _read(folder / HUMAN_FILE))
     else:
         goals = _synthetic_goals(found, texts)
     random.Random(_SHUFFLE_SEED).shuffle(goals)
-    tests, first = settings.n_iid, settings.n_iid + settings.n_dev
+    first = n_iid + n_dev
     if len(goals) <= first:
         raise EnvError(
             f"n_dev: expected fewer goals for n_iid and n_dev than the {len(goals)} of {folder} (catalogue: "
-            f"{settings.catalogue}, instructions: {settings.instructions}), got {tests} and {settings.n_dev}; choose "
-            "smaller lists, or instructions: synthetic (people wrote few for the small catalogue)"
+            f"{catalogue}, instructions: {instructions}), got {n_iid} and {n_dev}; choose smaller lists, or "
+            "instructions: synthetic (people wrote few for the small catalogue)"
         )
-    lists = {"train": goals[first:], "iid": goals[:tests], "dev": goals[tests:first]}
-    return Catalogue(tuple(found), {split: tuple(part) for split, part in lists.items() if part})
+    lists = {"train": goals[first:], "iid": goals[:n_iid], "dev": goals[n_iid:first]}
+    return Shop(tuple(found), {split: tuple(part) for split, part in lists.items() if part})
 
 
 def _read(path: Path) -> Any:
@@ -153,9 +136,9 @@ def _human_goals(products: Iterable[Product], texts: Mapping[str, Any]) -> list[
             if row["instruction_attributes"]:
                 bound = draw_price_bound(item.price, random.Random(f"webshop bound {item.asin} {i}"))
                 text = row["instruction"].strip(".") + price_clause(bound)
-                goals.append(
-                    Goal(item, text, tuple(row["instruction_attributes"]), _values(row["instruction_options"]), bound)
-                )
+                options = row["instruction_options"]
+                values = tuple(options.values() if isinstance(options, Mapping) else options)
+                goals.append(Goal(item, text, tuple(row["instruction_attributes"]), values, bound))
     return goals
 
 
@@ -172,7 +155,3 @@ def _synthetic_goals(products: Iterable[Product], texts: Mapping[str, Any]) -> l
             text = row["instruction"] + (f" with {options}" if options else "") + price_clause(bound)
             goals.append(Goal(item, text, tuple(row["instruction_attributes"]), values, bound))
     return goals
-
-
-def _values(options: Mapping[str, str] | Sequence[str]) -> tuple[str, ...]:
-    return tuple(options.values() if isinstance(options, Mapping) else options)

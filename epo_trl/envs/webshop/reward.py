@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from epo_trl.envs.base import EnvError
@@ -25,42 +24,6 @@ _TOKEN = re.compile(r"\w+")
 _STOP_WORDS = frozenset(
     "a an and at by each for from in into is it its of on or our per the this to up with your".split()
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The parts of a reward.
-
-    Args:
-        total: Reward in [0, 1]; 1 is a success.
-        attributes: Number of the goal's attributes that the product has.
-        options: Number of the goal's option values that were chosen.
-        price: Whether the price is within the goal's bound.
-        kind: Factor `r_type`: whether the product is of the kind that the goal asks for.
-    """
-
-    total: float
-    attributes: int
-    options: int
-    price: bool
-    kind: float
-
-
-def score_purchase(goal: Goal, product: Product, chosen: Mapping[str, str], nouns: Nouns | None = None) -> Score:
-    """Computes the reward of a purchase.
-
-    Args:
-        goal: Goal of the task.
-        product: Product that was bought.
-        chosen: Chosen value of each option, by its name.
-        nouns: Function that lists the nouns of a title, with repetitions; `title_words` if `None`.
-    """
-    attributes = sum(has_attribute(product, wanted) for wanted in goal.attributes)
-    options = count_options(goal.options, tuple(chosen.values()))
-    price = product.price <= goal.price_bound
-    kind = kind_factor(goal.product, product, nouns or title_words)
-    share = (attributes + options + price) / (len(goal.attributes) + len(goal.options) + 1)
-    return Score(kind * share, attributes, options, price, kind)
 
 
 def has_attribute(product: Product, wanted: str) -> bool:
@@ -98,6 +61,7 @@ def title_words(title: str) -> tuple[str, ...]:
     return tuple(word for word in _WORD.findall(title.lower()) if word not in _STOP_WORDS)
 
 
+@lru_cache(maxsize=2)
 def spacy_nouns(model: str) -> Nouns:
     """Loads a spaCy model and returns a function that lists the nouns and proper nouns of a title in lower case.
 
@@ -119,6 +83,22 @@ def spacy_nouns(model: str) -> Nouns:
         return tuple(token.text.lower() for token in tagger(title) if token.pos_ in ("NOUN", "PROPN"))
 
     return nouns
+
+
+def score_purchase(goal: Goal, product: Product, chosen: Mapping[str, str], nouns: Nouns = title_words) -> float:
+    """Computes the reward of a purchase, in [0, 1]; 1 is a success.
+
+    Args:
+        goal: Goal of the task.
+        product: Product that was bought.
+        chosen: Chosen value of each option, by its name.
+        nouns: Function that lists the nouns of a title, with repetitions.
+    """
+    attributes = sum(has_attribute(product, wanted) for wanted in goal.attributes)
+    options = count_options(goal.options, tuple(chosen.values()))
+    price = product.price <= goal.price_bound
+    share = (attributes + options + price) / (len(goal.attributes) + len(goal.options) + 1)
+    return kind_factor(goal.product, product, nouns) * share
 
 
 def token_set_ratio(one: str, other: str) -> int:

@@ -43,8 +43,7 @@ class ProductIndex:
         scores = self._index.get_scores(words)
         found = numpy.flatnonzero(scores > 0)
         if len(found) > RESULTS:
-            least = numpy.partition(scores, -RESULTS)[-RESULTS]
-            found = numpy.flatnonzero(scores >= max(least, numpy.nextafter(0, 1, dtype=scores.dtype)))
+            found = numpy.flatnonzero(scores >= numpy.partition(scores, -RESULTS)[-RESULTS])
         return tuple(sorted(found.tolist(), key=lambda i: (-scores[i], i))[:RESULTS])
 
 

@@ -6,47 +6,46 @@ The pages are those of WebShop's text environment in the mode "text": the visibl
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from epo_trl.envs.webshop.products import Catalogue, Goal, Product
+from epo_trl.envs.webshop.products import Goal, Product
 from epo_trl.envs.webshop.search import ProductIndex
 
+PAGE_SIZE = 10  # products on a page of results, as in the release
 SEPARATOR = " [SEP] "
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
 SUB_PAGES = ("Description", "Features", "Reviews")
 _ACTION = re.compile(r"\s*(search|click)\s*\[(.+)\]", re.DOTALL)
 
 
+@dataclass(frozen=True, eq=False)
 class Shop:
-    """A catalogue with its search index, which is built on first use.
+    """The products of a shop, and its goals by split, in order."""
 
-    Args:
-        catalogue: Products and goals.
-        page_size: Number of products on a page of results.
-    """
-
-    def __init__(self, catalogue: Catalogue, page_size: int) -> None:
-        self.catalogue, self.page_size = catalogue, page_size
+    products: tuple[Product, ...]
+    goals: Mapping[str, tuple[Goal, ...]] = field(default_factory=dict)
 
     @cached_property
     def index(self) -> ProductIndex:
-        """The search index."""
-        return ProductIndex(self.catalogue.products)
+        """The search index, built on first use."""
+        return ProductIndex(self.products)
 
     @cached_property
     def by_asin(self) -> dict[str, Product]:
         """The products by their identifiers in lower case."""
-        return {product.asin.lower(): product for product in self.catalogue.products}
+        return {product.asin.lower(): product for product in self.products}
 
 
 @dataclass(slots=True)
 class Session:
-    """A visit, cheap to create, copy and step.
+    """A visit, cheap to create, copy (`copy.copy`) and step.
 
     Args:
         shop: Shop to visit.
         goal: Goal whose instruction every page shows.
+        page_size: Number of products on a page of results.
         page: `"search"`, `"results"`, `"item"`, one of `SUB_PAGES` or `"done"`.
         query: Words of the last search.
         number: Number of the page of results, from 1.
@@ -57,6 +56,7 @@ class Session:
 
     shop: Shop
     goal: Goal
+    page_size: int = PAGE_SIZE
     page: str = "search"
     query: str = ""
     number: int = 1
@@ -64,14 +64,11 @@ class Session:
     product: Product | None = None
     chosen: dict[str, str] = field(default_factory=dict)
 
-    def copy(self) -> Session:
-        """Returns an independent copy."""
-        return replace(self, chosen=dict(self.chosen))
-
     def act(self, action: str) -> bool:
         """Performs an action and returns whether the shop knew it; any other text changes nothing.
 
-        A search is possible from every page. Case is ignored, and so is white space that separates the parts of a name.
+        A search is possible from every page. A label may be in upper or lower case, with any white space between its
+        parts.
         """
         match = _ACTION.match(action)
         if match is None or self.page == "done":
@@ -120,7 +117,7 @@ class Session:
             case "item":
                 item = self.item
                 options = [text for name, values in item.options.items() for text in (name, *values)]
-                prices = f"Price: {item.price_tag}", f"Rating: {item.rating}"
+                prices = f"Price: {item.price_tag}", "Rating: N.A."  # the release's files have no ratings
                 return BACK, PREVIOUS, *options, item.title, *prices, *SUB_PAGES, BUY
         return BACK, PREVIOUS, *self._details
 
@@ -140,13 +137,13 @@ class Session:
 
     @property
     def _shown(self) -> list[Product]:
-        first = (self.number - 1) * self.shop.page_size
-        return [self.shop.catalogue.products[i] for i in self.found[first : first + self.shop.page_size]]
+        last = self.number * self.page_size
+        return [self.shop.products[i] for i in self.found[last - self.page_size : last]]
 
     @property
     def _turn_buttons(self) -> tuple[str, ...]:
         previous = (PREVIOUS,) if self.number > 1 else ()
-        return previous + ((NEXT,) if self.number * self.shop.page_size < len(self.found) else ())
+        return previous + ((NEXT,) if self.number * self.page_size < len(self.found) else ())
 
     @property
     def _details(self) -> tuple[str, ...]:
@@ -156,7 +153,7 @@ class Session:
                 return (item.description,) if item.description else ()
             case "Features":
                 return item.features
-        reviews = [text for r in item.reviews for text in (f'"{r.title}"', r.stars, r.text) if text]
+        reviews = [part for title, stars, text in item.reviews for part in (f'"{title}"', stars, text) if part]
         return tuple(reviews) or ("No reviews found",)
 
     def _label(self, argument: str) -> str | None:

@@ -98,8 +98,7 @@ class Shopper:
 
     def _inspect(self, info: Info) -> Step:
         labels = [action[len("click[") : -1] for action in info["actions"]]
-        done = self._clicked.union(info["chosen"])
-        open_options = [value for value in self._wish.options if value not in done]
+        open_options = [value for value in self._wish.options if value not in self._clicked]
         unread = set() if self._wish.asin or self._unchecked else set(self._wish.attributes) - self._checked
         if unread and "features" not in self._checked:
             self._checked.add("features")

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from epo_trl.envs.base import Expert
 from epo_trl.envs.webshop.release import data_folder, missing_files
 from epo_trl.envs.webshop.reward import count_options, score_purchase
 from epo_trl.envs.webshop.shopper import FirstResult
-from epo_trl.envs.webshop.webshop_suite import GeneratedWebShop, WebShopData
+from epo_trl.envs.webshop.webshop_suite import WebShopSuite
 
 TURNS = 15
 
 
-@dataclass(frozen=True, slots=True)
-class ShopReport:
-    """The result of a check: lines for a terminal, and whether all is well."""
-
-    lines: tuple[str, ...]
-    ok: bool
-
-
-def verify_release(path: str | None, catalogue: str, instructions: str, goals: int) -> ShopReport:
-    """Checks the files of the release below a folder, then its shop.
+def verify_release(path: str | None, catalogue: str, instructions: str, goals: int) -> tuple[list[str], bool]:
+    """Checks the files of the release below a folder, then its shop: see `verify_shop`.
 
     Raises:
         EnvError: If there is no folder, or a file cannot be read.
@@ -30,43 +20,46 @@ def verify_release(path: str | None, catalogue: str, instructions: str, goals: i
     folder = data_folder(path)
     missing = missing_files(folder, catalogue)
     if missing:
-        return ShopReport(tuple(f"missing: {folder / name}" for name in missing), ok=False)
-    return verify_shop(WebShopData(folder, catalogue, instructions), goals)
+        return [f"missing: {folder / name}" for name in missing], False
+    return verify_shop(WebShopSuite(webshop_data=str(folder), catalogue=catalogue, instructions=instructions), goals)
 
 
-def verify_shop(suite: GeneratedWebShop | WebShopData, goals: int) -> ShopReport:
+def verify_shop(suite: WebShopSuite, goals: int) -> tuple[list[str], bool]:
     """Checks that the first test goals can be met, and plays them with the expert and with the paper's rule.
 
     Args:
         suite: Suite with a test list.
         goals: Maximum number of test goals.
+
+    Returns:
+        Lines for a terminal, and whether all is well.
     """
     tasks = suite.task_ids("iid")[:goals]
-    best = [_best_score(suite, task_id) for task_id in tasks]
-    unmet = [task_id for task_id, score in zip(tasks, best, strict=True) if score < 1]
+    best = {task_id: _best_reward(suite, task_id) for task_id in tasks}
+    unmet = [task_id for task_id in tasks if best[task_id] < 1]
     sizes = ", ".join(f"{len(suite.task_ids(split))} {split}" for split in suite.splits)
     lines = [
         f"{suite.name}: goals: {sizes}",
         f"met by their own product: {len(tasks) - len(unmet)} of {len(tasks)} test goals",
+        *(f"not met: {task_id} (at most {100 * best[task_id]:.1f})" for task_id in unmet[:3]),
     ]
-    lines += [f"not met: {task_id} (at most {100 * _best_score(suite, task_id):.1f})" for task_id in unmet[:3]]
     for name, player in (("expert", suite.make_expert()), ("first result, no options", FirstResult())):
         score, won = _play(suite, player, tasks)
         lines.append(f"{name}: score {score:.1f}, success {100 * won:.1f} % in {TURNS} turns")
-    return ShopReport(tuple(lines), ok=bool(tasks) and not unmet)
+    return lines, bool(tasks) and not unmet
 
 
-def _best_score(suite: GeneratedWebShop | WebShopData, task_id: str) -> float:
-    """Returns the score of the goal's own product with the best choice of its options."""
+def _best_reward(suite: WebShopSuite, task_id: str) -> float:
+    """Returns the reward of the goal's own product with the best choice of its options."""
     goal = suite.goal(task_id)
     chosen: dict[str, str] = {}
     for name, values in goal.product.options.items():
-        counts = [count_options(goal.options, (*chosen.values(), value)) for value in values]
-        chosen[name] = values[counts.index(max(counts))]
-    return score_purchase(goal, goal.product, chosen, suite.nouns).total
+        others = tuple(chosen.values())
+        chosen[name] = max(values, key=lambda value: count_options(goal.options, (*others, value)), default="")
+    return score_purchase(goal, goal.product, chosen)
 
 
-def _play(suite: GeneratedWebShop | WebShopData, player: Expert, tasks: list[str]) -> tuple[float, float]:
+def _play(suite: WebShopSuite, player: Expert, tasks: list[str]) -> tuple[float, float]:
     """Returns the mean score (0 to 100) and the success rate of a player."""
     env, infos = suite.make_env(), []
     for task_id in tasks:
