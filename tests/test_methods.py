@@ -49,6 +49,9 @@ def named(method):
         ({"credit": named("Double")}, "credit: expected .* overrides `credit`, got 'method_examples:Double'"),
         ({"entropy_method": ["epo", "nothing"]}, "entropy_method: expected 'epo'.*got 'nothing'"),
         ({"entropy_method": ["epo", "epo"]}, "entropy_method: expected each method once, got 'epo' twice"),
+        ({"credit": ["grpo"]}, r"credit: expected 'grpo', .*, got \['grpo'\]"),
+        ({"entropy_method": {"ea": {}}}, "entropy_method: expected a name or a list of names, got {'ea': {}}"),
+        ({"entropy_method": 3}, "entropy_method: expected a name or a list of names, got 3"),
         ({"entropy_method": [3]}, r"entropy_method: expected a name or a list of names.*got \[3\]"),
         ({"policy_method": "epo_trl.methods.grpo:GRPO"}, "credit: expected one .*, got 'grpo' and 'epo_trl"),
         ({"policy_method": "nowhere:X"}, "policy_method: .*got 'nowhere:X', which cannot be imported .*ModuleNotFound"),
@@ -365,6 +368,7 @@ def test_a_method_does_nothing_by_itself():
     assert Method().modify_advantages(x, None).advantages is x and Method().ratio(x, x, None, None) is x
     assert Method().turn_rewards(None) is None and Method().keep_group(None) and Method().loss(None) is None
     assert Method().end_rl_step(None) == Method().state_dict() == Method().batch_state() == {}
+    assert Method().model_card_text() == "Method"
 
 
 def test_a_tally_of_numbers_and_tensors_is_kept_on_the_tensors_device():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -29,6 +29,8 @@ class AdaptiveEntropy(Method):
             own adaptive bonus uses 1.
     """
 
+    card: ClassVar[str] = "[adaptive entropy control](https://arxiv.org/abs/2505.22312), target {target:g}"
+
     target: NonNegative
     delta: NonNegative = 0.005
     start: NonNegative = 0.0
@@ -39,10 +41,6 @@ class AdaptiveEntropy(Method):
         if self.start > self.maximum:
             raise InputError(f"start: expected a number <= maximum ({self.maximum}), got {self.start}")
         self.coefficient, self.active = self.start, True
-
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and the target."""
-        return f"[adaptive entropy control](https://arxiv.org/abs/2505.22312), target {self.target:g}"
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
         """Returns the entropy bonus."""

@@ -24,13 +24,10 @@ class AEM(Method):
         temperature: T. The paper uses 1. With 0 all weights are 1.
     """
 
+    card: ClassVar[str] = "[AEM, adaptive entropy modulation](https://arxiv.org/abs/2605.00425), T {temperature:g}"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
     temperature: NonNegative = 1.0
-
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and T."""
-        return f"[AEM, adaptive entropy modulation](https://arxiv.org/abs/2605.00425), T {self.temperature:g}"
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Weights the advantages by the entropy of their turn."""

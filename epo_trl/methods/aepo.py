@@ -32,6 +32,7 @@ class AEPO(Method):
         epsilon_high: TRL's field; `None` means `epsilon`.
     """
 
+    card: ClassVar[str] = "[AEPO](https://arxiv.org/abs/2510.14545) without its branching rollout, alpha {alpha:g}"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
     config_fields: ClassVar[tuple[str, ...]] = ("epsilon", "epsilon_high")
 
@@ -39,10 +40,6 @@ class AEPO(Method):
     keep_clipped: bool = True
     epsilon: float = 0.2
     epsilon_high: float | None = None
-
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and alpha."""
-        return f"[AEPO](https://arxiv.org/abs/2510.14545) without its branching rollout, alpha {self.alpha:g}"
 
     def check(self, args: Any) -> None:
         """Rejects losses with another form of clipping, and settings that exclude tokens from the loss."""

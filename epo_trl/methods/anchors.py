@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
 from typing import Annotated, Any, ClassVar
@@ -18,6 +19,7 @@ from epo_trl.objectives.gae import rewards_to_go
 from epo_trl.types import Episode
 
 State = tuple[str, ...]
+Key = tuple[int, State]  # group and state
 ROUNDING = 1e-6  # relative: rewards are float32, and returns are sums of them
 
 
@@ -65,43 +67,56 @@ class Anchored(Method):
         count = self.anchor_turns if turns is None else turns
         return [tuple(seen[max(0, k - count + 1) : k + 1]) for k in range(len(seen))]
 
+    def keyed_returns(self, batch: Batch, gamma: float, turns: int | None = None) -> list[list[tuple[Key, float]]]:
+        """Returns, for each row, the key of each turn and the discounted reward from it on; none without a signal.
 
-def usable_rows(batch: Batch) -> list[tuple[int, int, Episode]]:
-    """Returns the row, group and episode of this rank's episodes with a signal."""
-    groups = batch.group_ids.tolist()
-    return [(i, groups[i], episode) for i, episode in enumerate(batch.episodes) if episode.is_usable]
+        Args:
+            batch: The batch.
+            gamma: Discount from turn to turn.
+            turns: See `states`.
+        """
+        returns = rewards_to_go(batch.turn_rewards.double(), gamma).tolist()
+        return [
+            [((group, state), row[k]) for k, state in enumerate(self.states(episode, turns)[:-1])]
+            if episode.is_usable
+            else []
+            for group, episode, row in zip(batch.group_ids.tolist(), batch.episodes, returns, strict=True)
+        ]
 
 
-def discounted_returns(batch: Batch, gamma: float) -> list[list[float]]:
-    """Returns the discounted reward from each turn on, for each row of the batch."""
-    rows: list[list[float]] = rewards_to_go(batch.turn_rewards.double(), gamma).tolist()
-    return rows
-
-
-def gather_by_key(pairs: Sequence[tuple[Any, float]], batch: Batch) -> dict[Any, list[float]]:
-    """Collects values by key over all ranks. Collective."""
-    gathered: dict[Any, list[float]] = defaultdict(list)
-    for key, value in batch.ranks.gather(list(pairs)):
+def gather_by_key(rows: Iterable[Iterable[tuple[Any, Any]]], batch: Batch) -> dict[Any, list[Any]]:
+    """Collects the values of this rank's rows of (key, value), by key over all ranks. Collective."""
+    gathered: dict[Any, list[Any]] = defaultdict(list)
+    for key, value in batch.ranks.gather([pair for row in rows for pair in row]):
         gathered[key].append(value)
     return gathered
 
 
-def relative(
-    value: float, others: Sequence[float], *, scale: bool, sample: bool = True, size: float | None = None
-) -> float:
-    """Returns a value minus the mean of its group, divided by its deviation if `scale`.
+def compare_by_key(
+    rows: Sequence[Sequence[tuple[Any, float]]],
+    batch: Batch,
+    *,
+    scale: bool,
+    sample: bool = True,
+    size: float | None = None,
+) -> list[list[float]]:
+    """Returns each value minus the mean of those with its key on all ranks, divided by their deviation if `scale`.
 
-    It is 0 if the value is alone, or if the group differs by rounding only.
+    It is 0 if the value is alone, or if the values differ by rounding only. Collective.
 
     Args:
-        value: A value of the group.
-        others: All values of the group, this one included.
+        rows: Rows of (key, value), those of this rank.
+        batch: The batch they belong to.
         scale: Whether to divide.
         sample: Whether the deviation is that of a sample (n - 1) or of a population (n).
         size: Magnitude of the numbers that the values are differences of; `None` if they are no differences.
     """
-    size = max(map(abs, others)) if size is None else size
-    if len(others) < 2 or max(others) - min(others) <= ROUNDING * size:
-        return 0.0
-    deviation = (stdev(others) if sample else pstdev(others)) + 1e-6 if scale else 1.0
-    return (value - fmean(others)) / deviation
+
+    def spread(values: list[float]) -> tuple[float, float]:
+        magnitude = max(map(abs, values)) if size is None else size
+        if len(values) < 2 or max(values) - min(values) <= ROUNDING * magnitude:
+            return values[0], math.inf
+        return fmean(values), (stdev(values) if sample else pstdev(values)) + 1e-6 if scale else 1.0
+
+    groups = {key: spread(values) for key, values in gather_by_key(rows, batch).items()}
+    return [[(value - groups[key][0]) / groups[key][1] for key, value in row] for row in rows]

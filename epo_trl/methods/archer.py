@@ -42,6 +42,7 @@ class ArCHer(Tallied):
             is not stored, because its next state is unknown.
     """
 
+    card: ClassVar[str] = "[ArCHer](https://arxiv.org/abs/2402.19446)"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.FEATURES, Need.TURN_REWARDS})
     config_fields: ClassVar[tuple[str, ...]] = ("seed",)
 
@@ -60,10 +61,6 @@ class ArCHer(Tallied):
         super().__post_init__()
         self.critics: TwinCritics | None = None  # created from the first turns
         self.tally = Tally("rl_steps", "q_loss", "v_loss", "turns", "q", "v", "advantage", "squared_advantage")
-
-    def model_card_text(self) -> str:
-        """Returns the method's name and its paper."""
-        return "[ArCHer](https://arxiv.org/abs/2402.19446)"
 
     def credit(self, batch: Batch) -> Credit:
         """Trains the critics on this batch and the replay buffer, and returns one advantage per turn. Collective."""

@@ -90,11 +90,7 @@ class CriticValues:
 
 
 def required(given: _Given | None, need: Need) -> _Given:
-    """Returns an input of a batch.
-
-    Raises:
-        InputError: If it is absent, because no method declares the need.
-    """
+    """Returns an input of a batch. Raises `InputError` if it is absent, because no method declares the need."""
     if given is None:
         raise InputError(f"needs: expected Need.{need.name} among those of a method that reads this, got none")
     return given
@@ -303,6 +299,7 @@ class Method:
     Attributes:
         needs: Inputs that the method requires.
         config_fields: Settings that are fields of the trainer's configuration, under the same names.
+        card: Text of the model card, in Markdown, with settings in braces; `""` gives the name of the class.
         cut: Probability above which a token belongs to the reference nucleus, with `Need.NUCLEUS`. All methods of a run
             share one value.
         top_p: Total probability of the policy's own nucleus, with `Need.TOP_P`. All methods of a run share one value.
@@ -311,6 +308,7 @@ class Method:
 
     needs: ClassVar[frozenset[Need]] = frozenset()
     config_fields: ClassVar[tuple[str, ...]] = ()
+    card: ClassVar[str] = ""
     cut: float
     top_p: float
     token_weight: float = 0.0
@@ -319,8 +317,8 @@ class Method:
         check_bounds(self)
 
     def model_card_text(self) -> str:
-        """Returns the model card's description of the method, in Markdown; `""` omits it."""
-        return type(self).__name__
+        """Returns `card` with the settings filled in. A method that returns `""` is not in the model card."""
+        return self.card.format_map(vars(self)) if self.card else type(self).__name__
 
     def check(self, args: Any) -> None:
         """Raises `ValueError`, with the reason, if the rest of the configuration is incompatible with the method."""

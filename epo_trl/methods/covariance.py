@@ -53,6 +53,7 @@ class ClipCov(Method):
         seed: Seed of the run.
     """
 
+    card: ClassVar[str] = "[Clip-Cov](https://arxiv.org/abs/2505.22617), share {share:g}"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
     config_fields: ClassVar[tuple[str, ...]] = ("seed",)
 
@@ -65,10 +66,6 @@ class ClipCov(Method):
         super().__post_init__()
         if not 0 <= self.low < self.high:
             raise InputError(f"low, high: expected numbers with 0 <= low < high, got {self.low} and {self.high}")
-
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and the share."""
-        return f"[Clip-Cov](https://arxiv.org/abs/2505.22617), share {self.share:g}"
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Sets the advantages of the drawn tokens to 0."""
@@ -107,15 +104,11 @@ class KLCov(Method):
         coefficient: Weight of the penalty. The paper uses 1.
     """
 
+    card: ClassVar[str] = "[KL-Cov](https://arxiv.org/abs/2505.22617), share {share:g}, coefficient {coefficient:g}"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
     share: Share = 2e-3
     coefficient: NonNegative = 1.0
-
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and settings."""
-        paper = "[KL-Cov](https://arxiv.org/abs/2505.22617)"
-        return f"{paper}, share {self.share:g}, coefficient {self.coefficient:g}"
 
     def check(self, args: Any) -> None:
         """Rejects a run in which the penalty would always be 0."""

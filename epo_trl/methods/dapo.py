@@ -34,6 +34,7 @@ class DAPO(Tallied):
         overlong_penalty: Largest penalty. The paper uses 1, with 1 for success and -1 for failure. 0 disables it.
     """
 
+    card: ClassVar[str] = "the dynamic sampling and overlong shaping of [DAPO](https://arxiv.org/abs/2503.14476)"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS})
     config_fields: ClassVar[tuple[str, ...]] = ("max_completion_length",)
 
@@ -45,10 +46,6 @@ class DAPO(Tallied):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.tally = Tally("overlong", "turns")
-
-    def model_card_text(self) -> str:
-        """Returns the method's name and its paper."""
-        return "the dynamic sampling and overlong shaping of [DAPO](https://arxiv.org/abs/2503.14476)"
 
     def check(self, args: Any) -> None:
         """Warns about TRL fields that differ from DAPO's values."""

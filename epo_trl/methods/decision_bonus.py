@@ -30,6 +30,7 @@ class DecisionBonus(Method):
         end_weight: Weight at the last RL step; `None` with a constant schedule.
     """
 
+    card: ClassVar[str] = "an entropy bonus on decision tokens, weight {weight:g}"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
     weight: NonNegative
@@ -45,10 +46,6 @@ class DecisionBonus(Method):
             raise InputError(
                 f"threshold, top_share: expected exactly one of them, got {self.threshold} and {self.top_share}"
             )
-
-    def model_card_text(self) -> str:
-        """Returns the method's name and weight."""
-        return f"an entropy bonus on decision tokens, weight {self.weight:g}"
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Marks the decision tokens; the advantages are unchanged."""

@@ -23,14 +23,11 @@ class EntropyAdvantage(Method):
         kappa: Bound of the bonus relative to the advantage. The paper uses 2.
     """
 
+    card: ClassVar[str] = "[entropy-based advantages](https://arxiv.org/abs/2506.14758), alpha {alpha:g}"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
     alpha: NonNegative = 0.4
     kappa: Annotated[float, Range(above=1)] = 2.0
-
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and alpha."""
-        return f"[entropy-based advantages](https://arxiv.org/abs/2506.14758), alpha {self.alpha:g}"
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Adds the entropy bonus to the advantages."""

@@ -28,16 +28,14 @@ class EMPG(Method):
             over the turns of the whole batch.
     """
 
+    card: ClassVar[str] = (
+        "[EMPG, entropy-modulated policy gradients](https://arxiv.org/abs/2509.09265), k {k:g}, zeta {zeta:g}"
+    )
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES, Need.GROUPS})
 
     k: NonNegative = 1.0
     zeta: NonNegative = 0.05
     center: bool = True
-
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and settings."""
-        paper = "[EMPG, entropy-modulated policy gradients](https://arxiv.org/abs/2509.09265)"
-        return f"{paper}, k {self.k:g}, zeta {self.zeta:g}"
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Modulates the advantages by the entropies of this and the next turn."""

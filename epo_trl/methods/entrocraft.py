@@ -31,6 +31,10 @@ class Entrocraft(Method):
         high_end: Upper edge at the last RL step. The authors use 0.5.
     """
 
+    card: ClassVar[str] = (
+        "[Entrocraft](https://arxiv.org/abs/2604.26326), entropy from [{low_start:g}, {high_start:g}] to "
+        "[{low_end:g}, {high_end:g}]"
+    )
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
     low_start: float = 0.6
@@ -45,12 +49,6 @@ class Entrocraft(Method):
                 raise InputError(
                     f"low_{part}, high_{part}: expected 0 <= low_{part} <= high_{part}, got {low} and {high}"
                 )
-
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and the band."""
-        paper = "[Entrocraft](https://arxiv.org/abs/2604.26326)"
-        start, end = f"[{self.low_start:g}, {self.high_start:g}]", f"[{self.low_end:g}, {self.high_end:g}]"
-        return f"{paper}, entropy from {start} to {end}"
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Drops advantages of one sign while the entropy is outside the band."""

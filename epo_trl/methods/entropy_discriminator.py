@@ -36,13 +36,10 @@ class ClipB(Method):
         mu: Number of standard deviations below the mean from which a token is removed. The authors use 2.5.
     """
 
+    card: ClassVar[str] = "[Clip_B](https://arxiv.org/abs/2602.03392), mu {mu:g}"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
     mu: NonNegative = 2.5
-
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and the threshold."""
-        return f"[Clip_B](https://arxiv.org/abs/2602.03392), mu {self.mu:g}"
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Sets the advantages of the removed tokens to 0."""
@@ -67,14 +64,11 @@ class ClipV(Method):
         max_share: Largest fraction of the batch's tokens to remove. The authors use 1e-4. 0 removes none.
     """
 
+    card: ClassVar[str] = "[Clip_V](https://arxiv.org/abs/2602.03392), mu {mu:g}, at most {max_share:g} of the tokens"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES, Need.DISCRIMINATOR})
 
     mu: NonNegative = 8.5
     max_share: Share = 1e-4
-
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and the settings."""
-        return f"[Clip_V](https://arxiv.org/abs/2602.03392), mu {self.mu:g}, at most {self.max_share:g} of the tokens"
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Sets the advantages of the removed tokens to 0."""

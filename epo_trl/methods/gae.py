@@ -17,15 +17,12 @@ from epo_trl.objectives.gae import generalized_advantages, rewards_to_go, turn_e
 class _GAE(Method):
     """Base class. The settings are the fields of `EPOPPOConfig` with the same names."""
 
+    card: ClassVar[str] = "[PPO](https://arxiv.org/abs/1707.06347) with a critic"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.VALUES})
     config_fields: ClassVar[tuple[str, ...]] = ("gamma", "gae_lambda")
 
     gamma: float = 1.0
     gae_lambda: float = 1.0
-
-    def model_card_text(self) -> str:
-        """Returns the method's name and its paper."""
-        return "[PPO](https://arxiv.org/abs/1707.06347) with a critic"
 
     def _over_episodes(self, batch: Batch, points: Tensor) -> Tensor:
         """Returns advantages over one chain per episode. Each turn is rewarded at its last decision point."""

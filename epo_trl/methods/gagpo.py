@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean
+from typing import ClassVar
 
 from epo_trl.bounds import Share
-from epo_trl.methods.anchors import Anchored, discounted_returns, gather_by_key, relative, usable_rows
+from epo_trl.methods.anchors import Anchored, compare_by_key, gather_by_key
 from epo_trl.methods.base import Batch
 
 
@@ -27,31 +28,23 @@ class GAGPO(Anchored):
         gae_lambda: Lambda of GAE.
     """
 
+    card: ClassVar[str] = "[GAGPO](https://arxiv.org/abs/2605.13217), lambda {gae_lambda:g}"
+
     gamma: Share = 0.95
     gae_lambda: Share = 0.95
 
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and lambda."""
-        return f"[GAGPO](https://arxiv.org/abs/2605.13217), lambda {self.gae_lambda:g}"
-
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
         """Returns the normalized advantages."""
-        returns, rewards = discounted_returns(batch, self.gamma), batch.turn_rewards.tolist()
-        states = {i: [(group, state) for state in self.states(e)[:-1]] for i, group, e in usable_rows(batch)}
-        groups = gather_by_key(
-            [(state, returns[i][k]) for i, row in states.items() for k, state in enumerate(row)], batch
-        )
-        rows: list[list[float]] = [[] for _ in batch.episodes]
-        for i, row in states.items():
+        keyed = self.keyed_returns(batch, self.gamma)
+        groups = gather_by_key(keyed, batch)
+        rows: list[list[tuple[int, float]]] = []
+        for turns, rewards in zip(keyed, batch.turn_rewards.tolist(), strict=True):
+            values = [*(fmean(groups[key]) for key, _ in turns), 0.0]
+            rows.append([])
             later = 0.0
-            values = [*(fmean(groups[state]) for state in row), 0.0]
-            for k in reversed(range(len(row))):
-                delta = rewards[i][k] + self.gamma * values[k + 1] - values[k]
+            for k, ((group, _), _) in reversed(list(enumerate(turns))):
+                delta = rewards[k] + self.gamma * values[k + 1] - values[k]
                 later = delta + self.gamma * self.gae_lambda * later
-                rows[i].insert(0, later)
-        whole = gather_by_key([(row[0][0], value) for i, row in states.items() for value in rows[i]], batch)
+                rows[-1].insert(0, (group, later))
         size = max((abs(value) for values in groups.values() for value in values), default=0.0)
-        return [
-            [relative(value, whole[states[i][0][0]], scale=True, size=size) for value in row]
-            for i, row in enumerate(rows)
-        ]
+        return compare_by_key(rows, batch, scale=True, size=size)

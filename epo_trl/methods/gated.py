@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from epo_trl.bounds import Finite, NonNegative
 from epo_trl.errors import InputError
@@ -27,16 +27,14 @@ class Gated(Tallied, GRPO):
         weight: Factor on the environment's own rewards.
     """
 
+    card: ClassVar[str] = "[gated rewards](https://arxiv.org/abs/2508.10548) above {threshold:g}, weight {weight:g}"
+
     threshold: Finite
     weight: NonNegative
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.tally = Tally("opened", "episodes")
-
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and settings."""
-        return f"[gated rewards](https://arxiv.org/abs/2508.10548) above {self.threshold:g}, weight {self.weight:g}"
 
     def check(self, args: Any) -> None:
         """Rejects environment rewards that bypass the gate."""

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from epo_trl.bounds import NonNegative, Share
-from epo_trl.methods.anchors import (
-    Anchored,
-    discounted_returns,
-    gather_by_key,
-    relative,
-    usable_rows,
-)
+from epo_trl.methods.anchors import Anchored, compare_by_key
 from epo_trl.methods.base import Batch, Credit
 from epo_trl.methods.grpo import GRPO
 
@@ -36,13 +31,11 @@ class GiGPO(Anchored):
             default of the authors' code, `mean_norm`, does not divide.
     """
 
+    card: ClassVar[str] = "[GiGPO](https://arxiv.org/abs/2505.10978)"
+
     gamma: Share = 0.95
     step_weight: NonNegative = 1.0
     scale: bool = True
-
-    def model_card_text(self) -> str:
-        """Returns the method's name and its paper."""
-        return "[GiGPO](https://arxiv.org/abs/2505.10978)"
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per turn."""
@@ -51,18 +44,4 @@ class GiGPO(Anchored):
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
         """Returns `A_S`."""
-        returns = discounted_returns(batch, self.gamma)
-        keys = {
-            (i, k): (group, state)
-            for i, group, episode in usable_rows(batch)
-            for k, state in enumerate(self.states(episode)[:-1])
-        }
-        anchors = gather_by_key([(key, returns[i][k]) for (i, k), key in keys.items()], batch)
-        return [
-            [
-                relative(returns[i][k], anchors[keys[i, k]], scale=self.scale)
-                for k in range(len(episode.turns))
-                if (i, k) in keys
-            ]
-            for i, episode in enumerate(batch.episodes)
-        ]
+        return compare_by_key(self.keyed_returns(batch, self.gamma), batch, scale=self.scale)

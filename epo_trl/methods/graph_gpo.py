@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from epo_trl.bounds import NonNegative, Range
-from epo_trl.methods.anchors import Anchored, gather_by_key, relative, usable_rows
+from epo_trl.methods.anchors import Anchored, compare_by_key, gather_by_key
 from epo_trl.methods.base import Batch, Credit
 from epo_trl.methods.grpo import GRPO
 from epo_trl.types import Episode
@@ -34,12 +34,10 @@ class GraphGPO(Anchored):
         step_weight: Weight of `A_G`. The authors' code uses 1.
     """
 
+    card: ClassVar[str] = "[GraphGPO](https://arxiv.org/abs/2605.26684), omega {omega:g}"
+
     omega: Annotated[float, Range(above=0, below=1)] = 0.1
     step_weight: NonNegative = 1.0
-
-    def model_card_text(self) -> str:
-        """Returns the method's name and its paper."""
-        return f"[GraphGPO](https://arxiv.org/abs/2605.26684), omega {self.omega:g}"
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per turn."""
@@ -48,27 +46,13 @@ class GraphGPO(Anchored):
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
         """Returns `A_G`."""
-        edges = {i: [(group, *edge) for edge in self._edges(episode)] for i, group, episode in usable_rows(batch)}
-        by_group: dict[int, list[tuple[Any, Any]]] = defaultdict(list)
-        for group, start, end in batch.ranks.gather([edge for row in edges.values() for edge in row]):
-            by_group[group].append((start, end))
-        distances = {group: distances_to_success(pairs) for group, pairs in by_group.items()}
-        worth = {i: [self._worth(distances[group], end) for group, _, end in row] for i, row in edges.items()}
-        starts = gather_by_key(
-            [
-                ((g, start), value)
-                for i, row in edges.items()
-                for (g, start, _), value in zip(row, worth[i], strict=True)
-            ],
-            batch,
-        )
-        rows: list[list[float]] = [[] for _ in batch.episodes]
-        for i, row in edges.items():
-            rows[i] = [
-                relative(value, starts[group, start], scale=True)
-                for (group, start, _), value in zip(row, worth[i], strict=True)
-            ]
-        return rows
+        edges = [
+            [(group, edge) for edge in self._edges(episode)] if episode.is_usable else []
+            for group, episode in zip(batch.group_ids.tolist(), batch.episodes, strict=True)
+        ]
+        distances = {group: distances_to_success(found) for group, found in gather_by_key(edges, batch).items()}
+        worth = [[((group, start), self._worth(distances[group], end)) for group, (start, end) in row] for row in edges]
+        return compare_by_key(worth, batch, scale=True)
 
     def _edges(self, episode: Episode) -> list[tuple[Any, Any]]:
         states: list[Any] = list(self.states(episode))

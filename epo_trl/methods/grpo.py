@@ -12,11 +12,8 @@ from epo_trl.methods.base import Batch, Credit, Method, Need
 class GRPO(Method):
     """Assigns the episode's group-relative advantage to each of its tokens."""
 
+    card: ClassVar[str] = "[GRPO](https://arxiv.org/abs/2402.03300)"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS})
-
-    def model_card_text(self) -> str:
-        """Returns the method's name and its paper."""
-        return "[GRPO](https://arxiv.org/abs/2402.03300)"
 
     def credit(self, batch: Batch) -> Credit:
         """Returns TRL's advantages, equal for all tokens of an episode."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -21,13 +21,11 @@ class TurnGSPO(Method):
     otherwise each token keeps its own.
     """
 
-    def model_card_text(self) -> str:
-        """Returns the method's name and its paper."""
-        return "[GSPO](https://arxiv.org/abs/2507.18071) with a ratio per turn"
+    card: ClassVar[str] = "[GSPO](https://arxiv.org/abs/2507.18071) with a ratio per turn"
 
     def check(self, args: Any) -> None:
-        """Warns if every ratio is 1 because a batch gets only one update."""
-        if args.num_iterations == 1 and args.steps_per_generation <= args.gradient_accumulation_steps:
+        """Warns if every ratio is 1 because each batch gets only one update."""
+        if args.gradient_accumulation_steps % args.micro_steps_per_rl_step == 0:
             warnings.warn(
                 "policy_method: got 'gspo' with one update per batch. Every ratio is then 1, and 'gspo' has no effect. "
                 "Increase num_iterations, or set steps_per_generation above gradient_accumulation_steps.",

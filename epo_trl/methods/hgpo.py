@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from epo_trl.bounds import Count, Finite, Share
-from epo_trl.methods.anchors import Anchored, discounted_returns, gather_by_key, relative, usable_rows
+from epo_trl.methods.anchors import Anchored, compare_by_key
 from epo_trl.methods.base import Batch
 
 
@@ -26,37 +27,29 @@ class HGPO(Anchored):
         scale: Whether to divide `A_k` by the standard deviation of its group. True in the paper's runs.
     """
 
+    card: ClassVar[str] = "[HGPO](https://arxiv.org/abs/2602.22817), up to {anchor_turns} observations"
+
     anchor_turns: Count = 3
     gamma: Share = 0.95
     alpha: Finite = 1.0
     base_group: bool = False
     scale: bool = True
 
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and its depth."""
-        return f"[HGPO](https://arxiv.org/abs/2602.22817), up to {self.anchor_turns} observations"
-
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
         """Returns the weighted mean over the depths."""
-        returns = discounted_returns(batch, self.gamma)
-        keys = {  # a turn has as many depths as observations before and with it
-            (i, k, depth): (group, depth, states[k])
-            for i, group, episode in usable_rows(batch)
+        by_depth = [
+            compare_by_key(self.keyed_returns(batch, self.gamma, depth), batch, scale=self.scale, sample=False)
             for depth in range(1, self.anchor_turns + 1)
-            for states in [self.states(episode, depth)]
-            for k in range(depth - 1, len(episode.turns))
-        }
-        groups = gather_by_key([(key, returns[i][k]) for (i, k, _), key in keys.items()], batch)
-        rows: list[list[float]] = [[] for _ in batch.episodes]
-        for i, _, episode in usable_rows(batch):
-            base = [(0, float(batch.group_advantages[i]))] if self.base_group else []
-            for k in range(len(episode.turns)):
-                depths = range(1, min(self.anchor_turns, k + 1) + 1)
-                found = [
-                    (depth, relative(returns[i][k], groups[keys[i, k, depth]], scale=self.scale, sample=False))
-                    for depth in depths
-                ]
-                rows[i].append(self._weighted_mean([*base, *found]))
+        ]
+        rows = []
+        for i, whole in enumerate(batch.group_advantages.tolist()):
+            base = [(0, whole)] if self.base_group else []
+            # A turn has as many depths as observations before and with it.
+            steps = [
+                [(depth, by_depth[depth - 1][i][k]) for depth in range(1, min(self.anchor_turns, k + 1) + 1)]
+                for k in range(len(by_depth[0][i]))
+            ]
+            rows.append([self._weighted_mean([*base, *step]) for step in steps])
         return rows
 
     def _weighted_mean(self, advantages: list[tuple[int, float]]) -> float:

@@ -24,6 +24,7 @@ class HighEntropy(Method):
         share: Fraction of the tokens with a policy gradient. The paper uses 0.2. 1 keeps all.
     """
 
+    card: ClassVar[str] = "[high-entropy tokens](https://arxiv.org/abs/2506.01939) alone, share {share:g}"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
     share: PositiveShare = 0.2
@@ -35,10 +36,6 @@ class HighEntropy(Method):
                 f"top_entropy_quantile: expected 1.0 with 'high-entropy', got {args.top_entropy_quantile}: both select "
                 "tokens by entropy"
             )
-
-    def model_card_text(self) -> str:
-        """Returns the paper and the share."""
-        return f"[high-entropy tokens](https://arxiv.org/abs/2506.01939) alone, share {self.share:g}"
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Sets the advantages of the other tokens to 0."""

@@ -82,9 +82,9 @@ def build_methods(args: Any, *, critic: bool) -> Methods:
     made: dict[str, Method] = {}
     for slot, names in named.items():
         for name in names:
+            method_class = _load_class(slot, name)
             if name in made:
                 raise InputError(f"{slot}: expected each method once, got {name!r} twice")
-            method_class = _load_class(slot, name)
             _check_needs(slot, name, method_class, args, critic)
             made[name] = _build(slot, name, method_class, args)
     for name in args.method_kwargs:
@@ -142,9 +142,9 @@ def _value(name: str, kind: Any, value: Any) -> Any:
 def _load_class(slot: str, name: str) -> type[Any]:
     known = METHODS[slot]
     expected = ", ".join([*map(repr, known), "or 'module:Class' for your own"])
-    module, _, attribute = known.get(name, name).partition(":") if isinstance(name, str) else ("", "", "")
+    module, _, attribute = known.get(str(name), str(name)).partition(":")
     if not module or not attribute:
-        other = next((field for field, names in METHODS.items() if name in names), None)
+        other = next((field for field, names in METHODS.items() if str(name) in names), None)
         hint = f" ({name!r} belongs to {other})" if other else ""
         raise InputError(f"{slot}: expected {expected}{hint}, got {name!r}")
     if str(Path.cwd()) not in sys.path:  # last, so that nothing in it hides a library
@@ -201,12 +201,12 @@ def _check_kinds(methods: Methods, args: Any, critic: bool) -> None:
 
 def _check_nucleus(methods: Methods, args: Any) -> None:
     """Rejects methods with different nuclei, and a reference policy that changes during the run."""
-    cuts = {name: method.cut for name, method in methods.items() if Need.NUCLEUS in method.needs}
-    if len(set(cuts.values())) > 1:
-        raise InputError(f"method_kwargs: expected one cut for all methods, got {cuts}: the nucleus is computed once")
-    own = {name: method.top_p for name, method in methods.items() if Need.TOP_P in method.needs}
-    if len(set(own.values())) > 1:
-        raise InputError(f"method_kwargs: expected one top_p for all methods, got {own}: the nucleus is computed once")
+    for need, setting in ((Need.NUCLEUS, "cut"), (Need.TOP_P, "top_p")):
+        given = {name: getattr(method, setting) for name, method in methods.items() if need in method.needs}
+        if len(set(given.values())) > 1:
+            raise InputError(
+                f"method_kwargs: expected one {setting} for all methods, got {given}: the nucleus is computed once"
+            )
     if methods.readers_of_reference and args.sync_ref_model:
         raise InputError(
             f"sync_ref_model: expected False with {methods.readers_of_reference[0]!r}, got True: the reference policy "
@@ -218,7 +218,8 @@ def as_names(slot: str, given: str | Sequence[str] | None) -> list[str]:
     """Returns the value of a field, one name or several, as a list."""
     if given is None:
         return []
-    names = [given] if isinstance(given, str) else list(given)
-    if not all(isinstance(name, str) for name in names):
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
         raise InputError(f"{slot}: expected a name or a list of names, got {given!r}")
-    return names
+    return list(given)

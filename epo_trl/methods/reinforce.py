@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from epo_trl.methods.anchors import ROUNDING, gather_by_key, usable_rows
+from epo_trl.methods.anchors import ROUNDING, gather_by_key
 from epo_trl.methods.base import Batch, Credit, Method, Need
 from epo_trl.methods.token_statistics import token_extremes, token_moments
 
@@ -21,11 +21,8 @@ class RLOO(Method):
     R is the sum of the turns' rewards. Episodes without a signal are left out; an episode without another has A 0.
     """
 
+    card: ClassVar[str] = "[RLOO](https://arxiv.org/abs/2402.14740)"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS, Need.TURN_REWARDS})
-
-    def model_card_text(self) -> str:
-        """Returns the method's name and its paper."""
-        return "[RLOO](https://arxiv.org/abs/2402.14740)"
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per episode."""
@@ -69,10 +66,11 @@ class ReinforcePlusPlus(Method):
 
 def _group_means(batch: Batch) -> tuple[Tensor, Tensor]:
     """Returns (B,) the mean reward of each episode's group and the number of its episodes; 0, 1 without a signal."""
-    rewards = batch.turn_rewards.double().sum(1)
-    rows = {i: group for i, group, _ in usable_rows(batch)}
-    groups = gather_by_key([(group, float(rewards[i])) for i, group in rows.items()], batch)
-    means, counts = torch.zeros_like(rewards), torch.ones_like(rewards)
-    for i, group in rows.items():
-        means[i], counts[i] = fmean(groups[group]), len(groups[group])
-    return means, counts
+    rewards, ids = batch.turn_rewards.double().sum(1), batch.group_ids.tolist()
+    rows = [
+        [(group, reward)] if episode.is_usable else []
+        for group, reward, episode in zip(ids, rewards.tolist(), batch.episodes, strict=True)
+    ]
+    groups = gather_by_key(rows, batch)
+    own = [groups[row[0][0]] if row else [0.0] for row in rows]
+    return rewards.new_tensor([fmean(group) for group in own]), rewards.new_tensor([len(group) for group in own])

@@ -44,6 +44,7 @@ class RLVMR(Tallied, GRPO):
             turns already incur the rollout's invalid-action penalty.
     """
 
+    card: ClassVar[str] = "[RLVMR](https://arxiv.org/abs/2507.22844), alpha {alpha:g}"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS, Need.TURN_REWARDS})
 
     alpha: Share = 0.5
@@ -52,10 +53,6 @@ class RLVMR(Tallied, GRPO):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.tally = Tally("turns", "reward", *TAGS)
-
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and alpha."""
-        return f"[RLVMR](https://arxiv.org/abs/2507.22844), alpha {self.alpha:g}"
 
     def check(self, args: Any) -> None:
         """Rejects `require_think`, since the tags replace <think> </think>."""

@@ -63,6 +63,7 @@ class SIREN(Method):
         anchor: Target of Hbar in nats; defaults to Hbar of the first RL step.
     """
 
+    card: ClassVar[str] = "[SIREN](https://arxiv.org/abs/2509.25133), weight {weight:g}"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES, Need.TOP_P})
 
     weight: NonNegative = 0.005
@@ -74,10 +75,6 @@ class SIREN(Method):
         super().__post_init__()
         self._anchor = self.anchor
         self._entropy = math.nan  # Hbar of the batch at collection
-
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and weight."""
-        return f"[SIREN](https://arxiv.org/abs/2509.25133), weight {self.weight:g}"
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Marks the peaks and sets the anchor at the first batch with tokens; the advantages are unchanged."""

@@ -29,14 +29,11 @@ class STEER(Method):
             0.02.
     """
 
+    card: ClassVar[str] = "[STEER](https://arxiv.org/abs/2510.10150), least weight {min_weight:g}"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
     min_weight: PositiveShare = 0.8
     floor: Positive = 0.02
-
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and the minimum weight."""
-        return f"[STEER](https://arxiv.org/abs/2510.10150), least weight {self.min_weight:g}"
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Weights the advantages by the estimated change of entropy."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class TurnMean(Method):
             over the turns of each episode, then over episodes, as EPO's terms (arXiv 2509.22576, Eq. 4).
     """
 
+    card: ClassVar[str] = "a policy loss averaged over {over}"
+
     over: Annotated[str, OneOf(MEANS)] = "turns"
 
     def check(self, args: Any) -> None:
@@ -39,10 +41,6 @@ class TurnMean(Method):
                 f"loss_type: expected one of {LOSSES} with 'turn-mean', got {args.loss_type!r}, which is no mean over "
                 "the tokens of the whole batch. Set loss_type: dapo."
             )
-
-    def model_card_text(self) -> str:
-        """Returns the mean."""
-        return f"a policy loss averaged over {self.over}"
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Multiplies each advantage by the token's weight in the mean over turns, relative to that in TRL's mean."""

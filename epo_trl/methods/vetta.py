@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -32,12 +33,10 @@ class VETTA(TurnGAE):
         token_lambda: lambda of GAE from token to token. With 1, `A_token_i = A_turn - U_i`.
     """
 
+    card: ClassVar[str] = "VETTA, [PPO](https://arxiv.org/abs/1707.06347) with a critic of two heads"
+
     token_weight: Share = 1.0
     token_lambda: Share = 1.0
-
-    def model_card_text(self) -> str:
-        """Returns the method's name and its base."""
-        return "VETTA, [PPO](https://arxiv.org/abs/1707.06347) with a critic of two heads"
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per token. Collective."""
