@@ -15,8 +15,8 @@ import yaml
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from epo_trl.cli import main, program
-from epo_trl.cli.base import RecipeError
 from epo_trl.cli.command_line import builtin_configs, config_name, find_config, list_configs, read_command_line
+from epo_trl.errors import InputError
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes"
@@ -81,7 +81,7 @@ def test_a_copy_of_a_config_trains_in_an_empty_folder(tmp_path):
 
 
 def test_a_config_that_is_not_there_is_an_error_with_a_suggestion():
-    with pytest.raises(RecipeError, match="expected .* name .*got 'alfword/tiny_cpu'; did you mean alfworld/tiny_cpu"):
+    with pytest.raises(InputError, match="expected .* name .*got 'alfword/tiny_cpu'; did you mean alfworld/tiny_cpu"):
         find_config("alfword/tiny_cpu")
 
 

@@ -91,9 +91,9 @@ def test_games_passes_on_the_numbers_and_only_the_filters_that_were_given(fake_m
 
 
 def test_an_environment_error_is_one_line_without_traceback(fake_module, capsys):
-    fake_module(*GENERATOR, EnvError("games: the room type\n'garage' does not exist"))
+    fake_module(*GENERATOR, EnvError("games: the room type\n'\x1b[31mgarage' does not exist"))
     assert main(["games", "alfworld", "--out", "d", *COUNTS]) == 1
-    assert capsys.readouterr().err == "epo-trl: error: games: the room type 'garage' does not exist\n"
+    assert capsys.readouterr().err == "epo-trl: error: games: the room type '\\x1b[31mgarage' does not exist\n"
 
 
 @pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 1)])

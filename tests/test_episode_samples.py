@@ -12,10 +12,11 @@ from run_kit import MINI_BATCHES, resumable, resumable_ppo
 from tokenizer_families import FAMILIES
 from trainer_kit import make_config, make_episodes, make_model, make_trainer, settle_by_task, toy_tokenizer
 
+from epo_trl.errors import InputError
 from epo_trl.methods import Comm
 from epo_trl.trainers.monitoring import episode_samples
 from epo_trl.trainers.monitoring.episode_samples import UNFINISHED, EpisodeSamples, token_pieces
-from epo_trl.watch.sample import MAX_CHARS, Sample, TurnTexts, WatchError, read_samples, sample_of, write_samples
+from epo_trl.watch.sample import MAX_CHARS, Sample, TurnTexts, read_samples, sample_of, write_samples
 from epo_trl.watch.selection import Outcome, choose
 from epo_trl.watch.source import find_samples, sample_file
 
@@ -205,10 +206,10 @@ def test_a_line_that_is_no_episode_is_named(tmp_path, changes, message):
     content = sample_of(make_episodes()[1]).to_dict()
     path = tmp_path / "file.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in (content, content | changes)))
-    with pytest.raises(WatchError, match=f"file.jsonl, line 2, is not an episode .*{message}"):
+    with pytest.raises(InputError, match=f"file.jsonl, line 2, is not an episode .*{message}"):
         read_samples(path)
     path.write_text(json.dumps(content) + "\nnot json")
-    with pytest.raises(WatchError, match="line 2, is not an episode"):
+    with pytest.raises(InputError, match="line 2, is not an episode"):
         read_samples(path)
     assert Sample.from_dict(content) == sample_of(make_episodes()[1])
 

@@ -32,7 +32,6 @@ from epo_trl.models.vllm_policy import VllmPolicy, load_vllm_policy
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.types import Episode, StopReason
-from epo_trl.watch.sample import WatchError
 from epo_trl.watch.source import find_samples
 
 TOKENIZER = byte_tokenizer()
@@ -281,7 +280,7 @@ def test_episodes_can_be_watched_while_the_evaluation_is_under_way_and_when_it_h
     assert any(sample.episode in [other.episode for other in under_way] for sample in ended)
     play(tmp_path / "none.json", "--keep_episodes", "0")
     with pytest.raises(
-        WatchError, match="none.json has no episodes: an evaluation stores them beside its output unless"
+        InputError, match="none.json has no episodes: an evaluation stores them beside its output unless"
     ):
         find_samples(tmp_path / "none.json")
 
@@ -376,11 +375,12 @@ def test_a_list_with_the_same_names_and_other_contents_is_another_evaluation(tmp
 def test_contents_are_told_apart_and_are_the_same_in_every_process():
     array = np.zeros(2000)
     rows = [{"grid": {(0, 0): "wall"}, "seen": {"b", "a"}, "image": array, "thing": object(), "number": np.int64(3)}]
+    rows[0]["file"] = b"GIF"
     digest = evaluation._digest(rows)
     assert digest == evaluation._digest([dict(reversed(rows[0].items())) | {"thing": object(), "image": array.copy()}])
     array[1000] = 1
     assert digest != evaluation._digest(rows)
-    for key, other in (("grid", {(0, 0): "door"}), ("seen", {"a"}), ("number", np.int64(4))):
+    for key, other in (("grid", {(0, 0): "door"}), ("seen", {"a"}), ("number", np.int64(4)), ("file", b"PNG")):
         assert evaluation._digest(rows) != evaluation._digest([rows[0] | {key: other}])
 
 

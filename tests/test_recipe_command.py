@@ -12,11 +12,12 @@ import torch
 from trl import ModelConfig, SFTConfig
 
 from epo_trl.cli import main, program
-from epo_trl.cli.base import RecipeError, at_least
+from epo_trl.cli.base import at_least
 from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, command, overview, recipe_file
 from epo_trl.cli.options import RecipeParser, parse_options, parse_recipe
 from epo_trl.cli.program import run_recipe
 from epo_trl.envs.base import EnvError
+from epo_trl.errors import InputError
 from epo_trl.evaluation import get_protocol
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
@@ -174,7 +175,7 @@ def test_ranks_with_the_same_error_leave_it_to_the_first(rank, waits, typed, mon
     ],
 )
 def test_a_wrong_command_line_is_an_error_that_names_it(argv, says):
-    with pytest.raises(RecipeError, match=says):
+    with pytest.raises(InputError, match=says):
         parse("--games", "generated", *argv)
 
 
@@ -191,7 +192,7 @@ def test_the_config_may_follow_an_equals_sign():
 )
 def test_a_config_for_gpus_on_a_machine_without_one_names_that_for_the_cpu(path, kind, names, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    with pytest.raises(RecipeError, match=f"bf16: expected false on .*, got true; use --config .*{names}"):
+    with pytest.raises(InputError, match=f"bf16: expected false on .*, got true; use --config .*{names}"):
         parse("--config", str(ROOT / "recipes" / path), types=(kind, ModelConfig, AlgorithmArguments))
 
 
@@ -304,6 +305,7 @@ def test_configs_are_read_without_running_anything(typed, tmp_path):
     assert typed(main, "--check", str(TINY)) == (0, "", "")
     assert typed(main, "--config", str(TINY), "--epo_lambda", "0", "--check") == (0, "", "")
     assert "epo_lambda: expected" in typed(main, "--config", str(TINY), "--epo_lambda", "-1", "--check")[2]
+    assert "environment: expected" in typed(main, "--check")[2], "nothing to check is no success"
     code, out, err = typed(main, "--check", str(wrong), str(TINY), str(worse))
     lines = err.splitlines()
     assert (code, out, len(lines)) == (1, "", 2)

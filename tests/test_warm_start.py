@@ -8,9 +8,9 @@ import yaml
 
 import epo_trl
 from epo_trl.cli import main
-from epo_trl.cli.base import RecipeError
 from epo_trl.cli.command_line import builtin_command, find_warm_start, list_configs, overview
 from epo_trl.cli.training import StartArguments, check_start
+from epo_trl.errors import InputError
 
 TRAINED = list_configs("train")
 AFTER_WARM_START = {name: find_warm_start(path) for name, path in TRAINED.items() if find_warm_start(path)}
@@ -69,7 +69,7 @@ def test_a_folder_that_is_there_other_models_and_asked_for_random_weights_are_le
     config = TRAINED["trap/tiny_cpu"]
     check_start("Qwen/Qwen2.5-0.5B-Instruct", StartArguments(), config)
     check_start("tiny", StartArguments(from_scratch=True), config)
-    with pytest.raises(RecipeError, match=REFUSED):
+    with pytest.raises(InputError, match=REFUSED):
         check_start("runs/trap/sft", StartArguments(), config)
     Path("runs/trap/sft").mkdir(parents=True)
     check_start("runs/trap/sft", StartArguments(), config)
@@ -77,7 +77,7 @@ def test_a_folder_that_is_there_other_models_and_asked_for_random_weights_are_le
 
 def test_a_config_of_one_s_own_without_a_warm_start_is_refused_too(tmp_path):
     for config in (None, tmp_path / "tiny_cpu.yaml"):
-        with pytest.raises(RecipeError, match=f"{REFUSED}'tiny'.*make it with epo-trl sft, .* FOLDER; .*from_scratch"):
+        with pytest.raises(InputError, match=f"{REFUSED}'tiny'.*make it with epo-trl sft, .* FOLDER; .*from_scratch"):
             check_start("tiny", StartArguments(), config)
 
 

@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 
 from epo_trl.cli import main
+from epo_trl.errors import InputError
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.types import Episode, StopReason, Turn
 from epo_trl.watch.page import colour_limit, embedded, fitting, render_page, write_page
-from epo_trl.watch.sample import Sample, TurnTexts, WatchError, sample_of, write_samples
+from epo_trl.watch.sample import Sample, TurnTexts, sample_of, write_samples
 from epo_trl.watch.source import evaluation_file, find_samples, sample_file
 from epo_trl.watch.terminal import LEVELS, print_episode, print_list
 
@@ -222,7 +223,7 @@ def test_an_episode_shows_every_turn_and_colours_tokens_by_their_entropy():
     assert "1.5 nats or more" in coloured
     assert "hm done" in printed(print_episode, [sample_of(sample(said="hm").episode)], 1), "no tokens were kept"
     for number in (0, 2):
-        with pytest.raises(WatchError, match=f"--episode: expected a number from 1 to 1, got {number}"):
+        with pytest.raises(InputError, match=f"--episode: expected a number from 1 to 1, got {number}"):
             print_episode([sample()], number)
 
 

@@ -6,9 +6,9 @@ from typing import Any, Literal
 import pytest
 from trl import ModelConfig
 
-from epo_trl.cli.base import RecipeError
 from epo_trl.cli.command_line import AlgorithmArguments, CommandLine
 from epo_trl.cli.options import check_types, parse_recipe, read_settings
+from epo_trl.errors import InputError
 from epo_trl.trainers import EPOConfig
 
 
@@ -50,20 +50,20 @@ class Options:
     ],
 )
 def test_another_kind_is_refused(name, value, takes):
-    with pytest.raises(RecipeError) as error:
+    with pytest.raises(InputError) as error:
         check_types({name: value}, [Options], "x.yaml")
     assert str(error.value) == f"{name}: expected {takes}, got {value!r} in x.yaml"
 
 
 def test_an_integer_written_as_a_float_is_shown_as_an_integer():
-    with pytest.raises(RecipeError, match=r"count: expected an integer, got 50\.0 in x\.yaml; write 50$"):
+    with pytest.raises(InputError, match=r"count: expected an integer, got 50\.0 in x\.yaml; write 50$"):
         check_types({"count": 50.0}, [Options], "x.yaml")
 
 
 def test_what_yaml_makes_of_no_is_explained_where_a_word_is_taken():
     for name in ("word", "choice"):
         with pytest.raises(
-            RecipeError, match=f"{name}: expected a string, got False in x.yaml; YAML reads no, .* quotes"
+            InputError, match=f"{name}: expected a string, got False in x.yaml; YAML reads no, .* quotes"
         ):
             check_types({name: False}, [Options], "x.yaml")
 
@@ -93,7 +93,7 @@ def test_what_is_right_and_what_the_parser_reads_pass():
 def test_a_recipe_refuses_them(text, says, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    with pytest.raises(RecipeError, match=says):
+    with pytest.raises(InputError, match=says):
         parse_recipe(EPOConfig, ModelConfig, AlgorithmArguments, environment="alfworld", argv=["--config", str(path)])
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from epo_trl.errors import FileError, InputError
+from epo_trl.errors import FileError, one_line
 
 TRACEBACK = "--traceback"  # shows the traceback of errors that are otherwise one line
-
-
-class RecipeError(InputError):
-    """The command line or the config of a recipe is invalid. The message is for the user."""
 
 
 def make_parser(command: str, description: str) -> argparse.ArgumentParser:
@@ -57,8 +54,12 @@ def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
+def rank() -> int:
+    """Returns the rank of this process among those of a launcher."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def fail(error: Exception | str) -> int:
     """Writes an error to standard error as one line; returns exit code 1."""
-    message = " ".join(str(error).split())
-    sys.stderr.write(f"epo-trl: error: {message}\n")
+    sys.stderr.write(f"epo-trl: error: {one_line(error)}\n")
     return 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from epo_trl.bounds import option
-from epo_trl.cli.base import RecipeError, did_you_mean
+from epo_trl.cli.base import did_you_mean
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import ENVIRONMENTS
 from epo_trl.errors import InputError
@@ -67,11 +67,14 @@ class ConfigIsValid(Exception):  # noqa: N818 - not an error: it ends a program 
 
 
 class FirstParser(argparse.ArgumentParser):
-    """Reads some options and leaves the others. Its errors are `RecipeError`s."""
+    """Reads some options and leaves the others."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """Raises an error of argparse."""
-        raise RecipeError(message)
+        """Raises an error of argparse as `InputError`."""
+        raise InputError(message)
 
 
 def read_command_line(
@@ -87,25 +90,25 @@ def read_command_line(
 
     Raises:
         EnvError: If there is no environment.
-        RecipeError: If the config or the algorithm is unknown, or the algorithm is not the recipe's.
+        InputError: If the config or the algorithm is unknown, or the algorithm is not the recipe's.
     """
-    parser = FirstParser(add_help=False, allow_abbrev=False)
+    parser = FirstParser()
     parser.add_argument("--config", nargs="?", action="append", default=[])
     parser.add_argument("--environment")
     parser.add_argument("--algorithm")
     given, options = parser.parse_known_args(argv)
     if len(given.config) > 1 or None in given.config:
         got = "nothing" if None in given.config else "more than one"
-        raise RecipeError(f"--config: expected a YAML file, or the name of a built-in config, got {got}")
+        raise InputError(f"--config: expected a YAML file, or the name of a built-in config, got {got}")
     config = find_config(given.config[0]) if given.config else None
-    values = read_config(config) if config else {}
+    values = read_yaml(config, "--config") if config else {}
     chosen = {}
     for name, only in (("environment", environment), ("algorithm", algorithm)):
         typed = getattr(given, name)
         options += [] if typed is None else [f"--{name}={typed}"]
         chosen[name] = str(typed or values.get(name) or only or "")
         if only is not None and chosen[name] != only:
-            raise RecipeError(
+            raise InputError(
                 f"{name}: expected {only!r}, which this recipe trains, got {chosen[name]!r}; recipes/train.py trains "
                 "any config"
             )
@@ -116,20 +119,8 @@ def read_command_line(
         )
     name = chosen["algorithm"] or AlgorithmArguments.algorithm
     if name not in ALGORITHM_NAMES:
-        raise RecipeError(f"algorithm: expected one of {', '.join(map(repr, ALGORITHM_NAMES))}, got {name!r}")
+        raise InputError(f"algorithm: expected one of {', '.join(map(repr, ALGORITHM_NAMES))}, got {name!r}")
     return CommandLine(options, config, values, chosen["environment"] or None, name, check_only)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Reads a YAML file.
-
-    Raises:
-        RecipeError: If it cannot be read, or does not contain options.
-    """
-    try:
-        return read_yaml(path, "--config")
-    except InputError as error:
-        raise RecipeError(str(error)) from error
 
 
 def builtin_configs() -> dict[str, Path]:
@@ -156,14 +147,14 @@ def find_config(name: str) -> Path:
     """Finds a config: the file of that path, or else the built-in config of that name.
 
     Raises:
-        RecipeError: If neither exists.
+        InputError: If neither exists.
     """
     if Path(name).is_file():
         return Path(name)
     known = builtin_configs()
     found = known.get(name.removesuffix(".yaml"))
     if found is None:
-        raise RecipeError(
+        raise InputError(
             f"--config: expected a YAML file, or the name of a built-in config such as 'alfworld/tiny_cpu', got "
             f"{name!r}{did_you_mean(name, known)}"
         )

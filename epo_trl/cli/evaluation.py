@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import random
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from operator import itemgetter
@@ -14,8 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
-from tqdm.auto import tqdm
+from accelerate.utils import gather_object, tqdm
 from transformers import AutoConfig
 from trl import ModelConfig
 
@@ -94,6 +92,8 @@ def _plain(value: Any) -> Any:
         return sorted(json.dumps(_plain(each)) for each in value)
     if isinstance(value, str | int | float | None):
         return value
+    if isinstance(value, bytes | bytearray):
+        return hashlib.sha256(value).hexdigest()
     if hasattr(value, "tobytes"):
         shape = [repr(getattr(value, name, None)) for name in ("dtype", "shape", "mode", "size")]
         return [*shape, hashlib.sha256(value.tobytes()).hexdigest()]
@@ -184,9 +184,7 @@ class Evaluation:
             TooManyAborted: If more episodes were aborted than `max_aborted_share` allows.
         """
         state = PartialState()
-        with tqdm(
-            total=len(task_ids), desc=split, unit="episode", disable=not state.is_main_process, file=sys.stderr
-        ) as bar:
+        with tqdm(total=len(task_ids), desc=split, unit="episode") as bar:
             parts = self._play(split, task_ids, bar)
         if state.num_processes > 1:
             bare = [(part, [episode.without_tokens() for episode in played], s) for part, played, s in parts]

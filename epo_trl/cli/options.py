@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 import textwrap
@@ -19,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from transformers import HfArgumentParser, TrainingArguments
 
 from epo_trl.bounds import Range, read_bounds
-from epo_trl.cli.base import RecipeError, did_you_mean
+from epo_trl.cli.base import did_you_mean, rank
 from epo_trl.cli.command_line import (
     HELP_ALL,
     CommandLine,
@@ -29,6 +28,7 @@ from epo_trl.cli.command_line import (
     read_command_line,
 )
 from epo_trl.envs.registry import build_suite, check_fields, environment_arguments
+from epo_trl.errors import InputError
 from epo_trl.trainers.config import settle_defaults
 
 WIDTH = 120  # columns of a line in the short help
@@ -48,7 +48,7 @@ def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[st
 
     Raises:
         EnvError: If the environment or one of its settings is invalid.
-        RecipeError: If the command line or the config is invalid.
+        InputError: If the command line or the config is invalid.
     """
     return parse_options(read_command_line(sys.argv[1:] if argv is None else argv, environment), *types)
 
@@ -82,7 +82,7 @@ class RecipeParser(HfArgumentParser):
         types: Dataclasses.
 
     Raises:
-        RecipeError: If the YAML file has an unknown name, or a value of the wrong type.
+        InputError: If the YAML file has an unknown name, or a value of the wrong type.
     """
 
     def __init__(self, line: CommandLine, types: Iterable[type]):
@@ -109,13 +109,13 @@ class RecipeParser(HfArgumentParser):
         self.set_defaults(environment=line.environment)
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options")
         help_all = "show all options, with those of TRL and transformers"
-        self.add_argument(HELP_ALL, action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help=help_all)
+        self.add_argument(HELP_ALL, action="store_true", default=argparse.SUPPRESS, help=help_all)
 
     def parse(self) -> list[Any]:
         """Returns the settings of the environment and one object per type. Ends the program for `--help`.
 
         Raises:
-            RecipeError: If an option is invalid, or a dataclass rejects its value.
+            InputError: If an option is invalid, or a dataclass rejects its value.
         """
         given, _ = self.parse_known_args(self._line.options)
         _check_device(given, self._line.config)
@@ -125,17 +125,19 @@ class RecipeParser(HfArgumentParser):
                 each(**{entry.name: getattr(given, entry.name) for entry in fields(each) if entry.init})
                 for each in self.dataclass_types[1:]
             ]
-        except RecipeError:
-            raise
         except ValueError as error:
-            raise RecipeError(str(error)) from error
+            raise InputError(str(error)) from error
 
     def error(self, message: str) -> NoReturn:
-        """Raises an error of argparse as `RecipeError`."""
-        raise RecipeError(message)
+        """Raises an error of argparse as `InputError`."""
+        raise InputError(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Returns the values and an empty rest: an unknown option is an error."""
+        """Returns the values and an empty rest: an unknown option is an error. Ends the program for `--help-all`."""
+        if HELP_ALL in self._line.options:
+            if rank() == 0:
+                sys.stdout.write(self.format_help_all())
+            self.exit()
         given, rest = super().parse_known_args(args, namespace)
         known = {option for action in self._actions for option in action.option_strings}
         if unknown := [word.split("=", 1)[0] for word in rest if word.startswith("--")] or rest:
@@ -150,7 +152,7 @@ class RecipeParser(HfArgumentParser):
         return given, rest
 
     def _check_values(self) -> None:
-        """Raises `RecipeError` for an unknown name in the YAML file, or a value of the wrong type."""
+        """Raises `InputError` for an unknown name in the YAML file, or a value of the wrong type."""
         values, config = self._line.values, self._line.config
         if config is None:
             return
@@ -158,27 +160,27 @@ class RecipeParser(HfArgumentParser):
         unknown = [key for key in values if key not in known]
         trained = [key for key in unknown if key in {entry.name for entry in fields(TrainingArguments)}]
         if trained and not any(issubclass(kind, TrainingArguments) for kind in self.dataclass_types):
-            raise RecipeError(
+            raise InputError(
                 f"--config: expected the config of an evaluation, such as {_evaluation_config(config)}, got "
                 f"{config_name(config)}, the config of a training run ({trained[0]}: {values[trained[0]]})"
             )
         if unknown:
-            raise RecipeError(f"{unknown[0]}: unknown in {config_name(config)}{did_you_mean(unknown[0], known)}")
+            raise InputError(f"{unknown[0]}: unknown in {config_name(config)}{did_you_mean(unknown[0], known)}")
         check_types(values, self.dataclass_types, config_name(config))
 
     def _check_choices(self) -> None:
-        """Raises `RecipeError` for a word of the YAML file that is none of its option's choices."""
+        """Raises `InputError` for a word of the YAML file that is none of its option's choices."""
         for action in self._actions:
             value = self._line.values.get(action.dest)
             words = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
             known = [str(choice) for choice in action.choices or ()]
             if known and (wrong := [word for word in words if word not in known]):
                 names = ", ".join(map(repr, known))
-                raise RecipeError(f"{action.dest}: expected one of {names}, got {wrong[0]!r}")
+                raise InputError(f"{action.dest}: expected one of {names}, got {wrong[0]!r}")
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help on the first rank only."""
-        if os.environ.get("RANK", "0") == "0":
+        if rank() == 0:
             super().print_help(file)
 
     def format_help(self) -> str:
@@ -244,7 +246,7 @@ def check_types(values: Mapping[str, Any], classes: Iterable[type], where: str) 
         where: Name of the file, for the message.
 
     Raises:
-        RecipeError: If a value has the wrong type. The message names the field, the expected type and the value.
+        InputError: If a value has the wrong type. The message names the field, the expected type and the value.
     """
     for each in classes:
         hints = get_type_hints(each)
@@ -261,7 +263,7 @@ def check_types(values: Mapping[str, Any], classes: Iterable[type], where: str) 
                 hint = "; YAML reads no, yes, on and off as true or false: put the word in quotes" if quotes else ""
                 if isinstance(value, float) and value.is_integer() and "an integer" in expected:
                     hint = f"; write {value:.0f}"
-                raise RecipeError(f"{entry.name}: expected {expected}, got {value!r} in {where}{hint}") from error
+                raise InputError(f"{entry.name}: expected {expected}, got {value!r} in {where}{hint}") from error
 
 
 def _expected(error: str, place: Sequence[int | str]) -> str:
@@ -285,16 +287,6 @@ def _heading(home: type) -> str:
     return f"{home.__name__}: {(home.__doc__ or '').strip().splitlines()[0].rstrip('.')}"
 
 
-class _HelpAll(argparse.Action):
-    """Prints the help of all options and ends the program."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        assert isinstance(parser, RecipeParser)
-        if os.environ.get("RANK", "0") == "0":
-            sys.stdout.write(parser.format_help_all())
-        parser.exit()
-
-
 def _in_one_line(action: argparse.Action) -> str:
     """Formats an option with the beginning of its help."""
     default = "" if action.default in (None, "", argparse.SUPPRESS) or action.nargs == 0 else f"[{action.default}] "
@@ -314,7 +306,7 @@ class _ShortOptions(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def _check_device(given: argparse.Namespace, config: Path | None) -> None:
-    """Raises `RecipeError` if the config needs a GPU and the machine has none."""
+    """Raises `InputError` if the config needs a GPU and the machine has none."""
     wanted = [name for name in ("bf16", "fp16") if getattr(given, name, None)]
     if not wanted or given.use_cpu or torch.accelerator.is_available():
         return
@@ -322,7 +314,7 @@ def _check_device(given: argparse.Namespace, config: Path | None) -> None:
     if config is not None:
         beside = [path for path in sorted(config.parent.glob("*tiny_cpu*.yaml")) if _prefix(path) == _prefix(config)]
         advice = f"use --config {config_name(beside[0])}, or {advice}" if beside else advice
-    raise RecipeError(f"{name}: expected false on a machine without a GPU, got true; {advice}")
+    raise InputError(f"{name}: expected false on a machine without a GPU, got true; {advice}")
 
 
 def _evaluation_config(config: Path) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from epo_trl.cli import MAINS
-from epo_trl.cli.base import TRACEBACK, RecipeError, say
+from epo_trl.cli.base import TRACEBACK, rank, say
 from epo_trl.cli.command_line import (
     HELP,
     CommandLine,
@@ -32,8 +32,7 @@ from epo_trl.cli.command_line import (
     recipe_file,
 )
 from epo_trl.envs.registry import ENVIRONMENTS
-from epo_trl.errors import EpoTrlError
-from epo_trl.evaluation.samples import spelled
+from epo_trl.errors import EpoTrlError, InputError, one_line
 
 CHECK = "--check"
 SECONDS_BEFORE_OTHER_RANKS = 60.0
@@ -118,7 +117,7 @@ class CtrlC:
 
     def _say(self, text: str) -> None:
         """Writes to stderr from the first rank, without Python's buffers, which may be in use when the signal comes."""
-        if _rank() == 0:
+        if rank() == 0:
             os.write(2, f"\n{self.name}: {text}\n".encode())
 
 
@@ -149,7 +148,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
             return 0
         if not argv[0].startswith("-"):
             argv = [option, *argv]
-    parser = FirstParser(add_help=False, allow_abbrev=False)
+    parser = FirstParser()
     parser.add_argument("--accelerate_config", "--accelerate-config")
     for option in LAUNCH_OPTIONS:
         parser.add_argument(f"--{option}", f"--{option.replace('_', '-')}")
@@ -162,7 +161,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
     try:
         run_program(lambda line: import_module(f"epo_trl.cli.{MAINS[name]}").main(line), builtin_command(name), rest)
     finally:
-        if not HELP.isdisjoint(rest) and _rank() == 0:
+        if not HELP.isdisjoint(rest) and rank() == 0:
             say(launch_help())
     return 0
 
@@ -219,7 +218,7 @@ def launch_words(config: str | None, options: Mapping[str, str]) -> list[str]:
         options: Values of `LAUNCH_OPTIONS` that override the config.
 
     Raises:
-        RecipeError: If there is no such config.
+        InputError: If there is no such config.
     """
     words = ["--quiet"]  # no traceback of accelerate's own after the error of a process
     if config is not None:
@@ -227,7 +226,7 @@ def launch_words(config: str | None, options: Mapping[str, str]) -> list[str]:
         file = known.get(config, Path(config))
         if not file.is_file():
             names = ", ".join(sorted(known))
-            raise RecipeError(f"--accelerate_config: expected a YAML file or one of {names}, got {config!r}")
+            raise InputError(f"--accelerate_config: expected a YAML file or one of {names}, got {config!r}")
         words += ["--config_file", str(file)]
     words += [word for name, value in options.items() for word in (f"--{name}", value)]
     return [*words, "-m", "epo_trl.cli"]
@@ -254,11 +253,11 @@ def run_program(main: Main, program: Program, argv: Sequence[str]) -> None:
     options = [word for word in argv if word != TRACEBACK]
     with CtrlC(program.name).handled():
         if not options:
-            if _rank() == 0:
+            if rank() == 0:
                 import torch
 
                 sys.stdout.write(overview(program, torch.accelerator.device_count()))
-        elif options[0] == CHECK:
+        elif options[0] == CHECK and options[1:]:
             raise SystemExit(check_configs(main, options[1:], program))
         else:
             message = _run(main, options, program, with_traceback=TRACEBACK in argv)
@@ -296,7 +295,7 @@ def _run(main: Main, argv: Sequence[str], program: Program, with_traceback: bool
         message = str(error) if isinstance(error, EpoTrlError) else explain(error)
         if with_traceback or not message:
             raise
-        return " ".join(message.split())
+        return one_line(message)
     return ""
 
 
@@ -336,17 +335,13 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Setting accelerator to CPU")
 
 
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
 def _print_error(text: str) -> None:
     """Writes to stderr from the first rank.
 
     Usually all ranks have the same error, and the launcher ends the others after the first. A rank that still runs
     a minute later has an error that the first does not have, and prints it.
     """
-    if _rank():
+    if rank():
         time.sleep(SECONDS_BEFORE_OTHER_RANKS)
-    sys.stderr.write(spelled(text))  # the text may quote an environment or a file
+    sys.stderr.write(text)
     sys.stderr.flush()

@@ -8,16 +8,17 @@ from pathlib import Path
 from trl import ModelConfig
 
 from epo_trl.bounds import option
-from epo_trl.cli.base import RecipeError
-from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, find_warm_start, read_config, warm_start_command
+from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, find_warm_start, warm_start_command
 from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
+from epo_trl.errors import InputError
 from epo_trl.long_runs.callbacks import EXIT_CODE
 from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.upload import check_upload
 from epo_trl.models.load import policy_for_training
 from epo_trl.models.names import tiny_size
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
+from epo_trl.yaml_files import read_yaml
 
 ALGORITHMS: dict[str, tuple[type[EPOConfig], type[EPOTrainer]]] = {
     "grpo": (EPOConfig, EPOTrainer),
@@ -54,21 +55,21 @@ def check_start(model: str | None, start: StartArguments, config: Path | None) -
         config: YAML file of the run, if any.
 
     Raises:
-        RecipeError: If the start is invalid. The message contains the command that makes the warm start.
+        InputError: If the start is invalid. The message contains the command that makes the warm start.
     """
     if model is None or (start.from_scratch if tiny_size(model) else Path(model).is_dir()):
         return
     warm_start = find_warm_start(config) if config else None
-    folder = str(read_config(warm_start).get("output_dir")) if warm_start else ""
+    folder = str(read_yaml(warm_start, "--config").get("output_dir")) if warm_start else ""
     make_it = f"make it with: {warm_start_command(warm_start)}" if warm_start else "make it with epo-trl sft"
     if tiny_size(model):
-        raise RecipeError(
+        raise InputError(
             f"model_name_or_path: expected the folder of a warm start, got {model!r}, random weights that never "
             f"succeed, so RL teaches them nothing; {make_it}, then add --model_name_or_path {folder or 'FOLDER'}; to "
             "debug with random weights, add --from_scratch"
         )
     if model == folder:
-        raise RecipeError(
+        raise InputError(
             f"model_name_or_path: expected the folder of a warm start, got {model!r}, which does not exist; {make_it}"
         )
 

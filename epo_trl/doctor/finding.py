@@ -12,6 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from shlex import join
 
+from epo_trl.errors import one_line
+
 
 class State(StrEnum):
     """Result of a check."""
@@ -72,14 +74,9 @@ def as_text(findings: Sequence[Finding], *, colour: bool = False) -> str:
         lines.append(part)
         for finding in group:
             state = f"\x1b[{COLOURS[finding.state]}m{finding.state:7}\x1b[0m" if colour else f"{finding.state:7}"
-            lines.append(f"  {state}  {finding.name:{width}}  {_one_line(finding.message)}")
+            lines.append(f"  {state}  {finding.name:{width}}  {one_line(finding.message)}")
             if finding.fix:
-                lines.append(f"{'':{width + 13}}fix: {_one_line(finding.fix)}")
+                lines.append(f"{'':{width + 13}}fix: {one_line(finding.fix)}")
     fatal = ", ".join(finding.name for finding in findings if finding.is_fatal)
     end = f"No run can start until these are fixed: {fatal}." if fatal else "All requirements of every run are met."
     return "\n".join([*lines, "", end])
-
-
-def _one_line(text: str) -> str:
-    """Removes line breaks and control characters, which error messages and folder names may contain."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())

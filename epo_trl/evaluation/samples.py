@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -11,18 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from epo_trl.errors import spelled
 from epo_trl.types import Episode
 
 FILE_COLUMNS = 160  # width of output to a file or a pipe, which has no width
 NARROW_COLUMNS = 120
-# Characters that a terminal interprets instead of displaying (control characters except tab and newline, marks that
-# change the writing direction), and characters that cannot be encoded (halves of surrogate pairs).
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def spelled(text: str) -> str:
-    """Escapes the characters that a terminal would interpret, as in `\\x1b`."""
-    return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
 
 
 def plain(text: str, style: str = "") -> Text:

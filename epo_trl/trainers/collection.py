@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from epo_trl.envs.base import Faults, TaskSuite, TextEnv
 from epo_trl.envs.border import close_all
-from epo_trl.evaluation.samples import spelled
+from epo_trl.errors import spelled
 from epo_trl.long_runs.guards import first_errors
 from epo_trl.methods import Comm, Group, Methods
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, play_episodes

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from epo_trl.evaluation.samples import spelled
+from epo_trl.errors import spelled
 from epo_trl.long_runs.state_file import write_atomically
 from epo_trl.types import Episode, StopReason
 from epo_trl.watch.sample import Sample

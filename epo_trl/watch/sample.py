@@ -21,10 +21,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-class WatchError(InputError):
-    """There are no episodes to show, or a file of episodes is damaged. The message names it."""
-
-
 @dataclass(frozen=True, slots=True)
 class TurnTexts:
     """The prompt, tokens and entropies of a turn.
@@ -135,7 +131,7 @@ def read_samples(path: str | os.PathLike[str]) -> list[Sample]:
     """Reads the samples of a file.
 
     Raises:
-        WatchError: If a line is not a sample.
+        InputError: If a line is not a sample.
     """
     samples = []
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -143,7 +139,7 @@ def read_samples(path: str | os.PathLike[str]) -> list[Sample]:
             try:
                 samples.append(Sample.from_dict(json.loads(line)))
             except ValueError as error:
-                raise WatchError(f"{os.fspath(path)}, line {number}, is not an episode ({error})") from error
+                raise InputError(f"{os.fspath(path)}, line {number}, is not an episode ({error})") from error
     return samples
 
 

@@ -6,8 +6,9 @@ import json
 import os
 from pathlib import Path
 
+from epo_trl.errors import InputError
 from epo_trl.types import StopReason
-from epo_trl.watch.sample import Sample, WatchError, read_samples
+from epo_trl.watch.sample import Sample, read_samples
 
 FOLDER = "episodes"  # in a run's `output_dir`
 
@@ -29,7 +30,7 @@ def find_samples(source: str | os.PathLike[str]) -> list[Sample]:
         source: Folder of a run, output of a finished or running evaluation, or file of samples.
 
     Raises:
-        WatchError: If there are no episodes, or a file is damaged. The message names it.
+        InputError: If there are no episodes, or a file is damaged. The message names it.
     """
     path = Path(source)
     if path.is_dir():
@@ -42,7 +43,7 @@ def find_samples(source: str | os.PathLike[str]) -> list[Sample]:
         if not samples and not path.exists():
             missing = "there is no such file or folder"
     if not samples:
-        raise WatchError(f"RUN: {path} has no episodes: {missing}")
+        raise InputError(f"RUN: {path} has no episodes: {missing}")
     return sorted(samples, key=_sort_key)
 
 
@@ -63,5 +64,5 @@ def _of_evaluation(output: Path) -> list[Sample]:
             episodes = json.loads(part.read_text(encoding="utf-8"))["episodes"]
             samples += [Sample.from_dict(episode | about) for episode in episodes]
         except (KeyError, TypeError, ValueError) as error:
-            raise WatchError(f"{part} is not part of an evaluation ({error})") from error
+            raise InputError(f"{part} is not part of an evaluation ({error})") from error
     return samples

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from epo_trl.errors import InputError
 from epo_trl.evaluation.samples import NARROW_COLUMNS, episode_table, plain, widened
 from epo_trl.watch.page import ENTROPY_NOTE, colour_limit, outcome_label
-from epo_trl.watch.sample import Sample, TurnTexts, WatchError
+from epo_trl.watch.sample import Sample, TurnTexts
 
 SHOWN = 20  # rows of a list
 TASK_CHARS = 100  # characters of a task in the list
@@ -54,10 +55,10 @@ def print_episode(samples: Sequence[Sample], number: int, console: Console | Non
         console: Target console; standard output by default.
 
     Raises:
-        WatchError: If there is no such episode.
+        InputError: If there is no such episode.
     """
     if not 1 <= number <= len(samples):
-        raise WatchError(f"--episode: expected a number from 1 to {len(samples)}, got {number}")
+        raise InputError(f"--episode: expected a number from 1 to {len(samples)}, got {number}")
     sample, top, console = samples[number - 1], colour_limit(samples), widened(console or Console())
     responses = [
         _coloured(text, top) if text.tokens else plain(turn.response)
