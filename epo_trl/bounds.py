@@ -24,8 +24,8 @@ class Range:
     Args:
         least: Smallest number.
         most: Largest number.
-        above: Number below the range, which is not part of it.
-        below: Number above the range, which is not part of it.
+        above: Number below the range, which is not part of it; by default minus infinity.
+        below: Number above the range, which is not part of it; by default infinity.
     """
 
     least: float = -math.inf
@@ -34,7 +34,7 @@ class Range:
     below: float = math.inf
 
     def __contains__(self, value: Any) -> bool:
-        return math.isfinite(value) and self.least <= value <= self.most and self.above < value < self.below
+        return self.least <= value <= self.most and self.above < value < self.below
 
     def __str__(self) -> str:
         if self.least > -math.inf and self.most < math.inf:

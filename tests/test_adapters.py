@@ -322,6 +322,8 @@ def test_an_adapter_on_every_linear_layer_is_trained_on_with_all_linear(adapter,
 def test_a_model_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="model_name_or_path: got 'runs/no/model', which cannot be read"):
         policy("runs/no/model", tmp_path)
+    with pytest.raises(ValueError, match="model_name_or_path: expected a Hub id, a local path or 'tiny', got nothing"):
+        policy("", tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="model_name_or_path: got '.*empty', which cannot be read: ."):
         policy(str(tmp_path / "empty"), tmp_path)

@@ -634,6 +634,14 @@ def test_vllm_gets_the_ids_and_the_rules_as_they_are(vllm, saved):
     }  # fmt: skip
 
 
+def test_vllm_stops_at_the_ends_of_a_model_that_has_them_in_its_config_alone(vllm, saved, tmp_path):
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "eos_token_id": 7}')
+    policy, tokenizer = load_vllm_policy(ModelConfig(str(tmp_path)), max_new_tokens=20, temperature=1.0)
+    assert policy.eos_ids == [tokenizer.eos_token_id, 7]
+
+
 def test_with_vllm_each_prompt_has_a_seed_of_its_own_and_each_part_begins_anew(vllm, saved):
     policy, _ = load_vllm_policy(ModelConfig(str(saved)), max_new_tokens=20, temperature=1.0, several_processes=True)
     assert policy.llm.kwargs["distributed_executor_backend"] == "external_launcher"

@@ -15,7 +15,7 @@ LAYERS = {
     "objectives": set(),
     "envs": {"types"},
     "rollout": {"types", "envs"},
-    "evaluation": {"types", "envs", "rollout"},
+    "evaluation": {"types", "envs", "rollout", "long_runs"},
     "models": {"types", "envs", "rollout", "long_runs", "devices", "lazy"},
     "methods": {"types", "objectives"},
     "long_runs": {"types", "devices"},

@@ -1,10 +1,10 @@
-"""Exploded, collapsed, solved, trapped: each definition at its edge, on series made by hand."""
+"""Exploded, collapsed: each definition at its edge, on series made by hand."""
 
 import math
 
 import pytest
 
-from epo_trl.evaluation.outcomes import Collapse, Explosion, collapsed, exploded, left_band, solved, trapped
+from epo_trl.evaluation.outcomes import Collapse, Explosion, collapsed, exploded, left_band
 
 NO = math.nan
 
@@ -121,14 +121,6 @@ def test_another_best_can_be_given_and_its_own_counts_if_it_is_higher():
 )
 def test_a_curve_leaves_the_band_at_the_first_of_ten_steps_outside(entropy, step):
     assert left_band(entropy) == step
-
-
-def test_solved_and_trapped_look_at_the_last_twenty_steps():
-    assert solved([0.0] * 50 + [0.81] * 20) and not solved([1.0] * 50 + [0.8] * 20)
-    assert trapped([1.0] * 50 + [0.49] * 20) and not trapped([0.0] * 50 + [0.5] * 20)
-    assert not trapped([0.7] * 20) and not solved([0.7] * 20)
-    with pytest.raises(ValueError, match="success: expected .*20 RL steps.*got 19"):
-        solved([1.0] * 19 + [NO])
 
 
 def test_curves_of_different_lengths_are_refused():

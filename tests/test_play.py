@@ -37,6 +37,15 @@ def show():
 
 
 @pytest.fixture
+def chat_model(monkeypatch):
+    """Makes "some/model" one whose end of sequence and end of turn both end a response, as Gemma's."""
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = "<s>"
+    monkeypatch.setattr(playing, "tokenizer_of", lambda *_: tokenizer)
+    monkeypatch.setattr(playing, "end_ids_of", lambda *_: tokenizer.convert_tokens_to_ids(["<s>", "<|im_end|>"]))
+
+
+@pytest.fixture
 def types(monkeypatch):
     """Returns a function that sets what the person will type."""
     return lambda *lines: monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
@@ -128,7 +137,8 @@ def test_a_model_plays_as_in_an_evaluation(show, monkeypatch, context):
 # ------------------------------------------------------------------------------------------------------------- prompts
 
 
-def test_the_prompt_is_the_template_s_text_and_with_a_model_s_tokenizer_what_that_reads(show, monkeypatch):
+@pytest.mark.usefixtures("chat_model")
+def test_the_prompt_is_the_template_s_text_and_with_a_model_s_tokenizer_what_that_reads(show):
     env = ToySuite().make_env()
     observation, info = env.reset(options={"task_id": "train/0"})
     listed = ", ".join(info["admissible_actions"])
@@ -137,7 +147,6 @@ def test_the_prompt_is_the_template_s_text_and_with_a_model_s_tokenizer_what_tha
     )
     general = {"player": "expert", "show_prompt": True, "prompt_template": "general"}
     assert first in show(**general)[1]
-    monkeypatch.setattr(playing, "tokenizer_of", lambda *_: TOKENIZER)
     framed = show(**general, model="some/model", max_prompt_length=9999)[1]
     assert f"<|im_start|>user\n{first}<|im_end|>\n<|im_start|>assistant\n" in framed
     assert "im_start" not in show(**general, model="tiny")[1]
@@ -148,6 +157,13 @@ def test_nothing_is_asked_of_a_template_that_nobody_reads(show):
     assert show(player="expert", prompt_template="scienceworld")[0].won
     with pytest.raises(ValueError, match="prompt_template"):
         show(player="expert", prompt_template="no such", show_prompt=True)
+
+
+@pytest.mark.usefixtures("chat_model")
+def test_a_typed_answer_ends_in_the_prompt_as_the_model_s_own_answers_do(show, types):
+    types("look", "/quit")
+    _, written = show(model="some/model", show_prompt=True, context="concatenated", max_prompt_length=9999)
+    assert "<action> look </action><|im_end|>\n<|im_start|>user" in written
 
 
 @pytest.mark.parametrize("text", ["é <think> 🦊\n\t", "\x1b[2J<|end|>", "a  b "])

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object, tqdm
-from transformers import AutoConfig
 from trl import ModelConfig
 
 from epo_trl.cli.base import say
@@ -31,7 +30,7 @@ from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.guards import SHOWN, TooManyAborted
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
-from epo_trl.models.load import sequence_limit
+from epo_trl.models.load import config_of, sequence_limit
 from epo_trl.models.names import check_model_name
 from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout import ContextBuilder, Engine, PromptTemplate
@@ -116,7 +115,7 @@ def load(
             several_processes=state.num_processes > 1,
             **trust,
         )
-        config = AutoConfig.from_pretrained(model_args.model_name_or_path, revision=model_args.model_revision, **trust)
+        config = config_of(model_args, **trust)
     else:
         template = args.template_for(suite)
         model, tokenizer = load_policy(model_args, suite, template, device=state.device, seed=args.seed, **trust)

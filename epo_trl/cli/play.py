@@ -21,7 +21,7 @@ from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings
-from epo_trl.models.load import tokenizer_of
+from epo_trl.models.load import end_ids_of, tokenizer_of
 from epo_trl.models.names import check_model_name, tiny_size
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.demonstrations import ANSWER
@@ -190,7 +190,10 @@ def open_player(
     if name is None or tiny_size(name):
         args = replace(args, max_prompt_length=sys.maxsize)
         return protocol_context(protocol, args, suite, bare_tokenizer(), shots), None
-    return protocol_context(protocol, args, suite, tokenizer_of(model_args, args.trust_remote_code), shots), None
+    tokenizer = tokenizer_of(model_args, args.trust_remote_code)
+    context = protocol_context(protocol, args, suite, tokenizer, shots)
+    context.end_ids = end_ids_of(model_args, tokenizer, args.trust_remote_code)
+    return context, None
 
 
 def bare_tokenizer() -> Any:

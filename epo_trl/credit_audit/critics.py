@@ -84,9 +84,7 @@ def _on_its_base(folder: str, model: Any, args: EPOPPOConfig) -> dict[str, Any]:
     peft_config, backbone = PeftConfig.from_pretrained(folder), None
     peft_config.inference_mode = False  # the critic's file has what was trained
     if args.critic_model_name_or_path is None:
-        trust = {"trust_remote_code": args.trust_remote_code}
-        with adapter.named():
-            backbone = loaded_backbone(adapter.base, model, revision=adapter.base_revision, **trust)
+        backbone = adapter.load_base(loaded_backbone, policy=model, trust_remote_code=args.trust_remote_code)
     return {"backbone": backbone, "peft_config": peft_config}
 
 

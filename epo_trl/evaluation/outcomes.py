@@ -1,4 +1,4 @@
-"""Defines when a run has exploded, collapsed, solved its tasks or is trapped.
+"""Defines when a run has exploded or collapsed, and the levels at which a study calls it solved or trapped.
 
 The inputs are plain numbers, one per RL step. `Explosion` and `Collapse` receive them one by one, as in a trainer; the
 functions receive whole curves, as in a report. Both give the same result. The thresholds are not from a paper and were
@@ -12,15 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from epo_trl.errors import InputError
-
 START_STEPS = 3  # RL steps averaged for the start: few, because an explosion can be over within ten
 WINDOW = 10  # RL steps of a running mean or of a streak, so that no single batch decides
 EXPLODED_RATIO = 2.0  # entropy over its start
 COLLAPSED_RATIO = 0.3  # entropy over its start
 POINTS = 0.2  # difference of shares: 20 percentage points
 BAND = (0.3, 1.5)  # entropy over its start, see `left_band`
-LAST_STEPS = 20  # RL steps averaged to decide between solved and trapped
+LAST_STEPS = 20  # RL steps whose mean success a study compares with the next two by default
 SOLVED, TRAPPED = 0.8, 0.5  # solved above, trapped below
 
 
@@ -110,9 +108,7 @@ class Collapse:
         """
         self.entropy.add(entropy)
         self.success.add(success)
-        self.best = max(
-            self.best, self.success.recent
-        )  # the order matters: max keeps its first argument if the second is NaN
+        self.best = max(self.best, self.success.recent)  # max keeps its first argument if the second is NaN
         low = self.entropy.recent < COLLAPSED_RATIO * self.entropy.start
         return low and _at_least(self.best - self.success.recent, POINTS)
 
@@ -145,23 +141,6 @@ def left_band(entropy: Sequence[float]) -> int | None:
         if len(outside) == WINDOW:
             return outside[0]
     return None
-
-
-def solved(success: Sequence[float]) -> bool:
-    """Returns whether the mean success of the last `LAST_STEPS` RL steps is above `SOLVED`."""
-    return _final(success) > SOLVED
-
-
-def trapped(success: Sequence[float]) -> bool:
-    """Returns whether the mean success of the last `LAST_STEPS` RL steps is below `TRAPPED`."""
-    return _final(success) < TRAPPED
-
-
-def _final(success: Sequence[float]) -> float:
-    seen = [value for value in success if math.isfinite(value)]
-    if len(seen) < LAST_STEPS:
-        raise InputError(f"success: expected at least {LAST_STEPS} RL steps with a finite value, got {len(seen)}")
-    return fmean(seen[-LAST_STEPS:])
 
 
 def _at_least(difference: float, points: float) -> bool:

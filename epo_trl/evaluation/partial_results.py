@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.errors import FileError, InputError
+from epo_trl.long_runs.state_file import write_state
 from epo_trl.types import Episode
 
 SETTINGS = "settings.json"
@@ -49,8 +50,7 @@ class PartialResults:
 
     def start(self) -> None:
         """Creates the folder. Call it in one process while the others wait."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        _write(self.folder / SETTINGS, {"settings": self.settings})
+        write_state(self.folder / SETTINGS, {"settings": self.settings})
 
     def read(self, part: str) -> tuple[list[Episode], float] | None:
         """Returns the episodes of a part and their wall time in seconds, or `None` if it has not been played."""
@@ -60,11 +60,11 @@ class PartialResults:
     def keep(self, part: str, episodes: list[Episode], seconds: float) -> None:
         """Writes the episodes of a part, without token ids."""
         bare = [asdict(episode.without_tokens()) for episode in episodes]
-        _write(self.folder / f"{part}.json", {"episodes": bare, "seconds": seconds})
+        write_state(self.folder / f"{part}.json", {"episodes": bare, "seconds": seconds})
 
     def finish(self, results: Mapping[str, Any]) -> None:
         """Writes the output with its settings, and removes the parts."""
-        _write(self.output, {**results, "settings": self.settings})
+        write_state(self.output, {**results, "settings": self.settings})
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _need_same(self, path: Path, found: Any) -> None:
@@ -72,12 +72,8 @@ class PartialResults:
             return
         differ = "its settings are missing"
         if isinstance(found, dict):
-            keys = sorted(
-                key for key in found.keys() | self.settings.keys() if found.get(key) != self.settings.get(key)
-            )
-            differ = "; ".join(
-                f"{key} {_short(found.get(key))} there, {_short(self.settings.get(key))} now" for key in keys
-            )
+            pairs = {key: (found.get(key), self.settings.get(key)) for key in sorted({*found, *self.settings})}
+            differ = "; ".join(f"{k} {_short(a)} there, {_short(b)} now" for k, (a, b) in pairs.items() if a != b)
         raise OtherEvaluationError(
             f"output: expected a file of this evaluation, got {self.output}, but {path} is of another evaluation "
             f"({differ}); use another file, or delete that one to start over"
@@ -95,16 +91,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise FileError(f"output: {path} cannot be read ({error.strerror}); use another file") from error
     return found if isinstance(found, dict) else {}
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    with open(unfinished, "w", encoding="utf-8") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
 
 
 def _short(value: Any) -> str:

@@ -75,35 +75,38 @@ class Adapter:
         """
         from peft import PeftModel
 
-        with self.named(f"which cannot be put on {self.base}"):
+        with self._named(f"which cannot be put on {self.base}"):
             both = PeftModel.from_pretrained(model, self.name, revision=self.revision, **kwargs)
         both.peft_config["default"].base_model_name_or_path = self.base  # where it was found, so that saving records it
         both.adapter_source = self.name if Path(self.name).is_dir() else f"{self.name}@{self.revision or 'main'}"
         return both
 
-    def merged(self, **kwargs: Any) -> Any:
-        """Loads the base and merges the adapter into its weights.
+    def load_base(self, load: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+        """Loads the base, without the adapter.
 
         Args:
-            **kwargs: Arguments of `from_pretrained` for the base.
+            load: Function that loads a model by name; by default `AutoModelForCausalLM.from_pretrained`.
+            **kwargs: Arguments of that function.
 
         Raises:
-            ValueError: If the base or the adapter cannot be read.
+            ValueError: If the base cannot be read.
         """
-        with self.named():
-            model = AutoModelForCausalLM.from_pretrained(self.base, revision=self.base_revision, **kwargs)
-        return self.on(model).merge_and_unload(safe_merge=True)
+        with self._named(f"whose base {self.base} cannot be read"):
+            return (load or AutoModelForCausalLM.from_pretrained)(self.base, revision=self.base_revision, **kwargs)
+
+    def merged(self, **kwargs: Any) -> Any:
+        """Loads the base and merges the adapter into its weights; see `load_base` and `on`."""
+        return self.on(self.load_base(**kwargs)).merge_and_unload(safe_merge=True)
 
     @contextmanager
-    def named(self, what: str = "") -> Iterator[None]:
-        """Adds the adapter's name to errors, and that its base cannot be read unless `what` gives another cause."""
+    def _named(self, what: str) -> Iterator[None]:
+        """Adds the adapter's name and the cause to errors."""
         try:
             yield
         except torch.OutOfMemoryError:
             raise
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = " ".join(str(error).split())
-            what = what or f"whose base {self.base} cannot be read"
             raise InputError(f"model_name_or_path: got the adapter {self.name}, {what}: {reason}") from error
 
 
@@ -144,12 +147,11 @@ def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str
     with state.main_process_first():
         has_model = (Path(run_dir) / FINISHED).exists() or any(Path(run_dir).glob("checkpoint-*"))
         before = made_from(folder) if has_model else []
-        begun = bool(before)
-        if begun and before[-1] != what_model(source):
+        if before and before[-1] != what_model(source):
             raise InputError(
                 f"model_name_or_path: got {source}, but {run_dir} was begun with {before[0]}; use another output_dir"
             )
-        if state.is_main_process and not begun:
+        if state.is_main_process and not before:
             save_whole(make(), tokenizer, folder, source)
     return str(folder)
 

@@ -155,10 +155,8 @@ def critic_aside(model: Any) -> Iterator[None]:
 
 
 def copied_backbone(policy: Any) -> Any:
-    """Copies the policy's transformer without its LM head."""
-    backbone = copy.deepcopy(policy.base_model)
-    backbone.requires_grad_(True)
-    return backbone
+    """Copies the policy's transformer without its LM head; all weights are trained."""
+    return copy.deepcopy(policy.base_model).requires_grad_(True)
 
 
 def loaded_backbone(path: str, policy: Any, **kwargs: Any) -> Any:

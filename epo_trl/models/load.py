@@ -117,14 +117,8 @@ def load_policy(
     if adapter is None:
         model = AutoModelForCausalLM.from_pretrained(name, **kwargs)
     else:
-        kwargs.pop("revision")
-        if quantization is None:
-            model = adapter.merged(**kwargs)
-        else:
-            kwargs["revision"] = adapter.base_revision
-            with adapter.named():
-                base = AutoModelForCausalLM.from_pretrained(adapter.base, **kwargs)
-            model = adapter.on(base)
+        del kwargs["revision"]  # this is the adapter's revision, not its base's
+        model = adapter.merged(**kwargs) if quantization is None else adapter.on(adapter.load_base(**kwargs))
     return (model if quantization is not None else model.to(device)).eval(), tokenizer
 
 
@@ -198,7 +192,8 @@ def _tiny(model_args: ModelConfig, suite: TaskSuite, template: str, seed: int) -
     model = build_model(tokenizer, hidden_size=width, layers=layers, seed=seed, copies=name.endswith(COPIES))
     if model_args.attn_implementation is not None:
         model.set_attn_implementation(model_args.attn_implementation)
-    return model.to(_init_kwargs(model_args)["dtype"]) if model_args.dtype not in (None, "auto") else model, tokenizer
+    dtype = _init_kwargs(model_args)["dtype"]
+    return model.to(dtype) if isinstance(dtype, torch.dtype) else model, tokenizer
 
 
 def _to_train_on(adapter: Adapter, quantization_config: Any, args: Any, **kwargs: Any) -> Any:
@@ -207,8 +202,7 @@ def _to_train_on(adapter: Adapter, quantization_config: Any, args: Any, **kwargs
         kwargs |= {"quantization_config": quantization_config}
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         kwargs |= {"device_map": None}
-    with adapter.named():
-        model = create_model_from_path(adapter.base, revision=adapter.base_revision, **kwargs)
+    model = adapter.load_base(create_model_from_path, **kwargs)
     plugin = args.deepspeed_plugin
     # As in TRL for a new adapter: ZeRO-3 gathers weights of one precision only.
     one_dtype = plugin is not None and plugin.zero_stage == 3 and quantization_config is None

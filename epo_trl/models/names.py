@@ -49,7 +49,7 @@ def check_model_name(name: str | None, field: str = "model_name_or_path", revisi
         field: Name of the option, for the message.
         revision: Revision on the Hub.
     """
-    if name is None:
+    if not name:
         raise InputError(f"{field}: expected a Hub id, a local path or 'tiny', got nothing")
     if tiny_size(name) or Path(name).is_dir():
         return

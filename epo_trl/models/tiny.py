@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from epo_trl.devices import seeded
 from epo_trl.errors import InputError
@@ -103,9 +101,7 @@ def build_tokenizer(texts: Iterable[str], *, entities: Iterable[str] | None = No
     for name, top in largest.items():
         vocabulary.update(piece for piece, _ in _splitter(_PLAIN).pre_tokenize_str(name))
         vocabulary.update(f"{name} {number}" for number in range(1, top + 1))
-    for text in texts:
-        for piece, _ in split.pre_tokenize_str(text):
-            vocabulary.add(piece)
+    vocabulary.update(piece for text in texts for piece, _ in split.pre_tokenize_str(text))
     numbers = [int(piece) for piece in vocabulary if piece.isascii() and piece.isdigit() and len(piece) < 4]
     vocabulary.update(str(number) for number in range(max([0, *numbers, *largest.values()]) + 1))
 
@@ -128,14 +124,6 @@ def build_tokenizer(texts: Iterable[str], *, entities: Iterable[str] | None = No
     return tokenizer
 
 
-@dataclass(frozen=True)
-class _Family:
-    config: str
-    model: str
-    extra: tuple[str, ...] = ()  # configuration fields to set to the size of one head
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
 # The layers of Qwen2, bit for bit, under another name: transformers 5.23 loads the tokenizer of every "qwen2"
 # checkpoint as Qwen2's own byte-level BPE, whatever class the checkpoint names.
 _QWEN2_LAYERS = {
@@ -143,13 +131,7 @@ _QWEN2_LAYERS = {
     "residual_dropout": 0.0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
-FAMILIES: dict[str, _Family] = {
-    "seed_oss": _Family("SeedOssConfig", "SeedOssForCausalLM", ("head_dim",), _QWEN2_LAYERS),
-    "llama": _Family("LlamaConfig", "LlamaForCausalLM", ("head_dim",)),
-    "qwen3": _Family("Qwen3Config", "Qwen3ForCausalLM", ("head_dim",)),
-    "gemma": _Family("GemmaConfig", "GemmaForCausalLM", ("head_dim",)),
-    "gemma2": _Family("Gemma2Config", "Gemma2ForCausalLM", ("head_dim", "query_pre_attn_scalar")),
-}
+FAMILIES = ("seed_oss", "llama", "qwen3", "gemma", "gemma2")
 
 
 def build_model(
@@ -186,26 +168,27 @@ def build_model(
         raise InputError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}")
     if hidden_size % (2 * heads):
         raise InputError(f"hidden_size: expected a multiple of 2 * heads = {2 * heads}, got {hidden_size}")
-    names = FAMILIES[family]
-    extra: dict[str, Any] = {name: hidden_size // heads for name in names.extra}
-    config = getattr(transformers, names.config)(
+    head_dim = hidden_size // heads
+    own: dict[str, dict[str, Any]] = {"seed_oss": _QWEN2_LAYERS, "gemma2": {"query_pre_attn_scalar": head_dim}}
+    config = AutoConfig.for_model(
+        family,
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
+        head_dim=head_dim,
         max_position_embeddings=max_position_embeddings,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
-        **names.settings,
-        **extra,
+        **own.get(family, {}),
     )
     with seeded(seed):
-        model: Any = getattr(transformers, names.model)(config).float()
+        model: Any = AutoModelForCausalLM.from_config(config).float()
     model.built_as = f"{family} {hidden_size}x{layers}, {heads} heads, vocabulary {len(tokenizer)}"
     if copies:
         model.built_as += ", copies"

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig
 from trl import ModelConfig
 
 from epo_trl.errors import InputError
-from epo_trl.models.generate import end_ids
-from epo_trl.models.load import load_tokenizer
+from epo_trl.models.load import end_ids_of, load_tokenizer
 from epo_trl.models.names import tiny_size
 from epo_trl.models.vllm_requests import VllmRequests
 
@@ -125,11 +123,7 @@ def load_vllm_policy(
         **({"distributed_executor_backend": "external_launcher"} if several_processes else {}),
     )
     tokenizer = load_tokenizer(str(name), revision=revision, trust_remote_code=trust_remote_code)
-    try:
-        eos = GenerationConfig.from_pretrained(name, revision=revision).eos_token_id
-    except OSError:  # a model without that file
-        eos = None
-    ends = end_ids(tokenizer, eos)
+    ends = end_ids_of(model_args, tokenizer, trust_remote_code)
     return VllmPolicy(llm, SamplingParams, ends, max_new_tokens=max_new_tokens, temperature=temperature), tokenizer
 
 
