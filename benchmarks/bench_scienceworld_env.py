@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from epo_trl.envs.scienceworld import GoldSettings, ScienceWorldSuite, TaskLists
+from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.scienceworld.tasks import all_task_types
 
 RESET = ""  # in place of an action
@@ -77,7 +77,7 @@ def measure_ours(tasks, actions, jvms: int) -> tuple[float, float, float]:
     """Returns seconds to start, turns of all worlds per second, and MB."""
     before = memory_mb()
     start = time.perf_counter()
-    suite = ScienceWorldSuite(TaskLists(heldout_types=()), jvms=jvms)
+    suite = ScienceWorldSuite(heldout_types=[], jvms=jvms)
     envs = [suite.make_env() for _ in tasks]
 
     def reset() -> None:
@@ -108,7 +108,7 @@ def measure_ours(tasks, actions, jvms: int) -> tuple[float, float, float]:
 
 def paths(tasks, turns: int, folder: str | None) -> list[list[str]]:
     """Returns equally many actions for every task: its gold path, then looks."""
-    suite = ScienceWorldSuite(TaskLists(heldout_types=()), gold=GoldSettings(folder))
+    suite = ScienceWorldSuite(heldout_types=[], gold_folder=folder)
     golden = [suite._gold.path(*task) for task in tasks]
     return [[*path.actions[: max(path.turns - 1, 0)], *["look around"] * turns][:turns] for path in golden]
 

@@ -61,7 +61,7 @@ class Spiller:
 def draw(count: int, seed: int = 0) -> list[str]:
     """Draws training tasks, of all task types in turn."""
     ids: dict[str, list[str]] = {}
-    for task_id in TaskLists(heldout_types=(), sampling="variations").ids["train"]:
+    for task_id in TaskLists(heldout_types=[], sampling="variations").ids["train"]:
         ids.setdefault(task_id.split("/")[1], []).append(task_id)
     rng = random.Random(seed)
     return [rng.choice(ids[name]) for name in (all_task_types() * (count // 30 + 1))[:count]]
@@ -177,9 +177,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-stock", action="store_true", help="skip the stock engine")
     args = parser.parse_args()
-    lists = TaskLists(heldout_types=())
-    alone = ScienceWorldSuite(lists).make_env()
-    crowd = ScienceWorldSuite(lists)
+    alone = ScienceWorldSuite(heldout_types=[]).make_env()
+    crowd = ScienceWorldSuite(heldout_types=[])
     crowded, *others = (crowd.make_env() for _ in range(1 + args.strangers))
     stock = None if args.no_stock else make_stock()
     tasks = draw(args.episodes, args.seed)

@@ -8,7 +8,7 @@ tasks.
 
 import argparse
 
-from epo_trl.envs.scienceworld import ScienceWorldSuite, TaskLists
+from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.evaluation import EvalReport, format_table, get_protocol
 from epo_trl.evaluation.play import play_chunks, protocol_context, protocol_settings
 from epo_trl.models import build_tokenizer
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--split", default="iid")
     parser.add_argument("--episodes", type=int, help="only the first N tasks, which cycle through the types")
     args = parser.parse_args()
-    suite = ScienceWorldSuite(TaskLists())
+    suite = ScienceWorldSuite()
     tokenizer = build_tokenizer([*TOUR, "wait"])
     tasks = suite.task_ids(args.split)[: args.episodes]
     reports = []

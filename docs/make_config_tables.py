@@ -26,10 +26,10 @@ from epo_trl.envs.adapters.numbered import NumberedArguments  # noqa: E402
 from epo_trl.envs.adapters.openenv import OpenEnvArguments  # noqa: E402
 from epo_trl.envs.adapters.tools import ToolsArguments  # noqa: E402
 from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
-from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments  # noqa: E402
 from epo_trl.envs.scienceworld.env import EngineRules  # noqa: E402
 from epo_trl.envs.scienceworld.gold import GoldSettings  # noqa: E402
 from epo_trl.envs.scienceworld.host import JvmSettings  # noqa: E402
+from epo_trl.envs.scienceworld.tasks import TaskLists  # noqa: E402
 from epo_trl.envs.webshop import WebShopSuite  # noqa: E402
 from epo_trl.long_runs.long_run import LongRunArguments  # noqa: E402
 from epo_trl.rollout.few_shot import FewShotArguments  # noqa: E402
@@ -55,10 +55,10 @@ TABLES = {
     "`StartArguments`: where RL begins, for `epo-trl train` and the recipes": StartArguments,
     "`LongRunArguments`: both of these, and `recipes/sft.py`": LongRunArguments,
     "`AlfworldArguments`: games": AlfworldArguments,
-    "`ScienceWorldArguments`: tasks": ScienceWorldArguments,
-    "`EngineRules`: play in ScienceWorld": EngineRules,
+    "`TaskLists`: tasks of ScienceWorld": TaskLists,
+    "`EngineRules`: play in it": EngineRules,
     "`JvmSettings`: its Java processes": JvmSettings,
-    "`GoldSettings`: its gold paths": GoldSettings,
+    "`GoldSettings`: its gold paths and expert": GoldSettings,
     "`WebShopSuite`: products and goals": WebShopSuite,
     "`ToolsArguments`: environments of TRL's `environment_factory`": ToolsArguments,
     "`GymnasiumArguments`: environments of Gymnasium": GymnasiumArguments,

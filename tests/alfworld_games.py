@@ -1,4 +1,4 @@
-"""Helpers of the ALFWorld tests: games with what real games hold and generated ones do not."""
+"""Helpers of the ALFWorld tests: episodes of an expert, and games with what only real ones hold."""
 
 import json
 import os
@@ -18,6 +18,20 @@ ALL_TYPES_KITCHEN = Filters(room_types=("kitchens",), max_receptacles=20)
 
 def small_game(index: int = 0, seed: int = 0, filters: Filters = SMALL) -> Game:
     return generate("train", index, seed, filters).game
+
+
+def play(env, task_id, expert, turns=50):
+    """Returns the turns (observation, info, thought, action) of an episode, and whether it was won."""
+    observation, info = env.reset(options={"task_id": task_id})
+    expert.reset(observation, info)
+    log = []
+    for _ in range(turns):
+        thought, action = expert.act(observation, info)
+        log.append((observation, info, thought, action))
+        observation, _, won, _, info = env.step(action)
+        if won:
+            return log, True
+    return log, False
 
 
 def one_of_each_type(split: str, seed: int) -> list[Game]:

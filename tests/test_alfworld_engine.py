@@ -13,7 +13,7 @@ from alfworld_games import (
     starting_at_a_receptacle,
 )
 
-from epo_trl.envs.alfworld.engine import NOTHING, State
+from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.pddl import Goal, display_names, read_goal
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.base import EnvError
@@ -72,15 +72,6 @@ def test_other_rules_or_texts_are_refused():
 def test_comments_and_layout_of_the_rules_do_not_matter():
     game = small_game()
     assert Scene.of(replace(game, domain=game.domain.replace("\n", "  ; a comment\n\n"))).task
-
-
-def test_an_inadmissible_action_changes_nothing():
-    state = State(Scene.of(small_game()))
-    before = state.admissible
-    for action in ("", "go to mars 1", "GO TO BED 1", "take bed 1 from bed 1", "\n", "🛏"):
-        assert state.step(action) == NOTHING
-        assert state.admissible == before
-    assert state.step("look").endswith("you see nothing.")
 
 
 def test_a_copy_goes_its_own_way():

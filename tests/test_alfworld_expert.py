@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 
 import pytest
-from alfworld_games import edit, pairs
+from alfworld_games import edit, pairs, play
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import AlfworldExpert, GeneratedAlfworld
@@ -19,20 +19,6 @@ from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.alfworld.task_specs import Filters
 from epo_trl.models import build_tokenizer
-
-
-def play(env, task_id, expert, turns=50):
-    """Returns the turns (observation, info, thought, action) of an episode, and whether it was won."""
-    observation, info = env.reset(options={"task_id": task_id})
-    expert.reset(observation, info)
-    log = []
-    for _ in range(turns):
-        thought, action = expert.act(observation, info)
-        log.append((observation, info, thought, action))
-        observation, _, won, _, info = env.step(action)
-        if won:
-            return log, True
-    return log, False
 
 
 @pytest.mark.slow
@@ -104,11 +90,6 @@ def test_with_odds_it_wins_more_and_sooner():
         results[search] = sum(won for _, won in logs), sum(len(log) for log, _ in logs) / len(logs)
     (won, turns), (won_likely, turns_likely) = results["random"], results["likely"]
     assert won_likely >= won and turns_likely < 0.8 * turns
-
-
-def test_an_unknown_way_to_search_is_refused():
-    with pytest.raises(EnvError, match="expert_search: expected one of random, likely, got 'best'"):
-        GeneratedAlfworld(expert_search="best")
 
 
 def test_the_tiny_tokenizer_can_say_every_action():

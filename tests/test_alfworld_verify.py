@@ -22,6 +22,7 @@ from epo_trl.envs.alfworld.game_files import GAME_FILE
 from epo_trl.envs.alfworld.generator import write_games
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.scene import Scene
+from epo_trl.envs.alfworld.task_specs import Filters
 
 pytestmark = pytest.mark.games
 textworld = pytest.importorskip("textworld", reason="needs the extra 'alfworld'")
@@ -110,7 +111,7 @@ def test_the_report_shows_the_first_difference(monkeypatch):
 
 
 def test_written_games_are_compared_from_their_folder(tmp_path):
-    write_games(tmp_path, 3, 0, 0, room_types=["bathrooms"])
+    write_games(tmp_path, 3, 0, 0, filters=Filters(room_types=("bathrooms",)))
     report = verify_path(tmp_path, max_games=2, steps=3, seed=1)
     assert report.ok and report.games == 2
     game = next(tmp_path.rglob(GAME_FILE))

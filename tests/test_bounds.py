@@ -24,6 +24,8 @@ from epo_trl.cli.evaluation_arguments import EvaluationArguments
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.credit_audit import AuditPlan
 from epo_trl.envs.pool import PoolSettings
+from epo_trl.envs.scienceworld import ScienceWorldSuite
+from epo_trl.envs.scienceworld.gold import GoldSettings
 from epo_trl.envs.scienceworld.host import JvmSettings
 from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.errors import InputError
@@ -132,11 +134,13 @@ SETTINGS = [
     DemonstrationArguments,
     EvaluationArguments,
     FewShotArguments,
+    GoldSettings,
     JvmSettings,
     MeanTurn,
     PoolSettings,
     RolloutSettings,
     Run,
+    ScienceWorldSuite,
     WebShopSuite,
 ]
 METHOD_CLASSES = {_load_class(slot, name) for slot, names in METHODS.items() for name in names}

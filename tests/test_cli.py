@@ -10,6 +10,8 @@ from event_files import write_run
 
 from epo_trl.cli import COMMANDS, MAINS, main
 from epo_trl.envs import EnvError
+from epo_trl.envs.alfworld.pddl import TASK_TYPES
+from epo_trl.envs.alfworld.task_specs import Filters
 
 
 @pytest.fixture
@@ -82,12 +84,13 @@ def test_a_gpu_without_memory_is_refused(size, capsys):
     assert f"argument --gpu-gb: expected a number > 0, got {size}" in capsys.readouterr().err
 
 
-def test_games_passes_on_the_numbers_and_only_the_filters_that_were_given(fake_module):
+def test_games_passes_on_the_numbers_and_the_filters(fake_module):
     calls = fake_module(*GENERATOR, None)
     assert main(["games", "alfworld", "--out", "d", *COUNTS, "--seed", "7"]) == 0
-    assert main(["games", "alfworld", "--out", "d", *COUNTS, "--task-types", "a", "b", "--max-receptacles", "16"]) == 0
-    assert calls[0] == (("d", 3, 2, 0, 7), {})
-    assert calls[1] == (("d", 3, 2, 0, 0), {"task_types": ["a", "b"], "max_receptacles": 16})
+    filters = ["--task-types", *TASK_TYPES[:2], "--max-receptacles", "16"]
+    assert main(["games", "alfworld", "--out", "d", *COUNTS, *filters]) == 0
+    assert calls[0] == (("d", 3, 2, 0, 7, Filters()), {})
+    assert calls[1] == (("d", 3, 2, 0, 0, Filters(TASK_TYPES[:2], None, 16)), {})
 
 
 def test_an_environment_error_is_one_line_without_traceback(fake_module, capsys):

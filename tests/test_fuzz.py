@@ -211,12 +211,12 @@ def test_environments_and_masks_stand_anything_that_is_said(name):
 @pytest.mark.slow
 @pytest.mark.games
 def test_scienceworld_stands_anything_that_is_said(monkeypatch):
-    from epo_trl.envs.scienceworld import JvmSettings, ScienceWorldSuite
+    from epo_trl.envs.scienceworld import ScienceWorldSuite
 
     monkeypatch.setitem(globals(), "EPISODES", 8)
     actions = ("look around", "open door to kitchen", "pick up orange", "wait1", "0", "focus on door")
     rng, tokenizer = random.Random("scienceworld"), byte_tokenizer()
-    suite = ScienceWorldSuite(jvm=JvmSettings(timeout_seconds=300.0))
+    suite = ScienceWorldSuite(timeout_seconds=300.0)
     for invalid in ("pass", "skip"):
         episodes = play_fuzzed(suite, rng, tokenizer, "windowed", actions, invalid)
         assert sum(len(episode.turns) for episode in episodes) > 20

@@ -13,14 +13,14 @@ import yaml
 from trl import ModelConfig
 
 from epo_trl.envs.alfworld.arguments import AlfworldArguments
-from epo_trl.envs.scienceworld.arguments import ScienceWorldArguments
+from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.evaluation import protocol_names
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
 ROOT = Path(__file__).parents[1]
 PAPER = "recipes/alfworld/qwen2.5-3b_8gpu.yaml"
-SETTINGS = (EPOPPOConfig, ModelConfig, AlfworldArguments, ScienceWorldArguments, WebShopSuite)
+SETTINGS = (EPOPPOConfig, ModelConfig, AlfworldArguments, ScienceWorldSuite, WebShopSuite)
 FIELDS = {field.name for kind in SETTINGS for field in fields(kind)} | {"environment", "algorithm"}
 
 

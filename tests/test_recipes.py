@@ -19,6 +19,7 @@ from epo_trl.envs.alfworld.arguments import AlfworldArguments
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import environment_arguments
 from epo_trl.envs.toy import ToySuite
+from epo_trl.errors import InputError
 from epo_trl.evaluation import get_protocol
 from epo_trl.study.config import load_study
 from epo_trl.study.run_plan import plan
@@ -256,8 +257,8 @@ def test_the_evaluation_of_the_pretrained_recipe_plays_its_lists_as_its_run_does
 
 
 def test_an_unknown_kind_of_games_is_refused():
-    with pytest.raises(EnvError, match="games: expected .*generated.*got 'real'"):
-        AlfworldArguments(games="real").make_suite()
+    with pytest.raises(InputError, match="games: expected .*generated.*got 'real'"):
+        AlfworldArguments(games="real")
 
 
 @dataclass

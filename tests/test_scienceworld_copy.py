@@ -17,7 +17,6 @@ pytestmark = pytest.mark.games
 
 # Random events: seeds that are planted, a mixture, and what the animals do meanwhile.
 TASKS = ("train/grow-plant/2", "train/find-animal/0", "train/chemistry-mix/1")
-AMBIGUOUS = ("teleport to kitchen", "open cupboard", "open freezer", "open fridge", "pick up glass cup")
 
 
 @pytest.fixture(scope="module")
@@ -57,21 +56,11 @@ def test_a_copy_plays_on_alone_and_the_original_does_not_notice(suite, task):
 
 @pytest.mark.parametrize("ambiguity", ["agent", "first"])
 def test_an_open_question_is_copied_too(suite, ambiguity):
-    """In the kitchen, two cupboards and a fridge are open before a request that fits several things."""
-    env = ScienceWorldEnv(suite._hosts[0], suite.lists, EngineRules(ambiguity=ambiguity))
-    info = env.reset(options={"task_id": "train/boil/3"})[1]
-    for action in ("teleport to kitchen", "open cupboard", "open fridge", "open freezer"):
-        info = env.step(action)[4]
-    asked = None
-    for thing in info["objects"]:
-        twin = env.copy()
-        observation = twin.step(f"pick up {thing.split()[-1]}")[0]
-        twin.close()
-        if observation.startswith("Ambiguous") or ambiguity == "first":
-            asked = f"pick up {thing.split()[-1]}"
-            break
-    assert asked
-    env.step(asked)
+    """An orange is in the bowl, another one in the inventory."""
+    env = ScienceWorldEnv(suite._hosts[0], EngineRules(ambiguity=ambiguity))
+    env.reset(options={"task_id": "train/boil/3"})
+    env.step("teleport to kitchen")
+    assert env.step("pick up orange")[0].startswith("Ambiguous request") == (ambiguity == "agent")
     twin = env.copy()
     assert twin.step("0") == env.step("0")
     for one in (twin, env):
@@ -128,20 +117,10 @@ def test_the_tiny_recipe_can_be_audited(tmp_path):
     tokenizer = build_tokenizer(["look around , open door to kitchen"])
     for part in (build_model(tokenizer, hidden_size=32, heads=2), tokenizer):
         part.save_pretrained(tmp_path / "run")
-    words = ["audit-credit", str(tmp_path / "run"), "--config", "scienceworld/tiny_cpu", "--max_turns", "3"]
-    words += [
-        "--max_prompt_length",
-        "1200",
-        "--jvms",
-        "1",
-        "--max_completion_length",
-        "4",
-        "--audit_tasks",
-        "2",
-        "--audit_round",
-        "2",
-    ]
-    words += ["--audit_group", "2", "--audit_episodes", "1", "--audit_continuations", "2", "--audit_parallel", "8"]
-    assert main(words) == 0
+    options = (
+        "--max_turns 3 --max_prompt_length 1200 --jvms 1 --max_completion_length 4 --audit_tasks 2 --audit_round 2 "
+        "--audit_group 2 --audit_episodes 1 --audit_continuations 2 --audit_parallel 8"
+    )
+    assert main(["audit-credit", str(tmp_path / "run"), "--config", "scienceworld/tiny_cpu", *options.split()]) == 0
     found = json.loads((tmp_path / "run" / "credit_audit" / "round-000.json").read_text(encoding="utf-8"))
     assert len(found["turn"]) == 6 and {"grpo", "gigpo, state"} <= found["credits"].keys()

@@ -7,16 +7,16 @@ import pytest
 from rollout_parts import byte_tokenizer, context_of
 
 from epo_trl.envs import EnvError
-from epo_trl.envs.scienceworld import EngineRules, GoldExpert, GoldSettings, ScienceWorldSuite, TaskLists
+from epo_trl.envs.scienceworld import GoldExpert, ScienceWorldSuite
 from epo_trl.envs.scienceworld.expert import DONE, thought_for, with_teleports
 from epo_trl.envs.scienceworld.gold import GoldPath, cache_folder
-from epo_trl.envs.scienceworld.jvm import Jvm
+from epo_trl.envs.scienceworld.tasks import find_task
 from epo_trl.envs.testing import EnvContract
 from epo_trl.models import build_tokenizer
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes, play_expert
 
-SHORT = ("find-non-living-thing", "lifespan-longest-lived")  # task types with paths of 3 to 13 actions
+SHORT = ["find-non-living-thing", "lifespan-longest-lived"]  # task types with paths of 3 to 13 actions
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +24,10 @@ def folder(tmp_path_factory):
     return str(tmp_path_factory.mktemp("gold"))
 
 
-def make_suite(folder, workers=1, **rules):
-    lists = TaskLists(task_types=SHORT, heldout_types=("power-component",), n_iid=4, n_ood=4, n_heldout=2)
-    return ScienceWorldSuite(lists, EngineRules(**rules), gold=GoldSettings(folder, workers))
+def make_suite(folder, workers=1):
+    sizes = {"n_iid": 4, "n_ood": 4, "n_heldout": 2}
+    types = {"task_types": SHORT, "heldout_types": ["power-component"]}
+    return ScienceWorldSuite(**types, **sizes, gold_folder=str(folder), gold_workers=workers)
 
 
 @pytest.mark.games
@@ -43,7 +44,7 @@ class TestGoldExpert(EnvContract):
     def make_suite(self):
         suite = make_suite(self.folder)
         ids = [task_id for split in suite.splits for task_id in suite.task_ids(split)[: self.expert_tasks]]
-        suite._gold.generate(map(suite.lists.find, ids))  # on one JVM; the expert would start one for each
+        suite._gold.generate(map(find_task, ids))  # on one JVM; the expert would start one for each
         return suite
 
 
@@ -57,14 +58,14 @@ def test_paths_are_generated_once_and_kept(folder, monkeypatch):
     suite = make_suite(folder, workers=2)
     found = suite.demonstration_tasks("ood", max_turns=30)
     assert found == list(suite.task_ids("ood"))
-    paths = {task_id: suite._gold.path(*suite.lists.find(task_id)) for task_id in found}
+    paths = {task_id: suite._gold.path(*find_task(task_id)) for task_id in found}
     assert all(0 < path.turns <= len(path.actions) for path in paths.values())
     actions = {action for path in paths.values() for action in path.actions}
     tokenizer = build_tokenizer(actions)
     assert {action for action in actions if tokenizer.decode(tokenizer(action)["input_ids"]) != action} == set()
     monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", NoJvm)
     again = make_suite(folder)
-    assert {task_id: again._gold.path(*again.lists.find(task_id)) for task_id in found} == paths
+    assert {task_id: again._gold.path(*find_task(task_id)) for task_id in found} == paths
 
 
 def test_one_jvm_serves_all_the_portions_in_which_paths_are_generated(tmp_path, monkeypatch):
@@ -83,7 +84,7 @@ def test_one_jvm_serves_all_the_portions_in_which_paths_are_generated(tmp_path, 
     monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", Counted)
     monkeypatch.setattr("epo_trl.envs.scienceworld.gold.GoldPaths._find", lambda *args: GoldPath(("wait",), 1))
     monkeypatch.setattr("epo_trl.envs.scienceworld.scienceworld_suite._TASKS_AT_ONCE", 2)
-    suite = make_suite(str(tmp_path))
+    suite = make_suite(tmp_path)
     assert suite.demonstration_tasks("ood", max_turns=3) == list(suite.task_ids("ood"))
     assert len(started) == 1 and not open_jvms
     suite._gold.path("boil", 0)  # on its own
@@ -92,10 +93,10 @@ def test_one_jvm_serves_all_the_portions_in_which_paths_are_generated(tmp_path, 
 
 def test_long_and_failing_paths_are_left_out_before_they_are_played(tmp_path, monkeypatch):
     monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", NoJvm)
-    suite = make_suite(str(tmp_path))
+    suite = make_suite(tmp_path)
     ids = suite.task_ids("ood")
     for task_id, turns in zip(ids, (12, 13, 0, 3), strict=True):  # 0: the path did not solve it
-        suite._gold._write(suite.lists.find(task_id), GoldPath(("wait",) * 14, turns))
+        suite._gold._write(find_task(task_id), GoldPath(("wait",) * 14, turns))
     assert suite.demonstration_tasks("ood", max_turns=12) == [ids[0], ids[3]]
     assert suite.demonstration_tasks("ood", max_turns=12, count=1) == [ids[0]]
     assert suite.demonstration_tasks("ood", max_turns=2, count=9) == []
@@ -105,7 +106,7 @@ def test_long_and_failing_paths_are_left_out_before_they_are_played(tmp_path, mo
 def test_demonstrations_are_made_from_gold_paths(folder):
     suite = make_suite(folder)
     [task_id] = suite.demonstration_tasks("ood", max_turns=30, count=1)
-    path = suite._gold.path(*suite.lists.find(task_id))
+    path = suite._gold.path(*find_task(task_id))
     tokenizer = byte_tokenizer()
     context = context_of(tokenizer, template=PromptTemplate.load("plain"))
     [turns] = expert_episodes(suite, [(task_id, 0)], context, max_turns=path.turns)
@@ -118,12 +119,14 @@ def test_demonstrations_are_made_from_gold_paths(folder):
 
 def test_a_guessing_expert_focuses_on_anything_in_reach_that_some_task_asks_for(tmp_path, monkeypatch):
     monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", NoJvm)
-    lists = TaskLists(task_types=("lifespan-longest-lived",), heldout_types=(), n_iid=0, n_ood=0)
-    suite = ScienceWorldSuite(lists, gold=GoldSettings(str(tmp_path)), guess_rate=1.0)
+    suite = ScienceWorldSuite(
+        task_types=["lifespan-longest-lived"], heldout_types=[], n_iid=0, n_ood=0, guess_rate=1.0,
+        gold_folder=str(tmp_path),
+    )  # fmt: skip
     ids = sorted(set(suite.task_ids("train")))
     animals = ("ant", "crocodile", "egg parrot")
     for i, task_id in enumerate(ids):
-        suite._gold._write(suite.lists.find(task_id), GoldPath(("go outside", f"focus on {animals[i % 3]}"), 2))
+        suite._gold._write(find_task(task_id), GoldPath(("go outside", f"focus on {animals[i % 3]}"), 2))
 
     def chosen(seed, in_reach):
         expert = suite.make_expert(seed)
@@ -137,7 +140,7 @@ def test_a_guessing_expert_focuses_on_anything_in_reach_that_some_task_asks_for(
     assert 70 <= guesses.count("focus on ant") <= 130
     assert guesses == [chosen(seed, ("crocodile", "ant", "wood")) for seed in range(200)]
     assert chosen(0, ("wood",)) == "focus on ant"  # nothing to choose from: the path
-    suite._guess_rate = 0.3
+    suite.guess_rate = 0.3
     guesses = [chosen(seed, ("ant", "crocodile")) for seed in range(1000)]
     assert 110 <= guesses.count("focus on crocodile") <= 190  # half of 30 %
 
@@ -176,12 +179,10 @@ def test_walks_are_left_out_one_by_one_at_the_given_rate():
 @pytest.mark.games
 def test_an_expert_that_teleports_wins_in_fewer_turns(folder):
     suite = ScienceWorldSuite(
-        TaskLists(task_types=("find-animal",), heldout_types=(), tests_per_type=1),
-        gold=GoldSettings(folder),
-        teleport_rate=1.0,
+        task_types=["find-animal"], heldout_types=[], tests_per_type=1, gold_folder=folder, teleport_rate=1.0
     )
     [task_id] = suite.demonstration_tasks("ood", max_turns=20)
-    path = suite._gold.path(*suite.lists.find(task_id))
+    path = suite._gold.path(*find_task(task_id))
     env = suite.make_env()
     turns, won, _ = play_expert(suite, env, env.reset(seed=0, options={"task_id": task_id}), 0, path.turns)
     env.close()
@@ -190,13 +191,13 @@ def test_an_expert_that_teleports_wins_in_fewer_turns(folder):
 
 @pytest.mark.games
 def test_a_damaged_file_is_made_again(tmp_path):
-    suite = make_suite(str(tmp_path))
-    task = suite.lists.find("ood/lifespan-longest-lived/93")
+    suite = make_suite(tmp_path)
+    task = find_task("ood/lifespan-longest-lived/93")
     path = suite._gold.path(*task)
     [file] = tmp_path.rglob("*.json")
     for damage in ("", "{", "[]", '{"actions": []}', '{"actions": 3, "turns": 1}'):
         file.write_text(damage)
-        fresh = make_suite(str(tmp_path))
+        fresh = make_suite(tmp_path)
         assert not fresh._gold._read(task)
     assert fresh._gold.path(*task) == path
     assert json.loads(file.read_text()) == {"turns": path.turns, "actions": list(path.actions)}
@@ -217,7 +218,7 @@ def test_a_path_that_cannot_be_found_is_left_out_and_not_kept(tmp_path, monkeypa
             pass
 
     monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", Broken)
-    suite = make_suite(str(tmp_path))
+    suite = make_suite(tmp_path)
     assert suite._gold.path("boil", 0) == GoldPath()
     assert suite.demonstration_tasks("ood", max_turns=100) == []
     assert "no gold path for ('boil', 0): out of heap" in caplog.text
@@ -228,11 +229,10 @@ def test_without_java_the_expert_says_so(tmp_path, monkeypatch):
     def no_java(*args):
         raise EnvError("java: there is no Java")
 
-    suite = make_suite(str(tmp_path))
+    suite = make_suite(tmp_path)
     monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", no_java)
     with pytest.raises(EnvError, match="no Java"):
         suite.demonstration_tasks("train", max_turns=10)
-    assert Jvm is not no_java
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):

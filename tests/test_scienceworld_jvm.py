@@ -14,7 +14,7 @@ from rollout_parts import ScriptedPolicy, answer, byte_tokenizer, context_of
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.base import Faults
-from epo_trl.envs.scienceworld import JvmSettings, ScienceWorldSuite
+from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.scienceworld.folder import RunFolder, remove_abandoned
 from epo_trl.envs.scienceworld.jvm import Jvm, find_java, heap_mb_for
 from epo_trl.envs.scienceworld.world import World
@@ -166,7 +166,7 @@ def test_nothing_is_written_where_python_runs(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "message"), [(signal.SIGKILL, "died with exit status -9"), (signal.SIGSTOP, "hung")])
 def test_worlds_of_a_lost_jvm_raise_until_they_are_reset(how, message):
-    suite = ScienceWorldSuite(jvm=JvmSettings(timeout_seconds=20.0))
+    suite = ScienceWorldSuite(timeout_seconds=20.0)
     envs = [suite.make_env() for _ in range(2)]
     for env in envs:
         expected = reset(env)
@@ -238,7 +238,7 @@ def test_a_rollout_goes_on_without_the_episodes_of_a_lost_jvm():
     ("heap_mb", "message"), [(1, "did not start with 1 MB"), (24, "ran out of heap; raise heap_mb")]
 )
 def test_too_little_heap_is_named(heap_mb, message):
-    suite = ScienceWorldSuite(jvm=JvmSettings(heap_mb=heap_mb))
+    suite = ScienceWorldSuite(heap_mb=heap_mb)
     env = suite.make_env()
     with pytest.raises(EnvError, match=message):
         reset(env)
@@ -293,7 +293,7 @@ def test_a_java_can_be_chosen(tmp_path):
     program = tmp_path / "java"
     program.write_text(f'#!/bin/sh\ntouch "{tmp_path}/used"\nexec "{find_java()}" "$@"\n')
     program.chmod(0o755)
-    env = ScienceWorldSuite(jvm=JvmSettings(java=str(program))).make_env()
+    env = ScienceWorldSuite(java=str(program)).make_env()
     reset(env)
     env.close()
     assert (tmp_path / "used").exists()
@@ -303,7 +303,7 @@ def test_a_program_that_is_no_java_is_named(tmp_path):
     program = tmp_path / "java"
     program.write_text("#!/bin/sh\necho I am no Java >&2\nexit 1\n")
     program.chmod(0o755)
-    env = ScienceWorldSuite(jvm=JvmSettings(java=str(program))).make_env()
+    env = ScienceWorldSuite(java=str(program)).make_env()
     with pytest.raises(EnvError, match="did not start.*I am no Java"):
         reset(env)
     env.close()

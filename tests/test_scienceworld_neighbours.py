@@ -7,7 +7,7 @@ import pytest
 from scienceworld_neighbours import Strangers, first_difference, last_id, play
 
 from epo_trl.envs import EnvError
-from epo_trl.envs.scienceworld import ScienceWorldSuite, TaskLists
+from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.scienceworld.world import World
 
 pytestmark = pytest.mark.games
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.games
 
 @pytest.fixture(scope="module")
 def envs():
-    suite = ScienceWorldSuite(TaskLists(heldout_types=()))
+    suite = ScienceWorldSuite(heldout_types=[])
     envs = [suite.make_env() for _ in range(4)]
     yield envs
     for env in envs:

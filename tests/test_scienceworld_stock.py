@@ -9,7 +9,7 @@ the next action, some of a gold path among them; for the comparison the request 
 import pytest
 from scienceworld_neighbours import Strangers, as_stock, first_difference, make_stock, play, play_stock
 
-from epo_trl.envs.scienceworld import GoldSettings, ScienceWorldSuite, TaskLists
+from epo_trl.envs.scienceworld import ScienceWorldSuite
 
 pytestmark = [pytest.mark.games, pytest.mark.slow]
 
@@ -26,7 +26,7 @@ def stock():
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory):
-    suite = ScienceWorldSuite(TaskLists(heldout_types=()), gold=GoldSettings(str(tmp_path_factory.mktemp("gold"))))
+    suite = ScienceWorldSuite(heldout_types=[], gold_folder=str(tmp_path_factory.mktemp("gold")))
     with suite._gold.kept_jvms():
         yield suite
 

@@ -9,7 +9,7 @@ import torch
 from run_kit import logged
 from trainer_kit import make_config
 
-from epo_trl.envs.scienceworld import JvmSettings, ScienceWorldSuite
+from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.trainers import EPOTrainer
 from epo_trl.types import StopReason
@@ -38,7 +38,7 @@ class OneTask(ScienceWorldSuite):
 
 
 def test_a_run_goes_on_when_a_jvm_is_killed_under_it(tmp_path):
-    suite = OneTask(jvm=JvmSettings(timeout_seconds=300.0), jvms=2)  # patient: a busy machine starts one slowly
+    suite = OneTask(timeout_seconds=300.0, jvms=2)  # patient: a busy machine starts one slowly
     tokenizer = build_tokenizer(["look around , open door to kitchen"])
     model = build_model(tokenizer, hidden_size=32, heads=2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

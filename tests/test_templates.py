@@ -10,7 +10,7 @@ from word_game import WordGame, reward_func, word_rows
 from epo_trl.envs.adapters.tools import ToolSuite, tool_call
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.corridor import CorridorSuite
-from epo_trl.envs.scienceworld import EngineRules, ScienceWorldSuite
+from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.rollout import PromptTemplate, TemplateError
@@ -102,7 +102,7 @@ def test_the_webshop_templates_show_the_page_and_what_can_be_done(name):
 
 @pytest.mark.games
 def test_the_scienceworld_templates_render_on_what_it_really_says():
-    listing, plain = ScienceWorldSuite(rules=EngineRules(list_actions=True)), ScienceWorldSuite()
+    listing, plain = ScienceWorldSuite(list_actions=True), ScienceWorldSuite()
     seen = views_of(listing, ["look around", "sing"])
     for name in SCIENCEWORLD:
         assert_renders(PromptTemplate.load(name), seen)

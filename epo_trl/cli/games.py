@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
 
 from epo_trl.cli.base import at_least, make_parser, say
 
@@ -17,13 +16,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _alfworld(args: argparse.Namespace) -> int:
     from epo_trl.envs.alfworld.generator import write_games
+    from epo_trl.envs.alfworld.task_specs import Filters
 
-    filters: dict[str, Any] = {
-        name: getattr(args, name)
-        for name in ("task_types", "room_types", "max_receptacles")
-        if getattr(args, name) is not None
-    }
-    write_games(args.out, args.train, args.valid_seen, args.valid_unseen, args.seed, **filters)
+    filters = Filters(args.task_types, args.room_types, args.max_receptacles)
+    write_games(args.out, args.train, args.valid_seen, args.valid_unseen, args.seed, filters)
     say(f"wrote {args.train} train, {args.valid_seen} valid_seen, {args.valid_unseen} valid_unseen games to {args.out}")
     return 0
 

@@ -16,7 +16,7 @@ ENVIRONMENTS = {
     "alfworld": "epo_trl.envs.alfworld.arguments:AlfworldArguments",
     "gymnasium": "epo_trl.envs.adapters.gymnasium:GymnasiumArguments",
     "openenv": "epo_trl.envs.adapters.openenv:OpenEnvArguments",
-    "scienceworld": "epo_trl.envs.scienceworld.arguments:ScienceWorldArguments",
+    "scienceworld": "epo_trl.envs.scienceworld:ScienceWorldSuite",
     "tools": "epo_trl.envs.adapters.tools:ToolsArguments",
     "trap": "epo_trl.envs.trap:TrapSuite",
     "webshop": "epo_trl.envs.webshop:WebShopSuite",

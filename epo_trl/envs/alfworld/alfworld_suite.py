@@ -7,9 +7,12 @@ import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Annotated
 
+from epo_trl.bounds import CountOrZero, OneOf, check_bounds
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.env import ENGINES, AlfworldEnv, Opened
 from epo_trl.envs.alfworld.expert import AlfworldExpert, parse_kind
@@ -21,7 +24,8 @@ from epo_trl.envs.alfworld.task_specs import Filters, task_specs
 from epo_trl.envs.base import EnvError, TaskSuite
 
 _CACHED_GAMES = 1024
-SEARCHES = ("random", "likely")
+Engine = Annotated[str, OneOf(ENGINES)]
+Search = Annotated[str, OneOf(("random", "likely"))]
 _EVERY = 4  # one in four training games is counted
 
 
@@ -45,13 +49,12 @@ class _AlfworldSuite(TaskSuite):
 
     protocol = "alfworld50"
     prompt_template = "alfworld"
+    engine: str
+    expert_search: str
 
-    def __init__(self, engine: str, expert_search: str) -> None:
-        for name, value, choices in (("engine", engine, ENGINES), ("expert_search", expert_search, SEARCHES)):
-            if value not in choices:
-                raise EnvError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
-        self.engine, self.expert_search = engine, expert_search
-        self.instant = engine == "fast"
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        self.instant = self.engine == "fast"
 
     def make_env(self) -> AlfworldEnv:
         """Creates a fresh environment. Environments of one process share the games that they have read."""
@@ -96,6 +99,7 @@ class _AlfworldSuite(TaskSuite):
         """Returns a game as parsed by the fast engine."""
 
 
+@dataclass(eq=False)
 class GeneratedAlfworld(_AlfworldSuite):
     """ALFWorld-style games, generated when they are first played. Needs no download.
 
@@ -112,32 +116,30 @@ class GeneratedAlfworld(_AlfworldSuite):
         max_receptacles: Maximum number of receptacles in a room; no limit if `None`.
         engine: `"fast"` (built in) or `"textworld"` (ALFWorld's own).
         expert_search: `"random"`, or `"likely"`: the expert first searches where the training games have such objects.
+
+    Raises:
+        EpoTrlError: If a setting is invalid, or leaves no game of a split.
     """
 
     name = "alfworld-generated"
 
-    def __init__(
-        self,
-        n_train: int = 1000,
-        n_iid: int = 100,
-        n_ood: int = 100,
-        seed: int = 0,
-        task_types: Sequence[str] | None = None,
-        room_types: Sequence[str] | None = None,
-        max_receptacles: int | None = None,
-        engine: str = "fast",
-        expert_search: str = "random",
-    ) -> None:
-        super().__init__(engine, expert_search)
-        self.seed = seed
-        self.filters = Filters(task_types, room_types, max_receptacles)  # type: ignore[arg-type]
-        self.sizes = {"train": n_train, "iid": n_iid, "ood": n_ood}
-        for split, size in self.sizes.items():
-            if size < 0:
-                raise EnvError(f"n_{split}: expected an integer >= 0, got {size}")
-            if size:
-                task_specs(split, self.filters)
+    n_train: CountOrZero = 1000
+    n_iid: CountOrZero = 100
+    n_ood: CountOrZero = 100
+    seed: int = 0
+    task_types: Sequence[str] | None = None
+    room_types: Sequence[str] | None = None
+    max_receptacles: int | None = None
+    engine: Engine = "fast"
+    expert_search: Search = "random"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.filters = Filters(self.task_types, self.room_types, self.max_receptacles)  # type: ignore[arg-type]
+        self.sizes = {"train": self.n_train, "iid": self.n_iid, "ood": self.n_ood}
         self.splits = tuple(split for split, size in self.sizes.items() if size)
+        for split in self.splits:
+            task_specs(split, self.filters)
 
     def task_ids(self, split: str) -> list[str]:
         """Returns `"train/0"`, `"train/1"`, and so on."""
@@ -159,6 +161,7 @@ class GeneratedAlfworld(_AlfworldSuite):
         return _generated_scene(*self._place(task_id))
 
 
+@dataclass(eq=False)
 class AlfworldData(_AlfworldSuite):
     """ALFWorld games on disk: the real ones (`alfworld-download`) or those of `write_games`.
 
@@ -172,23 +175,22 @@ class AlfworldData(_AlfworldSuite):
         expert_search: `"random"`, or `"likely"`: the expert first searches where the training games have such objects.
 
     Raises:
-        EnvError: If there is no such folder. `task_ids` reads every game of its split and warns of folders without a
-            game or its description. It raises if these are the majority, for a corrupt file, and, with the fast engine,
-            for a game that the engine does not support.
+        EpoTrlError: If a setting is invalid, or there is no such folder. `task_ids` reads every game of its split and
+            warns of folders without a game or its description. It raises if these are the majority, for a corrupt file,
+            and, with the fast engine, for a game that the engine does not support.
     """
 
     name = "alfworld"
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        task_types: Sequence[str] | None = None,
-        engine: str = "fast",
-        expert_search: str = "random",
-    ) -> None:
-        super().__init__(engine, expert_search)
-        self.task_types = Filters(task_types).task_types or TASK_TYPES  # type: ignore[arg-type]
-        self.root = data_folder(path).resolve()
+    path: str | os.PathLike[str] | None = None
+    task_types: Sequence[str] | None = None
+    engine: Engine = "fast"
+    expert_search: Search = "random"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._types = Filters(self.task_types).task_types or TASK_TYPES  # type: ignore[arg-type]
+        self.root = data_folder(self.path).resolve()
         if (self.root.parent / SET_FILE).is_file():
             self.name = GeneratedAlfworld.name
         self._ids: dict[str, list[str]] = {}
@@ -198,7 +200,7 @@ class AlfworldData(_AlfworldSuite):
         self.check_split(split)
         if split not in self._ids:
             folder = self.root / SPLIT_FOLDERS[split]
-            found = find_games(folder, self.task_types)
+            found = find_games(folder, self._types)
             if not found.games:
                 raise EnvError(f"{folder}: no playable games here ({found}). {_HOW_TO_GET}")
             _report_missing(folder, found)

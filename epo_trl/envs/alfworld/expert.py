@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Mapping
 
-from epo_trl.envs.alfworld.notes import EMPTY_HANDS, MIDDLE, MOVED, SHOWN, listed_things
+from epo_trl.envs.alfworld.notes import EMPTY_HANDS, MIDDLE, SHOWN, remember
 from epo_trl.envs.alfworld.object_states import BY_TASK_TYPE, Treatment
 from epo_trl.envs.base import EnvError, Info
 
@@ -59,7 +59,9 @@ class AlfworldExpert:
 
     def act(self, observation: str, info: Info) -> Choice:
         """Returns `(thought, action)`, both in lower case; the thought names the target."""
-        self._remember(observation, info)
+        self._seen = remember(self._seen, observation)
+        if shown := SHOWN.search(observation):
+            self._looked.add(shown[1])
         held = info["holding"]
         if held == EMPTY_HANDS:
             return self._fetch(info)
@@ -68,21 +70,6 @@ class AlfworldExpert:
         if self._treatment and held not in self._treated:
             return self._treat(self._treatment, held, info)
         return self._bring(held, info)
-
-    def _remember(self, observation: str, info: Info) -> None:
-        """Records the objects in the observation and their places."""
-        shown = SHOWN.search(observation)
-        if shown:
-            here = shown.group(1)
-            self._looked.add(here)
-            self._seen = {thing: place for thing, place in self._seen.items() if place != here}
-            self._seen.update({thing: here for thing in listed_things(observation)})
-        elif observation.startswith("You pick up the "):
-            self._seen.pop(info["holding"], None)
-        else:
-            put = MOVED.match(observation)
-            if put:
-                self._seen[put.group(1)] = put.group(2)
 
     def _fetch(self, info: Info) -> Choice:
         wanted = [thing for thing in self._seen if parse_kind(thing) == self._object and not self._is_done(thing)]

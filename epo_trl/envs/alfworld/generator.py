@@ -12,21 +12,14 @@ import random
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from epo_trl.envs.alfworld.game_files import DESCRIPTION_FILE, GAME_FILE, SPLIT_FOLDERS, Game
 from epo_trl.envs.alfworld.placement import Item, place_all
-from epo_trl.envs.alfworld.rooms import (
-    DATA,
-    Location,
-    Room,
-    alfred,
-    fits,
-    load_room,
-)
+from epo_trl.envs.alfworld.rooms import DATA, Location, Room, alfred, fits, load_room
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.alfworld.scripted_plan import scripted_plan
 from epo_trl.envs.alfworld.task_specs import ROOM_SHARES, Filters, TaskSpec, task_specs_by_object, type_order
@@ -186,7 +179,7 @@ def _place_name(location: Location) -> str:
 
 
 def write_games(
-    out: str | os.PathLike[str], n_train: int, n_iid: int, n_ood: int, seed: int = 0, **filters: Any
+    out: str | os.PathLike[str], n_train: int, n_iid: int, n_ood: int, seed: int = 0, filters: Filters | None = None
 ) -> int:
     """Writes games in ALFWorld's folder layout and returns their number.
 
@@ -199,17 +192,14 @@ def write_games(
         n_iid: Number of games in training rooms with other tasks (`valid_seen`).
         n_ood: Number of games in held-out rooms (`valid_unseen`).
         seed: Seed of the generator.
-        **filters: Fields of `Filters`.
+        filters: Filter of the games.
 
     Raises:
-        EnvError: If a filter is unknown or leaves no game, or the folder cannot be written.
+        EnvError: If the filter leaves no game, or the folder cannot be written.
     """
     from tqdm import tqdm
 
-    try:
-        chosen = Filters(**filters)
-    except TypeError as error:
-        raise EnvError(f"filters: {error}; the filters are task_types, room_types and max_receptacles") from error
+    chosen = filters or Filters()
     numbers = (("train", n_train), ("iid", n_iid), ("ood", n_ood))
     _keep_apart(Path(out), {"seed": seed, **asdict(chosen)}, {SPLIT_FOLDERS[split]: n for split, n in numbers})
     root = Path(out) / "json_2.1.1"
@@ -257,9 +247,8 @@ def _keep_apart(out: Path, made_from: Mapping[str, Any], counts: Mapping[str, in
 
 
 def _write_one(folder: Path, generated: GeneratedGame) -> None:
-    plan = scripted_plan(Scene.of(generated.game))
     game = generated.game
-    solved = Game(game.source, game.problem, game.domain, game.grammar, walkthrough=tuple(plan))
+    solved = replace(game, walkthrough=tuple(scripted_plan(Scene.of(game))))
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
     try:

@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Container
 from typing import Any
 
 MIDDLE = "the middle of the room"
 EMPTY_HANDS = "nothing"
 SHOWN = re.compile(r"(?:On the|The) ([a-z]+ \d+)(?:, you see| is open\.)")  # the receptacle whose contents are listed
-MOVED = re.compile(r"You move the (\w+ \d+) to the (\w+ \d+)")
+_MOVED = re.compile(r"You move the (\w+ \d+) to the (\w+ \d+)")
+_TAKEN = re.compile(r"You pick up the (\w+ \d+) from the ")
 _NOT_HERE = ("go to ", "examine ", "look", "inventory", "help")
 
 
 def listed_things(text: str) -> list[str]:
     """Parses the objects that an observation lists after "you see", for example `["mug 1", "fork 2"]`."""
     return re.findall(r"\ba ([a-z]+ \d+)", text.rpartition("you see ")[2])
+
+
+def remember(seen: dict[str, str], observation: str, kinds: Container[str] | None = None) -> dict[str, str]:
+    """Returns where objects were last seen, after an observation.
+
+    Args:
+        seen: Receptacle by object, before it.
+        observation: Response to an action.
+        kinds: Kinds of objects to remember; all if `None`.
+    """
+    found: dict[str, str] = {}
+    if shown := SHOWN.search(observation):
+        seen = {thing: place for thing, place in seen.items() if place != shown[1]}
+        found = dict.fromkeys(listed_things(observation), shown[1])
+    elif taken := _TAKEN.match(observation):
+        seen = {thing: place for thing, place in seen.items() if thing != taken[1]}
+    elif moved := _MOVED.match(observation):
+        found = {moved[1]: moved[2]}
+    return seen | {thing: place for thing, place in found.items() if kinds is None or thing.split()[0] in kinds}
 
 
 class AgentNotes:
@@ -47,13 +68,11 @@ class AgentNotes:
 
     def copy(self) -> AgentNotes:
         """Returns an independent copy."""
-        twin = copy.copy(self)
-        twin._seen = dict(self._seen)
-        return twin
+        return copy.copy(self)
 
     def note(self, observation: str) -> None:
         """Records the response to an action."""
-        self._look_for_wanted(observation)
+        self._seen = remember(self._seen, observation, self._wanted)
         if observation.startswith("You arrive at "):
             self.here = observation[14 : observation.index(".")]
             self._visit(self.here)
@@ -61,21 +80,10 @@ class AgentNotes:
             self._visit(observation[13 : observation.index(".")])
         elif observation.startswith("On the "):  # a receptacle beside the agent's place was examined
             self._visit(observation[7 : observation.index(", you see")])
-        elif observation.startswith("You pick up the "):
-            self.holding = observation[16 : observation.index(" from the ")]
+        elif taken := _TAKEN.match(observation):
+            self.holding = taken[1]
         elif observation.startswith("You move the "):
             self.holding = EMPTY_HANDS
-
-    def _look_for_wanted(self, observation: str) -> None:
-        shown = SHOWN.search(observation)
-        if shown:
-            self._seen = {thing: place for thing, place in self._seen.items() if place != shown.group(1)}
-            things = (thing for thing in listed_things(observation) if thing.split()[0] in self._wanted)
-            self._seen.update(dict.fromkeys(things, shown.group(1)))
-        elif observation.startswith("You pick up the "):
-            self._seen.pop(observation[16 : observation.index(" from the ")], None)
-        elif moved := MOVED.match(observation):
-            self._seen[moved.group(1)] = moved.group(2)
 
     def _visit(self, receptacle: str) -> None:
         if receptacle not in self.visited:

@@ -22,43 +22,18 @@ TASK_TYPES = (
     "pick_two_obj_and_place",
 )
 
-# Predicate -> number of arguments. The first group affects the game; the second never affects text, action or goal.
-KNOWN_FACTS = {
-    "atlocation": 2,
-    "cancontain": 2,
-    "cleanable": 1,
-    "coolable": 1,
-    "heatable": 1,
-    "inreceptacle": 2,
-    "inreceptacleobject": 2,
-    "isclean": 1,
-    "iscool": 1,
-    "ishot": 1,
-    "isreceptacleobject": 1,
-    "issliced": 1,
-    "istoggled": 1,
-    "objectatlocation": 2,
-    "objecttype": 2,
-    "openable": 1,
-    "opened": 1,
-    "pickupable": 1,
-    "receptacleatlocation": 2,
-    "receptacletype": 2,
-    "sliceable": 1,
-    "toggleable": 1,
-} | {
-    "=": 2,
-    "checked": 1,
-    "distance": 2,
-    "examined": 1,
-    "full": 1,
-    "ison": 1,
-    "isreceptacleobjectfull": 1,
-    "moveable": 1,
-    "total-cost": 0,
-    "totalcost": 0,
-    "wasinreceptacle": 2,
-}
+# Predicates by their number of arguments. The first four rows affect the game; the others never affect text, action or
+# goal.
+_PREDICATES = (
+    (1, "cleanable coolable heatable openable pickupable sliceable toggleable isreceptacleobject"),
+    (1, "isclean iscool ishot issliced istoggled opened"),
+    (2, "atlocation objectatlocation receptacleatlocation objecttype receptacletype"),
+    (2, "cancontain inreceptacle inreceptacleobject"),
+    (0, "total-cost totalcost"),
+    (1, "checked examined full ison isreceptacleobjectfull moveable"),
+    (2, "= distance wasinreceptacle"),
+)
+KNOWN_FACTS = {name: count for count, names in _PREDICATES for name in names.split()}
 
 
 @dataclass(frozen=True, slots=True)

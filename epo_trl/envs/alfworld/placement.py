@@ -5,14 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from epo_trl.envs.alfworld.rooms import (
-    LAMP_STANDS,
-    Receptacle,
-    Room,
-    alfred,
-    fits,
-    thor_id,
-)
+from epo_trl.envs.alfworld.rooms import LAMP_STANDS, Receptacle, Room, alfred, fits, thor_id
 from epo_trl.envs.alfworld.task_specs import TaskSpec
 
 # These numbers bring averages close to those of the real games: benchmarks/compare_alfworld_games.py.
@@ -25,7 +18,7 @@ _CAPACITY = {
 _DEFAULT_CAPACITY = 16
 _WEIGHTS = {  # weight of a kind of furniture among those that may hold an object; 1 where not listed
     **{"CounterTop": 1.6, "DiningTable": 1.9, "Desk": 1.4, "CoffeeTable": 1.7, "BathtubBasin": 2.0, "Bed": 1.4},
-    **{"StoveBurner": 3.0, "HandTowelHolder": 8.0, "Cabinet": 1.0, "Drawer": 0.6},
+    **{"StoveBurner": 3.0, "HandTowelHolder": 8.0, "Drawer": 0.6},
     **{"Fridge": 0.8, "Microwave": 0.3, "SinkBasin": 0.35, "GarbageCan": 0.25, "SideTable": 0.7, "Shelf": 0.8},
     **{"ArmChair": 0.35, "Ottoman": 0.4, "LaundryHamper": 0.1, "ToiletPaperHanger": 0.3, "Safe": 0.4},
 }

@@ -126,11 +126,6 @@ def fits(object_kind: str, receptacle_kind: str) -> bool:
     return object_kind in alfred().may_hold.get(receptacle_kind, ())
 
 
-def room_numbers(room_type: str) -> list[int]:
-    """Returns the numbers of the 30 rooms of a type of `ROOM_TYPES`."""
-    return [number for number, room in alfred().rooms.items() if room.room_type == room_type]
-
-
 def load_room(number: int) -> Room:
     """Returns a room by its ALFRED number, for example 301."""
     return alfred().rooms[number]

@@ -9,16 +9,7 @@ from functools import cache
 
 from epo_trl.envs.alfworld.object_states import BY_TASK_TYPE
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
-from epo_trl.envs.alfworld.rooms import (
-    HELD_OUT_ROOMS,
-    LAMP_STANDS,
-    ROOM_TYPES,
-    Room,
-    alfred,
-    fits,
-    load_room,
-    room_numbers,
-)
+from epo_trl.envs.alfworld.rooms import HELD_OUT_ROOMS, LAMP_STANDS, ROOM_TYPES, Room, alfred, fits, load_room
 from epo_trl.envs.base import EnvError
 
 # Games of each type in a cycle of 23, and the share of each room type: as in the real games.
@@ -141,13 +132,12 @@ def type_order(task_types: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def _all_specs(filters: Filters) -> tuple[TaskSpec, ...]:
-    numbers = [number for name in filters.room_types or ROOM_TYPES for number in room_numbers(name)]
-    rooms = [load_room(number) for number in numbers]
-    limit = filters.max_receptacles or float("inf")
-    return tuple(sorted(r for room in rooms if len(room.receptacles) <= limit for r in specs_of_room(room)))
+    types, limit = filters.room_types or ROOM_TYPES, filters.max_receptacles or float("inf")
+    rooms = [r for r in alfred().rooms.values() if r.room_type in types and len(r.receptacles) <= limit]
+    return tuple(sorted(spec for room in rooms for spec in _specs_of_room(room)))
 
 
-def specs_of_room(room: Room) -> Iterator[TaskSpec]:
+def _specs_of_room(room: Room) -> Iterator[TaskSpec]:
     """Yields every task spec that a room allows."""
     for task_type in TASK_TYPES:
         if room.room_type in alfred().goals[task_type].room_types:

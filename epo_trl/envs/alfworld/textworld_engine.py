@@ -29,10 +29,10 @@ class TextWorldEngine:
         Raises:
             EnvError: If TextWorld cannot load the game, or the file contains text that TextWorld would run as code.
         """
-        if game is not self._loaded:
+        if game != self._loaded:
             refuse_code(game)
         try:
-            if game is not self._loaded:
+            if game != self._loaded:
                 self._load(game)
             return TextWorldPlay(self._env, self._env.reset())
         except Exception as error:  # noqa: BLE001 - a corrupt problem can raise anything in the translator

@@ -2,17 +2,7 @@
 
 from epo_trl.envs.scienceworld.env import EngineRules, ScienceWorldEnv
 from epo_trl.envs.scienceworld.expert import GoldExpert
-from epo_trl.envs.scienceworld.gold import GoldSettings
-from epo_trl.envs.scienceworld.host import JvmSettings
 from epo_trl.envs.scienceworld.scienceworld_suite import ScienceWorldSuite
 from epo_trl.envs.scienceworld.tasks import TaskLists
 
-__all__ = [
-    "GoldExpert",
-    "GoldSettings",
-    "JvmSettings",
-    "EngineRules",
-    "ScienceWorldEnv",
-    "ScienceWorldSuite",
-    "TaskLists",
-]
+__all__ = ["EngineRules", "GoldExpert", "ScienceWorldEnv", "ScienceWorldSuite", "TaskLists"]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 from epo_trl.bounds import OneOf, check_bounds, option
 from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.envs.scienceworld.host import Host
-from epo_trl.envs.scienceworld.tasks import TaskLists
+from epo_trl.envs.scienceworld.tasks import find_task
 from epo_trl.envs.scienceworld.world import Seen, World
 
 AMBIGUITY = ("agent", "first")
@@ -87,14 +87,13 @@ class ScienceWorldEnv(TextEnv):
 
     Args:
         host: Owner of the JVM. Environments may share one.
-        lists: Task lists.
         rules: Settings of play on the engine.
     """
 
     is_deterministic = True  # the seed and the number of inputs decide what is random
 
-    def __init__(self, host: Host, lists: TaskLists, rules: EngineRules) -> None:
-        self._host, self._lists, self._rules = host, lists, rules
+    def __init__(self, host: Host, rules: EngineRules) -> None:
+        self._host, self._rules = host, rules
         self._episode: _Episode | None = None
         self._closed = False
         self._take_seat()
@@ -184,7 +183,7 @@ class ScienceWorldEnv(TextEnv):
         task_id, limit = options.get("task_id"), options.get("engine_limit")
         if not isinstance(task_id, str):
             raise EnvError(f"options: expected a task_id such as 'train/boil/0', got {task_id!r}")
-        self._lists.find(task_id)
+        find_task(task_id)
         if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise EnvError(f"engine_limit: expected an integer >= 1 or None, got {limit!r}")
         wanted = options.get("simplification", self._rules.simplification)
@@ -200,7 +199,7 @@ class ScienceWorldEnv(TextEnv):
     # --- On the thread of the JVM --------------------------------------------------------------------------------
 
     def _begin(self, seat: int, task_id: str, seed: int, limit: int | None, with_key: bool) -> _Episode:
-        task_type, variation = self._lists.find(task_id)
+        task_type, variation = find_task(task_id)
         world = self._host.world(seat)
         seen = world.load(task_type, variation, self._rules.simplification, seed=seed)
         episode = _Episode(task_id, task_type, seed, world, seen, limit, with_key)

