@@ -1,12 +1,15 @@
 """A server of OpenEnv: `python openenv_server.py PORT`. The game: say the colour that the seed hides."""
 
 import sys
+import time
 
 import uvicorn
 from openenv.core.env_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
+
+from epo_trl.envs import EnvError
 
 COLOURS = ("red", "green", "blue")
 
@@ -28,17 +31,23 @@ class Colours(Environment):
         self.hidden, self.turns = "", 0
 
     def reset(self, seed=None, episode_id=None, hint="", **kwargs):
+        self._obey(hint)
         self.hidden, self.turns = COLOURS[seed % 3], 0
         return self._seen(f"Which colour is it?{hint}")
 
     def step(self, action, timeout_s=None, **kwargs):
         self.turns += 1
-        if action.message == "crash":
-            raise RuntimeError("the colours have run")
+        self._obey(action.message)
         if action.message not in COLOURS:
             return self._seen("That is no colour.", accepted=False)
         right = action.message == self.hidden
         return self._seen("Yes." if right else "No.", done=right or self.turns == 3, reward=float(right))
+
+    def _obey(self, word):
+        if word == "crash":
+            raise RuntimeError("the colours have run")
+        if word == "wait":
+            time.sleep(0.5)
 
     def _seen(self, text, **rest):
         return Seen(messages=[{"content": "old"}, {"content": text}], **rest)
@@ -46,6 +55,21 @@ class Colours(Environment):
     @property
     def state(self):
         return State(step_count=self.turns)
+
+
+def wait_for_seat(suite, seconds):
+    """Starts an episode as soon as there is a seat, and leaves it."""
+    for _ in range(seconds * 5):
+        env = suite.make_env()
+        try:
+            env.reset(options={"task_id": "train/0"})
+        except EnvError as error:
+            assert "CAPACITY_REACHED" in str(error)
+            time.sleep(0.2)
+        else:
+            env.close()
+            return
+    raise AssertionError("no seat became free")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Environments behind a server of OpenEnv keep our contract, and train. The server is the package's own."""
 
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,8 @@ import pytest
 
 pytest.importorskip("openenv")
 
+from openenv_server import wait_for_seat
+from processes import assert_soon
 from server_process import running_server
 from tool_worlds import check_training
 
@@ -105,6 +108,37 @@ def test_a_served_game_that_fails_aborts_the_episode_and_its_turn_limit_truncate
             env.step("look")
     else:
         assert env.step("look")[:4] == ("late", 0.0, False, True)
+
+
+def test_a_session_that_cannot_be_closed_is_warned_of():
+    env = build_suite("http://nowhere", observation_key="text").make_env()
+    env._client = Ending(fails=True)
+    env._client.close = None
+    with pytest.warns(UserWarning, match="base_url: http.*not closed: TypeError"):
+        env.close()
+
+
+def test_an_answer_is_seen_without_waiting_for_it(url):
+    env = build_suite(url).make_env()
+    env.reset(options={"task_id": "train/0"})
+    env.step_async("wait")
+    assert not env.has_answer()
+    assert_soon(env.has_answer)
+    assert env.step_wait()[0] == "That is no colour." and env.has_answer()
+    env.close()
+
+
+@pytest.mark.parametrize("word", ["wait", "crash"])
+def test_a_session_ends_that_is_closed_before_its_answer_or_whose_request_has_failed(word, url):
+    for _ in range(SESSIONS + 1):
+        env = build_suite(url, reset_kwargs={"hint": word}).make_env()
+        env.reset_async(options={"task_id": "train/0"})
+        time.sleep(0.1)
+        if word == "crash":
+            with pytest.raises(EnvError, match="the colours have run"):
+                env.reset_wait()
+        env.close()
+    wait_for_seat(build_suite(url), 60)
 
 
 def test_an_action_may_be_a_json_object_and_an_observation_all_that_is_said(url):

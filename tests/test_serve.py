@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.request import urlopen
@@ -18,6 +17,7 @@ pytest.importorskip("openenv")
 import websockets
 from datasets import Dataset
 from openenv.core import GenericEnvClient
+from openenv_server import wait_for_seat
 from server_process import served
 from tool_worlds import chat_tokenizer, scripted_model, train_with_trl
 
@@ -177,21 +177,6 @@ async def hold():
     await asyncio.sleep(600)
 asyncio.run(hold())
 """
-
-
-def wait_for_seat(suite, seconds):
-    """Plays one episode's start as soon as there is a seat."""
-    for _ in range(seconds * 5):
-        env = suite.make_env()
-        try:
-            env.reset(options={"task_id": "train/0"})
-        except EnvError as error:
-            assert "CAPACITY_REACHED" in str(error)
-            time.sleep(0.2)
-        else:
-            env.close()
-            return
-    raise AssertionError("no seat became free")
 
 
 def test_a_full_server_refuses_and_a_killed_client_frees_its_seats(trap):

@@ -79,6 +79,10 @@ class OpenEnv(NumberedEnv):
         self.step_async(action)
         return self.step_wait()
 
+    def has_answer(self) -> bool:
+        """Whether the server has answered the last request, or failed."""
+        return self._pending is None or self._pending.done()
+
     def close(self) -> None:
         """Ends the session, which frees its place on the server. Waits for the server; may be called twice."""
         pending, self._pending = self._pending, None
@@ -92,10 +96,9 @@ class OpenEnv(NumberedEnv):
             warnings.warn(f"base_url: {self.given.base_url}: a session was not closed: {error!r}", stacklevel=2)
 
     def _send(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        before, self._pending = self._pending, None
-        if before is not None:  # never waited for; the session answers in order
-            with contextlib.suppress(Exception):
-                before.result()
+        if self._pending is not None:  # never waited for; the session answers in order
+            with contextlib.suppress(EnvError):
+                self._wait()
         self._pending = submit(coroutine)
 
     def _wait(self) -> Any:
