@@ -106,10 +106,11 @@ def test_a_step_after_the_end_says_that_reset_is_needed():
         env.step("look")
 
 
-@pytest.mark.parametrize("task_id", ["train", "train/200", "train/-1", "test/0", "train/x", ""])
+@pytest.mark.parametrize("task_id", ["train", "train/200", "train/-1", "test/0", "train/x", "", 3, None])
 def test_an_unknown_task_id_is_named_with_the_ids_there_are(task_id):
-    with pytest.raises(EnvError, match="train/0 to train/199"):
-        build_hunt(task_id)
+    expected = "'train/0' to 'train/199', 'iid/0' to 'iid/39', 'ood/0' to 'ood/39'"
+    with pytest.raises(EnvError, match=f"task_id: expected {expected}, got {task_id!r}"):
+        ToySuite().make_env().reset(options={"task_id": task_id})
 
 
 def test_an_unknown_split_is_named_with_the_splits_there_are():

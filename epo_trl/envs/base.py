@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, Self
 
@@ -84,8 +85,8 @@ class TextEnv(ABC):
             "engine of ALFWorld, ScienceWorld, WebShop, the toys, the trap and the corridor can"
         )
 
-    # Sending to all environments before waiting for any lets environments in their own processes run in parallel.
-    # By these defaults, all others do their work in the wait.
+    # Sending to all environments before waiting for any lets those that run elsewhere, `AsyncTextEnv`, work in
+    # parallel. By these defaults, all others do their work in the wait.
 
     _request: Callable[[], Any] | None = None
 
@@ -119,6 +120,35 @@ class TextEnv(ABC):
         """Frees all resources. May be called twice."""
 
 
+class AsyncTextEnv(TextEnv):
+    """An environment that runs in another thread, process or machine. `reset` and `step` send a request and wait.
+
+    Subclasses implement `reset_async` and `step_async`, which set `_pending`; or they override the waits and
+    `has_answer` too.
+    """
+
+    _pending: Future[Any] | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Calls `reset_async` and `reset_wait`."""
+        self.reset_async(seed=seed, options=options)
+        return self.reset_wait()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Calls `step_async` and `step_wait`."""
+        self.step_async(action)
+        return self.step_wait()
+
+    def has_answer(self) -> bool:
+        """Whether the last request has been answered, or has failed."""
+        return self._pending is None or self._pending.done()
+
+    def _requested(self) -> Any:
+        if self._pending is not None:
+            self._request, self._pending = self._pending.result, None
+        return super()._requested()
+
+
 class Expert(Protocol):
     """A scripted player that sees only what the agent is shown."""
 
@@ -127,6 +157,23 @@ class Expert(Protocol):
 
     def act(self, observation: str, info: Info) -> tuple[str, str]:
         """Returns `(thought, action)` for the current observation."""
+
+
+def split_task_id(task_id: Any, sizes: Mapping[str, int]) -> tuple[str, int]:
+    """Splits the id of a numbered task, `"<split>/<number>"`.
+
+    Args:
+        task_id: The id.
+        sizes: Number of tasks of each split.
+
+    Raises:
+        EnvError: If there is no such task. The message lists the valid ids.
+    """
+    split, _, number = str(task_id).partition("/")
+    if not number.isdecimal() or int(number) >= sizes.get(split, 0):
+        known = ", ".join(f"'{name}/0' to '{name}/{size - 1}'" for name, size in sizes.items() if size)
+        raise EnvError(f"task_id: expected {known or 'none, the suite is empty'}, got {task_id!r:.100}")
+    return split, int(number)
 
 
 class TaskSuite(ABC):

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
+from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv, split_task_id
 
 DOORS = ("red", "blue")
 _COPIES = {"train": 8, "iid": 1, "ood": 1}  # tasks that start in each room
@@ -60,11 +60,9 @@ class Corridor(TextEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Returns the first room of the task `"<split>/<number>"`; only the number decides it."""
-        task_id = (options or {}).get("task_id")
-        split, _, number = str(task_id).partition("/")
-        if split not in _COPIES or not number.isdecimal() or int(number) >= self.rooms * _COPIES[split]:
-            raise EnvError(f'options["task_id"]: expected an id of CorridorSuite, such as "train/0", got {task_id!r}')
-        self.room, self.moves = int(number) % self.rooms + 1, 0
+        sizes = {split: self.rooms * copies for split, copies in _COPIES.items()}
+        _, number = split_task_id((options or {}).get("task_id"), sizes)
+        self.room, self.moves = number % self.rooms + 1, 0
         return self._see(), self._info(won=False)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
+from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv, split_task_id
 
 THINGS = ("coin", "ring", "key", "pearl", "ticket")
 COLOURS = ("red", "blue", "green", "white", "black")
@@ -41,16 +41,13 @@ class Hunt:
         return "visible" if self.visible else "hidden"
 
 
-def build_hunt(task_id: str) -> Hunt:
+def build_hunt(task_id: Any) -> Hunt:
     """Builds the task with the id `"<split>/<number>"`; the same in every process.
 
     `train` and `iid` share their (object, colour of its box) pairs and differ in everything else. The pairs of `ood`
     occur in neither.
     """
-    split, _, number = task_id.partition("/")
-    if split not in _SPLIT_SIZES or not number.isdecimal() or int(number) >= _SPLIT_SIZES[split]:
-        sizes = ", ".join(f"{name}/0 to {name}/{size - 1}" for name, size in _SPLIT_SIZES.items())
-        raise EnvError(f"task_id: expected {sizes}, got {task_id!r}")
+    split, _ = split_task_id(task_id, _SPLIT_SIZES)
     rng = random.Random(f"treasure hunt {task_id}")
     pairs = [(t, c) for t in range(len(THINGS)) for c in range(len(COLOURS)) if ((t + c) % 5 == 0) == (split == "ood")]
     thing, colour = rng.choice(pairs)
@@ -101,10 +98,7 @@ class TreasureHunt(TextEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Returns the first observation and info; only the task id decides both."""
-        task_id = (options or {}).get("task_id")
-        if not isinstance(task_id, str):
-            raise EnvError(f'options["task_id"]: expected an id of ToySuite, for example "train/0", got {task_id!r}')
-        hunt = build_hunt(task_id)
+        hunt = build_hunt((options or {}).get("task_id"))
         self._state = state = _State(hunt, dict(hunt.contents), opened=list(hunt.contents) if hunt.visible else [])
         return f"You are in a hall with a chest. {_look(state)} Your task is to: {hunt.task}.", self._info(state)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from epo_trl.bounds import Count, Range, Share, check_bounds, option
-from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
+from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv, split_task_id
 
 COLOURS = ("red", "blue", "green", "yellow", "white", "black")
 HATCH = "low"
@@ -92,11 +92,9 @@ class Trap(TextEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Returns the first room of the game `"<split>/<number>"`; games of `practice` start in each room in turn."""
         task_id = (options or {}).get("task_id")
-        split, _, number = str(task_id).partition("/")
-        if split not in _GAMES or not number.isdecimal() or int(number) >= _GAMES[split]:
-            raise EnvError(f'options["task_id"]: expected an id of TrapSuite, for example "train/0", got {task_id!r}')
+        split, number = split_task_id(task_id, _GAMES)
         self.picture = random.Random(f"trap {task_id}").choice(_PICTURES)
-        self.place, self.moves = (int(number) % self.rooms + 1 if split == "practice" else 1), 0
+        self.place, self.moves = (number % self.rooms + 1 if split == "practice" else 1), 0
         return self._see(), self._info(won=False)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:

@@ -12,10 +12,9 @@ from typing import Annotated, Any, ClassVar
 
 from epo_trl.bounds import Range, check_bounds, option
 from epo_trl.envs.adapters import reaches
-from epo_trl.envs.base import EnvError, Expert, Info, TaskSuite, TextEnv
+from epo_trl.envs.base import EnvError, Expert, Info, TaskSuite, TextEnv, split_task_id
 from epo_trl.envs.registry import named_object
 
-SPLITS = ("train", "iid")
 FIRST_SEED = {"train": 0, "iid": 1_000_000}
 NO_ACTION = "This is not an action here."
 _Tasks = Annotated[int, Range(least=1, most=FIRST_SEED["iid"])]
@@ -36,6 +35,11 @@ class NumberedArguments:
     accepted_key: str = option("accepted", "Name of the field that tells whether the last action was valid, if any.")
     demonstrator: str = option("", "Expert as 'module:Class', for a warm start and `tiny`; created with a seed.")
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of tasks of each split."""
+        return {"train": self.train_tasks, "iid": self.test_tasks}
+
 
 class NumberedSuite(TaskSuite):
     """Seeds as tasks. Subclass it and implement `make_env`.
@@ -45,7 +49,7 @@ class NumberedSuite(TaskSuite):
         name: Name of the suite.
     """
 
-    splits = SPLITS
+    splits = ("train", "iid")
     verbatim = True
 
     def __init__(self, given: NumberedArguments, name: str) -> None:
@@ -55,8 +59,7 @@ class NumberedSuite(TaskSuite):
     def task_ids(self, split: str) -> Sequence[str]:
         """Returns the task ids of a split."""
         self.check_split(split)
-        count = self.given.train_tasks if split == "train" else self.given.test_tasks
-        return [f"{split}/{number}" for number in range(count)]
+        return [f"{split}/{number}" for number in range(self.given.sizes[split])]
 
     def make_expert(self, seed: int = 0) -> Expert:
         """Creates the expert that the settings name.
@@ -83,14 +86,10 @@ class NumberedEnv(TextEnv):
         self._running = False
 
     def _seed(self, options: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
-        """Returns the seed of the task and the other options."""
-        rest = dict(options or {})
-        task_id = rest.pop("task_id", None)
-        split, _, number = str(task_id).partition("/")
-        limits = {"train": self.given.train_tasks, "iid": self.given.test_tasks}
-        if split not in limits or not number.isdecimal() or int(number) >= limits[split]:
-            raise EnvError(f'options["task_id"]: expected an id of the suite, such as "train/0", got {task_id!r:.100}')
-        return FIRST_SEED[split] + int(number), rest
+        """Ends the episode, and returns the seed of the next task and the other options."""
+        self._running, rest = False, dict(options or {})
+        split, number = split_task_id(rest.pop("task_id", None), self.given.sizes)
+        return FIRST_SEED[split] + number, rest
 
     def _begin(self, state: Mapping[str, Any]) -> Info:
         """Starts an episode and returns its info."""

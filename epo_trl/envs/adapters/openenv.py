@@ -10,7 +10,6 @@ import contextlib
 import json
 import warnings
 from collections.abc import Coroutine, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -18,13 +17,13 @@ from typing import Any
 from epo_trl.bounds import Positive, option
 from epo_trl.envs.adapters.loop import submit
 from epo_trl.envs.adapters.numbered import NO_ACTION, NumberedArguments, NumberedEnv, NumberedSuite
-from epo_trl.envs.base import EnvError, Info
+from epo_trl.envs.base import AsyncTextEnv, EnvError, Info
 
 # Endings of a server's error for an action that it rejects or whose environment rejects it.
 _REFUSALS = ("(code: VALIDATION_ERROR)", "(code: EXECUTION_ERROR)")
 
 
-class OpenEnv(NumberedEnv):
+class OpenEnv(AsyncTextEnv, NumberedEnv):
     """One session of a server.
 
     Args:
@@ -37,7 +36,6 @@ class OpenEnv(NumberedEnv):
     def __init__(self, given: OpenEnvArguments, name: str) -> None:
         super().__init__(given, name)
         self._client: Any = None
-        self._pending: Future[Any] | None = None
         self._state: Mapping[str, Any] = {}
 
     def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
@@ -47,7 +45,7 @@ class OpenEnv(NumberedEnv):
 
     def reset_wait(self) -> tuple[str, Info]:
         """Returns the result of `reset_async`."""
-        result = self._wait()
+        result = self._requested()
         self._state = _mapping(result.observation)
         return self._text(), self._begin(self._state)
 
@@ -58,7 +56,7 @@ class OpenEnv(NumberedEnv):
 
     def step_wait(self) -> tuple[str, float, bool, bool, Info]:
         """Returns the server's response. An action that the server rejects changes nothing."""
-        result = self._wait()
+        result = self._requested()
         if isinstance(result, str):
             info = self._info(self._state, accepted=False, over=False, refusal=result)
             return f"{NO_ACTION} {result}", 0.0, False, False, info
@@ -68,20 +66,6 @@ class OpenEnv(NumberedEnv):
         terminated = done and not truncated
         info = self._go_on(self._state, reward, terminated=terminated, truncated=truncated)
         return self._text(), reward, terminated, truncated, info
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Resets the session and returns the first observation of a task."""
-        self.reset_async(seed=seed, options=options)
-        return self.reset_wait()
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Sends an action and returns the server's response."""
-        self.step_async(action)
-        return self.step_wait()
-
-    def has_answer(self) -> bool:
-        """Whether the server has answered the last request, or failed."""
-        return self._pending is None or self._pending.done()
 
     def close(self) -> None:
         """Ends the session, which frees its place on the server. Waits for the server; may be called twice."""
@@ -98,15 +82,14 @@ class OpenEnv(NumberedEnv):
     def _send(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         if self._pending is not None:  # never waited for; the session answers in order
             with contextlib.suppress(EnvError):
-                self._wait()
+                self._requested()
         self._pending = submit(coroutine)
 
-    def _wait(self) -> Any:
-        pending, self._pending = self._pending, None
-        if pending is None:
-            raise EnvError("nothing to wait for; call reset_async or step_async first")
+    def _requested(self) -> Any:
         try:
-            return pending.result()
+            return super()._requested()
+        except EnvError:  # there is no request
+            raise
         except Exception as error:
             self._running = False
             self.close()  # a late answer would be taken for that of the next request

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from epo_trl.bounds import option
 from epo_trl.envs.adapters.tool import tool_call
 from epo_trl.envs.adapters.tool_env import ToolEnv, awaited, final_answer, list_tools, to_text
-from epo_trl.envs.base import EnvError, Expert, TaskSuite
+from epo_trl.envs.base import EnvError, Expert, TaskSuite, split_task_id
 from epo_trl.envs.registry import named_object
 
 __all__ = ["ToolEnv", "ToolSuite", "ToolsArguments", "tool_call"]
@@ -96,10 +96,8 @@ class ToolSuite(TaskSuite):
 
     def row(self, task_id: Any) -> Mapping[str, Any]:
         """Returns the row of a task."""
-        split, _, number = str(task_id).partition("/")
-        if split not in self.rows or not number.isdecimal() or int(number) >= len(self.rows[split]):
-            raise EnvError(f'options["task_id"]: expected an id of the suite, such as "train/0", got {task_id!r:.100}')
-        return self.rows[split][int(number)]
+        split, number = split_task_id(task_id, {split: len(rows) for split, rows in self.rows.items()})
+        return self.rows[split][number]
 
     def find_task_text(self, row: Mapping[str, Any]) -> str:
         """Returns the messages of the row's prompt, or the environment's own description."""

@@ -21,7 +21,7 @@ from epo_trl.envs.alfworld.generator import SET_FILE, GeneratedGame, generate
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.alfworld.task_specs import Filters, task_specs
-from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.envs.base import EnvError, TaskSuite, split_task_id
 
 _CACHED_GAMES = 1024
 Engine = Annotated[str, OneOf(ENGINES)]
@@ -147,11 +147,7 @@ class GeneratedAlfworld(_AlfworldSuite):
         return [f"{split}/{index}" for index in range(self.sizes[split])]
 
     def _place(self, task_id: str) -> tuple[str, int, int, Filters]:
-        split, _, number = task_id.partition("/")
-        if not number.isdecimal() or int(number) >= self.sizes.get(split, 0):
-            sizes = ", ".join(f"'{name}/0' to '{name}/{size - 1}'" for name, size in self.sizes.items() if size)
-            raise EnvError(f"task_id: expected {sizes or 'none, the suite is empty'}, got {task_id!r}")
-        return split, int(number), self.seed, self.filters
+        return *split_task_id(task_id, self.sizes), self.seed, self.filters
 
     def _game(self, task_id: str) -> tuple[Game, str]:
         generated = _generated(*self._place(task_id))

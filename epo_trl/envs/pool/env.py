@@ -5,11 +5,11 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.envs.base import AsyncTextEnv, EnvError, Info
 from epo_trl.envs.pool.worker import PoolSettings, Worker, WorkerLost, WorkerProcess
 
 
-class PooledEnv(TextEnv):
+class PooledEnv(AsyncTextEnv):
     """An environment in a worker process.
 
     Args:
@@ -25,16 +25,6 @@ class PooledEnv(TextEnv):
         self._number: int | None = None  # number of the pending request
         self._start: tuple[int | None, dict[str, Any] | None] = (None, None)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Returns the first observation and info.
-
-        Raises:
-            EnvError: If the environment raised it.
-            WorkerLost: If the process died or hung, also in the last retry.
-        """
-        self.reset_async(seed=seed, options=options)
-        return self.reset_wait()
-
     def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Starts a reset; `reset_wait` returns its result."""
         if not self._free.alive:
@@ -43,7 +33,12 @@ class PooledEnv(TextEnv):
         self._ask_reset()
 
     def reset_wait(self) -> tuple[str, Info]:
-        """Returns the result of `reset_async`. If the process is lost, the reset is retried in another."""
+        """Returns the result of `reset_async`. If the process is lost, the reset is retried in another.
+
+        Raises:
+            EnvError: If the environment raised it.
+            WorkerLost: If the process died or hung, also in the last retry.
+        """
         for _ in range(self._settings.reset_retries):
             try:
                 return self._wait()
@@ -51,16 +46,6 @@ class PooledEnv(TextEnv):
                 self._worker.faults.retries += 1
                 self._ask_reset()
         return self._wait()
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Returns `(observation, reward, terminated, truncated, info)`.
-
-        Raises:
-            EnvError: If the environment raised it.
-            WorkerLost: If the process died or hung.
-        """
-        self.step_async(action)
-        return self.step_wait()
 
     def step_async(self, action: str) -> None:
         """Starts a step; `step_wait` returns its result."""
@@ -70,7 +55,12 @@ class PooledEnv(TextEnv):
         self._number = self._process.ask(self._seat, "step", (action,), self._settings.step_seconds)
 
     def step_wait(self) -> tuple[str, float, bool, bool, Info]:
-        """Returns the result of `step_async`."""
+        """Returns the result of `step_async`.
+
+        Raises:
+            EnvError: If the environment raised it.
+            WorkerLost: If the process died or hung.
+        """
         return self._wait()
 
     def has_answer(self) -> bool:

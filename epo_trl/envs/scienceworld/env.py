@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
 from epo_trl.bounds import OneOf, check_bounds, option
-from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.envs.base import AsyncTextEnv, EnvError, Info
 from epo_trl.envs.scienceworld.host import Host
 from epo_trl.envs.scienceworld.tasks import find_task
 from epo_trl.envs.scienceworld.world import Seen, World
@@ -72,7 +72,7 @@ class _Episode:
     listed: tuple[str, ...] | None = None
 
 
-class ScienceWorldEnv(TextEnv):
+class ScienceWorldEnv(AsyncTextEnv):
     """A ScienceWorld environment that plays any task of its suite.
 
     The environment has no turn limit: the engine has none, only its Python wrapper has. An episode terminates with
@@ -115,12 +115,12 @@ class ScienceWorldEnv(TextEnv):
         if self._closed:
             raise EnvError("copy: the environment is closed; copy it before `close`")
         twin = copy(self)
-        twin._seat = twin._request = None
+        twin._seat = twin._pending = None
         twin._episode = self._episode and replace(self._episode, world=None)
         return twin
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Starts a task and returns the first observation and info.
+    def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Starts a reset; `reset_wait` returns the first observation and info.
 
         Args:
             seed: Seed of the random events after the start; 0 if `None`. The start depends only on the variation.
@@ -130,11 +130,6 @@ class ScienceWorldEnv(TextEnv):
         Raises:
             EnvError: If an option is invalid, the environment is closed, or the JVM cannot start, died or hung.
         """
-        self.reset_async(seed=seed, options=options)
-        return self.reset_wait()
-
-    def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Starts a reset; `reset_wait` returns its result."""
         task_id, engine_limit = self._read(options or {})
         with_key = bool((options or {}).get("state_key"))
         self._episode, seat = None, self._own_seat()
@@ -143,29 +138,24 @@ class ScienceWorldEnv(TextEnv):
             self._episode = episode = self._begin(seat, task_id, seed or 0, engine_limit, with_key)
             return episode.seen.observation, self._info(episode)
 
-        self._request = self._host.submit(begin).result
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Returns `(observation, reward, terminated, truncated, info)`. Case and white space of the action are ignored.
-
-        Raises:
-            EnvError: If there was no reset, or the JVM died or hung; the next `reset` starts another.
-        """
-        self.step_async(action)
-        return self.step_wait()
+        self._pending = self._host.submit(begin)
 
     def step_async(self, action: str) -> None:
-        """Starts a step; `step_wait` returns its result."""
+        """Starts a step; `step_wait` returns its result. Case and white space of the action are ignored.
+
+        Raises:
+            EnvError: If there was no reset; `step_wait` if the JVM died or hung. The next reset starts another.
+        """
         episode = self._episode
         if episode is None:
             raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
         text = " ".join(action.lower().split())
         seat = self._own_seat()
-        self._request = self._host.submit(lambda: self._go_on(episode, text, seat)).result
+        self._pending = self._host.submit(lambda: self._go_on(episode, text, seat))
 
     def close(self) -> None:
         """Frees the world and, with the last one of a JVM, stops that JVM. May be called twice."""
-        self._episode = self._request = None
+        self._episode = self._pending = None
         self._closed = True
         if self._seat is not None and self._forget.detach():
             self._host.free_seat(self._seat)

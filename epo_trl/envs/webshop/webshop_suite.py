@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from epo_trl.bounds import Count, CountOrZero, OneOf, Range, check_bounds, option
-from epo_trl.envs.base import EnvError, Info, TaskSuite
+from epo_trl.envs.base import EnvError, Info, TaskSuite, split_task_id
 from epo_trl.envs.webshop.env import WebShopEnv
 from epo_trl.envs.webshop.generator import ATTRIBUTES, generate, read_instruction
 from epo_trl.envs.webshop.kinds import KINDS
@@ -121,12 +121,9 @@ class WebShopSuite(TaskSuite):
         Raises:
             EnvError: If there is none.
         """
-        split, _, number = task_id.partition("/")
         goals = self.shop.goals
-        if not number.isdecimal() or int(number) >= len(goals.get(split, ())):
-            known = ", ".join(f"'{name}/0' to '{name}/{len(part) - 1}'" for name, part in goals.items())
-            raise EnvError(f"task_id: expected {known}, got {task_id!r}")
-        return goals[split][int(number)]
+        split, number = split_task_id(task_id, {split: len(part) for split, part in goals.items()})
+        return goals[split][number]
 
     def make_env(self) -> WebShopEnv:
         """Creates a fresh environment."""
