@@ -15,6 +15,7 @@ conversation begins with its description of the tool, ours with a task of as man
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,46 +36,52 @@ RESPONSE = '<tool_call>\n{"name": "act", "arguments": {"action": "look"}}\n</too
 WAYS = ("TRL", "ours, concatenated", "ours, not kept", "ours, windowed")
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Trains a byte-level tokenizer with Qwen3's chat template."""
+def make_tokenizer(
+    texts: Sequence[str] = (RESPONSE, "you see a drawer and a shelf ."),
+    chat_template: str = templates.qwen3_chat_template,
+    tags: Sequence[str] = (),
+) -> PreTrainedTokenizerFast:
+    """Trains a byte-level tokenizer that reads the texts in few tokens, and each of the tags in one."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    names = ["<pad>", "<|im_start|>", "<|im_end|>"]
-    special = [AddedToken(name, special=True) for name in names]
+    special = [AddedToken(name, special=True) for name in ("<pad>", "<|im_start|>", "<|im_end|>")]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=512, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=900, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    backend.train_from_iterator([RESPONSE] * 9 + ["you see a drawer and a shelf ."] * 9, trainer)
+    backend.train_from_iterator([*texts] * 9, trainer)
+    backend.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<pad>", eos_token="<|im_end|>", padding_side="left"
     )
-    tokenizer.chat_template = templates.qwen3_chat_template
+    tokenizer.chat_template = chat_template
     return tokenizer
 
 
 class Script(LogitsProcessor):
-    """Forces the same tokens on every row."""
+    """Forces on row i of a call the i-th response, or the first ones again."""
 
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens, self.start = tokens, -1
+    def __init__(self, responses: list[list[int]]) -> None:
+        self.responses, self.start = responses, -1
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Masks all tokens but one."""
+        """Masks all tokens but one of each row."""
         self.start = input_ids.shape[1] if self.start < 0 else self.start
-        forced = torch.full_like(scores, float("-inf"))
-        forced[:, self.tokens[input_ids.shape[1] - self.start]] = 0.0
+        place, forced = input_ids.shape[1] - self.start, torch.full_like(scores, float("-inf"))
+        rows = (self.responses[row % len(self.responses)] for row in range(len(scores)))
+        forced[range(len(scores)), [response[min(place, len(response) - 1)] for response in rows]] = 0.0
         return forced
 
 
-def make_scripted_model(tokenizer: PreTrainedTokenizerFast, sizes: dict[str, int]) -> tuple[Any, list[int]]:
-    """Creates a model whose every response is `RESPONSE`, and returns it with the response's token ids."""
+def make_scripted_model(tokenizer: Any, sizes: dict[str, int], responses: Sequence[str]) -> Any:
+    """Creates a model with these responses, whatever it is asked."""
     model = make_model({**sizes, "vocab_size": len(tokenizer)})
-    script = tokenizer(RESPONSE, add_special_tokens=False)["input_ids"]
-    generate = model.generate
-    model.generate = lambda **kwargs: generate(**kwargs, logits_processor=LogitsProcessorList([Script(script)]))
-    return model, script
+    ids, generate = tokenizer(list(responses), add_special_tokens=False)["input_ids"], model.generate
+    model.generate = lambda *args, **kwargs: generate(
+        *args, **kwargs, logits_processor=LogitsProcessorList([Script(ids)])
+    )
+    return model
 
 
 class Game(TextEnv):
@@ -161,7 +168,7 @@ def make_template() -> str:
 def make(way: str, turns: int, episodes: int, words: int, sizes: dict[str, int]) -> Work:
     """Builds a benchmark of one rollout that returns the number of sampled tokens."""
     tokenizer = make_tokenizer()
-    model, script = make_scripted_model(tokenizer, sizes)
+    model = make_scripted_model(tokenizer, sizes, [RESPONSE])
     observation = " ".join(["you see a drawer and a shelf ."] * (words // 8))
     settings: dict[str, Any] = {
         "output_dir": tempfile.mkdtemp(), "use_cpu": device() == "cpu", "bf16": device() == "cuda", "report_to": [],
@@ -180,9 +187,9 @@ def make(way: str, turns: int, episodes: int, words: int, sizes: dict[str, int])
         inputs = [dict(tasks[0]) for _ in range(episodes)]
     else:
         config = EPOConfig(
-            **settings, max_turns=turns, max_completion_length=len(script), max_prompt_length=2**13,
-            prompt_template=make_template(), context="windowed" if "windowed" in way else "concatenated",
-            require_think=False, history_length=2,
+            **settings, max_turns=turns, max_completion_length=len(tokenizer(RESPONSE)["input_ids"]),
+            max_prompt_length=2**13, prompt_template=make_template(), require_think=False, history_length=2,
+            context="windowed" if "windowed" in way else "concatenated",
         )  # fmt: skip
         if way == "ours, not kept":
             generation.can_reuse = lambda model: False

@@ -13,6 +13,8 @@ import os
 import platform
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -129,6 +131,38 @@ def _peak() -> int:
 def device() -> str:
     """Describes the device of the benchmark."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def run_program(words: Sequence[str], log: Path, *, tree: Path, folder: Path | None = None, minutes: int = 15) -> str:
+    """Runs a Python program to its end, offline and on one CPU thread, and returns its output.
+
+    Args:
+        words: The program and its options.
+        log: File for the output.
+        tree: Folder whose `epo_trl` the program imports.
+        folder: The program's current folder; by default this process's.
+        minutes: Time limit.
+
+    Raises:
+        SystemExit: With the end of the output, if the program fails.
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")} | {
+        "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+    }  # fmt: skip
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, *words], env=environ, cwd=folder, stdout=file, stderr=subprocess.STDOUT
+        )
+        try:
+            process.wait(60 * minutes)
+        finally:
+            process.terminate()  # torch's launcher then ends its children
+            process.wait()
+    output = log.read_text()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words)}: exit code {process.returncode}\n{output[-5000:]}")
+    return output
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:

@@ -4,8 +4,7 @@
     python benchmarks/profile_step.py --context concatenated
 
 The tiny model on ALFWorld-style games, at learning rate 0. `first prefill, shared` is the cost of the first turn's
-prefill
-beyond one row per group: what sharing it could save.
+prefill beyond one row per group: what sharing it could save.
 """
 
 from __future__ import annotations

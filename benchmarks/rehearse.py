@@ -6,8 +6,7 @@
 After a short warm start, the main recipe takes two RL steps at tiny scale, to its checkpoint and its final model: in
 one process, then under DDP and under ZeRO-3 by `accelerate launch` with the shipped configs. Each process plays its
 share of the episodes. Random states differ between processes, so each then learns from its share of the single
-process's
-episodes, and the results must be the same: the exit code is 1 if one is not.
+process's episodes, and the results must be the same: the exit code is 1 if one is not.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,7 +24,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from harness import table
+from harness import run_program, table
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,7 +33,6 @@ WORKER = Path(__file__).with_name("rehearse_worker.py")
 ALONE = "one process"
 CONFIGS = {"DDP": "multi_gpu", "ZeRO-3": "zero3"}  # names in accelerate_configs
 KINDS = {ALONE: "NO", "DDP": "MULTI_CPU", "ZeRO-3": "DEEPSPEED"}  # accelerate's names on a CPU
-MINUTES = 15  # time limit of one run
 EPISODES, ROWS = 16, 2  # episodes per RL step; rows per micro-batch
 
 # Tolerances between several processes and one. Partial sums of a batch are rounded differently, Adam divides small
@@ -54,20 +50,7 @@ QUIET = ["--report_to", "none", "--disable_tqdm", "true"]
 
 def run(words: Sequence[str], log: Path) -> None:
     """Runs a program to its end, or exits with its output."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
-    environ = inherited | {
-        "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-    }  # fmt: skip
-    with log.open("w") as file:
-        process = subprocess.Popen([sys.executable, *words], env=environ, stdout=file, stderr=subprocess.STDOUT)
-        try:
-            process.wait(60 * MINUTES)
-        finally:
-            process.terminate()  # torch's launcher then ends its children
-            process.wait()
-    if process.returncode:
-        raise SystemExit(f"{' '.join(words)}: exit code {process.returncode}\n{log.read_text()[-5000:]}")
+    run_program(words, log, tree=ROOT)
 
 
 def launcher(config: str, processes: int) -> list[str]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -24,13 +23,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import safetensors.torch
-from harness import table
+from harness import run_program, table
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = Path(__file__).with_name("same_weights_worker.py")
 ALLOWED = {"one": 0.0, "ddp": 1e-6, "zero3": 1e-6}  # largest difference of a weight
-MINUTES = 15  # time limit of all runs of one mode with one revision
 TWO_PROCESSES = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 # Log entries that do not depend on what was learned.
 TIMES = ("time/", "step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
@@ -52,26 +50,9 @@ def checked_out(revision: str, folder: Path) -> Iterator[Path]:
 def train(tree: Path, mode: str, start: Path, folder: Path, runs: Sequence[str]) -> None:
     """Trains all runs with the `epo_trl` of a tree, or exits with the process's output."""
     folder.mkdir(parents=True)
-    environ = {
-        **os.environ, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore",
-        "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }  # fmt: skip
     launcher = TWO_PROCESSES if mode != "one" else []
-    log = folder / "log.txt"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, *launcher, str(WORKER), mode, str(start), str(folder), *runs],
-            env=environ, cwd=folder, stdout=file, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            process.wait(60 * MINUTES)
-        finally:
-            process.terminate()  # torch's launcher then ends its children
-            process.wait()
-    output = log.read_text()
-    if process.returncode:
-        raise SystemExit(f"{tree}, {mode}: exit code {process.returncode}\n{output[-5000:]}")
+    words = [*launcher, str(WORKER), mode, str(start), str(folder), *runs]
+    output = run_program(words, folder / "log.txt", tree=tree, folder=folder)
     assert f"epo_trl of {tree}" in output, output
 
 

@@ -31,6 +31,8 @@ def running_server(command: Callable[[int], Sequence[str]]) -> Iterator[tuple[st
                     break
             assert server.poll() is None, "the server did not start"
             time.sleep(0.2)
+        else:
+            raise TimeoutError("the server accepts no connection")
         yield f"http://127.0.0.1:{port}", server.pid
     finally:
         server.kill()

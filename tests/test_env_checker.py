@@ -1,6 +1,7 @@
 """Each check of the checker is proven by an environment that breaks exactly that."""
 
 import itertools
+import re
 
 import pytest
 
@@ -239,15 +240,6 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("message", "env_class"), BROKEN.items(), ids=BROKEN.keys())
-def test_a_broken_environment_is_told_what_is_wrong_and_how_to_mend_it(message, env_class):
-    SharesItsState.shared = None
-    with pytest.raises(EnvCheckError) as caught:
-        check_text_env(env_class(), TASKS, make_env=env_class)
-    assert message in str(caught.value)
-    assert "Fix:" in str(caught.value)
-
-
 LISTING_NOTHING = {
     "'fly to the moon') in 'train/0': info['accepted'] is True": AcceptsEverything,
     "info['accepted'] is None": ForgetsWhetherItAccepts,
@@ -255,12 +247,16 @@ LISTING_NOTHING = {
 }
 
 
-@pytest.mark.parametrize(("message", "env_class"), LISTING_NOTHING.items(), ids=LISTING_NOTHING.keys())
-def test_an_environment_that_lists_nothing_has_to_judge_actions(message, env_class):
-    with pytest.raises(EnvCheckError) as caught:
-        check_text_env(env_class(), TASKS, make_env=env_class, player=looks_or_opens)
-    assert message in str(caught.value)
-    assert "Fix:" in str(caught.value)
+def with_its_fix(message):
+    return pytest.raises(EnvCheckError, match=f"(?s){re.escape(message)}.*Fix: .")
+
+
+@pytest.mark.parametrize(("message", "env_class"), {**BROKEN, **LISTING_NOTHING}.items())
+def test_a_broken_environment_is_told_what_is_wrong_and_how_to_mend_it(message, env_class):
+    SharesItsState.shared = None
+    player = looks_or_opens if env_class in LISTING_NOTHING.values() else None
+    with with_its_fix(message):
+        check_text_env(env_class(), TASKS, make_env=env_class, player=player)
 
 
 def test_an_environment_that_lists_nothing_can_be_checked_with_a_player():
@@ -294,17 +290,18 @@ SUITES = {
     "begins with": {"splits": ("iid", "train")},
     "has no task in the split 'train'": {"spoil": lambda self, split, ids: ()},
     "two different lists": {"spoil": lambda self, split, ids: (*ids, f"train/{next(COUNTER)}")},
+    "did not raise EnvError": {
+        "task_ids": lambda self, split: ToySuite.task_ids(self, split) if split in self.splits else ()
+    },
     "occurs twice": {"spoil": lambda self, split, ids: [task_id.split("/")[1] for task_id in ids]},
 }
 
 
-@pytest.mark.parametrize(("message", "members"), SUITES.items(), ids=SUITES.keys())
+@pytest.mark.parametrize(("message", "members"), SUITES.items())
 def test_a_broken_suite_is_told_what_is_wrong_and_how_to_mend_it(message, members):
     suite = type("Spoilt", (BrokenSuite,), {"spoil": lambda self, split, ids: ids, **members})()
-    with pytest.raises(EnvCheckError) as caught:
+    with with_its_fix(message):
         check_task_suite(suite)
-    assert message in str(caught.value)
-    assert "Fix:" in str(caught.value)
 
 
 def test_training_may_name_a_task_more_than_once():
@@ -313,15 +310,6 @@ def test_training_may_name_a_task_more_than_once():
     twice = type("Weighed", (BrokenSuite,), {"spoil": lambda self, split, ids: ids * (1 + (split == "iid"))})()
     with pytest.raises(EnvCheckError, match="'iid/0' occurs twice"):
         check_task_suite(twice)
-
-
-def test_a_suite_that_takes_any_split_is_refused():
-    class TakesAnySplit(ToySuite):
-        def task_ids(self, split):
-            return super().task_ids(split) if split in self.splits else ()
-
-    with pytest.raises(EnvCheckError, match="check_split"):
-        check_task_suite(TakesAnySplit())
 
 
 def test_a_failed_check_is_an_environment_error():

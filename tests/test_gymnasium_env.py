@@ -129,6 +129,7 @@ def test_a_text_outside_the_action_space_does_not_reach_the_environment():
         ({"env_id": "gym_games:Grid-v0"}, "env_id: .*Text space, got 'gym_games:Grid-v0' with Discrete"),
         ({"env_id": "gym_games:Doors-v0"}, "action_names: expected 2 different names .*got"),
         ({"env_id": "gym_games:Doors-v0", "action_names": ["a", "a"]}, "expected 2 different names"),
+        ({"env_id": "gym_games:Doors-v0", "action_names": ["a", "b", "a"]}, "expected 2 different names"),
         ({"env_id": KEYS, "action_names": ["a"]}, "expected no names"),
         ({"env_id": KEYS, "env_kwargs": "{"}, "env_kwargs"),
         ({"env_id": KEYS, "env_kwargs": {"colour": 1}}, "env_kwargs"),

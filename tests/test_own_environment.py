@@ -1,5 +1,6 @@
 """Bring your own environment: it is found, it trains, and what it lacks is said before anything is trained."""
 
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -57,12 +58,6 @@ def test_an_environment_of_the_current_folder_is_found_and_hides_no_library(tmp_
     suite, *_ = parse("--environment", "env_of_this_folder:GuessArguments", "--numbers", "7")
     assert (suite.size, suite.settings) == (7, {"numbers": 7})
     assert sys.path[-1] == str(tmp_path)
-
-
-def test_an_environment_beside_the_config_is_found_from_anywhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    suite, *_ = parse("--config", str(EXAMPLE / "sft_tiny_cpu.yaml"), types=SFT)
-    assert suite.name == "guess"
 
 
 @pytest.mark.slow
@@ -144,6 +139,15 @@ def test_the_environments_of_ours_clash_with_no_trainer(config, tmp_path, monkey
     for name in ENVIRONMENTS:
         check_fields(environment_arguments(name), (AlgorithmArguments, config, ModelConfig))
         check_fields(environment_arguments(name), SFT)
+
+
+@pytest.mark.parametrize(("name", "installed"), [("gymnasium", "gymnasium"), ("openenv", "'epo-trl[openenv]'")])
+def test_a_package_that_is_not_installed_is_named(name, installed, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)  # as if it were not there
+    monkeypatch.setattr("epo_trl.envs.adapters.openenv.find_spec", lambda name: None)
+    missing = re.escape(f"environment: '{name}' needs the package {name}; pip install {installed}")
+    with pytest.raises(EnvError, match=missing):
+        environment_arguments(name)().make_suite()
 
 
 @pytest.mark.parametrize("text", ["import no_such_library\n", "def broken(:\n"])

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 import warnings
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -27,8 +28,7 @@ from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes"
-# test_own_environment.py and test_other_worlds.py
-OWN = ("my_env", "tools", "textworld_express")
+OWN = {"my_env": "guess", "tools": "HighLow", "textworld_express": "textworld-express"}  # modules beside the configs
 CONFIGS = sorted(path for path in RECIPES.glob("*/*.yaml") if path.parent.name not in OWN)
 NAME = lambda path: f"{path.parent.name}-{path.stem}"  # noqa: E731
 RL = [path for path in CONFIGS if not path.stem.startswith(("sft_", "eval_"))]
@@ -186,6 +186,14 @@ def test_every_algorithm_of_make_train_has_its_recipe_and_config(name):
 def test_the_other_configs_have_only_known_keys(path):
     suite, *_ = parse(path)
     assert suite.name.startswith(path.parent.name)
+
+
+@pytest.mark.parametrize("path", sorted(path for name in OWN for path in RECIPES.glob(f"{name}/*.yaml")), ids=NAME)
+def test_a_config_beside_its_environment_is_read_from_anywhere(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    suite, *_ = parse(path, *CPU)
+    assert suite.name == OWN[path.parent.name] and len(suite.task_ids("train")) >= 200
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=NAME)

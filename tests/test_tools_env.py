@@ -259,6 +259,11 @@ def test_reward_functions_get_what_trl_gives_them_and_none_is_left_out():
     ]
 
 
+def test_reward_functions_add_to_the_environment_s_own_reward_as_with_trl():
+    env, *_ = started(ToolSuite(Scored, reward_funcs=[lambda completions, **_: [0.25]]))
+    assert env.step(tool_call("set", score=0.5))[1] == 0.75
+
+
 # ------------------------------------------------------------------------------------------------- what may go wrong
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
-import math
 import os
 import time
 import urllib.error
@@ -28,6 +27,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from epo_trl.bounds import CountOrZero, NonNegative, Positive
 from epo_trl.envs.registry import named_object
 from epo_trl.errors import InputError
 from epo_trl.long_runs.state_file import read_state, write_state
@@ -72,22 +72,19 @@ class Judge(Method):
     url: str = ""
     model: str = ""
     criterion: str = CRITERION
-    weight: float = 0.1
-    timeout_seconds: float = 30.0
-    retries: int = 3
-    retry_seconds: float = 1.0
+    weight: NonNegative = 0.1
+    timeout_seconds: Positive = 30.0
+    retries: CountOrZero = 3
+    retry_seconds: NonNegative = 1.0
     cache: str = "judge_cache"
     api_key_variable: str = "OPENAI_API_KEY"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if bool(self.function) == bool(self.url):
             raise InputError(f"function, url: expected one of them, got {self.function!r} and {self.url!r}")
         if self.url and not self.url.startswith(("http://", "https://")):
             raise InputError(f"url: expected http://... or https://..., got {self.url!r}")
-        if not 0 <= self.weight < math.inf:
-            raise InputError(f"weight: expected a number >= 0, got {self.weight}")
-        if self.timeout_seconds <= 0 or self.retries < 0 or self.retry_seconds < 0:
-            raise InputError("timeout_seconds, retries, retry_seconds: expected a time above 0 and numbers >= 0")
         self._score: Callable[[Episode], Sequence[float]] = (
             named_object("function", self.function, "'module:function'") if self.function else self._ask
         )

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 from epo_trl.bounds import option
-from epo_trl.envs import EnvError, TaskSuite, TextEnv
+from epo_trl.envs import EnvError, TaskSuite, TextEnv, split_task_id
 
 TASKS = {"train": 200, "iid": 20, "ood": 20}
 
@@ -15,8 +15,7 @@ class GuessEnv(TextEnv):
 
     def reset(self, *, seed=None, options=None):
         task_id = (options or {}).get("task_id")
-        if task_id not in GuessSuite().all_ids():
-            raise EnvError(f"task_id: expected an id of GuessSuite, for example 'train/0', got {task_id!r}")
+        split_task_id(task_id, TASKS)  # raises EnvError for an unknown id
         self.hidden = random.Random(task_id).randint(1, self.size)  # the same in every process
         return f"The number is hidden between 1 and {self.size}.", self.info(won=False)
 
@@ -39,12 +38,9 @@ class GuessSuite(TaskSuite):
     def __init__(self, size: int = 4):
         self.size = size
 
-    def all_ids(self):
-        return [f"{split}/{number}" for split, count in TASKS.items() for number in range(count)]
-
     def task_ids(self, split: str):
         self.check_split(split)
-        return [task_id for task_id in self.all_ids() if task_id.startswith(f"{split}/")]
+        return [f"{split}/{number}" for number in range(TASKS[split])]
 
     def make_env(self):
         return GuessEnv(self.size)

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from epo_trl.bounds import option
-from epo_trl.envs import EnvError, TaskSuite, TextEnv
+from epo_trl.envs import EnvError, TaskSuite, TextEnv, split_task_id
 
 FOLDS = {"train": ("train", 0), "iid": ("dev", 10_000), "ood": ("test", 20_000)}  # each has 1000 seeds
 
@@ -23,12 +23,9 @@ class TwxEnv(TextEnv):
         self.engine.load(game, params)
 
     def reset(self, *, seed=None, options=None):
-        task_id = (options or {}).get("task_id")
-        split, _, number = str(task_id).partition("/")
-        if split not in FOLDS or not number.isdecimal() or int(number) >= 1000:
-            raise EnvError(f"task_id: expected an id of TwxSuite, for example 'train/0', got {task_id!r}")
+        split, number = split_task_id((options or {}).get("task_id"), dict.fromkeys(FOLDS, 1000))
         fold, first = FOLDS[split]
-        observation, state = self.engine.reset(first + int(number), fold, generateGoldPath=self.gold)
+        observation, state = self.engine.reset(first + number, fold, generateGoldPath=self.gold)
         self.left = tuple(self.engine.getGoldActionSequence()) if self.gold else ()
         return observation, self.info(state)
 

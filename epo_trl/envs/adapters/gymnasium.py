@@ -122,7 +122,7 @@ def _numbers(game: Any, given: GymnasiumArguments) -> dict[str, int]:
     space, names = game.action_space, given.action_names or []
     if isinstance(space, gymnasium.spaces.Text) and not names:
         return {}
-    if not isinstance(space, gymnasium.spaces.Discrete) or len(set(names)) != space.n:
+    if not isinstance(space, gymnasium.spaces.Discrete) or not len(names) == len(set(names)) == space.n:
         count = f"{space.n} different" if isinstance(space, gymnasium.spaces.Discrete) else "no"
         raise EnvError(f"action_names: expected {count} names for the actions {str(space)[:100]}, got {names}")
     return {name: int(space.start) + index for index, name in enumerate(names)}

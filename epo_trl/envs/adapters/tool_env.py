@@ -64,7 +64,7 @@ class ToolEnv(TextEnv):
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Calls a tool. The reward is the increase of the score, so an episode's rewards sum to its last score.
 
-        The score is the sum of the reward functions, or `get_reward()`, after the call.
+        The score is the sum of `get_reward()` and the reward functions after the call.
         """
         if self._row is None:
             raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")

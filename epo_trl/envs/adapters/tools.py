@@ -3,7 +3,7 @@
     class Countdown:
         def reset(self, **row) -> str | None: ...     # gets the columns of a row of the dataset
         def guess(self, number: int) -> str: ...      # a tool: typed, with a docstring that has `Args:`
-        def get_reward(self) -> float: ...            # or reward functions beside it
+        def get_reward(self) -> float: ...            # and/or reward functions beside it
 
 An action is a tool call in JSON. It is treated as data: it is checked against the method's types, and an invalid call
 is an invalid action. What a tool returns is the observation; so is the exception of a tool, as with TRL.
@@ -36,7 +36,7 @@ class ToolSuite(TaskSuite):
         factory: `environment_factory`: a class, or a function without arguments that returns an object.
         rows: Training rows; `None` for an object that makes its tasks itself.
         reward_funcs: TRL's reward functions. They get `environments`, `prompts`, `completions` (the calls and their
-            results) and the row's columns, each as a list of one. By default the object's own `get_reward`.
+            results) and the row's columns, each as a list of one. The object's own `get_reward`, if any, is added.
         iid_rows: Test rows like the training rows; `None` for no such list.
         ood_rows: Test rows of another kind; `None` for no such list.
         won_score: Score at which an episode is won. It then also ends, unless the object has an attribute `done`, which
@@ -106,12 +106,12 @@ class ToolSuite(TaskSuite):
         return "\n\n".join(filter(None, (text.strip() for text in messages))) or self._about
 
     def score(self, world: Any, row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> float:
-        """Sums the reward functions, without those that return `None`, or returns the environment's own reward."""
-        if not self.reward_funcs:
-            return float(awaited(world.get_reward()) or 0.0)
+        """Sums the environment's own reward and the reward functions, as TRL does; `None` counts as 0."""
         columns = {name: [value] for name, value in row.items() if name not in ("prompt", "completion")}
         columns |= {"prompts": [row.get("prompt", "")], "completions": [list(messages)], "environments": [world]}
         paid = [awaited(function(**columns))[0] for function in self.reward_funcs]
+        if hasattr(world, "get_reward"):
+            paid.append(awaited(world.get_reward()))
         return float(sum(value for value in paid if value is not None))
 
     def make_env(self) -> ToolEnv:
@@ -146,7 +146,7 @@ class ToolsArguments:
     iid_rows: str = option("", "Test rows like the training rows.")
     ood_rows: str = option("", "Test rows of another kind.")
     tool_rewards: list[str] | None = option(
-        None, "TRL reward functions as 'module:name'; by default the environment's own `get_reward`."
+        None, "TRL reward functions as 'module:name'; the environment's own `get_reward`, if any, is added."
     )
     won_score: float | None = option(1.0, "Score at which an episode is won; null: never.")
     final_answer: bool = option(False, "Adds a tool `final_answer` that ends the episode, as any text does with TRL.")
