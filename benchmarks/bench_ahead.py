@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 import statistics
-import tempfile
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from typing import Any
 from bench_barrier import SIZES, SlowGames
 from bench_rollout import make_template, make_tokenizer
 from bench_update import make_model
-from harness import Work, device, measure, parser, table, write
+from harness import Work, measure, parser, table, trainer_settings, write
 
 from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.trainers.ahead import make_rollout_ahead
@@ -59,10 +58,10 @@ def make(ahead: int, given: dict[str, Any]) -> Work:
     tokenizer, episodes = make_tokenizer(), given["episodes"]
     model = make_model({**SIZES, "vocab_size": len(tokenizer)})
     args = EPOConfig(
-        tempfile.mkdtemp(), use_cpu=device() == "cpu", bf16=False, per_device_train_batch_size=episodes,
+        **trainer_settings(bf16=False, gradient_checkpointing=True), per_device_train_batch_size=episodes,
         num_generations=episodes, max_turns=given["turns"], context="concatenated", max_prompt_length=512,
-        max_completion_length=round(4 * given["length"]), require_think=False, report_to=[], disable_tqdm=True,
-        prompt_template=make_template(), eval_strategy="no", save_strategy="no", max_steps=STEPS, logging_steps=1,
+        max_completion_length=round(4 * given["length"]), require_think=False, prompt_template=make_template(),
+        max_steps=STEPS, logging_steps=1,
     )  # fmt: skip
     trainer = EPOTrainer(model, SlowGames(given["answer"]), args=args, processing_class=tokenizer)
     trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1

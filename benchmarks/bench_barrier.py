@@ -17,7 +17,6 @@ more the more tokens it has, on a GPU it hardly does, so there the ratio of the 
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from functools import partial
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 from bench_rollout import Game, Games, make_template, make_tokenizer
 from bench_update import make_model
-from harness import Work, device, measure, parser, table, write
+from harness import Work, measure, parser, table, trainer_settings, write
 
 from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.trainers.engines import ContinuousBatchingEngine
@@ -101,10 +100,9 @@ def make(way: str, seconds: float, turns: int, episodes: int, length: float) -> 
     tokenizer = make_tokenizer()
     model = make_talking_model(len(tokenizer), tokenizer.eos_token_id, length)
     args = EPOConfig(
-        tempfile.mkdtemp(), use_cpu=device() == "cpu", bf16=False, per_device_train_batch_size=episodes,
-        num_generations=episodes, max_turns=turns, context="concatenated", max_prompt_length=512,
-        max_completion_length=round(4 * length), require_think=False, report_to=[], disable_tqdm=True,
-        prompt_template=make_template(), use_transformers_continuous_batching=way != PLAIN, eval_strategy="no",
+        **trainer_settings(bf16=False, per_device_train_batch_size=episodes, num_generations=episodes),
+        max_turns=turns, context="concatenated", max_prompt_length=512, max_completion_length=round(4 * length),
+        require_think=False, prompt_template=make_template(), use_transformers_continuous_batching=way != PLAIN,
         transformers_continuous_batching_config={"num_blocks": 4 * episodes * turns, "max_batch_tokens": 2048},
     )  # fmt: skip
     trainer = EPOTrainer(model, SlowGames(seconds), args=args, processing_class=tokenizer)

@@ -3,8 +3,7 @@
 python benchmarks/bench_credit.py --seeds 0 1 2
 
 Each run starts from a tiny model that takes doors at random, trained in seconds, and trains it with PPO, or with
-ArCHer's critics. It reports
-the number of training episodes, averaged over WINDOW RL steps,
+ArCHer's critics. It reports the number of training episodes, averaged over WINDOW RL steps,
 - "wins": until the share WON of them won,
 - "way": until they took at most LENGTH times the turns of the best player,
 success and turns over the last WINDOW steps, and, for `turn` and `archer`, the final distance between the critic's

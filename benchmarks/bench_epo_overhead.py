@@ -12,13 +12,12 @@ overhead is in the LM head: `--wide` uses a model whose head has as large a shar
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections import defaultdict
 from typing import Any
 
 import torch
 from bench_update import make_model
-from harness import device, now, parser, table, write
+from harness import now, parser, table, trainer_settings, write
 from torch import Tensor
 from trl import GRPOTrainer, ModelConfig
 
@@ -82,11 +81,9 @@ def make(steps: int, repeats: int, wide: bool) -> Compared:
     if wide:
         model = make_model(WIDE)
     config = EPOConfig(
-        tempfile.mkdtemp(), learning_rate=0.0, max_steps=steps, num_generations=8,
+        **trainer_settings(bf16=False), learning_rate=0.0, max_steps=steps, num_generations=8, seed=0,
         per_device_train_batch_size=1 if wide else 8, gradient_accumulation_steps=8 if wide else 4, turn_buckets=3,
         max_turns=10, max_prompt_length=512, max_completion_length=20, prompt_template="compact",
-        use_cpu=device() == "cpu", bf16=False, gradient_checkpointing=False, save_strategy="no", report_to=[],
-        disable_tqdm=True, seed=0,
     )  # fmt: skip
     trainer = Compared(model, suite, args=config, processing_class=tokenizer)
     trainer.watch(repeats)

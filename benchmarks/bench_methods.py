@@ -14,12 +14,11 @@ from __future__ import annotations
 import random
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from bench_update import make_model
-from harness import now, parser, table, write
+from harness import now, parser, table, trainer_settings, write
 from tqdm.auto import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -66,14 +65,11 @@ def make(name: str, episodes: list[Episode], sizes: dict[str, int]) -> Any:
     changes |= {"method_kwargs": {name: dict(case.settings)}} if case.settings else {}
     changes |= {"bootstrap_truncated": False} if ppo else {}
     changes |= {slot: name if slot == "credit" else [name]}
-    folder = tempfile.mkdtemp()
-    args = config(
-        folder, use_cpu=True, bf16=False, report_to=[], per_device_train_batch_size=len(episodes),
-        gradient_checkpointing=False, max_steps=100, prompt_template="compact", disable_tqdm=True, turn_buckets=3,
-        max_turns=len(episodes[0].turns), **changes,
-    )  # fmt: skip
+    settings = trainer_settings(use_cpu=True, bf16=False, per_device_train_batch_size=len(episodes), max_steps=100)
+    turns = len(episodes[0].turns)
+    args = config(**settings, prompt_template="compact", turn_buckets=3, max_turns=turns, **changes)
     tokenizer = build_tokenizer(corpus(ToySuite(), "compact"))
-    model = saved(make_model(sizes), Path(folder) / "start")
+    model = saved(make_model(sizes), Path(args.output_dir) / "start")
     trainer: Any = kind(model, ToySuite(), args=args, processing_class=tokenizer)
     trainer.play = lambda tasks, **kwargs: list(episodes)
     trainer.model.train()

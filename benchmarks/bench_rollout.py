@@ -24,7 +24,7 @@ import torch
 import trl.chat_template_utils as templates
 from bench_update import make_model
 from datasets import Dataset
-from harness import Work, device, measure, parser, table, write
+from harness import Work, measure, parser, table, trainer_settings, write
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
@@ -170,11 +170,7 @@ def make(way: str, turns: int, episodes: int, words: int, sizes: dict[str, int])
     tokenizer = make_tokenizer()
     model = make_scripted_model(tokenizer, sizes, [RESPONSE])
     observation = " ".join(["you see a drawer and a shelf ."] * (words // 8))
-    settings: dict[str, Any] = {
-        "output_dir": tempfile.mkdtemp(), "use_cpu": device() == "cpu", "bf16": device() == "cuda", "report_to": [],
-        "per_device_train_batch_size": episodes, "num_generations": episodes, "max_steps": 1, "beta": 0.0,
-        "gradient_checkpointing": False, "disable_tqdm": True,
-    }  # fmt: skip
+    settings = trainer_settings(per_device_train_batch_size=episodes, num_generations=episodes, max_steps=1, beta=0.0)
     trainer: GRPOTrainer
     if way == "TRL":
         Tool.observation = observation

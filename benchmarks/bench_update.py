@@ -18,14 +18,13 @@ Prompts grow with the history over the first turns, then have `--prompt` tokens,
 from __future__ import annotations
 
 import random
-import tempfile
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from datasets import Dataset
-from harness import Work, device, measure, parser, table, write
+from harness import Work, device, measure, parser, table, trainer_settings, write
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -97,11 +96,9 @@ def _right(rows: list[list[int]], value: int = 0) -> torch.Tensor:
 def make(way: str, episodes: list[Episode], sizes: dict[str, int], buckets: int) -> Work:
     """Builds a benchmark of one forward and backward pass in the given way."""
     model, tokenizer = make_model(sizes), build_tokenizer(corpus(ToySuite(), "compact"))
-    settings: dict[str, Any] = {
-        "output_dir": tempfile.mkdtemp(), "use_cpu": device() == "cpu", "bf16": device() == "cuda", "report_to": [],
-        "per_device_train_batch_size": 8, "num_generations": 8, "gradient_checkpointing": False, "loss_type": "dapo",
-        "max_steps": 1, "beta": 0.0,
-    }  # fmt: skip
+    settings = trainer_settings(
+        per_device_train_batch_size=8, num_generations=8, loss_type="dapo", max_steps=1, beta=0.0
+    )
     trainer: GRPOTrainer
     if way == "ours":
         config = EPOConfig(**settings, turn_buckets=buckets, prompt_template="compact", epo_lambda=0.0)

@@ -15,6 +15,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -163,6 +164,14 @@ def run_program(words: Sequence[str], log: Path, *, tree: Path, folder: Path | N
     if process.returncode:
         raise SystemExit(f"{' '.join(words)}: exit code {process.returncode}\n{output[-5000:]}")
     return output
+
+
+def trainer_settings(**changes: Any) -> dict[str, Any]:
+    """Returns fields of a trainer's config: this device, a new folder, and nothing shown or saved during the run."""
+    return {
+        "output_dir": tempfile.mkdtemp(), "use_cpu": device() == "cpu", "bf16": device() == "cuda", "report_to": [],
+        "disable_tqdm": True, "save_strategy": "no", "eval_strategy": "no", "gradient_checkpointing": False, **changes,
+    }  # fmt: skip
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:

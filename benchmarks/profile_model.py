@@ -13,12 +13,11 @@ that `turn_buckets` leaves.
 from __future__ import annotations
 
 import importlib.metadata
-import tempfile
 from collections import defaultdict
 from typing import Any
 
 import torch
-from harness import device, now, parser, table, write
+from harness import device, now, parser, table, trainer_settings, write
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 from trl import ModelConfig
 from trl.trainer.utils import compute_flops_per_token, get_peak_flops
@@ -126,11 +125,10 @@ def main() -> None:
     model, tokenizer = load(given.model, suite)
     weights = sum(weight.numel() for weight in model.parameters())
     config = EPOConfig(
-        tempfile.mkdtemp(), learning_rate=0.0, max_steps=given.rounds, num_generations=8,
+        **trainer_settings(gradient_checkpointing=given.checkpointing), learning_rate=0.0, max_steps=given.rounds,
         per_device_train_batch_size=given.micro_batch, gradient_accumulation_steps=given.episodes // given.micro_batch,
-        turn_buckets=3, max_turns=given.turns, max_prompt_length=1024, max_completion_length=given.response,
-        use_cpu=device() == "cpu", bf16=device() == "cuda", gradient_checkpointing=given.checkpointing,
-        save_strategy="no", report_to=[], disable_tqdm=True, seed=0,
+        num_generations=8, turn_buckets=3, max_turns=given.turns, max_prompt_length=1024, seed=0,
+        max_completion_length=given.response,
     )  # fmt: skip
     trainer = Profiled(model, suite, args=config, processing_class=tokenizer)
     trainer.start()

@@ -9,14 +9,13 @@ prefill beyond one row per group: what sharing it could save.
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from harness import device, now, parser, table, write
+from harness import now, parser, table, trainer_settings, write
 from trl import ModelConfig
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
@@ -85,10 +84,9 @@ def main() -> None:
     suite = GeneratedAlfworld(n_train=256, n_iid=0, n_ood=0, task_types=["pick_and_place_simple"])
     model, tokenizer = load_policy(ModelConfig("tiny"), suite, "compact")
     config = EPOConfig(
-        tempfile.mkdtemp(), learning_rate=0.0, max_steps=given.rounds, num_generations=GROUP, context=given.context,
+        **trainer_settings(bf16=False), learning_rate=0.0, max_steps=given.rounds, num_generations=GROUP, seed=0,
         per_device_train_batch_size=8, gradient_accumulation_steps=8, turn_buckets=3, max_turns=given.turns,
-        max_prompt_length=512, max_completion_length=40, prompt_template="compact", use_cpu=device() == "cpu",
-        bf16=False, gradient_checkpointing=False, save_strategy="no", report_to=[], disable_tqdm=True, seed=0,
+        max_prompt_length=512, max_completion_length=40, prompt_template="compact", context=given.context,
     )  # fmt: skip
     trainer, clock = Profiled(model, suite, args=config, processing_class=tokenizer), Clock()
     model.forward = clock.wrapped(model.forward, forward_name(trainer))

@@ -50,7 +50,7 @@ import weights_without_nccl  # noqa: E402
 from bench_barrier import SlowGames  # noqa: E402
 from bench_rollout import make_template, make_tokenizer  # noqa: E402
 from bench_update import make_model  # noqa: E402
-from harness import parser, table, write  # noqa: E402
+from harness import parser, table, trainer_settings, write  # noqa: E402
 
 from epo_trl.trainers import EPOConfig, EPOTrainer  # noqa: E402
 from epo_trl.trainers.generation import TurnGenerator  # noqa: E402
@@ -119,11 +119,10 @@ def make_trainer(policy: str, tokenizer: Any, given: Any, address: str) -> EPOTr
         {"vllm_mode": "colocate"}
     )  # fmt: skip
     args = EPOConfig(
-        tempfile.mkdtemp(), use_cpu=True, bf16=False, use_vllm=True, vllm_max_model_length=8192,
+        **trainer_settings(use_cpu=True, bf16=False), use_vllm=True, vllm_max_model_length=8192,
         vllm_gpu_memory_utilization=0.1, per_device_train_batch_size=given.episodes, max_turns=given.turns,
         num_generations=given.episodes * int(os.environ["WORLD_SIZE"]), context="concatenated", max_prompt_length=512,
-        require_think=False, report_to=[], max_completion_length=round(4 * given.length), disable_tqdm=True,
-        prompt_template=make_template(), eval_strategy="no",
+        require_think=False, max_completion_length=round(4 * given.length), prompt_template=make_template(),
         generation_kwargs={"logit_bias": {tokenizer.eos_token_id: bias}}, **place,
         vllm_group_port=int(os.environ["MASTER_PORT"]) + 7,
     )  # fmt: skip

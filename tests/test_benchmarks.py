@@ -98,7 +98,7 @@ def test_each_loss_of_the_overhead_is_measured(monkeypatch):
 
     config = bench_epo_overhead.EPOConfig
     tiny = {"max_turns": 1, "per_device_train_batch_size": 2, "num_generations": 2, "gradient_accumulation_steps": 1}
-    monkeypatch.setattr(bench_epo_overhead, "EPOConfig", lambda folder, **given: config(folder, **{**given, **tiny}))
+    monkeypatch.setattr(bench_epo_overhead, "EPOConfig", lambda **given: config(**{**given, **tiny}))
     trainer = bench_epo_overhead.make(1, 1, False)
     trainer.train()
     assert {way: len(seconds) for way, seconds in trainer.passes.items()} == dict.fromkeys(trainer.passes, 1)

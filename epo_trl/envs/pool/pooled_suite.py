@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 from epo_trl.envs.base import EnvError, Faults, TaskSuite
 from epo_trl.envs.pool.env import PooledEnv
 from epo_trl.envs.pool.worker import PoolSettings, Worker
-from epo_trl.envs.wrapper import SuiteWrapper
 
 
-class PooledSuite(SuiteWrapper):
+class PooledSuite(TaskSuite):
     """Wraps a task suite so that its environments run in worker processes, several in each.
 
     A worker that dies or exceeds a time limit is killed. Its episodes raise `WorkerLost`, and the next reset of any of
     its environments starts another process.
+
+    All that is not defined or set here comes from the wrapped suite, including attributes that `TaskSuite` or its class
+    may get later.
 
     Args:
         suite: Suite to wrap. It is pickled and sent to the workers, so its class must be importable there.
@@ -23,9 +26,20 @@ class PooledSuite(SuiteWrapper):
     """
 
     def __init__(self, suite: TaskSuite, settings: PoolSettings | None = None) -> None:
-        super().__init__(suite)
+        self.suite = suite
         self.pool = settings or PoolSettings()
         self._workers = self._make_workers()
+
+    def __getattribute__(self, name: str) -> Any:
+        """Returns an attribute of this object or its class, names with an underscore included, or the suite's."""
+        get = super().__getattribute__
+        if name.startswith("_") or name in get("__dict__") or name in vars(PooledSuite):
+            return get(name)
+        return getattr(get("suite"), name)
+
+    def task_ids(self, split: str) -> Sequence[str]:
+        """Returns the wrapped suite's task ids."""  # TaskSuite requires the method
+        return self.suite.task_ids(split)
 
     def make_env(self) -> PooledEnv:
         """Creates an environment in the worker that has the fewest."""
