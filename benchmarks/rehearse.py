@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from harness import run_program, table
+from server_process import free_port
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,11 +55,9 @@ def run(words: Sequence[str], log: Path) -> None:
 
 def launcher(config: str, processes: int) -> list[str]:
     """Builds the command of `accelerate launch` with a shipped config, on a CPU."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     words = ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / f"{config}.yaml")]
-    return [*words, "--mixed_precision", "no", "--num_processes", str(processes), "--main_process_port", str(port)]
+    words += ["--mixed_precision", "no", "--num_processes", str(processes)]
+    return [*words, "--main_process_port", str(free_port())]
 
 
 def rehearse(folder: Path, processes: int) -> dict[str, dict[str, Any]]:

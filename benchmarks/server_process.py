@@ -12,6 +12,13 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 
+def free_port() -> int:
+    """Returns a port that nobody uses."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
 @contextmanager
 def running_server(command: Callable[[int], Sequence[str]]) -> Iterator[tuple[str, int]]:
     """Yields the server's URL and process id.
@@ -19,9 +26,7 @@ def running_server(command: Callable[[int], Sequence[str]]) -> Iterator[tuple[st
     Args:
         command: Function from the port to the words of the command.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     server = subprocess.Popen(command(port), env=env)
     try:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,21 +26,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from server_process import free_port
+
 SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MASTER_ADDR": "127.0.0.1", "TRL_EXPERIMENTAL_SILENCE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }  # fmt: skip
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-
-
-def free_port() -> int:
-    """Returns a port that nobody uses."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
 os.environ.update(SETTINGS)
 if "RANK" not in os.environ:
     os.environ.update(ALONE, MASTER_PORT=str(free_port()))

@@ -107,10 +107,6 @@ class ServedGames:
             "is the environment's strict rule, and a step pays the environment's reward."
         )
 
-    def metadata(self) -> dict[str, Any]:
-        """Returns the rules of an episode, for the metadata of its first observation."""
-        return {"suite": self.suite.name, "protocol": self.protocol, "max_turns": self.max_turns}
-
 
 class GameSession:
     """One session; with OpenEnv's `Environment` as second base it is an environment of its server.
@@ -165,12 +161,14 @@ class GameSession:
         if seed is not None and (not isinstance(seed, int) or seed < 0):
             raise EnvError(f"seed: expected an integer >= 0, got {seed!r:.100}")
         self._running = self._failed = False
-        task_id = self._games.choose_task(seed, task)
+        games = self._games
+        task_id = games.choose_task(seed, task)
         if self._env is None:
-            self._env = self._games.suite.make_env()
-        text, info = self._env.reset(seed=seed or 0, options={**self._games.env_options, "task_id": task_id})
+            self._env = games.suite.make_env()
+        text, info = self._env.reset(seed=seed or 0, options={**games.env_options, "task_id": task_id})
         self._episode_id, self._task_id, self._turns, self._running = episode_id, task_id, 0, True
-        return self._seen(text, info, accepted=True, metadata=self._games.metadata())
+        rules = {"suite": games.suite.name, "protocol": games.protocol, "max_turns": games.max_turns}
+        return self._seen(text, info, accepted=True, metadata=rules)
 
     def step(self, action: Any, timeout_s: float | None = None, **rest: Any) -> Any:
         """Performs an action, in the calling thread.
