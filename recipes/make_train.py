@@ -61,11 +61,6 @@ FINISHED = "_finished.json"  # the last file that a run writes
 SEEN = "_make_train.sha256"  # checksum of the run that `run` has finished
 
 
-def output_dir(environment: str) -> Path:
-    """Returns the folder of an environment's runs."""
-    return Path(f"runs/{environment}-tiny")
-
-
 def run(script: str, config: Path, output_dir: Path, seed: int, *overrides: str) -> None:
     """Runs a recipe to its end, unless this very run has finished before.
 
@@ -112,7 +107,7 @@ def main() -> None:
     args, overrides = parser.parse_known_args()
 
     environment, algorithm = ENVIRONMENTS[args.env], ALGORITHMS[args.algo]
-    folder = args.output_dir or output_dir(args.env)
+    folder = args.output_dir or Path(f"runs/{args.env}-tiny")
     configs, ending = RECIPES / environment.folder, environment.ending
     warm_start, policy = folder / f"sft-seed{args.seed}", folder / f"{args.algo}-seed{args.seed}"
     run("sft.py", configs / f"sft_tiny_cpu{ending}.yaml", warm_start, args.seed)

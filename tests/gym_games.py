@@ -3,6 +3,7 @@
 import string
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces
 
 COLOURS = ("red", "green", "blue")
@@ -59,11 +60,11 @@ class Tenths(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.steps = 0
-        return "Go on.", {}
+        return "Go on.", {"admissible_actions": np.array(["on", "off", " "])}
 
     def step(self, action):
         self.steps += 1
-        return "Go on.", 0.1, self.steps == 10, False, {}
+        return "Go on.", 0.1, self.steps == 10, False, {"admissible_actions": np.array(["on", "on"])}
 
 
 class Grid(gymnasium.Env):

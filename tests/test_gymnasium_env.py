@@ -97,9 +97,11 @@ def test_actions_with_numbers_have_names_and_success_is_what_the_environment_say
 def test_a_sum_of_rewards_wins_up_to_rounding(won_score, won):
     """0.1 ten times is 0.9999999999999999."""
     env = GymnasiumArguments(env_id="gym_games:Tenths-v0", won_score=won_score).make_suite().make_env()
-    env.reset(seed=0, options={"task_id": "train/0"})
+    _, info = env.reset(seed=0, options={"task_id": "train/0"})
+    assert info["admissible_actions"] == ("on", "off")  # of an array
     for _ in range(10):
         *_, terminated, _, info = env.step("on")
+        assert info["admissible_actions"] == ("on",)
     assert terminated and info["score"] < 1 and info["won"] is won
 
 

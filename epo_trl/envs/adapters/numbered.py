@@ -112,10 +112,11 @@ class NumberedEnv(TextEnv):
 
     def _info(self, state: Mapping[str, Any], *, accepted: bool, over: bool, refusal: str = "") -> Info:
         given = self.given
-        listed = [text for action in state.get(given.actions_key) or () if (text := str(action).strip())]
+        listed = state.get(given.actions_key)
+        actions = (str(action).strip() for action in (() if listed is None else listed))
         reached = reaches(self._score, given.won_score)
         return {
-            "admissible_actions": tuple(dict.fromkeys(listed)) if self._lists else None,
+            "admissible_actions": tuple(dict.fromkeys(filter(None, actions))) if self._lists else None,
             "accepted": accepted,
             "refusal": refusal,
             "won": over and bool(state.get(given.won_key, reached)),
