@@ -287,7 +287,7 @@ class BrokenSuite(ToySuite):
 
 SUITES = {
     "has no name": {"name": ""},
-    "begins with": {"splits": ("iid", "train")},
+    ".splits is ('iid', 'train')": {"splits": ("iid", "train")},
     "has no task in the split 'train'": {"spoil": lambda self, split, ids: ()},
     "two different lists": {"spoil": lambda self, split, ids: (*ids, f"train/{next(COUNTER)}")},
     "did not raise EnvError": {
