@@ -35,7 +35,6 @@ import json
 import os
 import signal
 import sys
-import threading
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -417,8 +416,8 @@ def train_ahead(rank: int, mode: str, folder: Path, way: str) -> None:
     except TooManyAborted as failure:
         error = str(failure)
     torch.save({"last": gathered(trainer.model)}, folder / f"weights{rank}.pt")
-    rollouts = [thread.name for thread in threading.enumerate() if "rollout" in thread.name]
-    result = {"error": error, "sizes": played, "rollouts": rollouts, "log": trainer.state.log_history}
+    playing = bool(trainer.ahead and trainer.ahead.is_playing)
+    result = {"error": error, "sizes": played, "playing": playing, "log": trainer.state.log_history}
     (folder / f"rank{rank}.json").write_text(json.dumps(result))
 
 

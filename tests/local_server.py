@@ -38,7 +38,7 @@ class LocalServer:
         if self.dead and self.trainer.accelerator.is_main_process:
             raise ConnectionError("no weights were sent")
         assert threading.current_thread() is threading.main_thread() and not self.asked
-        assert not any(thread.name.startswith("rollout") for thread in threading.enumerate()), "only between rollouts"
+        assert not (self.trainer.ahead and self.trainer.ahead.is_playing), "only between rollouts"
         self.model.load_state_dict(self.trainer.model.state_dict(), strict=False)  # without a critic
         self.sent.append(self.trainer.rl_step)
 

@@ -271,7 +271,7 @@ def test_ranks_end_together_when_the_server_of_one_dies_during_an_update(launche
     _, (one, other), _ = launched("ddp-ahead-dead")
     assert one["error"] == other["error"] and one["sizes"] == other["sizes"] and len(one["sizes"]) > 1
     assert "max_aborted_share" in one["error"] and "rank 1" in one["error"] and "refused" in one["error"]
-    assert not one["rollouts"] and not other["rollouts"]
+    assert not one["playing"] and not other["playing"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- PPO

@@ -673,6 +673,11 @@ def test_an_unknown_template_and_protocol_are_named(tmp_path):
         make_trainer(tmp_path, protocol="chess")
 
 
+def test_a_model_that_was_never_saved_needs_a_tokenizer(tmp_path):
+    with pytest.raises(ValueError, match="processing_class: expected a tokenizer .*got none"):
+        EPOTrainer(make_model(), ToySuite(), args=make_config(tmp_path))
+
+
 def test_a_trainer_of_a_saved_tiny_model_finds_its_tokenizer(tmp_path):
     make_model("seed_oss").save_pretrained(tmp_path / "model")
     toy_tokenizer().save_pretrained(tmp_path / "model")

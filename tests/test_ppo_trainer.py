@@ -566,6 +566,21 @@ def test_a_checkpoint_without_its_critic_or_with_another_kind_is_refused(tmp_pat
         resumable_ppo(tmp_path).train(resume_from_checkpoint=checkpoint)
 
 
+@pytest.mark.parametrize("kind", ["separate", "two adapters"])
+def test_the_best_policy_is_loaded_with_its_own_critic(tmp_path, kind):
+    """The first of two evaluations is the best."""
+    trainer = resumable_ppo(
+        tmp_path, kind, max_steps=2, save_steps=1, eval_strategy="steps", eval_steps=1, load_best_model_at_end=True,
+        metric_for_best_model="eval_iid/turns", greater_is_better=False, critic_warmup_steps=0,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
+    trainer.save_model()
+    best, last = (safetensors.torch.load_file(tmp_path / f"checkpoint-{step}" / CRITIC_FILE) for step in (1, 2))
+    assert difference(best, last) > 1e-3
+    assert_bit_equal(safetensors.torch.load_file(tmp_path / CRITIC_FILE), best)
+
+
 def test_a_policy_by_name_gets_its_critic_from_the_same_files(tmp_path):
     make_model("seed_oss").save_pretrained(tmp_path / "model")
     toy_tokenizer().save_pretrained(tmp_path / "model")
@@ -665,8 +680,13 @@ def test_value_statistics_by_hand():
     )  # fmt: skip
     doubled = value_statistics(estimate, values, turn_ids, 4, lambda sums: 2 * sums)
     assert doubled == pytest.approx(metrics), "two ranks with the same batch"
-    equal = Credit(estimate.advantages, torch.ones(2, 3), points)
-    assert "critic/explained_variance" not in value_statistics(equal, values, turn_ids, 4, lambda sums: sums)
+    for unit in (1e-9, 1e9):
+        scaled = replace(estimate, returns=unit * estimate.returns)
+        share = value_statistics(scaled, unit * values, turn_ids, 4, lambda sums: sums)["critic/explained_variance"]
+        assert share == pytest.approx(0.75), "rewards have no unit"
+    for reward in (0.0, 0.1, 1e9):
+        equal = Credit(estimate.advantages, torch.full((2, 3), reward), points)
+        assert "critic/explained_variance" not in value_statistics(equal, values, turn_ids, 4, lambda sums: sums)
     nothing = Credit(estimate.advantages, estimate.returns, torch.zeros_like(points))
     assert value_statistics(nothing, values, turn_ids, 4, lambda sums: sums) == {}
 

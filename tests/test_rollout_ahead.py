@@ -43,10 +43,6 @@ def batches_of(trainer):
     return kept
 
 
-def no_flight():
-    return not any(thread.name.startswith("rollout") for thread in threading.enumerate())
-
-
 @pytest.mark.parametrize("settings", [{}, MINI_BATCHES | {"save_strategy": "no"}], ids=["one update", "mini-batches"])
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_without_learning_running_ahead_changes_nothing(tmp_path, settings, ahead):
@@ -111,7 +107,7 @@ def test_the_next_batch_is_played_during_the_update(tmp_path):
     """In turn the server would wait for ever."""
     trainer = gated(tmp_path)
     trainer.train()
-    assert trainer.rl_step == 2 and no_flight()
+    assert trainer.rl_step == 2 and not trainer.ahead.is_playing
 
 
 def test_the_time_of_an_update_has_no_rollout_in_it_that_the_trainer_did_not_wait_for(tmp_path, monkeypatch):
@@ -129,11 +125,8 @@ def test_no_batch_is_older_than_the_bound_and_none_is_played_twice_or_too_many(t
     trainer.train()
     lags = logged(trainer, "lag/rl_steps")
     assert len(played) == len(lags) == 7 and max(lags) <= 3 and lags[:2] == [0.0, 1.0]
-    assert (
-        no_flight()
-        and logged(trainer, "time/wait_for_rollout")[0] > 0
-        and len(logged(trainer, "time/wait_for_update")) == 7
-    )
+    assert not trainer.ahead.is_playing
+    assert logged(trainer, "time/wait_for_rollout")[0] > 0 and len(logged(trainer, "time/wait_for_update")) == 7
 
 
 def test_groups_are_replaced_with_the_newest_weights_before_the_next_batch_starts(tmp_path):
@@ -184,7 +177,7 @@ def test_a_resumed_run_drops_the_batch_in_flight_and_plays_it_again(tmp_path, se
     cut, _ = served(tmp_path / "cut", **changes, callbacks=[StopAt(stop)])
     before = batches_of(cut)
     cut.train()
-    assert no_flight()
+    assert not cut.ahead.is_playing
     resumed, _ = served(tmp_path / "cut", **changes)
     after = batches_of(resumed)
     resumed.train(resume_from_checkpoint=True)
@@ -219,7 +212,7 @@ def test_an_exception_in_the_background_is_the_users(tmp_path):
     fail_ahead(trainer, EngineError("the cache is too small"))
     with pytest.raises(EngineError, match="the cache is too small"):
         trainer.train()
-    assert trainer.rl_step == 1 and no_flight(), "the batch before it was trained on"
+    assert trainer.rl_step == 1 and not trainer.ahead.is_playing, "the batch before it was trained on"
 
 
 def test_a_server_that_dies_ends_the_run_with_its_address(tmp_path):
@@ -227,7 +220,7 @@ def test_a_server_that_dies_ends_the_run_with_its_address(tmp_path):
     trainer = gated(tmp_path, lambda server: setattr(server, "dead", True))
     with pytest.raises(EpoTrlError, match="the vLLM server at http://in.this.process: refused"):
         trainer.train()
-    assert no_flight() and trainer.rl_step == 1, "the batch before it was trained on"
+    assert trainer.rl_step == 1 and not trainer.ahead.is_playing, "the batch before it was trained on"
 
 
 def test_an_environment_that_dies_aborts_its_episode_alone(tmp_path):
@@ -264,7 +257,7 @@ def test_a_run_that_is_interrupted_ends_its_rollout_and_the_trainer_still_works(
             assert trainer.preempted and (tmp_path / "checkpoint-2").is_dir()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert no_flight() and not trainer.player.engine.stopped
+    assert not trainer.ahead.is_playing and not trainer.player.engine.stopped
     assert trainer.play([("train/0", 0)])[0].turns
 
 
@@ -308,3 +301,4 @@ def test_a_request_has_the_same_seed_whatever_was_asked_before():
     assert len(set(everything)) == 8 and all(0 <= seed < 2**62 for seed in everything)
     again = drawn(["4", "4"], [0])["4", 0]
     assert again[0] == one["4", 0][0] != again[1], "a second rollout of an RL step replaces groups"
+    assert drawn(["4", "5", "4"], [0])["4", 0] == again, "although the next batch was played between them"

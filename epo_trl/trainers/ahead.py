@@ -10,61 +10,36 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from epo_trl.errors import InputError
 from epo_trl.trainers.collection import Played
 from epo_trl.trainers.lag import check_correction
 
 _SECONDS_TO_STOP = 10.0  # until a rollout that is no longer needed is left to itself
+_THREAD = "rollout ahead"
 
 
-class Flight(threading.Thread):
+class Flight(NamedTuple):
     """A batch that is played in the background.
 
     Args:
-        rl_step: Index of the RL step that will train on it.
         tasks: Tasks of this rank.
         weights: Index of the RL step at whose start the engine got the weights.
-        play: Plays the batch.
-        previous: Batch that the engine plays first.
-
-    Attributes:
-        ended: Time at which the rollout ended, in seconds of `time.perf_counter`.
+        played: The episodes, once they have been played.
     """
 
-    def __init__(
-        self, rl_step: int, tasks: list[str], weights: int, play: Callable[[Played], Any], previous: Flight | None
-    ):
-        super().__init__(name=f"rollout of RL step {rl_step}", daemon=True)
-        self.rl_step, self.tasks, self.weights = rl_step, tasks, weights
-        self._play, self._previous = play, previous
-        self._played, self._error = Played(), None  # type: tuple[Played, BaseException | None]
-        self.ended = 0.0
-
-    def run(self) -> None:
-        """Plays the batch; an exception is kept for `result`."""
-        if self._previous is not None:
-            self._previous.join()
-            self._previous = None
-        try:
-            self._play(self._played)
-        except BaseException as error:
-            self._error = error
-        self.ended = time.perf_counter()
-
-    def result(self) -> Played:
-        """Waits for the end of the rollout, and returns its episodes or raises its exception."""
-        self.join()
-        if self._error is not None:
-            raise self._error
-        return self._played
+    tasks: list[str]
+    weights: int
+    played: Future[Played]
 
 
 class RolloutAhead:
-    """Plays the batches of the next RL steps in the background.
+    """Plays the batches of the next RL steps in the background, one after the other.
 
     The main thread sends weights, and makes all collective calls. Where it needs the engine or the environments itself
     (evaluation, groups that are replaced), it first waits until the background has ended its rollouts.
@@ -81,11 +56,18 @@ class RolloutAhead:
         self._trainer, self._engine = trainer, trainer.player.engine
         # The main thread encodes prompts too; a tokenizer is for one thread at a time.
         self._context = copy.deepcopy(trainer.rules.context)
+        self._background = ThreadPoolExecutor(1, _THREAD)
         self._flights: dict[int, Flight] = {}  # by RL step
-        self._last: Flight | None = None  # the one started last
+        self._last: Future[Played] | None = None  # the rollout that ends last
+        self._ended = 0.0  # time at which a rollout ended
         self._weights = 0  # RL step at whose start the engine got its weights
         self._tasks: Iterator[tuple[int, list[str]]] | None = None
         self._lag = 0  # age in RL steps of the weights that played this batch
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether a rollout has not ended yet."""
+        return self._last is not None and not self._last.done()
 
     def take(self, tasks: Sequence[str]) -> Played | None:
         """Returns the batch of this RL step, or `None` if it has to be played now. Collective.
@@ -95,7 +77,7 @@ class RolloutAhead:
         """
         rl_step = self._trainer.rl_step
         flight = self._flights.pop(rl_step, None)
-        played = flight.result() if flight is not None else None
+        played = flight.played.result() if flight is not None else None
         if self._weights < rl_step - 1:  # the engine kept its weights in the last RL step
             self._engine.weights_changed()
         fits = flight is not None and flight.tasks == list(tasks)
@@ -117,24 +99,27 @@ class RolloutAhead:
             waited: Seconds that the trainer has waited for its episodes.
         """
         trainer, first = self._trainer, self._trainer.rl_step + 1
-        if all(trainer.ranks.gather([not any(flight.is_alive() for flight in self._flights.values())])):
+        if all(trainer.ranks.gather([not self.is_playing])):
             self._engine.send_weights()
             self._weights = trainer.rl_step
         else:
             self._engine.keep_weights()
-        idle = time.perf_counter() - self._last.ended if self._last is not None and not self._last.is_alive() else 0.0
+        idle = 0.0 if self._last is None or self.is_playing else time.perf_counter() - self._ended
         last = min(self._weights + self.steps, trainer.total_rl_steps - 1)
         for rl_step in range(max(self._flights, default=first - 1) + 1, last + 1):
             tasks = self._tasks_of(rl_step)
-            play = partial(trainer.collector.play, tasks, partial(self._play, rl_step))
-            self._last = Flight(rl_step, tasks, self._weights, play, self._last)
-            self._flights[rl_step] = self._last
-            self._last.start()
+            self._last = self._background.submit(self._play, rl_step, tasks)
+            self._flights[rl_step] = Flight(tasks, self._weights, self._last)
         return {"lag/rl_steps": float(self._lag), "time/wait_for_rollout": waited, "time/wait_for_update": idle}
 
-    def _play(self, rl_step: int, *args: Any, **kwargs: Any) -> Any:
-        with self._engine.ahead(rl_step):
-            return self._trainer.play(*args, context=self._context, **kwargs)
+    def _play(self, rl_step: int, tasks: list[str]) -> Played:
+        played = Played()
+        try:
+            with self._engine.ahead(rl_step):
+                self._trainer.collector.play(tasks, partial(self._trainer.play, context=self._context), played)
+        finally:
+            self._ended = time.perf_counter()
+        return played
 
     def _tasks_of(self, rl_step: int) -> list[str]:
         self._tasks = self._tasks or enumerate(self._trainer.tasks_of_rl_steps())
@@ -142,8 +127,8 @@ class RolloutAhead:
 
     def wait(self) -> None:
         """Waits until no rank's engine plays a batch. Collective; does nothing in the background itself."""
-        if self._last is not None and not isinstance(threading.current_thread(), Flight):
-            self._last.join()
+        if self._last is not None and not threading.current_thread().name.startswith(_THREAD):
+            wait_for([self._last])
             self._engine.stopped = False
             self._trainer.accelerator.wait_for_everyone()
 
@@ -151,8 +136,8 @@ class RolloutAhead:
         """Drops the batches that nobody has taken, and lets those in progress end at their next request."""
         self._engine.stopped = True
         if self._last is not None:
-            self._last.join(_SECONDS_TO_STOP)
-        self._engine.stopped = self._last is not None and self._last.is_alive()
+            wait_for([self._last], _SECONDS_TO_STOP)
+        self._engine.stopped = self.is_playing
         self._flights.clear()
         self._tasks = None
 

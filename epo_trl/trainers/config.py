@@ -20,11 +20,13 @@ from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments, RewardArguments
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")  # TRL's loss types
+SAMPLING_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")  # TRL's modes
 # Of TRL's fields. It reads some of them only after a batch has been collected.
 THEIR_BOUNDS = {
     "loss_type": Annotated[str, OneOf(LOSSES)],
     "importance_sampling_level": Annotated[str, OneOf(("token", "sequence"))],
     "scale_rewards": Annotated[str, OneOf(("group", "batch", "none", True, False))],
+    "multi_objective_aggregation": Annotated[str, OneOf(("sum_then_normalize", "normalize_then_sum"))],
     "num_generations": Count,
     "num_iterations": Count,
     "per_device_train_batch_size": Count,
@@ -167,7 +169,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     entropy_history_window: Count | None = option(
         None, "RL steps to look back; None uses the whole history, as in the paper."
     )
-    top_entropy_quantile: float = option(
+    top_entropy_quantile: Share = option(
         1.0,
         "TRL's: fraction of tokens, those with the highest entropy, that the policy loss keeps; 1: all. The threshold "
         "is that of a micro-batch, so it depends on how a batch is split.",
@@ -185,7 +187,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     )
 
     # vLLM
-    vllm_importance_sampling_mode: str = option(
+    vllm_importance_sampling_mode: Annotated[str, OneOf(SAMPLING_CORRECTIONS)] = option(
         "token_truncate",
         "Correction for vLLM's own log-probabilities in the update. TRL's default, 'sequence_mask', has a ratio per "
         "completion, here a whole episode.",
@@ -198,7 +200,9 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     eval_episodes: Count | None = option(None, "Evaluate only the first N tasks of each list; None evaluates all.")
     eval_seed: int = option(0, "Seed of the sampling in evaluation.")
     protocol: str = option("", "Name of the evaluation protocol; by default the training rules at eval_temperature.")
-    print_episodes: int = option(0, "Number of episodes to print as a table at every logging step, each batch once.")
+    print_episodes: CountOrZero = option(
+        0, "Number of episodes to print as a table at every logging step, each batch once."
+    )
     report_to: None | str | list[str] = option(
         "tensorboard", "Trackers of metrics: 'tensorboard' (files in output_dir), 'wandb', ..., 'all', or 'none'."
     )

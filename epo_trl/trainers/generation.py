@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,24 +40,24 @@ def keeping_precision(model: torch.nn.Module) -> Iterator[None]:
                 setattr(module, name, original)
 
 
-@dataclass
 class RequestSeeds:
-    """Seeds of requests, which depend on the run, its RL step, the episode and the turn, and on nothing before."""
+    """Seeds of requests, which depend on the run, its RL step and the rollout in it, the episode and the turn."""
 
-    _part: str = ""
-    _rollout: int = 0
-    _turns: Counter[int] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self._rollouts: Counter[str] = Counter()  # of each part so far
+        self._rollout = ""
+        self._turns: Counter[int] = Counter()
 
     def begin(self, part: str) -> None:
         """Begins a rollout for a part of the run: an RL step of a rank, or an evaluation."""
-        self._rollout = self._rollout + 1 if part == self._part else 0
-        self._part = part
+        self._rollout = f"{part}, {self._rollouts[part]}"
+        self._rollouts[part] += 1
         self._turns.clear()
 
     def draw(self, number: int) -> int:
         """Returns the seed of the next request of an episode, a non-negative integer of 62 bits."""
         self._turns[number] += 1
-        return random.Random(f"{self._part}, {self._rollout}, {number}, {self._turns[number]}").randrange(2**62)
+        return random.Random(f"{self._rollout}, {number}, {self._turns[number]}").randrange(2**62)
 
 
 class PolicyEngine(Engine):
@@ -109,6 +108,11 @@ class PolicyEngine(Engine):
     def weights_changed(self) -> None:
         """Makes the next rollout send the weights to vLLM: otherwise they are sent if the optimizer step changed."""
         self._trainer._last_loaded_step = -1
+
+    def restart(self) -> None:
+        """Begins a new run."""
+        self.weights_changed()
+        self._seeds = RequestSeeds()
 
     def keep_weights(self) -> None:
         """Leaves vLLM the weights that it has, where TRL would send those of this optimizer step."""
@@ -164,13 +168,14 @@ class PolicyEngine(Engine):
         # Plain generation also reads the changes from here; with vLLM there is no such dictionary.
         kwargs: dict[str, Any] = {} if trainer.use_vllm else trainer.generation_kwargs
         before, kwargs_before = {name: getattr(holder, name) for name in changes}, dict(kwargs)
-        self._seeds = RequestSeeds()
+        seeds, self._seeds = self._seeds, RequestSeeds()
         with seeded(seed, trainer.accelerator.device), self.playing_for(f"evaluation {seed}"):
             try:
                 vars(holder).update(changes)
                 kwargs.update(changes)
                 yield
             finally:
+                self._seeds = seeds
                 vars(holder).update(before)
                 kwargs.update(kwargs_before)
 

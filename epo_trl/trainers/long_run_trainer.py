@@ -142,7 +142,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
 
     def _load_batch_state(self, state: dict[str, Any]) -> None:
         """Restores the state returned by `_batch_state`."""
-        self._buffered_inputs, self.update_seconds = state["inputs"], state.get("update_seconds", 0.0)
+        self._buffered_inputs, self.update_seconds = state["inputs"], state["update_seconds"]
         self.methods.load_batch_state(state["methods"])
         self.samples.load_state(state["samples"])
 
@@ -224,7 +224,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         if self.lagged:
             self.lagged.load_state_dict({"weights": []})
         self._metrics["train"].clear()
-        self.player.engine.weights_changed()
+        self.player.engine.restart()
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Runs one forward-backward pass; records its duration, and its loss for the report of a non-finite update."""

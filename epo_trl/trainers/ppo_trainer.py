@@ -6,12 +6,13 @@ Overrides, always around `super()`:
   are equal;
 - `_terms`: the value loss, from the values of the same forward pass;
 - `create_optimizer`, `create_scheduler`, `_clip_grad_norm`: separate learning rate, warm-up and clipping of the critic;
-- `_save`, `_load_from_checkpoint`: separate file of the critic.
+- `_save`, `_load_from_checkpoint`, `_load_best_model`: separate file of the critic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -205,11 +206,24 @@ class EPOPPOTrainer(EPOTrainer):
         save_critic(folder, self.critic, state_dict, prefix)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        path = check_critic_file(resume_from_checkpoint)
-        if self.is_fsdp_enabled:  # FSDP's file holds policy and critic
-            check_critic_kind(path, self.critic)
+        with self._loading_critic(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        with self._loading_critic(str(self.state.best_model_checkpoint)):
+            super()._load_best_model()
+
+    @contextmanager
+    def _loading_critic(self, checkpoint: str) -> Iterator[None]:
+        """Loads the critic from its own file after the block, which loads the policy alone."""
+        if self.is_deepspeed_enabled:  # DeepSpeed's checkpoint holds both, and so does FSDP's
+            yield
+            return
+        path = check_critic_file(checkpoint)
+        if self.is_fsdp_enabled:
+            check_critic_kind(path, self.critic)
+            yield
             return
         with critic_aside(self.model):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            yield
         load_critic(path, self.critic)

@@ -149,7 +149,10 @@ def set_up(
             f"ModelConfig({model!r}), ...) create it, with a tokenizer of the suite's words."
         )
     if tokenizer is None:
-        tokenizer = load_tokenizer(model if isinstance(model, str) else model.config.name_or_path)
+        path = model if isinstance(model, str) else model.config.name_or_path
+        if not path:
+            raise InputError("processing_class: expected a tokenizer for a model that was created in memory, got none")
+        tokenizer = load_tokenizer(path)
     check_tokenizer(tokenizer)
     if args.beta or methods.readers_of_reference:
         check_reference(args, methods, model, kwargs.get("peft_config"))

@@ -52,7 +52,7 @@ def value_statistics(
     mean = [total / count for total in totals]
     metrics = {"critic/return": mean[0], "critic/value": mean[4]}
     spread, left = mean[1] - mean[0] ** 2, mean[3] - mean[2] ** 2
-    if spread > 1e-12:
+    if spread > 1e-12 * mean[1]:  # more than rounding
         metrics["critic/explained_variance"] = 1 - left / spread
     for name, (n, *_, v, a, squared) in zip(names, sums.T.tolist(), strict=True):
         if n:
