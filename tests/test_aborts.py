@@ -10,8 +10,7 @@ from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.long_runs.callbacks import short_line
 from epo_trl.long_runs.guards import TooManyAborted
 from epo_trl.methods import Comm
-from epo_trl.trainers.collection import Collected
-from epo_trl.trainers.rl_step import RLStep
+from epo_trl.trainers.batches import RLStep
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +108,7 @@ def test_an_environment_that_cannot_be_closed_leaves_no_other_open(tmp_path):
 def test_a_rank_without_a_usable_episode_has_log_probabilities_where_the_others_have_them(others_have, zeros):
     """vLLM gives them, and TRL compares them with its own on every rank."""
     context = SimpleNamespace(is_windowed=True)
-    step = RLStep.lay_out(Collected(["train/0"], [make_episodes()[5]]), context, placeholder_id=0, multiple=None)
+    step = RLStep.lay_out([make_episodes()[5]], context, placeholder_id=0, multiple=None)
     assert step.to_rollout_output(Comm(gather=lambda own: [others_have, *own]))["logprobs"] == zeros
 
 

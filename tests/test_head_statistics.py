@@ -9,8 +9,8 @@ from trainer_kit import assert_same_function, make_model
 from trl.trainer.utils import add_fused_lm_head
 
 from epo_trl.methods import Need
-from epo_trl.trainers.scoring.row_scorer import entropy_over_candidates, entropy_over_top_p, mean_discriminator_at
-from epo_trl.trainers.scoring.top_p import top_p_entropy
+from epo_trl.trainers.scoring.fused_head import mean_discriminator, nucleus_entropy
+from epo_trl.trainers.scoring.top_p import own_nucleus_entropy, top_p_entropy
 from epo_trl.trainers.scoring.turn_forward import find_nuclei, score_turns
 from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
 
@@ -42,10 +42,11 @@ def fused(*models, temperature=1.0):
 
 def asked(reference, batch, *needs):
     """Returns the statistics to ask for: those named, or all."""
+    candidates = find_nuclei(reference, batch, CUT)
     every = {
-        Need.NUCLEUS: partial(entropy_over_candidates, find_nuclei(reference, batch, CUT)),
-        Need.TOP_P: partial(entropy_over_top_p, TOP_P),
-        Need.DISCRIMINATOR: mean_discriminator_at,
+        Need.NUCLEUS: lambda head, tokens: nucleus_entropy(head, candidates[tokens]),
+        Need.TOP_P: lambda head, tokens: own_nucleus_entropy(head, TOP_P),
+        Need.DISCRIMINATOR: lambda head, tokens: mean_discriminator(head),
     }
     return {need: every[need] for need in needs or every}
 

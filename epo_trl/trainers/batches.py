@@ -1,24 +1,93 @@
-"""Converts TRL's batch into the inputs of methods, at collection and in each micro-batch."""
+"""The batch of an RL step: its episodes, TRL's rows of them, and what the methods see of both."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from trl.trainer.utils import pad
 
 from epo_trl.devices import to_device
 from epo_trl.methods import Batch, Comm, Methods, MicroBatch, Need, TokenScores
-from epo_trl.rollout import ContextBuilder
-from epo_trl.trainers.rl_step import RLStep
-from epo_trl.trainers.scoring.policy_mean import policy_mean
+from epo_trl.rollout import ContextBuilder, episode_to_row
+from epo_trl.rollout.rows import Row
+from epo_trl.trainers.scoring.reference import extract_features
 from epo_trl.trainers.scoring.turn_layout import TurnLayout
+from epo_trl.types import Episode
 
 Inputs = dict[str, Any]
 _LAYOUT = "layout/{name}"  # key in TRL's batch, which shuffles and splits CPU tensors like device tensors
 _ENTROPY, _STATISTIC = "behaviour/entropy", "behaviour/{need}"  # keys of scores under the behaviour policy
 _ON_CPU = ("turn_ids", "response_mask", "prompt_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class RLStep:
+    """The batch that this rank has collected for an RL step.
+
+    TRL's own batch is a dict of tensors, which TRL shuffles and splits into micro-batches. Everything else stays here.
+
+    Args:
+        episodes: One episode per row, with the rewards assigned by the methods.
+        rows: One row of TRL's batch per episode.
+        layout: Turns of the rows.
+    """
+
+    episodes: list[Episode]
+    rows: Sequence[Row]
+    layout: TurnLayout
+
+    @classmethod
+    def lay_out(
+        cls, episodes: list[Episode], context: ContextBuilder, placeholder_id: int, multiple: int | None
+    ) -> RLStep:
+        """Lays out episodes as rows, padded as TRL pads its completions.
+
+        Args:
+            episodes: The episodes.
+            context: Context of the rollout.
+            placeholder_id: Any valid token id, for episodes without a learning signal.
+            multiple: Length of which the padded length is a multiple.
+        """
+        rows = [episode_to_row(episode, placeholder_id) for episode in episodes]
+        layout = TurnLayout(
+            _padded([row.turn_ids for row in rows], -1, multiple),
+            _padded([row.env_mask for row in rows], 0, multiple),
+            torch.tensor([len(row.prompt_ids) for row in rows]),
+            windowed=context.is_windowed,
+        )
+        return cls(episodes, rows, layout)
+
+    @property
+    def turn_rewards(self) -> Tensor:
+        """(B, K) rewards of the turns, 0 beyond an episode's last turn and for episodes without a learning signal."""
+        rewards = [[turn.reward for turn in episode.turns] * episode.is_usable for episode in self.episodes]
+        width = max(1, *map(len, rewards))
+        return torch.tensor([row + [0.0] * (width - len(row)) for row in rewards])
+
+    def to_rollout_output(self, ranks: Comm) -> dict[str, Any]:
+        """Returns the batch in the format of TRL's `rollout_func`. Extra fields reach the reward functions, row by row.
+
+        Collective: if any rank has log-probabilities, a rank whose episodes were all aborted returns them too.
+        """
+        rows = self.rows
+        has_logprobs = any(ranks.gather([any(row.logprobs is not None for row in rows)]))
+        return {
+            "prompt_ids": [row.prompt_ids for row in rows],
+            "completion_ids": [row.completion_ids for row in rows],
+            "env_mask": [row.env_mask for row in rows],
+            "logprobs": [row.logprobs or [0.0] * len(row.completion_ids) for row in rows] if has_logprobs else None,
+            "episode_return": [episode.total_reward for episode in self.episodes],
+            "episode": self.episodes,
+        }
+
+
+def _padded(lists: Sequence[list[int]], value: int, multiple: int | None) -> Tensor:
+    tensors = [torch.tensor(row) for row in lists]
+    return pad(tensors, padding_value=value, padding_side="right", pad_to_multiple_of=multiple)
 
 
 def response_mask(inputs: Mapping[str, Any]) -> Tensor:
@@ -44,11 +113,6 @@ def behaviour_scores(inputs: Mapping[str, Any]) -> TokenScores | None:
     return TokenScores(inputs["old_per_token_logps"], inputs[_ENTROPY], head)
 
 
-def row_ids(inputs: Mapping[str, Any]) -> Tensor:
-    """Returns the (B, P + T) token ids of prompt and completion."""
-    return torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-
-
 def layout_entries(layout: TurnLayout, device: torch.device) -> Inputs:
     """Returns a layout's entries in TRL's batch: `turn_ids` on the device, and all its tensors on the CPU."""
     on_cpu = {_LAYOUT.format(name=name): getattr(layout, name) for name in _ON_CPU}
@@ -68,32 +132,28 @@ def ratio_logps(logps: Tensor, inputs: Mapping[str, Any], methods: Methods) -> T
     return methods.ratio(logps, logps.detach() if old is None else old, inputs["turn_ids"], response_mask(inputs))
 
 
-def method_batch(
-    step: RLStep, inputs: Inputs, scores: TokenScores | None, ranks: Comm, *, group_size: int, rl_step: int, total: int
-) -> Batch:
-    """Builds the `Batch` of a collected batch for the methods.
+def method_batch(trainer: Any, step: RLStep, inputs: Inputs, scores: TokenScores | None) -> Batch:
+    """Builds the `Batch` of a collected batch for the methods. Collective under ZeRO-3.
 
     Args:
+        trainer: An `EPOTrainer`.
         step: The collected batch of this rank.
         inputs: TRL's batch, with `turn_ids`.
         scores: Scores under the behaviour policy, if known.
-        ranks: Communication with the other processes.
-        group_size: Number of episodes per task.
-        rl_step: Index of the RL step, from 0.
-        total: Number of RL steps in the run.
     """
-    device, first = inputs["turn_ids"].device, ranks.index * len(step.episodes)
+    device, first = inputs["turn_ids"].device, trainer.ranks.index * len(step.episodes)
     return Batch(
         episodes=step.episodes,
-        group_ids=torch.arange(first, first + len(step.episodes), device=device) // group_size,
+        group_ids=torch.arange(first, first + len(step.episodes), device=device) // trainer.num_generations,
         turn_rewards=to_device(step.turn_rewards, device),
         group_advantages=inputs["advantages"],
         turn_ids=inputs["turn_ids"],
         mask=response_mask(inputs),
-        ranks=ranks,
-        rl_step=rl_step,
-        total_rl_steps=total,
+        ranks=trainer.ranks,
+        rl_step=trainer.rl_step,
+        total_rl_steps=trainer.total_rl_steps,
         scores=scores,
+        turn_features=extract_features(trainer, inputs, step.layout),
         candidates=inputs.get("candidates"),
     )
 
@@ -115,7 +175,7 @@ def micro_batch(trainer: Any, inputs: Inputs, scores: TokenScores) -> MicroBatch
         turn_ids=inputs["turn_ids"],
         mask=response_mask(inputs),
         num_episodes=inputs["num_episodes"],
-        policy_mean=lambda values: policy_mean(trainer, inputs)(values) / update_scale(trainer),
+        policy_mean=lambda values: (policy_weights(trainer, inputs) * values).sum() / update_scale(trainer),
         rl_step=trainer.rl_step,
         total_rl_steps=trainer.total_rl_steps,
         head=scores.head,
@@ -143,3 +203,29 @@ def update_scale(trainer: Any) -> float:
     """
     updates = trainer.args.steps_per_generation / trainer.current_gradient_accumulation_steps
     return updates * trainer.accelerator.num_processes
+
+
+def policy_weights(trainer: Any, inputs: Inputs) -> Tensor:
+    """Returns the (b, T) weights of the tokens in TRL's policy loss of a micro-batch.
+
+    If all ratios are 1, `-(weights * advantages).sum()` has the value of the loss, for the losses with a ratio.
+
+    Args:
+        trainer: A TRL trainer within an optimizer step.
+        inputs: The micro-batch.
+    """
+    mask, kind, steps = response_mask(inputs), trainer.loss_type, trainer.current_gradient_accumulation_steps
+    if kind in ("cispo", "dapo", "vespo"):  # over the tokens of the whole batch, of which an update uses a part
+        tokens = inputs["num_items_in_batch"].clamp(min=1.0) / trainer.accelerator.num_processes
+        weights = mask / (tokens * steps / trainer.args.steps_per_generation)
+    elif kind in ("grpo", "sapo"):
+        weights = mask / mask.sum(-1, keepdim=True).clamp(min=1.0) / len(mask) / steps
+    elif kind == "bnpo":
+        weights = mask / mask.sum().clamp(min=1.0) / steps
+    elif kind == "dr_grpo":
+        weights = mask / (len(mask) * trainer.max_completion_length) / steps
+    else:  # luspo
+        weights = mask / len(mask) / steps
+    if "importance_sampling_ratio" in inputs and kind != "vespo":  # corrects vLLM's log-probabilities
+        weights = weights * inputs["importance_sampling_ratio"]
+    return weights

@@ -102,10 +102,10 @@ def check_reward_funcs(methods: Methods) -> None:
 
 def check_reference(args: EPOConfig, methods: Methods, model: Any, peft_config: Any) -> None:
     """Raises `InputError` if TRL has to load a reference model but the model has no path."""
-    if isinstance(model, str) or peft_config is not None or is_peft_model(model):
+    readers = methods.readers_of_reference
+    if not (args.beta or readers) or isinstance(model, str) or peft_config is not None or is_peft_model(model):
         return
     if not model.config.name_or_path:
-        readers = methods.readers_of_reference
         slot = "credit" if args.credit in readers else "entropy_method"
         field = f"beta: got {args.beta}" if args.beta else f"{slot}: got {readers[0]!r}"
         raise InputError(

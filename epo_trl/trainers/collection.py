@@ -87,17 +87,11 @@ class Collected:
         tasks: Tasks of this rank's episodes.
         episodes: One episode per task, with the rewards assigned by the methods.
         played: All episodes as they were played, including those of discarded groups.
-        resampled: Number of discarded groups, over all ranks.
-        unwanted: Number of groups, over all ranks, that are trained on although a method rejected them.
-        left_out: Number of groups, over all ranks, that a method left out of training.
     """
 
     tasks: list[str]
     episodes: list[Episode]
-    played: list[Episode] = field(default_factory=list)
-    resampled: int = 0
-    unwanted: int = 0
-    left_out: int = 0
+    played: list[Episode]
 
 
 class Collector:
@@ -155,15 +149,16 @@ class Collector:
             self.play(tasks, play, played := Played())
         rewarded = [self._methods.with_rewards(episode) for episode in played.episodes]
         batch = Collected(list(tasks), rewarded, played.episodes)
+        selection: dict[str, float] = {}
         if self._methods.overriding("keep_group"):
             draw = random.Random(f"{self._args.seed}/{rl_step}")
-            self._replace(batch, lambda tasks: self.play(tasks, play, played), draw)
+            selection |= self._replace(batch, lambda tasks: self.play(tasks, play, played), draw)
         if self._methods.overriding("choose_groups"):
-            self._leave_out(batch)
+            selection |= self._leave_out(batch)
         metrics = rollout_metrics(
             batch.played, played.times, played.faults, self._end_ids, self._ranks, self._args.device
         )
-        metrics |= group_metrics(batch.episodes, self._group_size, self._ranks)
+        metrics |= group_metrics(batch.episodes, self._group_size, self._ranks) | selection
         if self._aborts.add(metrics["env/aborted"] > 0):
             errors = self._ranks.gather(first_errors(batch.played, self._ranks.index))
             if self._ranks.index == 0:
@@ -173,36 +168,34 @@ class Collector:
                     f"rates (see env/aborted). The first error: {errors[0]}"
                 )
                 warnings.warn(spelled(message), stacklevel=2)
-        if self._methods.overriding("keep_group"):
-            metrics |= {"rollout/resampled_groups": batch.resampled, "rollout/unwanted_groups": batch.unwanted}
-        if self._methods.overriding("choose_groups"):
-            metrics |= {"rollout/left_out_groups": batch.left_out}
         return batch, metrics
 
-    def _replace(self, batch: Collected, played: Callable[[Sequence[str]], list[Episode]], draw: random.Random) -> None:
-        """Replaces the groups that a method rejects."""
-        first, size = self._ranks.index * len(batch.tasks), self._group_size
+    def _replace(
+        self, batch: Collected, play: Callable[[Sequence[str]], list[Episode]], draw: random.Random
+    ) -> dict[str, float]:
+        """Replaces the groups that a method rejects; returns the numbers of groups, discarded and rejected at last."""
+        first, size, discarded = self._ranks.index * len(batch.tasks), self._group_size, 0
         for left in reversed(range(self._args.max_resamples + 1)):
             groups = self._groups(batch.episodes)
             refused = [number for number, group in enumerate(groups) if not self._methods.keep_group(group)]
             if not refused or not left:
-                batch.unwanted = len(refused)
-                return
-            batch.resampled += len(refused)
+                break
+            discarded += len(refused)
             new_tasks = {group: draw.choice(self._spare_tasks) for group in refused}
             places = [i for i in range(len(batch.tasks)) if (first + i) // size in new_tasks]
-            episodes = played([new_tasks[(first + i) // size] for i in places])
+            episodes = play([new_tasks[(first + i) // size] for i in places])
             for i, episode in zip(places, episodes, strict=True):
                 batch.tasks[i], batch.episodes[i] = episode.task_id, self._methods.with_rewards(episode)
+        return {"rollout/resampled_groups": discarded, "rollout/unwanted_groups": len(refused)}
 
-    def _leave_out(self, batch: Collected) -> None:
-        """Marks the episodes of the groups that the methods do not choose."""
+    def _leave_out(self, batch: Collected) -> dict[str, float]:
+        """Marks the episodes of the groups that the methods do not choose; returns the number of these groups."""
         first, size = self._ranks.index * len(batch.tasks), self._group_size
         chosen = self._methods.choose_groups(self._groups(batch.episodes))
-        batch.left_out = chosen.count(False)
         batch.episodes = [
             replace(episode, left_out=not chosen[(first + i) // size]) for i, episode in enumerate(batch.episodes)
         ]
+        return {"rollout/left_out_groups": chosen.count(False)}
 
     def _groups(self, episodes: Sequence[Episode]) -> list[Group]:
         """Returns the groups of all ranks, in order. Collective."""

@@ -224,7 +224,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
                 "task of its lists once."
             )
         self.num_generations_eval = 1
-        GRPOConfig.__post_init__(self)
+        self._post_init_of_trl()
         check_training_arguments(self)
         build_methods(self, critic=self.has_critic)  # checks them
         if self.loss_type == "cispo" and not (self.epsilon if self.epsilon_high is None else self.epsilon_high) >= 1:
@@ -233,6 +233,9 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
                 f"every ratio at epsilon_high, or at epsilon ({self.epsilon}) without one. A smaller cap would scale "
                 "down every ratio near 1, and with it the gradient. ScaleRL (arXiv 2510.13786) uses epsilon_high: 5.0."
             )
+
+    def _post_init_of_trl(self) -> None:
+        GRPOConfig.__post_init__(self)
 
     def _check_bounds(self) -> None:
         check_bounds(self, THEIR_BOUNDS)

@@ -19,7 +19,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,22 +39,22 @@ from epo_trl.models.load import get_attention
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
 from epo_trl.trainers.ahead import make_rollout_ahead
+from epo_trl.trainers.batches import RLStep
 from epo_trl.trainers.checks import check_arguments, check_context_fits, check_packing
 from epo_trl.trainers.collection import Collected, Collector, Player, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine
-from epo_trl.trainers.evaluator import Evaluator, scalars
+from epo_trl.trainers.evaluator import Evaluator
 from epo_trl.trainers.lag import importance_weights, make_lagged_policy
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import CardFacts, card_facts
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.monitoring.zero_signal import zero_signal_monitor
-from epo_trl.trainers.rl_step import RLStep
-from epo_trl.trainers.scoring.reference import find_candidates, keeping_reference
+from epo_trl.trainers.scoring.reference import find_candidates
 from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask
-from epo_trl.trainers.scoring.turn_features import extract_features
-from epo_trl.trainers.setup import set_up
+from epo_trl.trainers.scoring.turn_layout import row_ids
+from epo_trl.trainers.setup import keeping_reference, set_up
 from epo_trl.types import Episode
 
 
@@ -199,7 +198,9 @@ class EPOTrainer(LongRunTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         collected = self._collect([row["prompt"] for row in inputs])
         placeholder_id = self.processing_class.eos_token_id
-        self.step = step = RLStep.lay_out(collected, self.rules.context, placeholder_id, self.pad_to_multiple_of)
+        self.step = step = RLStep.lay_out(
+            collected.episodes, self.rules.context, placeholder_id, self.pad_to_multiple_of
+        )
         inputs = [{**row, "prompt": task} for row, task in zip(inputs, collected.tasks, strict=True)]
         self._scoring = scoring = ScoringTask(step.layout)
         output = super()._generate_and_score_completions(inputs)
@@ -221,7 +222,7 @@ class EPOTrainer(LongRunTrainer):
     def _importance_weights(self, scoring: ScoringTask, output: dict[str, Any], scores: TokenScores | None) -> Tensor:
         """Returns (B, T) importance weights of a batch that an earlier policy played. Collective."""
         assert self.lagged is not None
-        ids, size = batches.row_ids(output), self.args.per_device_train_batch_size
+        ids, size = row_ids(output), self.args.per_device_train_batch_size
         current = scores or self.scorer.score(self.model, ids, scoring, size)[0]
         with self.lagged.acting(self.model):
             acting, _ = self.scorer.score(self.model, ids, scoring, size)
@@ -239,16 +240,12 @@ class EPOTrainer(LongRunTrainer):
             return None
         with torch.no_grad():
             size = self.args.per_device_train_batch_size
-            scores, _ = self.scorer.score(self.model, batches.row_ids(output), scoring, size)
+            scores, _ = self.scorer.score(self.model, row_ids(output), scoring, size)
         return scores
 
     def _method_batch(self, step: RLStep, output: dict[str, Any], scores: TokenScores | None) -> Batch:
         """Builds the methods' input. Subclasses add further fields here."""
-        size, total = self.num_generations, self.total_rl_steps
-        batch = batches.method_batch(
-            step, output, scores, self.ranks, group_size=size, rl_step=self.rl_step, total=total
-        )
-        return replace(batch, turn_features=extract_features(self, output, step.layout))
+        return batches.method_batch(self, step, output, scores)
 
     def _advantages(self, batch: Batch, output: dict[str, Any]) -> Tensor:
         """Returns the credit's (B, T) advantages. Subclasses add further targets to `output` here."""
@@ -357,7 +354,11 @@ class EPOTrainer(LongRunTrainer):
         training = self.model.training
         self.model.eval()
         self.last_reports = self.evaluator.reports(self.play, self.state.global_step)
-        metrics = scalars(self.last_reports, metric_key_prefix)
+        metrics = {
+            f"{metric_key_prefix}_{report.split}/{name}": value
+            for report in self.last_reports
+            for name, value in report.scalars().items()
+        }
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.model.train(training)

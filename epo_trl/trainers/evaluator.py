@@ -88,8 +88,3 @@ class Evaluator:
             content = {"step": step, "reports": [report.to_dict() for report in reports]}
             write_state(os.path.join(self.args.output_dir, REPORTS, f"step_{step:06d}.json"), content)
         return reports
-
-
-def scalars(reports: Sequence[EvalReport], prefix: str) -> dict[str, float]:
-    """Returns the metrics of the reports, named `prefix_split/metric`."""
-    return {f"{prefix}_{report.split}/{k}": v for report in reports for k, v in report.scalars().items()}

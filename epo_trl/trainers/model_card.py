@@ -171,10 +171,8 @@ def protocol_row(protocol: Protocol) -> str:
 
 def _results(run_dir: Path, step: int) -> str:
     """Returns a table of the first and the last evaluation of the run up to a step."""
-    read = sorted(
-        ((_read_step(path), path) for path in (run_dir / REPORTS).glob("step_*.json")), key=lambda item: item[0]
-    )
-    upto = [path for number, path in read if number <= step]
+    read = sorted((run_dir / REPORTS).glob("step_*.json"), key=_read_step)
+    upto = [path for path in read if _read_step(path) <= step]
     lines = []
     for path in dict.fromkeys([*upto[:1], *upto[-1:]]):
         for report in _reports(path):

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 
 from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, Share, option
 from epo_trl.errors import InputError
-from epo_trl.methods import build_methods
 from epo_trl.trainers.config import EPOConfig
 
 CRITICS = ("separate", "value_head")
@@ -23,7 +22,7 @@ class EPOPPOConfig(EPOConfig):
 
     has_critic: ClassVar[bool] = True
 
-    num_generations: Count | None = option(1, "Number of episodes per task and RL step. PPO needs no group.")
+    num_generations: Count = option(1, "Number of episodes per task and RL step. PPO needs no group.")
 
     # Critic
     critic: Annotated[str, OneOf(CRITICS)] = option(
@@ -62,32 +61,29 @@ class EPOPPOConfig(EPOConfig):
         True, "Whether advantages are normalized to mean 0 and deviation 1 over tokens."
     )
 
-    def __post_init__(self) -> None:
-        self._check_bounds()
-        self._check_value_head()
-        groups, self.num_generations = self.num_generations, self._trl_group_size()
-        super().__post_init__()
+    def _post_init_of_trl(self) -> None:
+        """Hides groups of one from TRL, which rejects them in its config alone."""
+        groups = self.num_generations
+        if groups == 1:
+            self.num_generations = self._batch_size()  # any divisor of the batch is valid
+        super()._post_init_of_trl()
         self.num_generations = groups
-        build_methods(self, critic=self.has_critic)
 
-    def _trl_group_size(self) -> int:
-        """Returns a group size that GRPOConfig accepts. It rejects groups of one; any divisor of the batch works."""
-        if self.num_generations is None or self.num_generations > 1:
-            return self.num_generations or 0
+    def _batch_size(self) -> int:
         steps = self.steps_per_generation or self.gradient_accumulation_steps
-        size = self.generation_batch_size or self.per_device_train_batch_size * steps
-        if size < 2:
+        rows = self.generation_batch_size or self.per_device_train_batch_size * steps
+        if rows < 2:
             raise InputError(
                 "per_device_train_batch_size: expected a batch of at least 2 episodes per process, got "
                 f"{self.per_device_train_batch_size} with one step per generation"
             )
-        return size
+        return rows
 
-    def _check_value_head(self) -> None:
-        if self.critic == "value_head":
-            for name in ("critic_model_name_or_path", "critic_use_peft"):
-                if getattr(self, name):
-                    raise InputError(
-                        f"{name}: expected its default with critic='value_head', got {getattr(self, name)!r}. A value "
-                        "head has no transformer of its own. Set critic='separate'."
-                    )
+    def _check_bounds(self) -> None:
+        super()._check_bounds()
+        for name in ("critic_model_name_or_path", "critic_use_peft"):
+            if self.critic == "value_head" and getattr(self, name):
+                raise InputError(
+                    f"{name}: expected its default with critic='value_head', got {getattr(self, name)!r}. A value head "
+                    "has no transformer of its own. Set critic='separate'."
+                )

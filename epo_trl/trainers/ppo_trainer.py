@@ -25,7 +25,7 @@ from epo_trl.errors import InputError
 from epo_trl.methods import Batch, CriticValues, MicroBatch, TokenScores
 from epo_trl.models.critic import attach_critic, critic_aside
 from epo_trl.objectives import value_loss
-from epo_trl.trainers.batches import row_ids
+from epo_trl.trainers.batches import RLStep
 from epo_trl.trainers.critic.file import check_critic_file, check_critic_kind, critic_prefix, load_critic, save_critic
 from epo_trl.trainers.critic.final_states import final_states, final_values
 from epo_trl.trainers.critic.optimizer import clip_separately, critic_rate, delay_policy, separate_critic_groups
@@ -34,7 +34,7 @@ from epo_trl.trainers.critic.value_statistics import value_statistics, whitened
 from epo_trl.trainers.epo_trainer import EPOTrainer
 from epo_trl.trainers.monitoring.zero_signal import equal_outcomes
 from epo_trl.trainers.ppo_config import EPOPPOConfig
-from epo_trl.trainers.rl_step import RLStep
+from epo_trl.trainers.scoring.turn_layout import row_ids
 from epo_trl.types import Episode
 
 

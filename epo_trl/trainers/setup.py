@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,17 +120,7 @@ def set_up(
     reward_funcs: Any,
     kwargs: dict[str, Any],
 ) -> Setup:
-    """Checks the arguments of an `EPOTrainer` and completes them.
-
-    Args:
-        model: Argument of the trainer.
-        suite: Argument of the trainer.
-        args: Argument of the trainer.
-        methods: Methods of the run.
-        train_dataset: Argument of the trainer.
-        tokenizer: Argument of the trainer.
-        reward_funcs: Argument of the trainer.
-        kwargs: Other arguments of the trainer. Those that TRL would ignore are removed.
+    """Checks the arguments of an `EPOTrainer` and completes them; removes those from `kwargs` that TRL would ignore.
 
     Raises:
         ValueError: If a setting is invalid, would be overridden or leaves nothing to train on. The message names it.
@@ -154,8 +145,7 @@ def set_up(
             raise InputError("processing_class: expected a tokenizer for a model that was created in memory, got none")
         tokenizer = load_tokenizer(path)
     check_tokenizer(tokenizer)
-    if args.beta or methods.readers_of_reference:
-        check_reference(args, methods, model, kwargs.get("peft_config"))
+    check_reference(args, methods, model, kwargs.get("peft_config"))
     compares_states = any(getattr(method, "anchor", "") == "state" for method in methods.values())
     rules = build_rules(args, suite, tokenizer, {"state_key": True} if compares_states else {})
     warn_loss_scale(args)
@@ -168,3 +158,24 @@ def set_up(
         limits = (args.env_step_seconds, args.env_reset_seconds, args.env_reset_retries)
         suite = PooledSuite(suite, PoolSettings(args.env_workers, *limits))
     return Setup(suite, train_dataset, test_tasks, tokenizer, rules)
+
+
+@contextmanager
+def keeping_reference(trainer: Any, args: Any) -> Iterator[None]:
+    """Makes TRL's `__init__` create its reference model for the methods, even without a KL term.
+
+    TRL creates one, or a copy of a loaded adapter, only if `beta` is not 0 at that point.
+
+    Args:
+        trainer: An `EPOTrainer`, in its `__init__`.
+        args: Its configuration.
+    """
+    if args.beta or not trainer.methods.readers_of_reference:
+        yield
+        return
+    args.beta = 1.0
+    try:
+        yield
+        trainer.beta = 0.0
+    finally:
+        args.beta = 0.0

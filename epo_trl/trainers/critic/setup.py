@@ -19,18 +19,14 @@ from epo_trl.trainers.ppo_config import EPOPPOConfig
 def copy_of_policy(model: Any, args: EPOPPOConfig) -> Any:
     """Copies the policy for a separate critic to start from. Returns `None` if the critic must be loaded instead.
 
-    A model in memory may differ from its files, so it is copied before PEFT and TRL change it.
+    A model in memory may differ from its files, so it is copied before PEFT and TRL change it. One that is quantized,
+    wrapped by PEFT or sharded by ZeRO-3 cannot be copied.
     """
-    return copied_backbone(model) if args.critic == "separate" and _can_be_copied(model, args) else None
-
-
-def _can_be_copied(model: Any, args: EPOPPOConfig) -> bool:
-    """Returns whether the weights are loaded, unquantized, and neither wrapped by PEFT nor sharded by ZeRO-3."""
-    if isinstance(model, str) or args.critic_model_name_or_path is not None or is_peft_model(model):
-        return False
-    if getattr(model, "hf_quantizer", None) is not None:
-        return False
-    return not _is_sharded(model)
+    if args.critic != "separate" or args.critic_model_name_or_path is not None or isinstance(model, str):
+        return None
+    if is_peft_model(model) or getattr(model, "hf_quantizer", None) is not None or _is_sharded(model):
+        return None
+    return copied_backbone(model)
 
 
 def _is_sharded(model: Any) -> bool:

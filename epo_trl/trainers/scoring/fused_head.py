@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -64,6 +64,16 @@ class HeadInput:
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return logits / self.temperature
+
+    def cast(self, dtype: torch.dtype) -> HeadInput:
+        """Returns the same input in another precision."""
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return replace(self, hidden=self.hidden.to(dtype), weight=self.weight.to(dtype), bias=bias)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Returns (n, V) projections of (n, H) hidden states, at least in single precision."""
+        projected = linear(hidden, self.weight, self.bias)
+        return projected.to(torch.promote_types(projected.dtype, torch.float32))
 
 
 @contextmanager
@@ -130,11 +140,9 @@ def mean_discriminator(head: HeadInput) -> Tensor:
 
 def _logits(head: HeadInput) -> Iterator[Tensor]:
     """Yields (n, V) logits of a few positions at a time, at least in single precision."""
+    head = head.cast(head.hidden.dtype)
     for hidden in head.hidden.split(max(1, CHUNK // len(head.weight))):
-        weight, bias = (None if x is None else x.to(hidden.dtype) for x in (head.weight, head.bias))
-        assert weight is not None
-        projected = linear(hidden, weight, bias)
-        yield head.logits(projected.to(torch.promote_types(projected.dtype, torch.float32)))
+        yield head.logits(head.project(hidden))
 
 
 def nucleus_entropy(head: HeadInput, candidates: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.nn.functional import pad
 from epo_trl.devices import to_device
 from epo_trl.methods import Need, TokenScores
 from epo_trl.objectives.gae import turn_edges
-from epo_trl.trainers.scoring.fused_head import HeadInput, mean_discriminator, nucleus_entropy
+from epo_trl.trainers.scoring.fused_head import mean_discriminator, nucleus_entropy
 from epo_trl.trainers.scoring.top_p import own_nucleus_entropy
 from epo_trl.trainers.scoring.turn_forward import HeadStatistic, find_nuclei, score_turns, value_turns
 from epo_trl.trainers.scoring.turn_layout import TurnBatch, TurnLayout, cut_turns
@@ -104,11 +103,11 @@ class RowScorer:
         statistics: dict[Need, HeadStatistic] = {}
         if task.candidates is not None:
             candidates = task.candidates[rows][turns.row, turns.column]
-            statistics[Need.NUCLEUS] = partial(entropy_over_candidates, candidates)
-        if self.top_p is not None:
-            statistics[Need.TOP_P] = partial(entropy_over_top_p, self.top_p)
+            statistics[Need.NUCLEUS] = lambda head, tokens: nucleus_entropy(head, candidates[tokens])
+        if (top_p := self.top_p) is not None:
+            statistics[Need.TOP_P] = lambda head, tokens: own_nucleus_entropy(head, top_p)
         if self.discriminator and task.micro_batch is None:
-            statistics[Need.DISCRIMINATOR] = mean_discriminator_at
+            statistics[Need.DISCRIMINATOR] = lambda head, tokens: mean_discriminator(head)
         return statistics
 
     def values(self, model: Any, input_ids: Tensor, layout: TurnLayout, size: int) -> Tensor:
@@ -138,21 +137,6 @@ class RowScorer:
             rows.append(ids.new_full((*turns.shape, ids.shape[1]), -1).index_put((turns.row, turns.column), ids))
         most = max(row.shape[2] for row in rows)
         return torch.cat([pad(row, (0, most - row.shape[2]), value=-1) for row in rows])
-
-
-def entropy_over_candidates(candidates: Tensor, head: HeadInput, tokens: Tensor) -> Tensor:
-    """Returns (m,) entropies over the (M, K) candidates of the tokens: the `HeadStatistic` of `Need.NUCLEUS`."""
-    return nucleus_entropy(head, candidates[tokens])
-
-
-def entropy_over_top_p(top_p: float, head: HeadInput, tokens: Tensor) -> Tensor:
-    """Returns (m,) entropies over the model's own nucleus: the `HeadStatistic` of `Need.TOP_P`."""
-    return own_nucleus_entropy(head, top_p)
-
-
-def mean_discriminator_at(head: HeadInput, tokens: Tensor) -> Tensor:
-    """Returns (m,) means of p (H + log p): the `HeadStatistic` of `Need.DISCRIMINATOR`."""
-    return mean_discriminator(head)
 
 
 def _one_value(values: Tensor, layout: TurnLayout, rows: slice) -> Tensor:

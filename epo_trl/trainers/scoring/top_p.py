@@ -12,7 +12,6 @@ import torch
 import trl.trainer.utils as trl_utils
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
 
 from epo_trl.trainers.scoring.fused_head import HeadInput
 
@@ -80,7 +79,7 @@ class _OwnNucleus(torch.autograd.Function):
         ctx.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
         ctx.settings, ctx.top_p = settings, top_p
         head = _head(ctx, hidden, weight, bias)
-        parts = (head.logits(_projected(head, part)) for part in _parts(head.hidden, head))
+        parts = (head.logits(head.project(part)) for part in _parts(head.hidden, head))
         return torch.cat([top_p_entropy(logits, top_p) for logits in parts])
 
     @staticmethod
@@ -98,7 +97,7 @@ class _OwnNucleus(torch.autograd.Function):
                 on_bias = gradient.new_zeros(bias.shape)
             for part, above in zip(_parts(head.hidden, head), _parts(gradient[chosen], head), strict=True):
                 with torch.enable_grad():
-                    projected = _projected(head, part).requires_grad_()
+                    projected = head.project(part).requires_grad_()
                     entropy = top_p_entropy(head.logits(projected), ctx.top_p)
                 (slope,) = torch.autograd.grad(entropy, projected, above)
                 narrow = slope.to(ctx.dtype)
@@ -120,16 +119,9 @@ class _OwnNucleus(torch.autograd.Function):
 
 def _head(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> HeadInput:
     """Returns the head in the precision of the forward pass."""
-    narrow = None if bias is None else bias.to(ctx.dtype)
-    return HeadInput(hidden.to(ctx.dtype), weight.to(ctx.dtype), narrow, *ctx.settings)
+    return HeadInput(hidden, weight, bias, *ctx.settings).cast(ctx.dtype)
 
 
 def _parts(per_position: Tensor, head: HeadInput) -> tuple[Tensor, ...]:
     """Splits a tensor over positions into parts whose logits fit in `CHUNK`; one empty part without positions."""
     return per_position.split(max(1, CHUNK // len(head.weight)))
-
-
-def _projected(head: HeadInput, part: Tensor) -> Tensor:
-    """Returns (n, V) projections, at least in single precision."""
-    projected = linear(part, head.weight, head.bias)
-    return projected.to(torch.promote_types(projected.dtype, torch.float32))
