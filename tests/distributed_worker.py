@@ -51,8 +51,20 @@ from local_server import make_served
 from method_table import CASES, config_of
 from method_table import PPO as WITH_CRITIC
 from peft import LoraConfig
+from ppo_kit import STATES
 from run_kit import SendSignals
-from trainer_kit import GROUP, ROWS, make_episodes, make_model, make_ppo, make_trainer, saved, settle_by_task
+from trainer_kit import (
+    GROUP,
+    ROWS,
+    make_episodes,
+    make_model,
+    make_ppo,
+    make_trainer,
+    results_of,
+    saved,
+    settle_by_task,
+    with_episodes,
+)
 from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
@@ -82,7 +94,6 @@ NUCLEUS: dict[str, Any] = {
 }
 # Without groups that are played again; PPO's own credits have runs of their own.
 TABLE = [name for name in CASES if name not in ("turn", "token", "outcome", "dapo")]
-STATES = [[20, 21, 22], [23], [24, 25], [], [26], [], [], [27, 28]]  # after the last turn of `make_episodes()`
 ZERO3 = {
     "zero_optimization": {
         "stage": 3,
@@ -319,8 +330,7 @@ def train_nucleus(rank: int, mode: str, folder: Path, head: str) -> None:
         **NUCLEUS,
     )
     share = ROWS // WORLD
-    trainer.play = lambda tasks, **kwargs: make_episodes()[rank * share : (rank + 1) * share]
-    trainer.train()
+    with_episodes(trainer, make_episodes()[rank * share : (rank + 1) * share]).train()
     leave(rank, folder, keep.weights, {"log": trainer.state.log_history})
 
 
@@ -366,9 +376,8 @@ def train_dapo(rank: int, mode: str, folder: Path, rounds: str, checkpoint: str 
         steps_per_generation=2, max_steps=6, save_strategy="steps", save_steps=3, deepspeed=DEEPSPEED[mode],
         trust_checkpoint=True,
     )  # fmt: skip
-    play, collect, batches = trainer.play, trainer._collect, []
+    play, batches = trainer.play, results_of(trainer, "_collect")
     trainer.play = lambda tasks, **kwargs: settle_by_task(play(tasks, **kwargs))
-    trainer._collect = lambda tasks: batches.append(collect(tasks)) or batches[-1]
     trainer.train(resume_from_checkpoint=checkpoint)
     trained = [[(episode.task_id, episode.won) for episode in batch.episodes] for batch in batches]
     leave(rank, folder, {"last": gathered(trainer.model)}, {"trained": trained, "log": trainer.state.log_history})
@@ -430,8 +439,7 @@ def weights_with(name: str, folder: Path, part: slice, **changes: Any) -> dict[s
         folder / name, max_steps=2, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant",
         **own, **changes, **config_of(name, case.settings, case.fields),
     )  # fmt: skip
-    trainer.play = lambda tasks, **kwargs: make_episodes()[part]
-    trainer.train()
+    with_episodes(trainer, make_episodes()[part]).train()
     return gathered(trainer.model)
 
 

@@ -8,7 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trainer_kit import catch_step, difference, give_credit, largest, make_episodes, make_model, make_trainer
+from trainer_kit import (
+    catch_step,
+    difference,
+    give_credit,
+    largest,
+    make_episodes,
+    make_model,
+    make_trainer,
+    with_episodes,
+)
 
 from epo_trl.types import Episode
 
@@ -67,7 +76,7 @@ def step_of(folder: Any, context: str, micro_batches: int, **changes: Any) -> di
         folder, model=make_model().double(), context=context, temperature=TEMPERATURE, epo_lambda=0.0,
         per_device_train_batch_size=8 // micro_batches, gradient_accumulation_steps=micro_batches, **changes,
     )  # fmt: skip
-    trainer.play = lambda tasks, **kwargs: make_episodes()
+    with_episodes(trainer)
     rows = torch.arange(8, dtype=torch.float64)
     give_credit(trainer, lambda batch: ((-1) ** rows * (rows + 1))[:, None] * batch.mask)
     return catch_step(trainer)[1]

@@ -3,21 +3,17 @@
 import random
 from dataclasses import replace
 
-from trainer_kit import catch_step, make_episode, make_episodes, make_ppo
+from trainer_kit import catch_step, make_episode, make_ppo, results_of, with_episodes
 
 from epo_trl.types import StopReason
 
 STATES = [[20, 21, 22], [23], [24, 25], [], [26], [], [], [27, 28]]  # after the last turn of `make_episodes()`
 
 
-def inject(trainer, seed=0):
+def inject(trainer):
     """Lets the trainer "play" the episodes made by hand; returns the batches that come out of them."""
-    batches = []
-    trainer.play = lambda tasks, **kwargs: make_episodes(seed)
-    trainer._final_states = lambda episodes: [list(state) for state in STATES]
-    original = trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda inputs: batches.append(original(inputs)) or batches[-1]
-    return batches
+    with_episodes(trainer)._final_states = lambda episodes: [list(state) for state in STATES]
+    return results_of(trainer, "_generate_and_score_completions")
 
 
 def is_critic(name):
@@ -42,12 +38,10 @@ def paid(*rewards, stop=StopReason.TURN_LIMIT):
 def step_on(folder, episodes, *, make=make_ppo, **changes):
     """Returns a trainer after one optimizer step on these episodes, the batch, and the gradients."""
     trainer = make(folder, per_device_train_batch_size=len(episodes), **{"epo_lambda": 0.0, **changes})
-    batches = []
-    trainer.play = lambda tasks, **kwargs: list(episodes)
+    with_episodes(trainer, episodes)
     if make is make_ppo:
         trainer._final_states = lambda episodes: [[20 + i] * (e.stop is StopReason.TURN_LIMIT)
                                                   for i, e in enumerate(episodes)]  # fmt: skip
-    original = trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda inputs: batches.append(original(inputs)) or batches[-1]
+    batches = results_of(trainer, "_generate_and_score_completions")
     _, gradients = catch_step(trainer)
     return trainer, batches[0], gradients

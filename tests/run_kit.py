@@ -42,6 +42,19 @@ class StopAt(TrainerCallback):
             control.should_training_stop = True
 
 
+class EachStep(TrainerCallback):
+    """Keeps the weights after each optimizer step, the start as the first."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.on_step_end(args, state, control, model)
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        self.seen.append({name: p.detach().clone() for name, p in model.named_parameters()})
+
+
 class SendSignals(TrainerCallback):
     """Sends signals to this process when `event` happens at a step."""
 

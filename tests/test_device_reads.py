@@ -7,7 +7,7 @@ import torch
 from device_reads import DeviceReads
 from generation_kit import respond
 from method_table import CASES, PPO, config_of, trainer_of
-from trainer_kit import GROUP, ROWS, make_model
+from trainer_kit import collected, make_model
 
 from epo_trl.methods.epo import EPO
 from epo_trl.models.prefix_cache import PrefixCache
@@ -44,13 +44,12 @@ def test_the_counter_sees_reads_of_the_device_and_no_others(monkeypatch, read, n
 
 def micro_batch_reads(trainer):
     """Returns the reads of the loss of a collected batch of eight episodes."""
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
     for method in trainer.methods.values():
         if isinstance(method, EPO) and method.history.per == "step":
             method.history.append(3.0)
-    inputs = trainer._generate_and_score_completions([{"prompt": f"train/{i // GROUP}"} for i in range(ROWS)])
-    inputs = {name: value.clone() for name, value in inputs.items()}  # the CPU's tensors are not those of the device
+    inputs = {
+        name: value.clone() for name, value in collected(trainer).items()
+    }  # the CPU's tensors are not those of the device
     on_device = [value for name, value in inputs.items() if not name.startswith(LAYOUT)]
     with DeviceReads([*on_device, *trainer.model.parameters()]) as reads:
         trainer.compute_loss(trainer.model, inputs)

@@ -27,7 +27,9 @@ from trainer_kit import (
     make_episodes,
     make_model,
     make_trainer,
+    one_batch,
     toy_tokenizer,
+    with_episodes,
 )
 from trl import GRPOConfig, GRPOTrainer
 
@@ -61,16 +63,11 @@ def trainer_with(tmp_path, episodes, *, micro_batches=1, model=None, **changes):
         gradient_accumulation_steps=changes.pop("gradient_accumulation_steps", micro_batches),
         **{**EPO, "max_steps": TOTAL, **changes},
     )
-    trainer.play = lambda tasks, **kwargs: list(episodes)
-    return trainer
+    return with_episodes(trainer, episodes)
 
 
 def step_of(trainer):
     return catch_step(trainer, history=HISTORY, rl_step=RL_STEP)
-
-
-def one_batch():
-    return [{"prompt": "train/0"} for _ in range(ROWS)]  # TRL writes into these
 
 
 def group_advantages(episodes):

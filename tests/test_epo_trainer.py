@@ -4,7 +4,6 @@ import copy
 import json
 import math
 import random
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from trainer_kit import (
     GROUP,
     ROWS,
     catch_step,
+    collected,
     difference,
     largest,
     make_config,
@@ -22,6 +22,7 @@ from trainer_kit import (
     make_episodes,
     make_model,
     make_trainer,
+    results_of,
     toy_tokenizer,
     with_episodes,
 )
@@ -31,7 +32,6 @@ from epo_trl.long_runs.long_run import STATE_FILE
 from epo_trl.methods import Comm
 from epo_trl.rollout import ChatTemplateError, TemplateError
 from epo_trl.trainers import EPOConfig, EPOTrainer
-from epo_trl.trainers.checks import warn_loss_scale
 from epo_trl.trainers.scoring import row_scorer
 from epo_trl.types import StopReason
 
@@ -220,18 +220,11 @@ class FaultySuite(ToySuite):
 @pytest.mark.parametrize(("fails", "error"), [("step", "RuntimeError: the engine died"), ("reset", "OSError: no such")])
 def test_an_aborted_episode_has_no_part_in_gradient_and_baseline_and_the_run_goes_on(tmp_path, fails, error):
     trainer = make_trainer(tmp_path, suite=FaultySuite(fails), max_steps=3, env_reward_weight=1.0)
-    batches = []
-    original = trainer._generate_and_score_completions
-
-    def keep(inputs):
-        batches.append((original(inputs), list(trainer.last_episodes)))
-        return batches[-1][0]
-
-    trainer._generate_and_score_completions = keep
+    rollouts, batches = (results_of(trainer, name) for name in ("_collect", "_generate_and_score_completions"))
     trainer.train()
     assert trainer.state.global_step == 3 and len(trainer.methods["epo"].history) == 3
     assert logged(trainer, "env/aborted") == logged(trainer, "stop/aborted") == [1 / ROWS] * 3
-    for batch, episodes in batches:
+    for batch, episodes in zip(batches, (rollout.episodes for rollout in rollouts), strict=True):
         assert [e.stop is StopReason.ABORTED for e in episodes] == [i == 2 for i in range(ROWS)]
         assert episodes[2].error.startswith(error)
         assert batch["num_episodes"] == ROWS - 1
@@ -258,10 +251,8 @@ def test_own_reward_functions_get_the_episodes_and_aborted_ones_do_not_enter_the
     def first_tokens(completions, episode, **kwargs):
         return [-50.0 if e.stop is StopReason.ABORTED else e.turns[0].response_ids[0] / 8 for e in episode]
 
-    trainer = make_trainer(tmp_path, reward_funcs=[fewest_turns, first_tokens])
-    trainer.play = lambda tasks, **kwargs: episodes
-    trainer.model.train()
-    batch = trainer._generate_and_score_completions([{"prompt": "train/0"} for _ in range(ROWS)])
+    trainer = with_episodes(make_trainer(tmp_path, reward_funcs=[fewest_turns, first_tokens]), episodes)
+    batch = collected(trainer)
     assert seen == episodes
     for members in ([0, 1, 2, 3], [4, 6, 7]):
         group = [episodes[i] for i in members]
@@ -511,14 +502,9 @@ def test_two_seeds_of_an_evaluation_sample_other_responses(tmp_path):
     responses = []
     for seed in (0, 1):
         trainer = make_trainer(tmp_path, eval_seed=seed, eval_temperature=1.0)
-        play = trainer.play
-
-        def record(*args, play=play, **kwargs):
-            episodes = play(*args, **kwargs)
-            responses.append([turn.response_ids for episode in episodes for turn in episode.turns])
-            return episodes
-
-        trainer.evaluator.report("iid", record)
+        rollouts = results_of(trainer, "play")
+        trainer.evaluator.report("iid", trainer.play)
+        responses.append([turn.response_ids for episodes in rollouts for one in episodes for turn in one.turns])
     assert responses[0] != responses[1]
 
 
@@ -561,14 +547,6 @@ def test_a_bad_setting_is_named(tmp_path, changes, message):
         make_config(tmp_path, **changes)
 
 
-def test_a_divisor_of_one_turns_length_is_warned_of(tmp_path):
-    with pytest.warns(UserWarning, match=r"loss_type: .*got 'dr_grpo', .*max_completion_length \(6\).*max_turns \(3\)"):
-        warn_loss_scale(make_config(tmp_path, loss_type="dr_grpo"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_loss_scale(make_config(tmp_path))
-
-
 @pytest.mark.parametrize("bonus", [{"entropy_coef": 0.01}, {"use_adaptive_entropy": True, "entropy_target": 1.0}])
 @pytest.mark.parametrize(
     "without", [{"epo_lambda": 0.0}, {"entropy_method": []}, {"entropy_method": ["ea"]}], ids=["lambda", "none", "ea"]
@@ -587,11 +565,9 @@ def test_trls_own_bonus_without_epo_is_epos_where_all_episodes_are_alike(tmp_pat
     """A mean over tokens and one over episodes are the same for episodes of one turn with four tokens."""
 
     def step(**changes):
-        trainer = make_trainer(tmp_path, **changes)
         rng = random.Random(0)
         episodes = [make_episode([(5, 4)], float(i), rng) for i in range(ROWS)]
-        trainer.play = lambda tasks, **_: episodes
-        return catch_step(trainer)[1]
+        return catch_step(with_episodes(make_trainer(tmp_path, **changes), episodes))[1]
 
     plain, epo = step(entropy_method=[]), step(epo_lambda=0.5, smoothing_alpha=0.0)
     assert difference(step(entropy_method=[], entropy_coef=0.5), epo) < 1e-5 < 1e-3 < difference(plain, epo)

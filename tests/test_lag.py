@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from plain_steps import TEMPERATURE, plain_tokens
-from run_kit import MINI_BATCHES, StopAt, assert_bit_equal, logged, resumable, weights
-from trainer_kit import make_episodes, make_model, make_ppo, make_trainer
+from run_kit import MINI_BATCHES, EachStep, StopAt, assert_bit_equal, logged, resumable, weights
+from trainer_kit import make_model, make_ppo, make_trainer, with_episodes
 
 from epo_trl.errors import InputError
 from epo_trl.methods import Comm
@@ -52,31 +52,20 @@ def test_importance_weights_by_hand():
 
 @pytest.mark.parametrize("make", [make_trainer, make_ppo])
 def test_each_batch_is_played_by_the_weights_of_its_lag(tmp_path, make):
-    trainer = make(tmp_path, simulated_lag=2, max_steps=4, learning_rate=1e-2)
-    began, played = [next(trainer.model.parameters()).detach().clone()], []
-    play = trainer.play
+    each, played = EachStep(), []
+    trainer = make(tmp_path, simulated_lag=2, max_steps=4, learning_rate=1e-2, callbacks=[each])
+    play, (name, *_) = trainer.play, weights(trainer)
 
     def spy(tasks, **kwargs):
-        played.append(next(trainer.model.parameters()).detach().clone())
+        played.append(weights(trainer)[name])
         return play(tasks, **kwargs)
 
     trainer.play = spy
-    trainer.add_callback(Remember(trainer, began))
     trainer.train()
+    began = [step[name] for step in each.seen]  # an optimizer step is an RL step here
     assert len(played) == 4 and not torch.equal(began[0], began[1])
     for step, weight in enumerate(played):
         assert torch.equal(weight, began[max(0, step - 2)])
-
-
-class Remember(StopAt):
-    """Keeps the weights at the end of each optimizer step, which here is an RL step."""
-
-    def __init__(self, trainer, kept):
-        super().__init__(-1)
-        self.trainer, self.kept = trainer, kept
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.kept.append(next(self.trainer.model.parameters()).detach().clone())
 
 
 def collected(folder, **changes):
@@ -84,7 +73,7 @@ def collected(folder, **changes):
     trainer = make_trainer(
         folder, max_steps=3, learning_rate=1e-2, lr_scheduler_type="constant", temperature=TEMPERATURE, **changes
     )
-    trainer.play = lambda tasks, **kwargs: make_episodes()
+    with_episodes(trainer)
     inputs, models, original = [], [], trainer._generate_and_score_completions
 
     def collect(*args):

@@ -1,7 +1,6 @@
 """The bonus inside the first policy's nucleus: by hand, against plain softmaxes, and with a reference that stays."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -27,7 +26,6 @@ from epo_trl.methods.ref_nucleus import ReferenceNucleus
 from epo_trl.trainers.batches import layout_in
 from epo_trl.trainers.scoring import fused_head
 from epo_trl.trainers.scoring.fused_head import nucleus, nucleus_entropy
-from epo_trl.trainers.scoring.row_scorer import entropy_over_candidates
 from epo_trl.trainers.scoring.turn_forward import score_turns
 from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
 
@@ -109,7 +107,7 @@ def test_a_batch_without_a_choice_has_no_entropy_and_a_gradient_of_zero():
     batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
     for width in (0, 3):
         none = torch.full((len(batch.sequence), width), NO)
-        statistics = {Need.NUCLEUS: partial(entropy_over_candidates, none)}
+        statistics = {Need.NUCLEUS: lambda head, tokens, none=none: nucleus_entropy(head, none[tokens])}
         entropy = score_turns(model, batch, statistics=statistics).head[Need.NUCLEUS]
         assert entropy.shape == batch.labels[:, 1:].shape and not entropy.any()
         gradients = torch.autograd.grad(entropy.sum(), list(model.parameters()), materialize_grads=True)

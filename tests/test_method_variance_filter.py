@@ -89,26 +89,27 @@ def test_two_ranks_leave_out_the_same_groups_also_one_that_they_share(tmp_path):
     tasks = ["train/1"] * 4 + ["train/3"] * 4 + ["train/5"] * 4
     whole, metrics = collected(tmp_path, Comm(), tasks, by_task(), "variance-filter")
     assert [e.left_out for e in whole.episodes] == [True] * 4 + [False] * 8
-    assert metrics["rollout/left_out_groups"] == whole.left_out == 1 and "rollout/unwanted_groups" not in metrics
+    assert metrics["rollout/left_out_groups"] == 1 and "rollout/unwanted_groups" not in metrics
     assert not any(e.left_out for e in whole.played) and metrics["env/return"] == pytest.approx(1.5)
     assert [e.is_usable for e in whole.episodes] == [False] * 4 + [True] * 8
 
     def run(rank, ranks):
         rows = slice(6 * rank, 6 * rank + 6)
-        return collected(tmp_path, ranks, tasks[rows], by_task(6 * rank), "variance-filter")[0]
+        return collected(tmp_path, ranks, tasks[rows], by_task(6 * rank), "variance-filter")
 
-    one, other = run_on_ranks(run)
-    assert one.left_out == other.left_out == 1 and [*one.episodes, *other.episodes] == whole.episodes
+    (one, of_one), (other, of_other) = run_on_ranks(run)
+    assert of_one["rollout/left_out_groups"] == of_other["rollout/left_out_groups"] == 1
+    assert [*one.episodes, *other.episodes] == whole.episodes
 
 
 def test_groups_are_replaced_first(tmp_path):
     methods = ["method_examples:KeepUnequal", "variance-filter"]
     batch, metrics = collected(tmp_path, Comm(), ["train/2"] * 4 + ["train/19"] * 4, by_task(), methods)
-    assert batch.resampled >= 1 and batch.unwanted == 0
+    assert metrics["rollout/resampled_groups"] >= 1 and metrics["rollout/unwanted_groups"] == 0
     numbers = [int(batch.tasks[first].split("/")[1]) for first in (0, GROUP)]
     assert numbers[0] % 2 and numbers[1] == 19
     left_out = VarianceFilter().choose_groups([group(0.0, float(number)) for number in numbers]).count(False)
-    assert metrics["rollout/left_out_groups"] == batch.left_out == left_out
+    assert metrics["rollout/left_out_groups"] == left_out
 
 
 @dataclass

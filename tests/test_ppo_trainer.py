@@ -2,12 +2,13 @@
 
 import copy
 import math
+import random
 from dataclasses import replace
 
 import pytest
 import safetensors.torch
 import torch
-from ppo_kit import STATES, inject, is_critic, parts
+from ppo_kit import STATES, inject, is_critic, parts, step_on
 from run_kit import KINDS, StopAt, assert_bit_equal, logged, lora, resumable_ppo, weights
 from trainer_kit import (
     ROWS,
@@ -20,7 +21,9 @@ from trainer_kit import (
     make_model,
     make_ppo,
     make_trainer,
+    results_of,
     toy_tokenizer,
+    with_episodes,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -35,8 +38,7 @@ from epo_trl.trainers.critic.file import CRITIC_FILE
 from epo_trl.trainers.critic.final_states import final_states, final_values
 from epo_trl.trainers.critic.setup import hide_critic
 from epo_trl.trainers.critic.value_statistics import turn_bins, value_statistics, whitened
-from epo_trl.trainers.scoring.row_scorer import ScoringTask
-from epo_trl.trainers.scoring.turn_layout import row_ids
+from epo_trl.trainers.scoring.row_scorer import ScoringTask, row_ids
 from epo_trl.types import StopReason
 
 CRITICS = ["separate", "value_head"]
@@ -162,8 +164,6 @@ def test_the_value_of_a_cut_off_episode_is_that_of_its_final_state(tmp_path):
 
 
 def test_only_cut_off_episodes_have_a_state_after_their_last_turn():
-    import random
-
     rng = random.Random(0)
     episodes = [make_episode([(5, 3)], 0.0, rng, stop=stop) for stop in StopReason]
     context = make_ppo_context()
@@ -181,8 +181,6 @@ def make_ppo_context(**changes):
 
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_next_prompt_that_does_not_fit_loses_its_beginning(context):
-    import random
-
     limits = {"windowed": {"max_prompt_tokens": 12}, "concatenated": {"max_context_tokens": 20}}[context]
     builder, whole = make_ppo_context(mode=context, **limits), make_ppo_context(mode=context)
     episode = make_episode([(5, 3), (4, 2)], 0.0, random.Random(0), stop=StopReason.CONTEXT_FULL)
@@ -210,8 +208,7 @@ def test_the_returns_of_a_batch_by_hand(tmp_path):
     """gamma 1, lambda 1, one chain per episode: the rest of its rewards plus the value of its final state."""
     trainer = make_ppo(tmp_path)
     batches = inject(trainer)
-    seen, original = [], trainer._method_batch
-    trainer._method_batch = lambda *args: seen.append(original(*args)) or seen[-1]
+    seen = results_of(trainer, "_method_batch")
     catch_step(trainer)
     batch, finals = batches[0], seen[0].final_values
     for row, episode in enumerate(make_episodes()):
@@ -292,32 +289,26 @@ def test_an_aborted_episode_reaches_neither_policy_nor_critic(tmp_path, make, ch
         inject(trainer)
         episodes = make_episodes()
         episodes[5] = make_episodes(seed)[5]
-        trainer.play = lambda tasks, episodes=episodes, **kwargs: list(episodes)
-        gradients.append(catch_step(trainer)[1])
+        gradients.append(catch_step(with_episodes(trainer, episodes))[1])
     assert difference(*gradients) == 0.0 and largest(gradients[0]) > 0.01
 
 
 def test_the_entropy_terms_stay_and_do_not_touch_a_separate_critic(tmp_path):
-    gradients = []
-    for coefficient in (0.0, 0.5):
-        trainer = make_ppo(tmp_path, epo_lambda=coefficient)
-        inject(trainer)
-        gradients.append(parts(catch_step(trainer)[1]))
-    (policy, critic), (other_policy, other_critic) = gradients
+    (policy, critic), (other_policy, other_critic) = (
+        parts(step_on(tmp_path, make_episodes(), epo_lambda=coefficient)[2]) for coefficient in (0.0, 0.5)
+    )
     assert difference(policy, other_policy) > 1e-3
     assert difference(critic, other_critic) == 0.0
 
 
 def test_a_value_head_moves_the_backbone_and_a_separate_critic_does_not(tmp_path):
-    moved = {}
     for critic in CRITICS:
-        policies = []
-        for coefficient in (0.0, 1.0):
-            trainer = make_ppo(tmp_path, critic=critic, value_coef=coefficient)
-            inject(trainer)
-            policies.append(parts(catch_step(trainer)[1])[0])
-        moved[critic] = difference(*policies)
-    assert moved["separate"] == 0.0 and moved["value_head"] > 1e-3
+        without, with_value_loss = (
+            parts(step_on(tmp_path, make_episodes(), critic=critic, value_coef=coefficient)[2])[0]
+            for coefficient in (0.0, 1.0)
+        )
+        moved = difference(without, with_value_loss)
+        assert moved > 1e-3 if critic == "value_head" else moved == 0.0
 
 
 @pytest.mark.parametrize("episodes", [1, 3])
@@ -451,11 +442,10 @@ def test_the_critic_has_its_own_learning_rate(tmp_path):
 
 
 def test_a_large_error_of_the_critic_does_not_shrink_the_policys_step(tmp_path):
-    gradients = []
-    for coefficient in (1.0, 1000.0):
-        trainer = make_ppo(tmp_path, value_coef=coefficient, max_grad_norm=0.1)
-        inject(trainer)
-        gradients.append(parts(catch_step(trainer)[1]))
+    gradients = [
+        parts(step_on(tmp_path, make_episodes(), value_coef=coefficient, max_grad_norm=0.1)[2])
+        for coefficient in (1.0, 1000.0)
+    ]
     for policy, critic in gradients:
         for part in (policy, critic):
             norm = math.sqrt(sum(float(g.square().sum()) for g in part.values()))

@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset
 from local_server import make_served
 from run_kit import MINI_BATCHES, SendSignals, StopAt, assert_bit_equal, count_seconds, logged, weights
-from trainer_kit import make_config, make_ppo, make_trainer
+from trainer_kit import make_config, make_ppo, make_trainer, results_of
 from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite
@@ -30,19 +30,6 @@ def served(folder, **changes):
     return make_served(folder, **{**SMALL, "reward_funcs": length_reward, **changes})
 
 
-def batches_of(trainer):
-    """Returns a list that gets the episodes of each RL step."""
-    kept, collect = [], trainer._collect
-
-    def spy(tasks):
-        batch = collect(tasks)
-        kept.append(batch.episodes)
-        return batch
-
-    trainer._collect = spy
-    return kept
-
-
 @pytest.mark.parametrize("settings", [{}, MINI_BATCHES | {"save_strategy": "no"}], ids=["one update", "mini-batches"])
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_without_learning_running_ahead_changes_nothing(tmp_path, settings, ahead):
@@ -58,7 +45,7 @@ def test_without_learning_running_ahead_changes_nothing(tmp_path, settings, ahea
             learning_rate=0.0,
             **{**settings, "max_steps": steps},
         )
-        kept = batches_of(trainer)
+        kept = results_of(trainer, "_collect")
         trainer.train()
         assert logged(trainer, "sampling/importance_sampling_ratio/mean") == pytest.approx([1.0] * trainer.rl_step)
         seen.append((kept, logged(trainer, "loss"), logged(trainer, "rewards/length_reward/mean")))
@@ -172,14 +159,14 @@ def test_a_resumed_run_drops_the_batch_in_flight_and_plays_it_again(tmp_path, se
     changes = {"rollout_ahead": 1, "learning_rate": 0.0, "save_strategy": "steps", "save_steps": 1, **settings}
     changes["max_steps"] = 4 * (MINI_BATCHES["steps_per_generation"] * 2 if settings else 1)
     whole, _ = served(tmp_path / "whole", **changes)
-    expected = batches_of(whole)
+    expected = results_of(whole, "_collect")
     whole.train()
     cut, _ = served(tmp_path / "cut", **changes, callbacks=[StopAt(stop)])
-    before = batches_of(cut)
+    before = results_of(cut, "_collect")
     cut.train()
     assert not cut.ahead.is_playing
     resumed, _ = served(tmp_path / "cut", **changes)
-    after = batches_of(resumed)
+    after = results_of(resumed, "_collect")
     resumed.train(resume_from_checkpoint=True)
     assert before + after == expected and logged(resumed, "loss") == logged(whole, "loss")
     lags = logged(resumed, "lag/rl_steps")[len(before) :]

@@ -37,8 +37,7 @@ def test_rewards_and_lengths_by_hand(tmp_path):
         if row >= GROUP:
             last = replace(last, reward=1.0)
         episodes[row] = replace(episode, turns=(*turns, last))
-    trainer.play = lambda tasks, **kwargs: episodes
-    trainer.train()
+    with_episodes(trainer, episodes).train()
     returns = [10.0, -0.1, 0.0, 9.8, 1.0, 1.0, 1.0]
     wanted = {
         "reward": fmean(returns), "reward_std": stdev(returns), "frac_reward_zero_std": 0.5,
@@ -114,8 +113,7 @@ def sampled_elsewhere(folder, **changes):
             for t, turn in enumerate(episodes[row].turns)
         ]
         episodes[row] = replace(episodes[row], turns=tuple(turns))
-    trainer = make_trainer(folder, temperature=TEMPERATURE, epo_lambda=0.0, **changes)
-    trainer.play = lambda tasks, **kwargs: episodes
+    trainer = with_episodes(make_trainer(folder, temperature=TEMPERATURE, epo_lambda=0.0, **changes), episodes)
     trainer.use_vllm, trainer._last_loaded_step = True, 0  # as if vLLM had these weights
     return trainer
 

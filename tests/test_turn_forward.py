@@ -12,15 +12,15 @@ import trl.trainer.utils as trl_utils
 from accelerate.utils import convert_outputs_to_fp32
 from fused_heads import make_mixture
 from trainer_kit import (
-    ROWS,
     catch_step,
+    collected,
     compute_in_float64,
     difference,
     largest,
-    make_episodes,
     make_model,
     make_trainer,
-    toy_tokenizer,
+    results_of,
+    with_episodes,
 )
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl.trainer.utils import add_fused_lm_head
@@ -340,26 +340,12 @@ def trainer_for(tmp_path, family, context, **changes):
     )
 
 
-def one_batch():
-    return [{"prompt": f"train/{i // 4}"} for i in range(ROWS)]
-
-
 def update_logps(trainer, inputs):
     """Returns the (B, T) log-probs that `compute_loss` works with."""
-    caught = []
-    original = trainer._get_per_token_logps_and_entropies
-
-    def catch(*args, **kwargs):
-        caught.append(original(*args, **kwargs))
-        return caught[-1]
-
-    trainer._get_per_token_logps_and_entropies = catch
-    try:
-        trainer.compute_loss(trainer.model, inputs)
-    finally:
-        trainer._get_per_token_logps_and_entropies = original
-    assert len(caught) == 1
-    return caught[0][0].detach()
+    caught = results_of(trainer, "_get_per_token_logps_and_entropies")
+    trainer.compute_loss(trainer.model, inputs)
+    ((logps, *_),) = caught
+    return logps.detach()
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -368,8 +354,6 @@ def update_logps(trainer, inputs):
 def test_logps_of_the_update_are_those_of_sampling(tmp_path, monkeypatch, family, context, packed):
     """The logits from which `generate` sampled, left-padded and cached, against one forward pass over cut turns."""
     trainer = trainer_for(tmp_path, family, context, pack_turns=packed)
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
     sampled = []  # one list of log-probs per response, in the order of the calls
     generate = trainer.model.generate
 
@@ -384,7 +368,7 @@ def test_logps_of_the_update_are_those_of_sampling(tmp_path, monkeypatch, family
         return output.sequences
 
     monkeypatch.setattr(trainer.model, "generate", keep_logits)
-    inputs = trainer._generate_and_score_completions(one_batch())
+    inputs = collected(trainer)
     got = update_logps(trainer, inputs)
 
     assert len(sampled) == 3 and {len(e.turns) for e in trainer.last_episodes} == {3}
@@ -400,11 +384,8 @@ def test_logps_of_the_update_are_those_of_sampling(tmp_path, monkeypatch, family
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_padding_is_told_by_turn_ids_even_where_trl_clears_its_mask(tmp_path, context):
     """`mask_truncated_completions` clears the completion mask of a row; what its tokens see must stay the same."""
-    trainer = trainer_for(tmp_path, "llama", context)
-    trainer.play = lambda tasks, **kwargs: make_episodes()
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    inputs = trainer._generate_and_score_completions(one_batch())
+    trainer = with_episodes(trainer_for(tmp_path, "llama", context))
+    inputs = collected(trainer)
     before = update_logps(trainer, inputs)
     inputs["completion_mask"][2] = 0
     assert before[2].any() and torch.equal(update_logps(trainer, inputs), before)
@@ -415,8 +396,7 @@ def test_padding_is_told_by_turn_ids_even_where_trl_clears_its_mask(tmp_path, co
 def test_gradient_checkpointing_changes_nothing(tmp_path, context):
     results, forwards = [], []
     for checkpointing in (False, True):
-        trainer = trainer_for(tmp_path, "seed_oss", context, gradient_checkpointing=checkpointing)
-        trainer.play = lambda tasks, **kwargs: make_episodes()
+        trainer = with_episodes(trainer_for(tmp_path, "seed_oss", context, gradient_checkpointing=checkpointing))
         calls = []
         trainer.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         results.append(catch_step(trainer))
@@ -435,11 +415,8 @@ def test_gradient_checkpointing_changes_nothing(tmp_path, context):
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 def test_a_token_sees_its_own_turn_and_in_concatenated_context_the_turns_before(tmp_path, family, context, packed):
     """Other tokens in one turn of row 2 (four turns): windowed, no other log-prob of the batch moves by one bit."""
-    trainer = trainer_for(tmp_path, family, context, pack_turns=packed)
-    trainer.play = lambda tasks, **kwargs: make_episodes()
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    inputs = trainer._generate_and_score_completions(one_batch())
+    trainer = with_episodes(trainer_for(tmp_path, family, context, pack_turns=packed))
+    inputs = collected(trainer)
     before = update_logps(trainer, inputs)
 
     row, turns = 2, inputs["turn_ids"]
@@ -453,7 +430,3 @@ def test_a_token_sees_its_own_turn_and_in_concatenated_context_the_turns_before(
         moved = update_logps(trainer, other) != before
         own, later = in_row & (turns == changed), in_row & (turns > changed)
         assert later.any() and torch.equal(moved, own | later if context == "concatenated" else own)
-
-
-def test_the_tokenizer_of_these_tests_has_the_ids_that_they_use():
-    assert len(toy_tokenizer()) > 60

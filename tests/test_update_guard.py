@@ -4,25 +4,11 @@ import math
 
 import pytest
 import torch
-from run_kit import assert_bit_equal, logged, weights
+from run_kit import EachStep, assert_bit_equal, logged, weights
 from trainer_kit import make_ppo, make_trainer
-from transformers import TrainerCallback
 
 from epo_trl.long_runs.guards import NonFiniteError, UpdateGuard, check_skipped, spread_nonfinite
 from epo_trl.trainers.scoring import row_scorer
-
-
-class EachStep(TrainerCallback):
-    """Keeps the weights after each optimizer step, the start as the first."""
-
-    def __init__(self):
-        self.seen = []
-
-    def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self.on_step_end(args, state, control, model)
-
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        self.seen.append({name: p.detach().clone() for name, p in model.named_parameters()})
 
 
 def spoil_loss(trainer, value, updates):

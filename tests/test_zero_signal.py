@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from trainer_kit import make_episode, make_episodes, make_ppo, make_trainer, toy_tokenizer
+from trainer_kit import collected, make_episode, make_episodes, make_ppo, make_trainer, toy_tokenizer, with_episodes
 
 from epo_trl.trainers.monitoring.zero_signal import Streak, equal_rewards_warning, equal_within_groups
 from epo_trl.types import StopReason
@@ -78,17 +78,22 @@ def with_rewards(rewards):
 
 def warnings_of(trainer, batches):
     """Returns RL step and text of each warning of equal rewards while the trainer collects these batches."""
-    trainer.model.train()
     found = []
     for step, episodes in enumerate(batches):
-        trainer.rl_step, trainer.play = step, lambda tasks, episodes=episodes, **kwargs: list(episodes)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            batch = trainer._generate_and_score_completions([{"prompt": "train/0"} for _ in range(8)])
-        found += [(step, str(one.message)) for one in caught if "got equal rewards" in str(one.message)]
+        batch, caught = step_on(trainer, step, episodes)
+        found += [(step, text) for text in caught if "got equal rewards" in text]
         if found:
             assert not batch["advantages"].any(), "said, although the policy is moved by more than entropy"
     return found
+
+
+def step_on(trainer, rl_step, episodes):
+    """Returns TRL's batch of these episodes, and the texts of all warnings."""
+    trainer.rl_step = rl_step
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        batch = collected(with_episodes(trainer, episodes))
+    return batch, [str(one.message) for one in caught]
 
 
 @pytest.mark.parametrize(("gamma", "warns"), [(0.9, False), (1.0, True)])
@@ -115,7 +120,6 @@ def test_episodes_of_equal_rewards_may_differ_in_their_turns(tmp_path, step_weig
 def test_a_batch_whose_rows_are_all_left_out_is_told_of(tmp_path):
     """No episode ends with the end-of-turn token; in the second and third batch one does."""
     trainer = make_trainer(tmp_path, mask_truncated_completions=True)
-    trainer.model.train()
     eos = toy_tokenizer().eos_token_id
     found = []
     for step in range(5):
@@ -123,11 +127,6 @@ def test_a_batch_whose_rows_are_all_left_out_is_told_of(tmp_path):
         if step in (1, 2):
             last = episodes[1].turns[-1]
             episodes[1] = replace(episodes[1], turns=(replace(last, response_ids=(*last.response_ids, eos)),))
-        trainer.rl_step = step
-        trainer.play = lambda tasks, episodes=episodes, **kwargs: episodes
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            trainer._generate_and_score_completions([{"prompt": "train/0"} for _ in range(8)])
-        found += [str(one.message) for one in caught if "is trained on" in str(one.message)]
+        found += [text for text in step_on(trainer, step, episodes)[1] if "is trained on" in text]
     assert [text.split(":")[0] for text in found] == [f"No token of RL step {k} is trained on" for k in (0, 3)]
     assert all("raise max_completion_length" in text for text in found)

@@ -167,10 +167,30 @@ def make_episodes(seed: int = 0) -> list[Episode]:
     ]
 
 
-def with_episodes(trainer: Any) -> Any:
-    """Lets the trainer "play" the episodes made by hand; returns it."""
-    trainer.play = lambda tasks, **kwargs: make_episodes()
+def with_episodes(trainer: Any, episodes: Sequence[Episode] | None = None) -> Any:
+    """Lets the trainer "play" these episodes, or those made by hand; returns it."""
+    trainer.play = lambda tasks, **kwargs: make_episodes() if episodes is None else list(episodes)
     return trainer
+
+
+def results_of(owner: Any, name: str) -> list[Any]:
+    """Returns a list that gets what a method of the object returns from now on."""
+    results: list[Any] = []
+    method = getattr(owner, name)
+    setattr(owner, name, lambda *args, **kwargs: results.append(method(*args, **kwargs)) or results[-1])
+    return results
+
+
+def one_batch() -> list[dict[str, str]]:
+    """Returns the rows of an RL step, as from a dataset: TRL writes into them."""
+    return [{"prompt": f"train/{i // GROUP}"} for i in range(ROWS)]
+
+
+def collected(trainer: Any) -> dict[str, Tensor]:
+    """Returns TRL's batch of an RL step, for one call of `compute_loss`."""
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer._generate_and_score_completions(one_batch())
 
 
 def settle_by_task(episodes: Sequence[Episode]) -> list[Episode]:
@@ -218,9 +238,7 @@ def catch_step(trainer: Any, *, history: Sequence[float] = (), rl_step: int = 0)
                 method.history.append(entropy)
     catcher = StepCatcher()
     trainer.add_callback(catcher)
-    losses = []
-    original = trainer.training_step
-    trainer.training_step = lambda *args, **kwargs: losses.append(original(*args, **kwargs)) or losses[-1]
+    losses = results_of(trainer, "training_step")
     trainer.train()
     assert len(losses) == trainer.args.gradient_accumulation_steps
     assert catcher.gradients

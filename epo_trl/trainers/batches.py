@@ -133,14 +133,7 @@ def ratio_logps(logps: Tensor, inputs: Mapping[str, Any], methods: Methods) -> T
 
 
 def method_batch(trainer: Any, step: RLStep, inputs: Inputs, scores: TokenScores | None) -> Batch:
-    """Builds the `Batch` of a collected batch for the methods. Collective under ZeRO-3.
-
-    Args:
-        trainer: An `EPOTrainer`.
-        step: The collected batch of this rank.
-        inputs: TRL's batch, with `turn_ids`.
-        scores: Scores under the behaviour policy, if known.
-    """
+    """Builds the `Batch` of a collected batch for the methods. Collective under ZeRO-3."""
     device, first = inputs["turn_ids"].device, trainer.ranks.index * len(step.episodes)
     return Batch(
         episodes=step.episodes,
@@ -159,13 +152,7 @@ def method_batch(trainer: Any, step: RLStep, inputs: Inputs, scores: TokenScores
 
 
 def micro_batch(trainer: Any, inputs: Inputs, scores: TokenScores) -> MicroBatch:
-    """Builds the `MicroBatch` of scored rows for the methods.
-
-    Args:
-        trainer: An `EPOTrainer`.
-        inputs: TRL's batch, or a part of it.
-        scores: Scores of its rows.
-    """
+    """Builds the `MicroBatch` for the methods from a part of TRL's batch and the scores of its rows."""
     old = inputs.get("old_per_token_logps")
     return MicroBatch(
         logps=scores.logps,
@@ -184,11 +171,7 @@ def micro_batch(trainer: Any, inputs: Inputs, scores: TokenScores) -> MicroBatch
 
 
 def compute_dtype(trainer: Any) -> torch.dtype:
-    """Returns the dtype of the policy's logits: that of autocast, or of the weights without autocast.
-
-    Args:
-        trainer: A TRL trainer.
-    """
+    """Returns the dtype of the policy's logits: that of autocast, or of the weights without autocast."""
     autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return autocast.get(trainer.accelerator.mixed_precision, trainer.model.dtype)
 
@@ -196,10 +179,7 @@ def compute_dtype(trainer: Any) -> torch.dtype:
 def update_scale(trainer: Any) -> float:
     """Returns the factor on a part of a mean over the collected batch in the loss of an optimizer step.
 
-    An update uses a part of the batch, and gradients are averaged over ranks.
-
-    Args:
-        trainer: A TRL trainer within an optimizer step.
+    An update uses a part of the batch, and gradients are averaged over ranks. Call it within an optimizer step.
     """
     updates = trainer.args.steps_per_generation / trainer.current_gradient_accumulation_steps
     return updates * trainer.accelerator.num_processes
@@ -209,10 +189,6 @@ def policy_weights(trainer: Any, inputs: Inputs) -> Tensor:
     """Returns the (b, T) weights of the tokens in TRL's policy loss of a micro-batch.
 
     If all ratios are 1, `-(weights * advantages).sum()` has the value of the loss, for the losses with a ratio.
-
-    Args:
-        trainer: A TRL trainer within an optimizer step.
-        inputs: The micro-batch.
     """
     mask, kind, steps = response_mask(inputs), trainer.loss_type, trainer.current_gradient_accumulation_steps
     if kind in ("cispo", "dapo", "vespo"):  # over the tokens of the whole batch, of which an update uses a part

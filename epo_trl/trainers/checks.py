@@ -39,13 +39,7 @@ def check_arguments(kwargs: dict[str, Any]) -> None:
 
 
 def check_train_tasks(args: EPOConfig, dataset: Any, suite: str) -> None:
-    """Raises `InputError` if there are no task ids, or too few for one RL step.
-
-    Args:
-        args: Configuration of the trainer.
-        dataset: Training dataset.
-        suite: Name of the suite, for the message.
-    """
+    """Raises `InputError` if there are no task ids, or too few for one RL step."""
     expected = "a datasets.Dataset whose `prompt` column holds task ids, such as Dataset.from_dict({'prompt': [...]})"
     if not isinstance(dataset, Dataset):
         raise InputError(
@@ -65,12 +59,7 @@ def check_train_tasks(args: EPOConfig, dataset: Any, suite: str) -> None:
 
 
 def check_test_tasks(lists: Mapping[str, Sequence[str]], suite: str) -> None:
-    """Raises `InputError` if there is nothing to evaluate.
-
-    Args:
-        lists: Test lists by name.
-        suite: Name of the suite, for the message.
-    """
+    """Raises `InputError` if there is nothing to evaluate."""
     empty = [name for name, ids in lists.items() if not ids]
     if empty or not lists:
         found = f"its list {empty[0]!r} is empty" if empty else "it has no list 'iid' or 'ood'"
@@ -296,13 +285,7 @@ def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: A
 
 
 def check_backbone(critic: str, model: Any, peft_config: Any) -> None:
-    """Raises `InputError` if the policy has no separate transformer to build a critic on.
-
-    Args:
-        critic: `"separate"` or `"value_head"`.
-        model: The policy, without an adapter around it.
-        peft_config: Configuration of the policy's adapter, or `None`.
-    """
+    """Raises `InputError` if the policy has no separate transformer to build a critic on."""
     if model.base_model is model:
         raise InputError(
             f"critic: got {critic!r}, which needs a policy whose transformer is separate from its LM head, but "

@@ -52,8 +52,7 @@ from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.monitoring.zero_signal import zero_signal_monitor
 from epo_trl.trainers.scoring.reference import find_candidates
-from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask
-from epo_trl.trainers.scoring.turn_layout import row_ids
+from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask, row_ids
 from epo_trl.trainers.setup import keeping_reference, set_up
 from epo_trl.types import Episode
 

@@ -39,12 +39,7 @@ class Evaluator:
     ranks: Comm
 
     def report(self, split: str, play: Callable[..., list[Episode]]) -> EvalReport:
-        """Evaluates on one list and returns the report. Collective.
-
-        Args:
-            split: Name of the list.
-            play: See `EPOTrainer.play`.
-        """
+        """Evaluates on one list and returns the report. Collective."""
         rank, world = self.ranks.index, self.ranks.count
         tasks = [(task_id, self.args.seed) for task_id in self.tasks[split]]
         local = tasks[rank::world]

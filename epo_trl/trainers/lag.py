@@ -85,11 +85,7 @@ def make_lagged_policy(trainer: Any) -> LaggedPolicy:
 
 
 def check_correction(args: Any) -> None:
-    """Raises `InputError` unless TRL's importance weights for vLLM's samples are used as `lag_correction` asks.
-
-    Args:
-        args: An `EPOConfig`.
-    """
+    """Raises `InputError` unless TRL's importance weights for vLLM's samples are used as `lag_correction` asks."""
     wanted = args.lag_correction
     if args.vllm_importance_sampling_correction != wanted:
         raise InputError(

@@ -37,10 +37,6 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     """Resumes exactly from a checkpoint, even in the middle of a collected batch.
 
     Subclasses extend `_batch_state` with their own state of a run.
-
-    Args:
-        args: Configuration of the trainer.
-        **kwargs: Passed to `GRPOTrainer`.
     """
 
     args: EPOConfig

@@ -34,7 +34,7 @@ from epo_trl.trainers.critic.value_statistics import value_statistics, whitened
 from epo_trl.trainers.epo_trainer import EPOTrainer
 from epo_trl.trainers.monitoring.zero_signal import equal_outcomes
 from epo_trl.trainers.ppo_config import EPOPPOConfig
-from epo_trl.trainers.scoring.turn_layout import row_ids
+from epo_trl.trainers.scoring.row_scorer import row_ids
 from epo_trl.types import Episode
 
 

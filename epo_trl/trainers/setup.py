@@ -65,13 +65,8 @@ def build_rules(
 ) -> RolloutRules:
     """Builds the rules of a configuration. Without a protocol, evaluation uses the rules of training.
 
-    Few-shot examples (`few_shot`) are the same in both, and the protocol's name identifies them.
-
-    Args:
-        args: Configuration of the trainer.
-        suite: The tasks. The suite's expert plays the few-shot examples.
-        tokenizer: The policy's tokenizer.
-        env_options: Options for every `reset` in training.
+    Few-shot examples (`few_shot`), played by the suite's expert, are the same in both, and the protocol's name
+    identifies them. `env_options` are those of every `reset` in training.
     """
     protocol = (
         get_protocol(args.protocol)
@@ -165,10 +160,6 @@ def keeping_reference(trainer: Any, args: Any) -> Iterator[None]:
     """Makes TRL's `__init__` create its reference model for the methods, even without a KL term.
 
     TRL creates one, or a copy of a loaded adapter, only if `beta` is not 0 at that point.
-
-    Args:
-        trainer: An `EPOTrainer`, in its `__init__`.
-        args: Its configuration.
     """
     if args.beta or not trainer.methods.readers_of_reference:
         yield

@@ -25,10 +25,6 @@ def final_states(episodes: Sequence[Episode], context: ContextBuilder) -> list[l
 
     The state is the prompt that would have come next, preceded by the whole sequence in concatenated context. A prompt
     that does not fit (`context_full`) is truncated from the left.
-
-    Args:
-        episodes: Episodes as played.
-        context: Builder of the prompts.
     """
     cut = [i for i, episode in enumerate(episodes) if episode.stop in CUT_OFF and episode.turns]
     views = {i: _view(episodes[i]) for i in cut}

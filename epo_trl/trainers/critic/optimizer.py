@@ -16,11 +16,6 @@ PART, CRITIC = "part", "critic"  # a parameter group of the critic has group["pa
 def separate_critic_groups(optimizer: Any, critic: nn.Module, rate: float | None) -> None:
     """Moves the critic's parameters into their own parameter groups.
 
-    Args:
-        optimizer: TRL's optimizer of policy and critic together.
-        critic: The critic.
-        rate: Learning rate of the critic, or `None` for the policy's.
-
     Raises:
         ValueError: If the optimizer does not hold the critic's parameters, or was configured by DeepSpeed.
     """
@@ -47,11 +42,6 @@ def separate_critic_groups(optimizer: Any, critic: nn.Module, rate: float | None
 
 def delay_policy(scheduler: Any, steps: int, kind: Any) -> None:
     """Sets the policy's learning rate to 0 for the first optimizer steps. Later steps are unchanged.
-
-    Args:
-        scheduler: TRL's learning rate scheduler.
-        steps: Number of optimizer steps.
-        kind: `lr_scheduler_type`, for the message.
 
     Raises:
         ValueError: If the schedule is not a function of the step.
@@ -83,12 +73,6 @@ def clip_separately(accelerator: Any, model: nn.Module, critic: nn.Module, limit
     """Clips policy and critic separately, so that a large error of the critic does not shrink the policy's step.
 
     Returns the policy's norm before clipping, or the critic's if that is not finite.
-
-    Args:
-        accelerator: Accelerator that unscales the gradients.
-        model: The policy, including the critic.
-        critic: The critic.
-        limit: Maximum norm of each.
     """
     own = {id(p) for p in critic.parameters()}
     policy = [p for p in model.parameters() if id(p) not in own]

@@ -51,13 +51,7 @@ class EpisodeSamples:
     _samples: dict[int, Sample] = field(default_factory=dict, init=False)  # by index among this rank's episodes
 
     def begin(self, episodes: Sequence[Episode], rl_step: int, total_rl_steps: int) -> dict[str, Tensor]:
-        """Selects episodes of an RL step and returns the entries of TRL's batch that this needs. Collective.
-
-        Args:
-            episodes: Episodes of this rank.
-            rl_step: Index of the RL step, from 0.
-            total_rl_steps: Number of RL steps in the run.
-        """
+        """Selects episodes of an RL step and returns the entries of TRL's batch that this needs. Collective."""
         self._rl_step, self._samples = None, {}
         every = self.args.keep_episodes_steps or -(-total_rl_steps // RL_STEPS)
         if not self.args.keep_episodes or (rl_step % every and rl_step != total_rl_steps - 1):
@@ -125,11 +119,7 @@ class EpisodeSamples:
 
 
 def episode_rows(samples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns a table with one row per turn.
-
-    Args:
-        samples: Samples as returned by `Sample.to_dict`.
-    """
+    """Returns a table with one row per turn."""
     rows = []
     for sample in samples:
         for number, turn in enumerate(sample["turns"], start=1):
@@ -147,12 +137,7 @@ def episode_rows(samples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def send_tables(samples: Sequence[Mapping[str, Any]], report_to: str | Sequence[str] | None) -> None:
-    """Logs the samples as the table `episodes` to the trackers of the run. Call it on the logging process only.
-
-    Args:
-        samples: Samples as returned by `Sample.to_dict`.
-        report_to: Names of trackers, as in the configuration.
-    """
+    """Logs the samples as the table `episodes` to the trackers of the run. Call it on the logging process only."""
     for name in TRACKERS:
         if name not in (report_to or ()):
             continue
@@ -167,10 +152,6 @@ def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
     A character that spans several tokens belongs to the last of them. The tokenizer decides how an incomplete character
     at the end is shown.
-
-    Args:
-        tokenizer: Tokenizer of the ids.
-        ids: Token ids.
     """
 
     def decode(lists: list[Sequence[int]]) -> list[str]:

@@ -25,12 +25,7 @@ def watched_entropy(metrics: Mapping[str, float]) -> float:
 
 
 def explosion_warning(rl_step: int, watch: Explosion) -> str:
-    """Returns the warning for an explosion, with its symptoms and advice.
-
-    Args:
-        rl_step: Index of the latest RL step, from 0.
-        watch: State of the detector.
-    """
+    """Returns the warning for an explosion, with its symptoms and advice."""
     entropy, invalid = watch.entropy, watch.invalid
     seen = []
     if watch.by_entropy:
@@ -54,12 +49,7 @@ def explosion_warning(rl_step: int, watch: Explosion) -> str:
 
 
 def collapse_warning(rl_step: int, watch: Collapse) -> str:
-    """Returns the warning for a collapse, with its symptoms and advice.
-
-    Args:
-        rl_step: Index of the latest RL step, from 0.
-        watch: State of the detector.
-    """
+    """Returns the warning for a collapse, with its symptoms and advice."""
     entropy, success = watch.entropy, watch.success
     return (
         f"The run has collapsed (RL step {rl_step}): over the last {WINDOW} RL steps the mean entropy was "
@@ -92,12 +82,7 @@ class RunHealth:
         self._invalid, self._success = metrics["env/invalid_actions"], metrics["env/success_rate"]
 
     def end_rl_step(self, metrics: Mapping[str, float], rl_step: int) -> dict[str, float]:
-        """Returns the metrics of the run's health, 0 or 1 each.
-
-        Args:
-            metrics: Metrics of the methods, equal on all ranks.
-            rl_step: Index of the finished RL step, from 0.
-        """
+        """Returns the metrics of the run's health, 0 or 1 each, from those of the methods."""
         exploded = self._explosion.add(metrics.get("entropy/all_tokens", math.nan), self._invalid)
         collapsed = self._collapse.add(watched_entropy(metrics), self._success)
         if self._begins("exploded", exploded) and self._warns:

@@ -59,10 +59,6 @@ def equal_outcomes(outcomes: Tensor, ranks: Comm) -> bool:
     critic. Lambda-returns cannot show this, because they bootstrap from the critic. Turns are compared at the same
     index: a reward that every episode gets in each turn makes the rewards-to-go of earlier turns larger, but this is no
     difference between episodes.
-
-    Args:
-        outcomes: This rank's `Credit.outcomes`.
-        ranks: Communication with the other processes.
     """
     columns = zip_longest(*ranks.gather(outcomes.tolist()), fillvalue=math.nan)  # the longest episode differs by rank
     every = torch.tensor(list(columns), dtype=torch.float64).T[None]
@@ -71,13 +67,7 @@ def equal_outcomes(outcomes: Tensor, ranks: Comm) -> bool:
 
 
 def equal_rewards_warning(rl_step: int, success: float, compared: str) -> str:
-    """Returns the warning for a streak of equal rewards.
-
-    Args:
-        rl_step: Index of the last RL step of the streak, from 0.
-        success: Share of its episodes that solved their task.
-        compared: Name of the episodes with equal rewards, for example "every group".
-    """
+    """Returns the warning for a streak of equal rewards."""
     if success == 1:
         advice = "the tasks are solved: use harder tasks, or stop here"
     else:
@@ -148,15 +138,7 @@ class ZeroSignalMonitor:
 def zero_signal_monitor(
     args: EPOConfig, methods: Methods, ranks: Comm, group_size: int, *, has_critic: bool
 ) -> ZeroSignalMonitor:
-    """Builds the monitor of zero-signal RL steps for the methods of a run.
-
-    Args:
-        args: Configuration of the trainer.
-        methods: Methods of the run. The first one assigns the credit.
-        ranks: Communication with the other processes.
-        group_size: Number of episodes per task.
-        has_critic: Whether the trainer has a critic.
-    """
+    """Builds the monitor of zero-signal RL steps for the methods of a run."""
     if has_critic or methods.need(Need.FEATURES):  # critics compare all turns, ArCHer also those of earlier batches
         return ZeroSignalMonitor(args.generation_batch_size, "the whole batch", ranks, by_turns=True)
     credit = next(iter(methods.values()))

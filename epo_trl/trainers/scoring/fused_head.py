@@ -125,9 +125,6 @@ def mean_discriminator(head: HeadInput) -> Tensor:
     """Returns (m,) means of p (H + log p) over each position's distribution, in nats: `sum of p^2 (H + log p)`.
 
     p (H + log p) is the entropy discriminator of a token with probability p (arXiv 2602.03392, Theorem 3.2).
-
-    Args:
-        head: LM head of the measured model.
     """
     found = []
     for logits in _logits(head):

@@ -16,7 +16,8 @@ from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.models.critic import causal_lm
 from epo_trl.objectives.gae import turn_edges
 from epo_trl.trainers.scoring.fused_head import compact_scoring
-from epo_trl.trainers.scoring.turn_layout import TurnBatch, TurnLayout, cut_turns, row_ids
+from epo_trl.trainers.scoring.row_scorer import row_ids
+from epo_trl.trainers.scoring.turn_layout import TurnBatch, TurnLayout, cut_turns
 
 
 @contextmanager
@@ -36,11 +37,6 @@ def find_candidates(trainer: Any, output: dict[str, Any], layout: TurnLayout) ->
 
     They are the tokens whose probability under the reference policy exceeds the methods' `cut`. Collective under
     ZeRO-3.
-
-    Args:
-        trainer: An `EPOTrainer`.
-        output: TRL's batch.
-        layout: Layout of its rows.
     """
     cut = trainer.methods.cut
     if cut is None:
@@ -53,13 +49,7 @@ def find_candidates(trainer: Any, output: dict[str, Any], layout: TurnLayout) ->
 
 @torch.no_grad()
 def extract_features(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> TurnFeatures | None:
-    """Returns the features of the turns of TRL's batch if a method needs them. Collective under ZeRO-3.
-
-    Args:
-        trainer: An `EPOTrainer`.
-        output: TRL's batch.
-        layout: Layout of its rows.
-    """
+    """Returns the features of the turns of TRL's batch if a method needs them. Collective under ZeRO-3."""
     if not trainer.methods.need(Need.FEATURES):
         return None
     ids = row_ids(output)

@@ -139,6 +139,11 @@ class RowScorer:
         return torch.cat([pad(row, (0, most - row.shape[2]), value=-1) for row in rows])
 
 
+def row_ids(inputs: Mapping[str, Any]) -> Tensor:
+    """Returns the (B, P + T) token ids of prompt and completion."""
+    return torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+
+
 def _one_value(values: Tensor, layout: TurnLayout, rows: slice) -> Tensor:
     """Returns (b, T) values. Of two heads, the first gives that of a turn's first token, the second the others."""
     if values.dim() == 2:

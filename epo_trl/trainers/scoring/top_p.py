@@ -56,10 +56,6 @@ def own_nucleus_entropy(head: HeadInput, top_p: float) -> Tensor:
     """Returns (m,) entropies in nats of the model over its own nucleus at each position; see `top_p_entropy`.
 
     Differentiable through the hidden states and the head.
-
-    Args:
-        head: LM head of the measured model.
-        top_p: Probability mass of the nucleus, see `top_p_entropy`.
     """
     result: Tensor = _OwnNucleus.apply(
         head.hidden, head.weight, head.bias, (head.temperature, head.softcap, head.scale), top_p

@@ -101,15 +101,7 @@ def _compute_all(statistics: Mapping[Need, HeadStatistic], tokens: Tensor, head:
 
 @torch.no_grad()
 def find_nuclei(model: Any, batch: TurnBatch, cut: float, *, buckets: int = 1, packed: bool = False) -> Tensor:
-    """Returns (M, K) candidates for each sampled token: see [`epo_trl.trainers.scoring.fused_head.nucleus`].
-
-    Args:
-        model: See `score_turns`.
-        batch: The turns.
-        cut: Probability above which a token is a candidate.
-        buckets: See `score_turns`.
-        packed: See `score_turns`.
-    """
+    """Returns (M, K) candidates for each sampled token, as `fused_head.nucleus` defines them; see `score_turns`."""
     passes, found = list(_passes(batch, buckets, packed)), []
     with compact_scoring():
         for one in passes:
@@ -124,12 +116,6 @@ def find_nuclei(model: Any, batch: TurnBatch, cut: float, *, buckets: int = 1, p
 def value_turns(model: Any, batch: TurnBatch, *, buckets: int = 1, packed: bool = False) -> Tensor:
     """Returns the (N, L - 1) values of the state before each token, without scoring the tokens; (N, L - 1, 2) from a
     critic with two heads.
-
-    Args:
-        model: A model with a critic (`epo_trl.models.critic`).
-        batch: The turns.
-        buckets: See `score_turns`.
-        packed: See `score_turns`.
     """
     values = [
         one.put_back(model(**one.inputs, values_only=True).state_values[:, :-1])

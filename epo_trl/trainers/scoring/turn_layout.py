@@ -7,9 +7,7 @@ synchronization.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,11 +75,6 @@ class TurnBatch:
         """
         values = per_token[self.sequence, self.position - 1]
         return per_token.new_zeros(*self.shape, *per_token.shape[2:]).index_put((self.row, self.column), values)
-
-
-def row_ids(inputs: Mapping[str, Any]) -> Tensor:
-    """Returns the (B, P + T) token ids of prompt and completion."""
-    return torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
 
 
 def cut_turns(input_ids: Tensor, layout: TurnLayout) -> TurnBatch:
