@@ -63,8 +63,9 @@ def test_other_rules_or_texts_are_refused():
     game = small_game()
     with pytest.raises(EnvError, match="pddl_domain"):
         Scene.of(replace(game, domain=game.domain.replace("(isHot ?o)", "(isCool ?o)")))
-    with pytest.raises(EnvError, match="grammar"):
-        Scene.of(replace(game, grammar=game.grammar.replace("You open the", "You pry open the")))
+    for known, other in (("You open the", "You pry open the"), ("move {o} to {r}", "put {o} in/on {r}")):  # before 0.4
+        with pytest.raises(EnvError, match="grammar.*alfworld-download --force"):
+            Scene.of(replace(game, grammar=game.grammar.replace(known, other)))
     with pytest.raises(EnvError, match="Your task is to"):
         Scene.of(replace(game, grammar=game.grammar.replace("Your task is to", "Do")))
 
@@ -72,29 +73,6 @@ def test_other_rules_or_texts_are_refused():
 def test_comments_and_layout_of_the_rules_do_not_matter():
     game = small_game()
     assert Scene.of(replace(game, domain=game.domain.replace("\n", "  ; a comment\n\n"))).task
-
-
-def test_a_copy_goes_its_own_way():
-    state = State(Scene.of(game_like_the_real_ones()))
-    goto = next(action for action in state.admissible if action.startswith("go to fridge"))
-    state.step(goto)
-    twin = state.copy()
-    twin.step("open fridge 1")
-    take = next(action for action in twin.admissible if action.startswith("take "))
-    twin.step(take)
-    assert "open fridge 1" in state.admissible and state.held == ""
-    assert state.step("open fridge 1").count(" a ") == twin.step("examine fridge 1").count(" a ") + 1
-
-
-def test_episodes_of_one_world_do_not_touch_each_other():
-    scene = Scene.of(small_game())
-    first = State(scene)
-    start = first.describe(), first.admissible
-    for _ in range(30):
-        first.step(first.admissible[0])
-        first.step(first.admissible[-1])
-    second = State(scene)
-    assert (second.describe(), second.admissible) == start
 
 
 def test_what_lies_in_a_movable_container_is_listed_when_it_is_held():
@@ -141,13 +119,6 @@ def test_games_in_the_form_of_the_download_are_the_same_games():
 def test_a_room_with_a_sink_is_refused():
     with pytest.raises(EnvError, match="'sink'"):
         Scene.of(edit(as_downloaded(small_game()), "", "(receptacleType Sink_bar_1 SinkType)"))
-
-
-def test_games_from_before_alfworld_0_4_are_refused_with_the_way_to_newer_ones():
-    game = small_game()
-    old = game.grammar.replace("move {o} to {r}", "put {o} in/on {r}")
-    with pytest.raises(EnvError, match="alfworld-download --force"):
-        Scene.of(replace(game, grammar=old))
 
 
 def facts(state):

@@ -78,15 +78,14 @@ def test_what_can_be_clicked_is_listed_in_lower_case():
     )
 
 
-def test_every_action_that_is_listed_is_known():
-    pages = (
-        ["search[plate]"],
-        ["search[mug]", "click[b0mug00001]"],
-        ["search[mug]", "click[b0mug00001]", "click[reviews]"],
-    )
-    for path in pages:
-        for action in visit(*path).actions:
-            assert visit(*path).act(action), action
+def test_every_action_that_a_page_lists_is_known():
+    rows = [row("B000000001", customization_options={"Color": [{"value": "Navy\xa0Blue"}, {"value": "a\tb"}]})]
+    (odd,) = _products(rows, {})
+    odd = replace(odd, options={**odd.options, "scent": ("", "none")})
+    item = visit("search[mug]", "click[b000000001]", shop=Shop((odd,)))
+    assert item.clickables[-3:] == ("navy blue", "a b", "none")
+    for session in (visit("search[plate]"), visit("search[mug]", "click[b0mug00001]", "click[reviews]"), item):
+        assert [action for action in session.actions if not copy(session).act(action)] == []
 
 
 def test_options_are_kept_until_the_product_is_left():
@@ -118,14 +117,6 @@ def test_other_texts_change_nothing(action):
 @pytest.mark.parametrize("action", ["click[navy|blue]", "click [ navy | blue ]", "click[ NAVY  |\nblue ] now"])
 def test_white_space_and_case_of_a_label_are_ignored(action):
     assert visit("search[mug]", "click[b0mug00001]", action).chosen == {"color": "navy | blue"}
-
-
-def test_a_copy_goes_its_own_way():
-    session = visit("search[mug]", "click[b0mug00001]", "click[red]")
-    twin = copy(session)
-    twin.act("click[navy | blue]")
-    twin.act("click[buy now]")
-    assert session.page == "item" and session.chosen == {"color": "red"}
 
 
 def test_the_search_ranks_by_bm25_and_keeps_the_order_of_ties():
@@ -258,15 +249,6 @@ def test_what_a_product_says_is_not_read_as_an_action_or_as_another_page():
     assert session.clickables.count("buy now") == 1 and session.act("click[buy now]") and session.page == "done"
 
 
-def test_every_label_of_a_page_can_be_clicked():
-    rows = [row("B000000001", customization_options={"Color": [{"value": "Navy\xa0Blue"}, {"value": "a\tb"}]})]
-    (odd,) = _products(rows, {})
-    odd = replace(odd, options={**odd.options, "scent": ("", "none")})
-    session = visit("search[mug]", "click[b000000001]", shop=Shop((odd,)), goal=replace(GOAL, product=odd))
-    assert [action for action in session.actions if not copy(session).act(action)] == []
-    assert session.clickables[-3:] == ("navy blue", "a b", "none")
-
-
 def test_an_expert_stops_where_two_options_share_a_value():
     values = ("red", "green")
     twin = replace(MUG, title="Mug", options={"color": values, "lid": values})
@@ -321,16 +303,6 @@ def test_verify_accepts_an_option_without_values(tmp_path, monkeypatch):
     bare = replace(goal, product=replace(goal.product, options={**goal.product.options, "style": ()}))
     monkeypatch.setattr(suite, "goal", lambda task_id: bare)
     assert verify_shop(suite, goals=1)[1]
-
-
-def test_a_copied_environment_goes_on_alone():
-    env = generated().make_env()
-    _, info = env.reset(options={"task_id": "train/0"})
-    env.step(f"search[{info['task']}]")
-    twin = env.copy()
-    assert twin.step("click[back to search]")[4]["page"] == "search"
-    one, two = env.step("click[next >]"), env.copy().step("click[< prev]")
-    assert "Page 2" in one[0] and "Page 1" in two[0]
 
 
 @pytest.mark.parametrize("name", ["webshop", "webshop_compact"])

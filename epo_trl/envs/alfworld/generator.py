@@ -45,17 +45,12 @@ class GeneratedGame:
 
     def trajectory(self) -> dict[str, Any]:
         """Builds the part of `traj_data.json` that `AlfredTWEnv` reads."""
-        look = self.spec.target_kind == "DeskLamp"
+        names = {"obj": "object", "recep": "parent", "toggle": "toggle", "mrecep": "mrecep"}
+        targets = {f"{names[role]}_target": kind for role, kind in self.spec.roles.items()}
         return {
             "task_id": self.trial,
             "task_type": self.spec.task_type,
-            "pddl_params": {
-                "object_target": self.spec.object_kind,
-                "parent_target": "" if look else self.spec.target_kind,
-                "toggle_target": self.spec.target_kind if look else "",
-                "mrecep_target": "",
-                "object_sliced": False,
-            },
+            "pddl_params": {**targets, "object_sliced": False},
             "scene": {"floor_plan": f"FloorPlan{self.spec.room}", "scene_num": self.spec.room},
             "turk_annotations": {"anns": [{"task_desc": self.game.task}]},
         }
@@ -91,9 +86,8 @@ def generate(split: str, index: int, seed: int, filters: Filters | None = None) 
     trial = f"trial_T{rng.getrandbits(48):012x}"
     problem = _problem(rng, room, spec, items, trial)
     domain, grammar = _rules()
-    names = {"obj": spec.object_kind.lower(), "recep": spec.target_kind.lower(), "mrecep": ""}
-    templates = alfred().goals[spec.task_type].templates
-    task = rng.choice(templates).format(**names, toggle=spec.target_kind.lower())
+    template = rng.choice(alfred().goals[spec.task_type].templates)
+    task = template.format(**{role: kind.lower() for role, kind in spec.roles.items()})
     game = Game(f"{split}/{index}", problem, domain, grammar.replace("UNKNOWN GOAL", task))
     return GeneratedGame(game, spec, trial)
 
@@ -117,17 +111,7 @@ def _problem(rng: random.Random, room: Room, spec: TaskSpec, items: list[Item], 
     objects += [f"{_mangle(receptacle.identifier)} - receptacle" for receptacle in room.receptacles]
     objects += [f"{_place_name(location)} - location" for location in sorted(stands | {start})]
     facts = [*_room_facts(room, items), f"(atLocation agent1 {_place_name(start)})", *_item_facts(spec, items)]
-    look = spec.target_kind == "DeskLamp"
-    goal = (
-        alfred()
-        .goals[spec.task_type]
-        .pddl.format(
-            obj=spec.object_kind,
-            recep="" if look else spec.target_kind,
-            toggle=spec.target_kind if look else "",
-            mrecep="",
-        )
-    )
+    goal = alfred().goals[spec.task_type].pddl.format(**spec.roles)
     lines = [f"(define (problem plan_{trial})", "(:domain alfred)", "(:objects", *objects, ")", "(:init", *facts, ")"]
     return "\n".join(lines) + "\n" + goal.replace("#", "-")  # the goal text also closes the problem
 

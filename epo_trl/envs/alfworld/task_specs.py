@@ -48,6 +48,13 @@ class TaskSpec:
     room: int
 
     @property
+    def roles(self) -> dict[str, str]:
+        """The kinds by their roles in ALFRED's goals; `""` where the goal has no such role."""
+        is_look = self.target_kind == "DeskLamp"
+        recep, toggle = ("", self.target_kind) if is_look else (self.target_kind, "")
+        return {"obj": self.object_kind, "recep": recep, "toggle": toggle, "mrecep": ""}
+
+    @property
     def split(self) -> str:
         """The split of this task spec: `"train"`, `"iid"` or `"ood"`."""
         if self.room in HELD_OUT_ROOMS:

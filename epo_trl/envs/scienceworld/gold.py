@@ -119,6 +119,7 @@ class GoldPaths:
             return
         from tqdm.auto import tqdm
 
+        self._idle = [jvm for jvm in self._idle if jvm.is_alive]
         bar = tqdm(total=len(missing), desc="gold paths", unit="task", disable=len(missing) == 1)
         # After an error or Ctrl-C, each thread finishes its current path.
         with bar, self.kept_jvms(), ThreadPoolExecutor(min(self.settings.gold_workers, len(missing))) as threads:

@@ -1,4 +1,6 @@
-"""The fixed task lists: the task types and variations of each split. See `tasks.json` for the result.
+"""The fixed task lists: the task types and variations of each split.
+
+`benchmarks/make_scienceworld_tasks.py` draws the test variations and writes `tasks.json`.
 
 ScienceWorld assigns the first half of each type's variations to training, the next quarter to development and the rest
 to test. "iid" draws from the second part and "ood" from the third, as in the paper. "heldout" draws from the third part
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
@@ -18,8 +20,6 @@ from typing import Annotated, Any
 
 from epo_trl.bounds import OneOf, Range, check_bounds, option
 from epo_trl.envs.base import EnvError
-from epo_trl.envs.scienceworld.jvm import Jvm
-from epo_trl.envs.scienceworld.world import World
 
 SPLITS = ("train", "iid", "ood", "heldout")
 SIMPLIFICATIONS = ("teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction")
@@ -31,12 +31,7 @@ HELD_OUT = (
     "lifespan-longest-lived-then-shortest-lived",
     "test-conductivity-of-unknown-substances",
 )
-_FILE = Path(__file__).with_name("tasks.json")
-
-
-def is_circuit_task(task_type: str) -> bool:
-    """Whether a task type needs the electrical actions."""
-    return "power-component" in task_type or "conductivity" in task_type
+FILE = Path(__file__).with_name("tasks.json")
 
 
 def check_simplification(simplification: str, task_types: Sequence[str]) -> None:
@@ -48,7 +43,7 @@ def check_simplification(simplification: str, task_types: Sequence[str]) -> None
             f"simplification: expected 'easy', '' or a comma-separated list from {', '.join(SIMPLIFICATIONS)}, "
             f"got {', '.join(map(repr, unknown))}"
         )
-    circuits = [task_type for task_type in task_types if is_circuit_task(task_type)]
+    circuits = [name for name in task_types if "power-component" in name or "conductivity" in name]
     if "noElectricalAction" in names and circuits:
         raise EnvError(
             f"simplification: got {simplification!r}, but {circuits[0]!r} needs the electrical actions; "
@@ -56,42 +51,9 @@ def check_simplification(simplification: str, task_types: Sequence[str]) -> None
         )
 
 
-def has_teleport(simplification: str) -> bool:
-    """Returns whether a simplification lets an agent teleport."""
-    return not {"easy", "teleportAction"}.isdisjoint(simplification.split(","))
-
-
-def draw_tests(sizes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Any]:
-    """Draws the content of `tasks.json`: for each type, the number of training variations and the test variations.
-
-    Args:
-        sizes: Number of variations for training, development and test, by task type.
-        seed: Seed of the draw.
-    """
-    content = {}
-    for task_type, (train, dev, test) in sizes.items():
-        rng = random.Random(f"scienceworld {task_type} {seed}")
-        iid = rng.sample(range(train, train + dev), min(dev, DRAWN_PER_TYPE))
-        ood = rng.sample(range(train + dev, train + dev + test), min(test, DRAWN_PER_TYPE))
-        content[task_type] = {"variations": [train, dev, test], "iid": iid, "ood": ood}
-    return content
-
-
-def engine_sizes(jvm: Jvm) -> dict[str, list[int]]:
-    """Returns the engine's number of variations for training, development and test, by task type."""
-    world, sizes = World(jvm), {}
-    for task_type in world.task_types():
-        world.load(task_type, 0, "easy")
-        parts = world.variations()
-        if [variation for part in parts for variation in part] != list(range(sum(map(len, parts)))):
-            raise EnvError(f"the variations of {task_type!r} are not contiguous, as the task lists require")
-        sizes[task_type] = [len(part) for part in parts]
-    return sizes
-
-
 @lru_cache(maxsize=1)
 def _content() -> dict[str, Any]:
-    return json.loads(_FILE.read_text(encoding="utf-8"))
+    return json.loads(FILE.read_text(encoding="utf-8"))
 
 
 def all_task_types() -> tuple[str, ...]:

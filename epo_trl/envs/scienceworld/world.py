@@ -141,19 +141,6 @@ class World:
         with self.jvm.calls():
             return self._strings(self._server.getGoldActionSequence())
 
-    def task_types(self) -> tuple[str, ...]:
-        """Returns the engine's task types, in alphabetical order."""
-        with self.jvm.calls():
-            return self._strings(self._server.getTaskNames())
-
-    def variations(self) -> list[list[int]]:
-        """Returns the variations of the loaded task type for training, development and test."""
-        with self.jvm.calls():
-            server = self._server
-            return [
-                list(part()) for part in (server.getVariationsTrain, server.getVariationsDev, server.getVariationsTest)
-            ]
-
     def release(self) -> None:
         """Frees the world's memory in the JVM, if the JVM is alive."""
         if self.jvm.is_alive:
