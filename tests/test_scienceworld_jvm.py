@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from processes import assert_gone, assert_soon, is_running
-from rollout_parts import ScriptedPolicy, answer, byte_tokenizer, context_of
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.base import Faults
@@ -18,8 +17,6 @@ from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.scienceworld.folder import RunFolder, remove_abandoned
 from epo_trl.envs.scienceworld.jvm import Jvm, find_java, heap_mb_for
 from epo_trl.envs.scienceworld.world import World
-from epo_trl.rollout import RolloutSettings, play_episodes
-from epo_trl.types import StopReason
 
 pytestmark = pytest.mark.games
 
@@ -196,39 +193,6 @@ def test_a_jvm_lost_between_episodes_is_replaced_unnoticed():
     assert process.exit_status(10.0) == -signal.SIGKILL
     assert reset(env) == expected
     env.close()
-
-
-def rollout(envs, tokenizer, on_turn=lambda turn: None):
-    """Plays the winning actions in all environments; `on_turn` is called before each turn."""
-    actions = ["teleport to outside", "look around", "focus on baby baby brown bear"]
-    policy = ScriptedPolicy(tokenizer, [[answer(action)] * len(envs) for action in actions])
-
-    def generate(prompt_ids):
-        on_turn(len(policy.calls))
-        return policy(prompt_ids)
-
-    context, settings = context_of(tokenizer), RolloutSettings(max_turns=5)
-    return play_episodes(envs, [(TASK, 0)] * len(envs), generate, context, settings)
-
-
-@pytest.mark.slow
-def test_a_rollout_goes_on_without_the_episodes_of_a_lost_jvm():
-    suite = ScienceWorldSuite(jvms=2)
-    envs = [suite.make_env() for _ in range(4)]
-    tokenizer = byte_tokenizer()
-
-    def kill(turn):
-        if turn == 1:
-            os.kill(envs[2]._host._jvms[0].process.pid, signal.SIGKILL)
-
-    aborted, won, *rest = rollout(envs, tokenizer, kill)
-    assert [aborted.stop, won.stop] == [StopReason.ABORTED, StopReason.WON]
-    assert [episode.stop for episode in rest] == [StopReason.ABORTED, StopReason.WON]
-    assert not aborted.is_usable and "died with exit status -9" in aborted.error
-    assert [episode.stop for episode in rollout(envs, tokenizer)] == [StopReason.WON] * 4
-    for env in envs:
-        env.close()
-    assert pids_of(suite) == []
 
 
 # --- Memory --------------------------------------------------------------------------------------------------------

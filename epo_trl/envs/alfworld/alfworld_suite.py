@@ -21,6 +21,7 @@ from epo_trl.envs.alfworld.generator import SET_FILE, GeneratedGame, generate
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.alfworld.task_specs import Filters, task_specs
+from epo_trl.envs.alfworld.textworld_engine import TextWorldEngine
 from epo_trl.envs.base import EnvError, TaskSuite, split_task_id
 
 _CACHED_GAMES = 1024
@@ -60,8 +61,6 @@ class _AlfworldSuite(TaskSuite):
         """Creates a fresh environment. Environments of one process share the games that they have read."""
         if self.engine == "fast":
             return AlfworldEnv(self._open_fast)
-        from epo_trl.envs.alfworld.textworld_engine import TextWorldEngine
-
         engine = TextWorldEngine()
 
         def open_stock(task_id: str) -> Opened:

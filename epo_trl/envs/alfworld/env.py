@@ -5,36 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
+from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.notes import AgentNotes
+from epo_trl.envs.alfworld.textworld_engine import TextWorldPlay
 from epo_trl.envs.base import EnvError, Info, TextEnv
 
 ENGINES = ("fast", "textworld")
-
-
-class Play(Protocol):
-    """One episode in either engine."""
-
-    @property
-    def admissible(self) -> tuple[str, ...]:
-        """Actions that have an effect now, sorted."""
-
-    @property
-    def won(self) -> bool:
-        """Whether the goal is reached now."""
-
-    def describe(self) -> str:
-        """Returns the first observation: the room, without banner and task."""
-
-    def copy(self) -> Play:
-        """Returns an independent copy of the state. Raises `EnvError` if the engine has none."""
-
-    def key(self) -> str:
-        """Returns a text that only equal states share. Raises `EnvError` if the engine cannot compute it."""
-
-    def step(self, action: str) -> str:
-        """Performs an action and returns the game's response."""
+Play = State | TextWorldPlay  # one episode in either engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,11 @@ class TextWorldEngine:
         """Starts an episode of a game and ends the current one. Needs about a second, or half of it for the same game.
 
         Raises:
-            EnvError: If TextWorld cannot load the game, or the file contains text that TextWorld would run as code.
+            EnvError: If the engine is closed, TextWorld cannot load the game, or the file contains text that TextWorld
+                would run as code.
         """
+        if self._env is None:
+            raise EnvError("reset: the environment is closed; create another")
         if game != self._loaded:
             refuse_code(game)
         try:
@@ -53,7 +56,7 @@ class TextWorldEngine:
 
 
 class TextWorldPlay:
-    """One episode in TextWorld, with the interface of `env.Play`."""
+    """One episode in TextWorld, with the methods of the fast engine's `State`."""
 
     def __init__(self, env: Any, state: Any) -> None:
         self._env, self._state = env, state

@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 
 @dataclass
 class GoldSettings:
-    """Gold paths: their generation, their cache, which processes may share, and the expert that plays them."""
+    """Gold paths, their cache, which processes may share, and the expert that plays them."""
 
     gold_folder: str | None = option(
         None, "Cache of gold paths; by default $EPO_TRL_CACHE, or epo_trl in the user's cache folder."

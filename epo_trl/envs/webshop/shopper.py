@@ -59,7 +59,7 @@ class Shopper:
         self._rejected: set[str] = set()
         self._opened = ""
         self._clicked: set[str] = set()  # options of the opened product that are chosen or left out
-        self._unchecked = False
+        self._unchecked = bool(self._wish.asin)  # whether it buys the opened product whatever its pages say
         self._checked: set[str] = set()  # wished attributes that the opened product has
 
     def act(self, observation: str, info: Info) -> Step:
@@ -99,11 +99,11 @@ class Shopper:
     def _inspect(self, info: Info) -> Step:
         labels = [action[len("click[") : -1] for action in info["actions"]]
         open_options = [value for value in self._wish.options if value not in self._clicked]
-        unread = set() if self._wish.asin or self._unchecked else set(self._wish.attributes) - self._checked
+        unread = set() if self._unchecked else set(self._wish.attributes) - self._checked
         if unread and "features" not in self._checked:
             self._checked.add("features")
             return "its title does not say all", "click[features]"
-        last_chance = self._opened in self._rejected or bool(self._wish.asin) or self._unchecked
+        last_chance = self._unchecked or self._opened in self._rejected
         if not last_chance and (unread or not set(open_options) <= set(labels)):
             self._rejected.add(self._opened)
             return "it lacks what is asked", _click(PREVIOUS)
