@@ -11,7 +11,7 @@ from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.gymnasium import GymnasiumArguments
 from epo_trl.envs.testing import EnvContract
 from epo_trl.errors import EpoTrlError
-from epo_trl.rollout.parsing import Response
+from epo_trl.rollout.parsing import RawResponse
 from epo_trl.rollout.spec import action_format
 from epo_trl.trainers import EPOConfig
 
@@ -109,7 +109,9 @@ def test_an_action_that_is_not_listed_reaches_the_environment_whole():
     suite = GymnasiumArguments(env_id=KEYS, env_kwargs='{"listing": false}').make_suite()
     program = "for i in x:\n    print(i)" + " # long" * 60
     actions = action_format("tags", None, suite.tools, verbatim=suite.verbatim)
-    parsed = actions.read(Response((), f"<think> a </think><action>{program}</action>", ""), None, require_think=True)
+    parsed = actions.read(
+        RawResponse((), f"<think> a </think><action>{program}</action>", ""), None, require_think=True
+    )
     assert parsed.action == program and parsed.is_valid
 
 

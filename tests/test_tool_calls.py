@@ -14,7 +14,7 @@ from epo_trl.envs.adapters.tool_env import final_answer
 from epo_trl.envs.adapters.tools import ToolSuite, tool_call
 from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.rollout import ChatTemplateError, ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
-from epo_trl.rollout.parsing import Response, TaggedActions
+from epo_trl.rollout.parsing import RawResponse, TaggedActions
 from epo_trl.rollout.spec import ResponseArguments, action_format
 from epo_trl.rollout.tool_calls import ToolCalls
 
@@ -29,7 +29,7 @@ def qwen3():
 
 def read(text, *, tools=(WordGame.guess,), require_think=False, tokenizer=None):
     tokenizer = tokenizer or qwen3()
-    response = Response(ids_of(tokenizer, text + "<|im_end|>"), "", "<|im_end|>\n<|im_start|>assistant\n")
+    response = RawResponse(ids_of(tokenizer, text + "<|im_end|>"), "", "<|im_end|>\n<|im_start|>assistant\n")
     return ToolCalls(tokenizer, tools).read(response, None, require_think=require_think)
 
 
@@ -83,7 +83,7 @@ def test_a_malformed_or_truncated_call_is_not_a_final_answer():
     assert read('<tool_call>\n{"name": "guess", "argu', tools=tools).error == "no tool call"
     assert read('I guess.\n<tool_call>guess("[crane]")</tool_call>', tools=tools).error == "no tool call"
     assert read('<|tool_call>guess{guess:"[crane]"}', tools=tools, tokenizer=gemma).error == "no tool call"
-    cut = Response(ids_of(llama, 'I guess.\n{"na'), "", "")
+    cut = RawResponse(ids_of(llama, 'I guess.\n{"na'), "", "")
     assert ToolCalls(llama, tools).read(cut, None, require_think=False).error == "no tool call"
 
 
@@ -110,7 +110,7 @@ def test_a_call_as_the_family_s_chat_template_writes_it_is_read(family, concaten
     assert (parsed.action, parsed.error) == (ACTION, "")
     answering = action_format("tool_calls", tokenizer, [WordGame.guess, final_answer])
     for end in range(text.index("guess"), len(text), 5):  # a truncated call is not a final answer
-        response = Response(ids_of(tokenizer, text[:end]), "", context.frame.closing)
+        response = RawResponse(ids_of(tokenizer, text[:end]), "", context.frame.closing)
         assert '"final_answer"' not in answering.read(response, None, require_think=False).action
     if concatenates:
         ContextBuilder(tokenizer, PromptTemplate.load("tool_calls"), mode="concatenated", actions=actions)
@@ -203,7 +203,7 @@ def test_in_tags_a_call_is_passed_on_whole():
     """As long as it is, white space and all: an argument may be a program."""
     program = "for i in range(3):\n    print(i)" + " " * 300
     action = tool_call("guess", guess=program)
-    response = Response((), f"<think> hm </think> <action>\n {action} \n</action>", "")
+    response = RawResponse((), f"<think> hm </think> <action>\n {action} \n</action>", "")
     verbatim = action_format("tags", None, [WordGame.guess])
     assert verbatim.read(response, None, require_think=True).action == action
     assert TaggedActions().read(response, None, require_think=True).action != action

@@ -129,8 +129,8 @@ def play_turns(
         (text,) = tokenizer.batch_decode(responses, skip_special_tokens=True)
         with running.aborted_by_errors():
             running.send_action(responses[0], text, logprobs[0] if logprobs else None, context)
-            assert running.parsed is not None
-            screen.response(number, running.parsed, context.answer_start + text, typed=args.player == HUMAN)
+            assert running.turn is not None
+            screen.response(number, running.turn, context.answer_start + text, typed=args.player == HUMAN)
             running.await_answer()
             if running.is_sent:
                 screen.outcome(running.observation, running.turns[-1].env_reward, running.info, before)

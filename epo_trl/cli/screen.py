@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from epo_trl.evaluation.samples import plain
-from epo_trl.rollout.parsing import ParsedResponse
-from epo_trl.types import Episode
+from epo_trl.types import Episode, Turn
 
 HELP = "Type an action, or: /actions lists the admissible actions, /3 chooses the third, /quit, /help"
 # These words show the help and cost no turn. If an environment has one of them as an action, /N chooses it.
@@ -43,21 +42,21 @@ class Screen:
         self.say(text, "dim")
         self.console.rule(style="dim")
 
-    def response(self, turn: int, parsed: ParsedResponse, text: str, *, typed: bool) -> None:
+    def response(self, number: int, turn: Turn, text: str, *, typed: bool) -> None:
         """Writes a response, and why its action is invalid.
 
         Args:
-            turn: Number of the turn, from 1.
-            parsed: The parsed response.
+            number: Number of the turn, from 1.
+            turn: The turn, with the parsed response.
             text: Whole response.
             typed: Whether a person has just typed the action, so that only the error is written.
         """
-        if parsed.thought and not typed:
-            self.say(f"thought: {parsed.thought}", "italic")
+        if turn.thought and not typed:
+            self.say(f"thought: {turn.thought}", "italic")
         if not typed:
-            self.say(f"{turn}> {parsed.action if parsed.is_valid else text}", "bold cyan")
-        if not parsed.is_valid:
-            self.say(f"invalid: {parsed.error}", "red")
+            self.say(f"{number}> {turn.action if turn.is_valid else text}", "bold cyan")
+        if not turn.is_valid:
+            self.say(f"invalid: {turn.error}", "red")
 
     def outcome(self, observation: str, reward: float, info: Mapping[str, Any], before: Mapping[str, Any]) -> None:
         """Writes the response of the environment to an action.

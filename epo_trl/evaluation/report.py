@@ -20,6 +20,8 @@ from epo_trl.types import Episode, StopReason
 
 WAITS = ("wait", "wait1")
 UNKNOWN = ""  # the type of a task whose episode was aborted before it began
+_DERIVED = ("episodes", "wins", "success_rate", "success_interval", "macro_success_rate", "mean_turns",
+            "invalid_action_rate", "wait_rate", "mean_score")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,32 +164,9 @@ class EvalReport:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the counts, and for readers the numbers derived from them, as JSON values."""
-        low, high = self.success_interval
-        return {
-            "protocol": self.protocol.to_dict(),
-            "suite": self.suite,
-            "split": self.split,
-            "episodes": self.episodes,
-            "wins": self.wins,
-            "success_rate": self.success_rate,
-            "success_interval": [low, high],
-            "macro_success_rate": self.macro_success_rate,
-            "mean_turns": self.mean_turns,
-            "invalid_action_rate": self.invalid_action_rate,
-            "wait_rate": self.wait_rate,
-            "mean_score": self.mean_score,
-            "types": {
-                name: {**asdict(count), "success_rate": count.success_rate} for name, count in self.types.items()
-            },
-            "turns": self.turns,
-            "invalid_turns": self.invalid_turns,
-            "stop_reasons": dict(self.stop_reasons),
-            "seconds": self.seconds,
-            "wait_turns": self.wait_turns,
-            "score_sum": self.score_sum,
-            "outcomes": [list(outcome) for outcome in self.outcomes],
-        }
+        """Returns the counts, and for readers the numbers derived from them, for JSON."""
+        types = {name: {**asdict(count), "success_rate": count.success_rate} for name, count in self.types.items()}
+        return {**{name: getattr(self, name) for name in _DERIVED}, **asdict(self), "types": types}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> EvalReport:
@@ -197,18 +176,14 @@ class EvalReport:
             raise InputError(
                 f"evaluation report: expected the fields of EvalReport.to_dict, got no {', '.join(missing)}"
             )
+        counts = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         return cls(
-            protocol=Protocol.from_dict(data["protocol"]),
-            suite=data["suite"],
-            split=data["split"],
-            types={name: TypeCount(count["episodes"], count["wins"]) for name, count in data["types"].items()},
-            turns=data["turns"],
-            invalid_turns=data["invalid_turns"],
-            stop_reasons=dict(data["stop_reasons"]),
-            seconds=data["seconds"],
-            wait_turns=data["wait_turns"],
-            score_sum=data["score_sum"],
-            outcomes=tuple((task_id, won) for task_id, won in data.get("outcomes", ())),
+            **counts
+            | {
+                "protocol": Protocol.from_dict(data["protocol"]),
+                "types": {name: TypeCount(count["episodes"], count["wins"]) for name, count in data["types"].items()},
+                "outcomes": tuple((task_id, won) for task_id, won in data.get("outcomes", ())),
+            }
         )
 
 

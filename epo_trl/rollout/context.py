@@ -17,7 +17,7 @@ from epo_trl.envs.base import Info
 from epo_trl.errors import InputError
 from epo_trl.rollout.chat_frame import ChatFrame, ChatTemplateError
 from epo_trl.rollout.encoding import FastEncoder, SlowEncoder, control_tokens
-from epo_trl.rollout.parsing import ActionFormat, ParsedResponse, Response, TaggedActions
+from epo_trl.rollout.parsing import ActionFormat, ParsedResponse, RawResponse, TaggedActions
 from epo_trl.rollout.templates import Example, PromptTemplate, render, rewrite
 
 CONTEXTS = ("windowed", "concatenated")
@@ -173,7 +173,7 @@ class ContextBuilder:
             admissible: Actions that the environment currently accepts; `None` if it does not list them.
             require_think: Whether a response without reasoning is invalid.
         """
-        response = Response(ids, self.answer_start + text, self.frame.closing)
+        response = RawResponse(ids, self.answer_start + text, self.frame.closing)
         return self.actions.read(response, admissible, require_think=require_think)
 
     def build(self, views: Sequence[TurnView]) -> list[Prompt | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -88,8 +89,7 @@ def expert_episodes(
     """
     if not thoughts and context.answer_start:
         raise InputError(f"thoughts: expected True, got False: the chat template begins with {context.answer_start}")
-    env = suite.make_env()
-    try:
+    with contextlib.closing(suite.make_env()) as env:
         for task_id, seed in tasks:
             observation, info = env.reset(seed=seed, options={"task_id": task_id})
             context.template.check(info)
@@ -100,8 +100,6 @@ def expert_episodes(
             on_episode(won)
             if won or (keep_lost and ended):
                 yield _encode(turns, context, ANSWER if thoughts else ACTION)
-    finally:
-        env.close()
 
 
 def play_expert(

@@ -32,7 +32,7 @@ class ParsedResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class RawResponse:
     """A response of the policy.
 
     Args:
@@ -61,7 +61,7 @@ class ActionFormat(Protocol):
     def tags(self) -> Sequence[str]:
         """Texts that decoding must preserve."""
 
-    def read(self, response: Response, admissible: Iterable[str] | None, *, require_think: bool) -> ParsedResponse:
+    def read(self, response: RawResponse, admissible: Iterable[str] | None, *, require_think: bool) -> ParsedResponse:
         """Parses the action of a response, see `parse_response`."""
 
 
@@ -78,7 +78,7 @@ class TaggedActions:
     reply_role: ClassVar[str] = "user"
     tags: ClassVar[Sequence[str]] = ("<think>", "</think>", "<action>", "</action>")
 
-    def read(self, response: Response, admissible: Iterable[str] | None, *, require_think: bool) -> ParsedResponse:
+    def read(self, response: RawResponse, admissible: Iterable[str] | None, *, require_think: bool) -> ParsedResponse:
         """Parses the action of a response."""
         return parse_response(response.text, admissible, require_think=require_think, verbatim=self.verbatim)
 

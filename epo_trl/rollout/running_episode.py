@@ -5,25 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.envs.border import checked_answer, ends_episode_alone, error_text, number
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
-from epo_trl.rollout.parsing import ParsedResponse
 from epo_trl.rollout.spec import LARGEST_REWARD, RolloutSettings
 from epo_trl.rollout.templates import PastTurn
 from epo_trl.types import Episode, StopReason, Turn
 
 NOT_ACCEPTED = "the environment does not know this action"
-
-
-class Sampled(NamedTuple):
-    """A sampled response: token ids, decoded text, and log-probabilities if the engine returns them."""
-
-    ids: tuple[int, ...]
-    text: str
-    logprobs: tuple[float, ...] | None
 
 
 @dataclass(slots=True)
@@ -46,9 +36,8 @@ class RunningEpisode:
     turns: list[Turn] = field(default_factory=list)
     history: list[PastTurn] = field(default_factory=list)
     carried_ids: list[int] = field(default_factory=list)  # tokens that precede the next prompt
-    prompt: Prompt | None = None  # of the turn in progress, like the next three fields
-    sampled: Sampled | None = None
-    parsed: ParsedResponse | None = None
+    prompt: Prompt | None = None  # of the turn in progress
+    turn: Turn | None = None  # the turn in progress, still without its outcome
     is_sent: bool = False  # whether the environment was asked for an answer
     is_started: bool = False  # whether the environment has given the first observation
     stop: StopReason | None = None
@@ -97,13 +86,25 @@ class RunningEpisode:
     ) -> None:
         """Parses the action in a response to `prompt` and sends it to the environment."""
         assert self.prompt is not None
-        self.sampled = Sampled(tuple(ids), text, None if logprobs is None else tuple(logprobs))
         self.carried_ids = context.carried(self.carried_ids, self.prompt, ids)
         listed = self.info["admissible_actions"]
-        self.parsed = context.read(ids, text, listed, require_think=self.settings.require_think)
-        self.is_sent = self.parsed.is_valid or self.settings.invalid_action == "pass"
+        parsed = context.read(ids, text, listed, require_think=self.settings.require_think)
+        self.turn = Turn(
+            prompt_ids=tuple(self.prompt.ids),
+            response_ids=tuple(ids),
+            response=text,
+            observation=self.observation,
+            action=parsed.action,
+            is_valid=parsed.is_valid,
+            logprobs=None if logprobs is None else tuple(logprobs),
+            dropped_turns=self.prompt.dropped_turns,
+            error=parsed.error,
+            thought=parsed.thought,
+            state_key=self.info.get("state_key", ""),
+        )
+        self.is_sent = parsed.is_valid or self.settings.invalid_action == "pass"
         if self.is_sent:
-            self.env.step_async(self.parsed.action)
+            self.env.step_async(parsed.action)
 
     def has_answer(self) -> bool:
         """Whether the environment's answer is available without waiting, or the episode has ended."""
@@ -111,42 +112,25 @@ class RunningEpisode:
 
     def _await_outcome(self) -> None:
         """Awaits the outcome of the action, computes the reward and records the turn."""
-        prompt, parsed, sampled = self.prompt, self.parsed, self.sampled
-        assert prompt is not None and parsed is not None and sampled is not None
+        turn = self.turn
+        assert turn is not None
+        observation, env_reward, terminated, truncated, info = self.observation, 0.0, False, False, self.info
         if self.is_sent:
             observation, env_reward, terminated, truncated, info = self.env.step_wait()
             observation, info = checked_answer(observation, info)
             env_reward, terminated, truncated = number("reward", env_reward), bool(terminated), bool(truncated)
-            if parsed.is_valid and not info.get("accepted", True):
-                parsed = replace(parsed, error=str(info.get("refusal") or NOT_ACCEPTED))
-        else:
-            observation, env_reward, terminated, truncated, info = self.observation, 0.0, False, False, self.info
+            if turn.is_valid and not info.get("accepted", True):
+                turn = replace(turn, is_valid=False, error=str(info.get("refusal") or NOT_ACCEPTED))
         won = self.settings.is_won(terminated, truncated, info)
-        reward = self.settings.reward(env_reward, won=won, is_valid=parsed.is_valid)
+        reward = self.settings.reward(env_reward, won=won, is_valid=turn.is_valid)
         if not abs(reward) <= LARGEST_REWARD:  # also catches NaN
             raise EnvError(
                 f"reward: expected a number from {-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}, beyond which a loss "
-                f"may overflow, got {reward!r} (the environment gave {env_reward!r} for {parsed.action!r}); lower "
+                f"may overflow, got {reward!r} (the environment gave {env_reward!r} for {turn.action!r}); lower "
                 "env_reward_weight, or scale the environment's reward down"
             )
-        self.turns.append(
-            Turn(
-                prompt_ids=tuple(prompt.ids),
-                response_ids=sampled.ids,
-                response=sampled.text,
-                observation=self.observation,
-                action=parsed.action,
-                is_valid=parsed.is_valid,
-                reward=reward,
-                logprobs=sampled.logprobs,
-                dropped_turns=prompt.dropped_turns,
-                error=parsed.error,
-                env_reward=env_reward,
-                thought=parsed.thought,
-                state_key=self.info.get("state_key", ""),
-            )
-        )
-        self.history.append(PastTurn(self.observation, parsed.action, parsed.thought))
+        self.turns.append(replace(turn, reward=reward, env_reward=env_reward))
+        self.history.append(PastTurn(turn.observation, turn.action, turn.thought))
         self.observation, self.info = observation, info
         if won:
             self.stop = StopReason.WON

@@ -59,8 +59,12 @@ class PromptArguments(FewShotArguments):
         """Returns the name or folder of the prompt template."""
         return self.prompt_template or suite.prompt_template
 
+    def response_options(self, suite: TaskSuite, tokenizer: Any) -> dict[str, Any]:
+        """Returns the arguments of `ContextBuilder` for the length and format of responses."""
+        return {}
+
     def build_context(
-        self, suite: TaskSuite, tokenizer: Any, shots: FewShot, context: str, history_length: int, **response: Any
+        self, suite: TaskSuite, tokenizer: Any, shots: FewShot, context: str, history_length: int, **others: Any
     ) -> ContextBuilder:
         """Creates the builder of the prompts.
 
@@ -70,7 +74,7 @@ class PromptArguments(FewShotArguments):
             shots: Example episodes before the first prompt.
             context: `"windowed"` or `"concatenated"`.
             history_length: Number of past turns in a windowed prompt.
-            **response: Further arguments of `ContextBuilder`: limits and format of the responses.
+            **others: Further arguments of `ContextBuilder`.
         """
         return ContextBuilder(
             tokenizer,
@@ -80,7 +84,8 @@ class PromptArguments(FewShotArguments):
             max_prompt_tokens=self.max_prompt_length,
             chat_template_kwargs=template_settings(self.chat_template_kwargs),
             examples=shots.examples,
-            **response,
+            **self.response_options(suite, tokenizer),
+            **others,
         )
 
 
@@ -101,13 +106,10 @@ class ResponseArguments(PromptArguments):
         calls_tools = self.action_format == "tool_calls" and not self.prompt_template
         return "tool_calls" if calls_tools else super().template_for(suite)
 
-    def build_context(
-        self, suite: TaskSuite, tokenizer: Any, shots: FewShot, context: str, history_length: int, **response: Any
-    ) -> ContextBuilder:
-        """Creates the builder of the prompts; see `PromptArguments.build_context`."""
-        response["actions"] = action_format(self.action_format, tokenizer, suite.tools, verbatim=suite.verbatim)
-        response["max_response_tokens"] = self.max_completion_length
-        return super().build_context(suite, tokenizer, shots, context, history_length, **response)
+    def response_options(self, suite: TaskSuite, tokenizer: Any) -> dict[str, Any]:
+        """Returns the arguments of `ContextBuilder` for the length and format of responses."""
+        actions = action_format(self.action_format, tokenizer, suite.tools, verbatim=suite.verbatim)
+        return {"actions": actions, "max_response_tokens": self.max_completion_length}
 
 
 @dataclass

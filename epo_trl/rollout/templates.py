@@ -110,11 +110,8 @@ class PromptTemplate:
             turns: Past turns with the fields of `PastTurn`.
             first: Number of the first of these turns in its episode.
         """
-        numbered = enumerate((PastTurn(*turn) for turn in turns), start=first)
-        shown = [
-            {"turn": n, "observation": t.observation, "action": t.action, "thought": t.thought} for n, t in numbered
-        ]
-        return "\n".join(render(self.history, fields) for fields in shown)
+        numbered = enumerate(turns, start=first)
+        return "\n".join(render(self.history, {"turn": n, **PastTurn(*turn)._asdict()}) for n, turn in numbered)
 
     def shown(self, examples: Sequence[Example | str]) -> str:
         """Formats the examples for `{examples}`, each followed by an empty line; a text is used verbatim."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from epo_trl.envs.adapters import FINAL_ANSWER
 from epo_trl.rollout.chat_frame import ChatTemplateError
 from epo_trl.rollout.encoding import control_tokens
-from epo_trl.rollout.parsing import MAX_PASSED_CHARS, ParsedResponse, Response
+from epo_trl.rollout.parsing import MAX_PASSED_CHARS, ParsedResponse, RawResponse
 
 TOO_DEEP = "the tool call is nested too deeply"
 _NAME = "toolname"  # stands for a tool's name in a call that the chat template writes
@@ -60,7 +60,7 @@ class ToolCalls:
         """The schemas of the tools, for the chat template."""
         return {"tools": self.schemas}
 
-    def read(self, response: Response, admissible: Iterable[str] | None, *, require_think: bool) -> ParsedResponse:
+    def read(self, response: RawResponse, admissible: Iterable[str] | None, *, require_think: bool) -> ParsedResponse:
         """Parses the one tool call of a response.
 
         Without a call, the response is the final answer if that tool exists; a malformed or truncated call is not.

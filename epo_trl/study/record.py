@@ -116,19 +116,15 @@ def collect(run: StudyRun, seconds: float) -> Record:
 
 def log_history(folder: Path) -> list[dict[str, Any]]:
     """Reads the trainer's log history over all attempts; with several trainers, that of the last one."""
-    states = sorted(folder.glob("**/checkpoint-*/trainer_state.json"), key=lambda path: (_round(path), _step(path)))
+    states = sorted(folder.glob("**/checkpoint-*/trainer_state.json"), key=_round_and_step)
     if not states:
         raise InputError(f"{folder} has no checkpoint and therefore no log; set a save_strategy other than 'no'")
     return list(read_state(states[-1], "log_history")["log_history"])
 
 
-def _step(state: Path) -> int:
-    return int(state.parent.name.rpartition("-")[2])
-
-
-def _round(state: Path) -> int:
-    number = state.parent.parent.name.rpartition("-")[2]
-    return int(number) if number.isdigit() else 0
+def _round_and_step(state: Path) -> tuple[int, int]:
+    number, step = (folder.name.rpartition("-")[2] for folder in (state.parent.parent, state.parent))
+    return int(number) if number.isdigit() else 0, int(step)
 
 
 def updates_per_rl_step(folder: Path) -> float:
