@@ -16,18 +16,23 @@ from epo_trl.trainers.lag import LaggedPolicy, importance_weights, make_lagged_p
 def test_the_weights_of_two_rl_steps_ago_act_and_the_trained_ones_come_back():
     model, policy = torch.nn.Linear(1, 1, bias=False), LaggedPolicy(2)
     acted = []
-    for value in (1.0, 2.0, 3.0, 4.0):
+    for step, value in enumerate((1.0, 2.0, 3.0, 4.0)):
         model.weight.data.fill_(value)
-        policy.remember(model)
+        policy.remember(model, step)
         with policy.acting(model):
             acted.append(model.weight.item())
         assert model.weight.item() == value
     assert acted == [1.0, 1.0, 1.0, 2.0], "until there are that many, the oldest weights act"
+    resumed = LaggedPolicy(2)
+    resumed.load_state_dict(policy.state_dict())
+    resumed.remember(model, 3)
+    with resumed.acting(model):
+        assert model.weight.item() == 2.0, "the rollout of an RL step that is repeated has the same weights"
 
 
 def test_an_error_in_a_rollout_gives_the_trained_weights_back():
     model, policy = torch.nn.Linear(1, 1, bias=False), LaggedPolicy(1)
-    policy.remember(model)
+    policy.remember(model, 0)
     model.weight.data.fill_(7.0)
     with pytest.raises(KeyError), policy.acting(model):
         raise KeyError

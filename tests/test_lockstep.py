@@ -10,9 +10,8 @@ import pickle
 import pytest
 from launcher import WORLD, launched_once, needs_deepspeed
 from lockstep_worker import MODES, SETTINGS, SHARE, as_for_a_server, games
-from run_kit import StopAt
-from trainer_kit import ROWS, difference, largest, make_trainer
-from transformers import AutoModelForCausalLM, TrainerCallback
+from trainer_kit import ROWS, KeepGradients, difference, largest, make_trainer
+from transformers import AutoModelForCausalLM
 
 from epo_trl.long_runs.long_run import STATE_FILE
 from epo_trl.types import StopReason
@@ -80,18 +79,9 @@ def test_too_many_aborted_episodes_stop_all_ranks_with_one_error_and_a_checkpoin
     assert AutoModelForCausalLM.from_pretrained(checkpoint)
 
 
-class KeepGradients(TrainerCallback):
-    def __init__(self):
-        self.gradients = []
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.gradients.append({name: p.grad.detach().clone() for name, p in model.named_parameters()})
-
-
 def test_the_gradient_of_every_step_is_that_of_one_process_on_the_same_episodes(ranks, tmp_path):
-    keep = KeepGradients()
-    callbacks = [keep, StopAt(ROLLOUTS)]  # max_steps is part of the schedule of the smoothing term
-    trainer = make_trainer(tmp_path, max_steps=ROLLOUTS + 1, callbacks=callbacks, **SETTINGS)
+    keep = KeepGradients(ROLLOUTS)  # max_steps is part of the schedule of the smoothing term
+    trainer = make_trainer(tmp_path, max_steps=ROLLOUTS + 1, callbacks=[keep], **SETTINGS)
     played = iter([one + other for one, other in zip(*(kept["episodes"] for kept in ranks), strict=True)])
     trainer.play = lambda tasks, **kwargs: next(played)
     trainer.train()

@@ -289,3 +289,12 @@ def test_a_request_has_the_same_seed_whatever_was_asked_before():
     again = drawn(["4", "4"], [0])["4", 0]
     assert again[0] == one["4", 0][0] != again[1], "a second rollout of an RL step replaces groups"
     assert drawn(["4", "5", "4"], [0])["4", 0] == again, "although the next batch was played between them"
+
+
+def test_an_rl_step_repeats_no_rollout_although_an_evaluation_comes_between_them(tmp_path):
+    trainer, _ = served(tmp_path)
+    first = trainer.play([("train/0", 0)])
+    trainer.evaluate()
+    assert trainer.play([("train/0", 0)]) != first
+    trainer.player.engine.restart()
+    assert trainer.play([("train/0", 0)]) == first, "a new run begins with the same seeds"

@@ -216,17 +216,18 @@ def give_credit(trainer: Any, advantages: Callable[[Batch], Tensor]) -> None:
 # -------------------------------------------------------------------------------------------------- one caught step
 
 
-class StepCatcher(TrainerCallback):
-    """Keeps the gradients of the first optimizer step and stops the run after it."""
+class KeepGradients(TrainerCallback):
+    """Keeps the gradients of the first optimizer steps and stops the run after them."""
 
-    def __init__(self) -> None:
-        self.gradients: dict[str, Tensor] = {}
+    def __init__(self, steps: int = 1) -> None:
+        self.steps = steps
+        self.gradients: list[dict[str, Tensor]] = []
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.gradients = {name: p.grad.detach().clone() for name, p in model.named_parameters()}
+        self.gradients.append({name: p.grad.detach().clone() for name, p in model.named_parameters()})
 
     def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop = True
+        control.should_training_stop = state.global_step == self.steps
 
 
 def catch_step(trainer: Any, *, history: Sequence[float] = (), rl_step: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
@@ -236,13 +237,13 @@ def catch_step(trainer: Any, *, history: Sequence[float] = (), rl_step: int = 0)
         for method in trainer.methods.values():
             for entropy in history if isinstance(method, EPO) else ():
                 method.history.append(entropy)
-    catcher = StepCatcher()
-    trainer.add_callback(catcher)
+    keep = KeepGradients()
+    trainer.add_callback(keep)
     losses = results_of(trainer, "training_step")
     trainer.train()
     assert len(losses) == trainer.args.gradient_accumulation_steps
-    assert catcher.gradients
-    return torch.stack(losses).sum(), catcher.gradients
+    (gradients,) = keep.gradients
+    return torch.stack(losses).sum(), gradients
 
 
 def assert_same_function(model: Any, got: Tensor, wanted: Tensor) -> None:

@@ -174,7 +174,7 @@ class EPOTrainer(LongRunTrainer):
     def _collect(self, tasks: Sequence[str]) -> Collected:
         """Plays a batch, logs its metrics, and stops the run if too many episodes were aborted."""
         start = time.perf_counter()
-        with self.lagged.playing(self.model, self.player.engine) if self.lagged else nullcontext():
+        with self.lagged.playing(self.model, self.player.engine, self.rl_step) if self.lagged else nullcontext():
             played = self.ahead.take(tasks) if self.ahead else None
             batch, metrics = self.collector.collect(tasks, self.play, self.rl_step, played)
         waited = time.perf_counter() - start

@@ -31,10 +31,13 @@ class LaggedPolicy:
     def __init__(self, lag: int):
         self.lag = lag
         self._weights: deque[dict[str, Tensor]] = deque(maxlen=lag + 1)  # the oldest first
+        self._newest = -1  # RL step that began with the last of them
 
-    def remember(self, model: torch.nn.Module) -> None:
-        """Keeps a copy of the trained weights."""
-        self._weights.append({name: p.detach().clone() for name, p in _trained(model).items()})
+    def remember(self, model: torch.nn.Module, rl_step: int) -> None:
+        """Keeps a copy of the trained weights, once per RL step: a resumed run may repeat a rollout."""
+        if rl_step != self._newest:
+            self._weights.append({name: p.detach().clone() for name, p in _trained(model).items()})
+            self._newest = rl_step
 
     @contextmanager
     def acting(self, model: torch.nn.Module) -> Iterator[None]:
@@ -50,9 +53,9 @@ class LaggedPolicy:
                 parameters[name].data = weight
 
     @contextmanager
-    def playing(self, model: torch.nn.Module, engine: Any) -> Iterator[None]:
+    def playing(self, model: torch.nn.Module, engine: Any, rl_step: int) -> Iterator[None]:
         """Remembers the trained weights, and gives model and engine the oldest ones for the block."""
-        self.remember(model)
+        self.remember(model, rl_step)
         with self.acting(model):
             engine.weights_changed()
             yield
@@ -60,11 +63,11 @@ class LaggedPolicy:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the weights that a resumed run needs."""
-        return {"weights": list(self._weights)}
+        return {"weights": list(self._weights), "newest": self._newest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the weights."""
-        self._weights = deque(state["weights"], maxlen=self.lag + 1)
+        self._weights, self._newest = deque(state["weights"], maxlen=self.lag + 1), state["newest"]
 
 
 def make_lagged_policy(trainer: Any) -> LaggedPolicy:

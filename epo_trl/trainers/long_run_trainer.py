@@ -218,7 +218,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         self.health.load_state_dict(RunHealth(warns=False).state_dict())
         self.samples.load_state(None)
         if self.lagged:
-            self.lagged.load_state_dict({"weights": []})
+            self.lagged.load_state_dict({"weights": [], "newest": -1})
         self._metrics["train"].clear()
         self.player.engine.restart()
 

@@ -41,15 +41,8 @@ from epo_trl.types import Episode
 class EPOPPOTrainer(EPOTrainer):
     """Trains a language model on text environments with PPO, a critic and, by default, the terms of EPO.
 
-    Rewards are those of the turns. The critic is a submodule of the policy (`trainer.critic`) but saved separately.
-
-    Args:
-        model: A model, a Hub id or a local path.
-        suite: The tasks and their environments.
-        args: Configuration of the trainer.
-        train_dataset: Rows with a `prompt` column of task ids; defaults to the suite's `train` list.
-        processing_class: The tokenizer; defaults to the model's.
-        **kwargs: Passed to `EPOTrainer` (`peft_config`, `callbacks`, ...).
+    Rewards are those of the turns. The critic is a submodule of the policy (`trainer.critic`) but saved separately. The
+    arguments are those of `EPOTrainer`, without `reward_funcs`.
     """
 
     args: EPOPPOConfig
