@@ -148,7 +148,7 @@ def collect_successes(
     own = os.path.join(folder, f"successes_{state.process_index}.json")
     if os.path.exists(own):
         found = read_state(own, "settings")["settings"]
-        other = sorted(name for name, value in settings.items() if found.get(name, value) != value)
+        other = sorted(name for name, value in settings.items() if found.get(name) != value)
         if other:
             raise InputError(f"{', '.join(other)}: {own} was played with other settings; use another output_dir")
     else:
@@ -186,14 +186,14 @@ def evaluate_round(
     Raises:
         ValueError: If a report exists for another policy or protocol.
     """
-    file = Path(args.output_dir) / REPORTS / f"step_{number:06d}.json"
-    now = {"protocol": options.protocol, "policy": what_model(str(player.model_name_or_path))}
     if not options.protocol:
         return
+    file = Path(args.output_dir) / REPORTS / f"step_{number:06d}.json"
+    now = {"protocol": options.protocol, "policy": what_model(str(player.model_name_or_path))}
     if file.exists():
-        found = read_state(file, "step")
+        found = read_state(file, "step", *now)
         for name, value in now.items():
-            if found.get(name, value) != value:
+            if found[name] != value:
                 raise InputError(f"{name}: expected {found[name]} as in {file}, got {value}; use another output_dir")
         return
     reports = evaluate(suite, rollout_arguments(suite, options, args, args.seed), player)

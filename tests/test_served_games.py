@@ -52,8 +52,8 @@ class Counts(TaskSuite):
         return Count()
 
 
-def make_session(**rules):
-    return GameSession(ServedGames(Counts(), **rules), SimpleNamespace, SimpleNamespace, SimpleNamespace)
+def make_session(games=None, **rules):
+    return GameSession(games or ServedGames(Counts(), **rules), *[SimpleNamespace] * 3)
 
 
 def play(session, *actions, **task):
@@ -159,7 +159,7 @@ def test_a_call_that_takes_too_long_is_an_error_and_its_late_end_revives_no_epis
 
 def test_all_sessions_play_in_one_thread_and_a_closed_one_frees_its_environment_and_stays_closed():
     games = ServedGames(Counts())
-    sessions = [GameSession(games, SimpleNamespace, SimpleNamespace, SimpleNamespace) for _ in range(3)]
+    sessions = [make_session(games) for _ in range(3)]
     Count.threads.clear()
     Count.closed = 0
     for session in sessions:
@@ -177,7 +177,7 @@ def test_an_instant_suite_is_called_without_a_thread():
     suite = Counts()
     suite.instant = True
     Count.threads.clear()
-    play(GameSession(ServedGames(suite), SimpleNamespace, SimpleNamespace, SimpleNamespace), "a", seed=0)
+    play(make_session(ServedGames(suite)), "a", seed=0)
     assert Count.threads == {threading.get_ident()}
     assert TrapSuite().instant and GeneratedAlfworld(1, 0, 0).instant
     assert not GeneratedAlfworld(1, 0, 0, engine="textworld").instant

@@ -153,7 +153,8 @@ class Expert(Protocol):
     """A scripted player that sees only what the agent is shown."""
 
     def reset(self, observation: str, info: Info) -> None:
-        """Starts an episode."""
+        """Starts an episode. A subclass without a memory inherits this."""
+        return  # not abstract
 
     def act(self, observation: str, info: Info) -> tuple[str, str]:
         """Returns `(thought, action)` for the current observation."""

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv, split_task_id
+from epo_trl.envs.base import EnvError, Expert, Info, TaskSuite, TextEnv, split_task_id
 
 DOORS = ("red", "blue")
 _COPIES = {"train": 8, "iid": 1, "ood": 1}  # tasks that start in each room
@@ -88,11 +88,8 @@ class Corridor(TextEnv):
         return {"admissible_actions": DOORS, "won": won, "task": "leave", "task_type": "corridor", "place": place}
 
 
-class CorridorExpert:
+class CorridorExpert(Expert):
     """Chooses the right door in every room."""
-
-    def reset(self, observation: str, info: Info) -> None:
-        """Does nothing: the observation names the room."""
 
     def act(self, observation: str, info: Info) -> tuple[str, str]:
         """Returns `(thought, action)`."""

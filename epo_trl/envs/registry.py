@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from epo_trl.envs.base import EnvError, TaskSuite
 
-# Each is a dataclass with the settings as fields and a `make_suite()` that returns the task suite.
 ENVIRONMENTS = {
     "alfworld": "epo_trl.envs.alfworld.arguments:AlfworldArguments",
     "gymnasium": "epo_trl.envs.adapters.gymnasium:GymnasiumArguments",
@@ -23,18 +22,11 @@ ENVIRONMENTS = {
 }
 
 
-class EnvArguments(Protocol):
-    """The settings of an environment, as fields of a dataclass.
-
-    The class attribute `MAY_CHANGE` names the fields that do not change what is learned: a resumed run may change them.
-    """
-
-    def make_suite(self) -> TaskSuite:
-        """Creates the task suite."""
-
-
 def environment_arguments(name: str, folder: Path | None = None) -> type[Any]:
-    """Returns the settings dataclass of an environment, see `EnvArguments`.
+    """Returns the settings dataclass of an environment.
+
+    Its fields are the options, and `make_suite()` returns the task suite. The class attribute `MAY_CHANGE`, if any,
+    names the fields that do not change what is learned: a resumed run may change them.
 
     Args:
         name: A key of `ENVIRONMENTS`, or `"module:Class"` for a user's environment. The module is also searched in the

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv, split_task_id
+from epo_trl.envs.base import EnvError, Expert, Info, TaskSuite, TextEnv, split_task_id
 
 THINGS = ("coin", "ring", "key", "pearl", "ticket")
 COLOURS = ("red", "blue", "green", "white", "black")
@@ -169,11 +169,8 @@ def _look(state: _State) -> str:
     return " ".join(seen)
 
 
-class ToyExpert:
+class ToyExpert(Expert):
     """Opens the boxes in the order of the list until it sees the target object."""
-
-    def reset(self, observation: str, info: Info) -> None:
-        """Does nothing: the admissible actions tell the expert what is visible."""
 
     def act(self, observation: str, info: Info) -> tuple[str, str]:
         """Returns `(thought, action)`."""

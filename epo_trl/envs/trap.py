@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from epo_trl.bounds import Count, Range, Share, check_bounds, option
-from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv, split_task_id
+from epo_trl.envs.base import EnvError, Expert, Info, TaskSuite, TextEnv, split_task_id
 
 COLOURS = ("red", "blue", "green", "yellow", "white", "black")
 HATCH = "low"
@@ -131,7 +131,7 @@ class Trap(TextEnv):
         }  # fmt: skip
 
 
-class Habit:
+class Habit(Expert):
     """The demonstrator of the warm start: it prefers the hatch in the first room and takes random doors otherwise.
 
     Args:
@@ -143,23 +143,17 @@ class Habit:
     def __init__(self, doors: int, liking: float, seed: int) -> None:
         self.doors, self.liking, self.random = doors, liking, random.Random(f"habit {seed}")
 
-    def reset(self, observation: str, info: Info) -> None:
-        """Does nothing: this player keeps no state."""
-
     def act(self, observation: str, info: Info) -> tuple[str, str]:
         """Returns `(thought, action)` with an empty thought."""
         weights = [1.0] * self.doors + [math.exp(self.liking) if info["place"] == "room 1" else 1.0]
         return "", go_through(self.random.choices((*colours(self.doors), HATCH), weights)[0])
 
 
-class Guide:
+class Guide(Expert):
     """An expert that goes the way."""
 
     def __init__(self, doors: int) -> None:
         self.doors = doors
-
-    def reset(self, observation: str, info: Info) -> None:
-        """Does nothing: this player keeps no state."""
 
     def act(self, observation: str, info: Info) -> tuple[str, str]:
         """Returns `(thought, action)` with an empty thought."""
