@@ -1,6 +1,7 @@
 """The judge of recipes/judge: a function and a scripted endpoint, its failures, its cache, and a run."""
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -90,6 +91,22 @@ def test_an_endpoint_is_asked_again_until_it_gives_scores_and_never_twice_for_an
     assert again.turn_rewards(episode("look", "open door")) == [1.1, 1.025]
     assert len(endpoint.requests) == len(answers)
     assert again.end_rl_step(StepSummary(0.0, {})) == {"judge/score": 0.625, "judge/failed": 0.0}
+
+
+def test_two_processes_may_judge_equal_episodes_at_the_same_time(tmp_path, serve, monkeypatch):
+    """The other one finishes just before this one's answer is put in its place."""
+    endpoint, replace = serve(["[0.5]", "[0.5]"]), os.replace
+    one, other = (judge(tmp_path, url=endpoint.url) for _ in range(2))
+    late = [other]
+
+    def replace_after_the_other(*files):
+        if late:
+            assert late.pop().turn_rewards(episode("look")) == [1.05]
+        replace(*files)
+
+    monkeypatch.setattr(os, "replace", replace_after_the_other)
+    assert one.turn_rewards(episode("look")) == [1.05]
+    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_an_episode_without_scores_keeps_its_rewards_and_a_step_without_any_stops_the_run(tmp_path, serve):

@@ -20,6 +20,7 @@ import os
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,8 +126,9 @@ class Judge(Method):
         if path.is_file():
             return list(read_state(path, "scores")["scores"])
         scores = self._with_retries(request, len(episode.turns))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_state(path, {"scores": scores})
+        own = path.with_suffix(f".{uuid.uuid4().hex}")  # another process may judge an equal episode now
+        write_state(own, {"scores": scores})
+        os.replace(own, path)
         return scores
 
     def _with_retries(self, request: dict[str, Any], count: int) -> list[float]:
