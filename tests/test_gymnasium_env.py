@@ -11,8 +11,6 @@ from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.gymnasium import GymnasiumArguments
 from epo_trl.envs.testing import EnvContract
 from epo_trl.errors import EpoTrlError
-from epo_trl.rollout.parsing import RawResponse
-from epo_trl.rollout.spec import action_format
 from epo_trl.trainers import EPOConfig
 
 KEYS = "gym_games:Keys-v0"
@@ -105,18 +103,10 @@ def test_a_sum_of_rewards_wins_up_to_rounding(won_score, won):
     assert terminated and info["score"] < 1 and info["won"] is won
 
 
-def test_an_action_that_is_not_listed_reaches_the_environment_whole():
-    suite = GymnasiumArguments(env_id=KEYS, env_kwargs='{"listing": false}').make_suite()
-    program = "for i in x:\n    print(i)" + " # long" * 60
-    actions = action_format("tags", None, suite.tools, verbatim=suite.verbatim)
-    parsed = actions.read(
-        RawResponse((), f"<think> a </think><action>{program}</action>", ""), None, require_think=True
-    )
-    assert parsed.action == program and parsed.is_valid
-
-
-def test_a_text_outside_the_action_space_does_not_reach_the_environment():
-    env = GymnasiumArguments(env_id=KEYS, env_kwargs={"listing": False}).make_suite().make_env()
+def test_a_text_outside_the_action_space_does_not_reach_the_environment_and_any_other_does_whole():
+    suite = GymnasiumArguments(env_id=KEYS, env_kwargs={"listing": False}).make_suite()
+    assert suite.verbatim
+    env = suite.make_env()
     env.reset(options={"task_id": "train/0"})
     for _ in range(5):  # more than the time limit
         observation, _, _, truncated, info = env.step("Try the RED key!")

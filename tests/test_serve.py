@@ -259,8 +259,3 @@ def test_a_port_in_use_is_one_error_and_nothing_is_said_to_be_served(capsys):
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
     assert f"expected a free port, got 127.0.0.1 and {port}" in err
-
-
-def test_a_port_that_no_machine_has_is_refused(capsys):
-    assert main(["trap", "--port", "99999"]) == 1
-    assert "port: expected an integer from 1 to 65535, got 99999" in capsys.readouterr().err

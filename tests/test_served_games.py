@@ -200,6 +200,7 @@ def test_tasks_can_be_listed():
     ("words", "says"),
     [
         (["trap", "--seats", "0"], "seats: expected an integer >= 1, got 0"),
+        (["trap", "--port", "99999"], "port: expected an integer from 1 to 65535, got 99999"),
         (["trap", "--call_timeout", "0"], "call_timeout: .*got 0.0"),
         (["trap", "--protocol", "none50"], "protocol: .*got 'none50'"),
         (["nowhere"], "environment: .*got 'nowhere'"),

@@ -8,11 +8,10 @@ import trl.chat_template_utils as templates
 from rollout_parts import ScriptedEnv, byte_tokenizer, ids_of, info
 from tool_worlds import chat_tokenizer
 from transformers.utils import get_json_schema
-from word_game import WordGame, word_rows
+from word_game import WordGame
 
 from epo_trl.envs.adapters.tool_env import final_answer
-from epo_trl.envs.adapters.tools import ToolSuite, tool_call
-from epo_trl.envs.pool import PooledSuite, PoolSettings
+from epo_trl.envs.adapters.tools import tool_call
 from epo_trl.rollout import ChatTemplateError, ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
 from epo_trl.rollout.parsing import RawResponse, TaggedActions
 from epo_trl.rollout.spec import ResponseArguments, action_format
@@ -209,10 +208,3 @@ def test_in_tags_a_call_is_passed_on_whole():
     assert TaggedActions().read(response, None, require_think=True).action != action
     assert action_format("tags", None, ()) == TaggedActions()
     assert action_format("tags", None, (), verbatim=True) == TaggedActions(verbatim=True)
-
-
-def test_a_suite_in_worker_processes_has_its_tools():
-    suite = ToolSuite(WordGame, word_rows(), reward_funcs=[len])
-    assert suite.tools == (WordGame.guess,)
-    pooled = PooledSuite(suite, PoolSettings(workers=1))
-    assert pooled.tools == suite.tools
