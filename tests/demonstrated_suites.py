@@ -4,8 +4,23 @@ from rollout_parts import ScriptedEnv
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.toy import ToySuite
+from epo_trl.rollout import RolloutSettings, play_episodes
 
 TASKS = [(f"train/{i}", i) for i in range(6)]
+
+
+def play_like(suite, context, demonstrations):
+    """Returns the episodes of `TASKS` of a policy that answers as demonstrated, and all prompts that it was given."""
+    asked = []
+
+    def like_the_expert(prompt_ids):
+        turn = len(asked)
+        asked.append(prompt_ids)
+        return [episode[turn].response_ids for episode in demonstrations if len(episode) > turn], None
+
+    envs = [suite.make_env() for _ in TASKS]
+    episodes = play_episodes(envs, TASKS, like_the_expert, context, RolloutSettings(max_turns=7))
+    return episodes, [ids for prompts in asked for ids in prompts]
 
 
 class LineSuite(TaskSuite):

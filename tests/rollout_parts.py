@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from epo_trl.envs.base import TextEnv
 from epo_trl.rollout import ContextBuilder, PromptTemplate
+from epo_trl.rollout.context import TurnView
 
 TEXTS = ["<think> I see a drawer 3 . </think> <action> go to drawer 3 </action>", "You are in a room . task : put"] * 3
 
@@ -82,6 +83,15 @@ def chat_ids(tokenizer, *texts, **kwargs):
 
 def context_of(tokenizer, mode="windowed", template=WORDS, **kwargs):
     return ContextBuilder(tokenizer, template, mode=mode, **kwargs)
+
+
+def view(history=(), observation="here", **kwargs):
+    return TurnView(observation=observation, info=info(), history=history, **kwargs)
+
+
+def build(context, *args, **kwargs):
+    """Returns the prompt of `view(*args, **kwargs)`, `None` if it does not fit."""
+    return context.build([view(*args, **kwargs)])[0]
 
 
 def answer(action, thought="hm"):

@@ -108,11 +108,8 @@ def test_bounds_are_read_from_the_class():
 def test_an_option_has_a_help_text_and_a_default_of_its_own():
     settings, other = Settings(), Settings()
     settings.names.append("y")
-    assert (settings.names, other.names, fields(Settings)[-2].metadata["help"]) == (
-        ["x", "y"],
-        ["x"],
-        "Names of something.",
-    )
+    assert (settings.names, other.names) == (["x", "y"], ["x"])
+    assert fields(Settings)[-2].metadata["help"] == "Names of something."
 
 
 # --------------------------------------------------------------------------------- the classes of this package

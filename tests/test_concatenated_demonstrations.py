@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from demonstrated_suites import TASKS, LineSuite, Recorded
+from demonstrated_suites import TASKS, LineSuite, Recorded, play_like
 from rollout_parts import THINKING, WIN, byte_tokenizer, context_of, step
 from tokenizer_families import FAMILIES
 from trainer_kit import make_model, toy_tokenizer
@@ -25,7 +25,7 @@ from epo_trl.models import build_tokenizer
 from epo_trl.models.adapters import save_whole
 from epo_trl.models.corpus import corpus
 from epo_trl.models.load import end_ids_of
-from epo_trl.rollout import PromptTemplate, RolloutSettings, play_episodes
+from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
 from epo_trl.rollout.rows import episode_to_row
 from epo_trl.rollout.spec import ResponseArguments
@@ -47,20 +47,6 @@ TOKENIZERS = {
 ENDS = {"gemma_chat": ["</s>", "<end_of_turn>"], "glm": ["<|endoftext|>", "<|user|>"]}  # of the models' responses
 
 
-def played_like(suite, context, episodes):
-    """Returns the rows of RL of a policy that answers as in these episodes, and all prompts that it was given."""
-    asked = []
-
-    def generate(prompt_ids):
-        turn = len(asked)
-        asked.append(prompt_ids)
-        return [episode[turn].response_ids for episode in episodes if len(episode) > turn], None
-
-    envs = [suite.make_env() for _ in TASKS]
-    played = play_episodes(envs, TASKS, generate, context, RolloutSettings(max_turns=7))
-    return [episode_to_row(episode, 0) for episode in played], [ids for prompts in asked for ids in prompts]
-
-
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_tokens_are_equal_in_sft_in_rl_and_in_evaluation(name):
     tokenizer, suite, template = TOKENIZERS[name](), ToySuite(), PromptTemplate.load("general")
@@ -71,8 +57,9 @@ def test_tokens_are_equal_in_sft_in_rl_and_in_evaluation(name):
     assert {turn.response_ids[-1] for turns in episodes for turn in turns} == {ends[-1]}
     examples = training_examples(episodes, "concatenated")
 
-    rows, _ = played_like(suite, training, episodes)
-    for row, ids, labels in zip(rows, examples["input_ids"], examples["labels"], strict=True):
+    played, _ = play_like(suite, training, episodes)
+    for episode, ids, labels in zip(played, examples["input_ids"], examples["labels"], strict=True):
+        row = episode_to_row(episode, 0)
         assert row.prompt_ids + row.completion_ids == ids
         mask = [0] * len(row.prompt_ids) + row.env_mask
         assert labels == [i if sampled else -100 for i, sampled in zip(ids, mask, strict=True)]
@@ -80,7 +67,7 @@ def test_tokens_are_equal_in_sft_in_rl_and_in_evaluation(name):
     protocol = Protocol(name="t", max_turns=7, history_length=0, temperature=0.0, context="concatenated")
     evaluation = protocol_context(protocol, ResponseArguments(prompt_template="general"), suite, tokenizer)
     evaluation.end_ids = ends
-    _, prompts = played_like(suite, evaluation, episodes)
+    _, prompts = play_like(suite, evaluation, episodes)
     assert prompts and all(any(ids[: len(p)] == p for ids in examples["input_ids"]) for p in prompts)
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from datasets import Dataset
-from demonstrated_suites import TASKS, LineSuite, Recorded
+from demonstrated_suites import TASKS, LineSuite, Recorded, play_like
 from rollout_parts import LOSE, THINKING, WIN, byte_tokenizer, context_of, info, step
 from trainer_kit import make_warm_start
 
@@ -15,7 +15,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import build_tokenizer
 from epo_trl.models.corpus import corpus
-from epo_trl.rollout import PromptTemplate, RolloutSettings, play_episodes
+from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
 from epo_trl.rollout.templates import TemplateError
 from epo_trl.types import StopReason
@@ -32,15 +32,7 @@ def test_prompts_and_answers_are_those_of_a_policy_that_plays_like_the_expert(to
     context = context_of(tokenizer, template=PromptTemplate.load(name), history_length=1)
     demonstrations = list(expert_episodes(suite, TASKS, context, max_turns=7))
     assert len(demonstrations) == len(TASKS)
-    asked = []
-
-    def like_the_expert(prompt_ids):
-        turn = len(asked)
-        asked.append(prompt_ids)
-        return [episode[turn].response_ids for episode in demonstrations if len(episode) > turn], None
-
-    envs = [suite.make_env() for _ in TASKS]
-    episodes = play_episodes(envs, TASKS, like_the_expert, context, RolloutSettings(max_turns=7))
+    episodes, _ = play_like(suite, context, demonstrations)
     assert {episode.stop for episode in episodes} == {StopReason.WON}
     assert sum(episode.invalid_actions for episode in episodes) == 0
     played = [[(list(t.prompt_ids), list(t.response_ids)) for t in episode.turns] for episode in episodes]
@@ -227,10 +219,6 @@ def test_a_suite_without_expert_says_so(tokenizers):
     with pytest.raises(RuntimeError, match="'line' has no expert"):
         next(expert_episodes(suite, [("a", 0)], context_of(tokenizers["alfworld"]), max_turns=3))
     assert suite.closed == 1
-
-
-def test_info_is_the_contracts():
-    assert set(info()) == {"admissible_actions", "won", "task", "task_type"}
 
 
 def test_gradient_checkpointing_above_a_length_is_used_there_and_changes_no_weight(tmp_path):

@@ -2,19 +2,19 @@
 
 import json
 import os
-import random
 import re
 import shutil
 import signal
 import sys
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from rollout_parts import QWEN, answer, byte_tokenizer, ids_of
+from random_policy import TOKENIZER, TOY, RandomPolicy
+from rollout_parts import QWEN, byte_tokenizer
 from trl import ModelConfig
 
 from epo_trl.cli import evaluation
@@ -34,38 +34,6 @@ from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.types import Episode, StopReason
 from epo_trl.watch.source import find_samples
 
-TOKENIZER = byte_tokenizer()
-
-
-@dataclass
-class ToyArguments:
-    """TreasureHunt, as somebody else's environment."""
-
-    move_limit: int = field(default=30)
-    rules: str = field(default="alfworld-tiny20")
-
-    def make_suite(self):
-        suite = ToySuite(move_limit=self.move_limit)
-        suite.protocol = self.rules
-        return suite
-
-
-class RandomPolicy:
-    """Opens boxes at random. What it says depends on its seed and on all that it has said before; calls are counted."""
-
-    eos_ids = (TOKENIZER.eos_token_id,)
-
-    def __init__(self, on_call=lambda: None, seed=0):
-        self.on_call, self.rng = on_call, random.Random(seed)
-
-    def seeded(self, seed):
-        return RandomPolicy(self.on_call, seed)
-
-    def __call__(self, prompt_ids):
-        self.on_call()
-        texts = [answer(f"open {self.rng.choice('red blue green white black'.split())} box") for _ in prompt_ids]
-        return [[*ids_of(TOKENIZER, text), TOKENIZER.eos_token_id] for text in texts], None
-
 
 @pytest.fixture
 def play(monkeypatch):
@@ -73,7 +41,7 @@ def play(monkeypatch):
 
     def run(output, *argv, on_call=lambda: None, model="tiny", make=RandomPolicy, limit=None):
         monkeypatch.setattr(evaluation, "load", lambda *_: (make(on_call), TOKENIZER, limit))
-        given = ["--environment", f"{__name__}:ToyArguments", "--model_name_or_path", str(model), *argv]
+        given = ["--environment", TOY, "--model_name_or_path", str(model), *argv]
         given += [] if output is None else ["--output", str(output)]
         fixed = ["--max_episodes", "8", "--parallel", "4", "--max_turns", "2"]
         evaluation.main(read_command_line([*fixed, *given]))
@@ -306,25 +274,17 @@ def test_the_same_command_on_a_finished_report_plays_nothing_and_shows_it(play, 
 
 def test_two_policies_are_compared_on_the_games_that_they_share(play, tmp_path, capsys):
     play(tmp_path / "a.json")
-    play(tmp_path / "b.json", "--seed", "1", "--compare_to", str(tmp_path / "a.json"))
+    against = ("--seed", "1", "--compare_to", str(tmp_path / "a.json"))
+    play(tmp_path / "b.json", *against)
     shown = capsys.readouterr().out
     for split in ("iid", "ood"):
-        won = [
-            dict(next(r for r in reports_of(tmp_path / f) if r["split"] == split)["outcomes"])
-            for f in ("b.json", "a.json")
-        ]
+        found = [next(r for r in reports_of(tmp_path / f) if r["split"] == split) for f in ("b.json", "a.json")]
+        won = [dict(report["outcomes"]) for report in found]
         only = [sum(won[i][name] and not won[1 - i][name] for name in won[i]) for i in (0, 1)]
         assert re.search(
             rf"{split} against \S+a.json: both won \d+, only this {only[0]}, only the other {only[1]},", shown
         )
-    play(
-        tmp_path / "b.json",
-        "--seed",
-        "1",
-        "--compare_to",
-        str(tmp_path / "a.json"),
-        on_call=lambda: pytest.fail("played"),
-    )
+    play(tmp_path / "b.json", *against, on_call=lambda: pytest.fail("played"))
     assert "McNemar" in capsys.readouterr().out
 
 
@@ -397,13 +357,8 @@ def test_a_template_that_has_changed_in_its_folder_is_another_one(tmp_path):
     folder, suite = tmp_path / "mine", ToySuite()
     shutil.copytree(TEMPLATES / "compact", folder)
     args = evaluation.EvaluationArguments(splits=["iid"], protocol="strict30", prompt_template=str(folder))
-    given = (
-        suite,
-        args,
-        ModelConfig("tiny"),
-        evaluation.load_protocol(args, suite),
-        evaluation.load_task_lists(args, suite),
-    )
+    rules, lists = evaluation.load_protocol(args, suite), evaluation.load_task_lists(args, suite)
+    given = suite, args, ModelConfig("tiny"), rules, lists
     before = evaluation.result_settings(*given)
     first = next(folder.glob("first*"))
     first.write_text(first.read_text() + " Think.")
@@ -507,7 +462,7 @@ def test_two_processes_share_the_lists_and_go_on_with_what_each_has_played(play,
     ranks = Comm(monkeypatch)
 
     def evaluated(output, on_call=lambda: None):
-        argv = ["--environment", f"{__name__}:ToyArguments", "--model_name_or_path", "tiny"]
+        argv = ["--environment", TOY, "--model_name_or_path", "tiny"]
         argv += ["--max_episodes", "8", "--parallel", "2", "--max_turns", "2", "--output", str(output)]
         monkeypatch.setattr(evaluation, "load", lambda *_: (RandomPolicy(on_call), TOKENIZER, None))
         return ranks.run(lambda index: evaluation.main(read_command_line(argv)))

@@ -8,11 +8,11 @@ from rollout_parts import (
     ScriptedEnv,
     ScriptedPolicy,
     answer,
+    build,
     byte_tokenizer,
     chat_ids,
     context_of,
     ids_of,
-    info,
     step,
 )
 from tokenizer_families import FAMILIES
@@ -51,16 +51,8 @@ def tokenizer():
     return byte_tokenizer(QWEN)
 
 
-def view(history=(), **kwargs):
-    return TurnView(observation="here", info=info(), history=history, **kwargs)
-
-
 def react(tokenizer, mode="windowed", examples=(ONE,), **kwargs):
     return context_of(tokenizer, mode, REACT, examples=examples, **kwargs)
-
-
-def build(context, *args, **kwargs):
-    return context.build([view(*args, **kwargs)])[0]
 
 
 # --- What is shown -------------------------------------------------------------------------------------------------

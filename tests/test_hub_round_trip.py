@@ -120,20 +120,27 @@ def test_the_next_run_begins_with_the_adapter_and_keeps_its_base(run, tmp_path):
     assert f'"base_model_name_or_path": "{run.base}"' in (tmp_path / "adapter_config.json").read_text()
 
 
-def test_what_is_pushed_is_the_whole_adapter_with_its_card(tmp_path, monkeypatch):
-    """A stand-in for the Hub looks into the folder at the moment of the upload."""
-    pushed = []
+@pytest.fixture
+def hub(monkeypatch):
+    """A stand-in for the Hub, where repositories can be created; `private` says whether the last one is."""
 
-    class Hub:
-        def create_repo(self, name, **kwargs):
-            assert kwargs["private"] is True
-            return SimpleNamespace(repo_id=f"me/{name}")
+    def create_repo(name, private=None, **_):
+        created.private = private
+        return SimpleNamespace(repo_id=f"me/{name}")
+
+    created = SimpleNamespace(create_repo=create_repo)
+    monkeypatch.setattr(transformers.trainer, "hf_api", lambda: created)
+    return created
+
+
+def test_what_is_pushed_is_the_whole_adapter_with_its_card(tmp_path, monkeypatch, hub):
+    """Looks into the folder at the moment of the upload."""
+    pushed = []
 
     def upload_folder(*, repo_id, folder_path, revision=None, **kwargs):
         files = {path.name for path in Path(folder_path).iterdir()}
         pushed.append((repo_id, files, (Path(folder_path) / "README.md").read_text(), revision))
 
-    monkeypatch.setattr(transformers.trainer, "hf_api", Hub)
     monkeypatch.setattr(upload, "upload_folder", upload_folder)
     base = saved(make_model(seed=3), tmp_path / "chat")
     trainer = make_trainer(
@@ -143,38 +150,33 @@ def test_what_is_pushed_is_the_whole_adapter_with_its_card(tmp_path, monkeypatch
     with pytest.warns(UserWarning, match="push_to_hub: the adapter's base, .*chat, is not from the Hub.*epo-trl merge"):
         trainer.train_to_end()
     repo, files, card, _ = pushed[-1]
-    assert repo == "me/agent"
+    assert repo == "me/agent" and hub.private is True
     assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "README.md"} <= files
     assert "a LoRA adapter on the base model" in card and "## Citation" in card
     assert not [name for name in files if name.endswith((".part", ".tmp"))]
 
 
-def test_an_uploaded_checkpoint_is_complete(tmp_path, monkeypatch):
+def test_an_uploaded_checkpoint_is_complete(tmp_path, hub):
     found = []
 
-    class Hub:
-        def create_repo(self, name, **_):
-            return SimpleNamespace(repo_id=f"me/{name}")
+    def upload_folder(*, folder_path, path_in_repo=None, **_):
+        if path_in_repo == "last-checkpoint":
+            found.append((Path(folder_path).name, find_corruption(folder_path, contents=True)))
+        return SimpleNamespace(done=lambda: True)
 
-        def upload_folder(self, *, folder_path, path_in_repo=None, **_):
-            if path_in_repo == "last-checkpoint":
-                found.append((Path(folder_path).name, find_corruption(folder_path, contents=True)))
-            return SimpleNamespace(done=lambda: True)
-
-    monkeypatch.setattr(transformers.trainer, "hf_api", Hub)
+    hub.upload_folder = upload_folder
     make_warm_start(tmp_path / "agent", [[5, 6, 7, 8]], push_to_hub=True, hub_strategy="checkpoint").train()
     assert found == [("checkpoint-1", None), ("checkpoint-2", None)]
 
 
+@pytest.mark.usefixtures("hub")
 def test_a_failed_upload_is_repeated_without_training(tmp_path, monkeypatch):
     outcomes, steps = [ConnectionError("no route"), None], []
-    created = SimpleNamespace(create_repo=lambda name, **_: SimpleNamespace(repo_id=f"me/{name}"))
 
     def upload_folder(**_):
         if (outcome := outcomes.pop(0)) is not None:
             raise outcome
 
-    monkeypatch.setattr(transformers.trainer, "hf_api", lambda: created)
     monkeypatch.setattr(upload, "upload_folder", upload_folder)
 
     def run(**changes):

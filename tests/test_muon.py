@@ -61,23 +61,6 @@ def test_steps_are_those_of_torch():
         assert (value - expected).norm() < 0.05 * moved, name
 
 
-def test_state_survives_a_checkpoint():
-    """Three steps, or two, a saved state and one more: equal weights."""
-    once, twice = make_model(), make_model()
-    train(once, [make_muon(once, lr=1e-3, matrix_lr=2e-2, weight_decay=0.0)], 3)
-    first = make_muon(twice, lr=1e-3, matrix_lr=2e-2, weight_decay=0.0)
-    train(twice, [first], 2)
-    second = make_muon(twice, lr=1e-3, matrix_lr=2e-2, weight_decay=0.0)
-    second.load_state_dict(first.state_dict())
-    ids = torch.Generator().manual_seed(1)
-    for _ in range(3):
-        batch = torch.randint(50, (4, 12), generator=ids)
-    twice(input_ids=batch, labels=batch).loss.backward()
-    second.step()
-    for a, b in zip(once.parameters(), twice.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
 def test_a_warm_start_with_muon_resumes_with_equal_weights(tmp_path):
     rows = [[3 + (i * k) % 7 for k in range(1, 9)] for i in range(16)]
     settings = {"muon_learning_rate": 1e-2, "learning_rate": 1e-3, "weight_decay": 0.1}

@@ -1,13 +1,12 @@
 """`epo-trl play`: what is played is what an evaluation plays, and what is said is shown, never obeyed."""
 
 import io
-import random
 import sys
-from dataclasses import dataclass
 
 import pytest
+from random_policy import TOKENIZER, TOY, RandomPolicy
 from rich.console import Console
-from rollout_parts import answer, byte_tokenizer, ids_of
+from rollout_parts import byte_tokenizer
 from trl import ModelConfig
 
 from epo_trl.cli import evaluation, main
@@ -19,8 +18,6 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation.play import protocol_context, protocol_settings
 from epo_trl.rollout import PromptTemplate, play_episodes
 from epo_trl.rollout.spec import ResponseArguments
-
-TOKENIZER = byte_tokenizer()
 
 
 @pytest.fixture
@@ -101,21 +98,6 @@ def test_the_end_of_the_input_ends_the_game(show, types):
     assert episode is None and "stopped after 1 turn; " in written
 
 
-class RandomPolicy:
-    eos_ids = (TOKENIZER.eos_token_id,)
-
-    def __init__(self, seed=0):
-        self.rng = random.Random(seed)
-
-    def seeded(self, seed):
-        return RandomPolicy(seed)
-
-    def __call__(self, prompt_ids):
-        boxes = "red blue green white black".split()
-        text = self.rng.choice(["I just act", *(answer(f"open {box} box") for box in boxes)])
-        return [[*ids_of(TOKENIZER, text), TOKENIZER.eos_token_id] for _ in prompt_ids], None
-
-
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
 def test_a_model_plays_as_in_an_evaluation(show, monkeypatch, context):
     monkeypatch.setattr(evaluation, "load", lambda *_: (RandomPolicy(), TOKENIZER, None))
@@ -126,7 +108,7 @@ def test_a_model_plays_as_in_an_evaluation(show, monkeypatch, context):
     prompts = protocol_context(protocol, options, ToySuite(), TOKENIZER)
     prompts.end_ids = RandomPolicy.eos_ids
     (expected,) = play_episodes(
-        [ToySuite().make_env()], [("iid/7", 4)], RandomPolicy(4), prompts, protocol_settings(protocol)
+        [ToySuite().make_env()], [("iid/7", 4)], RandomPolicy(seed=4), prompts, protocol_settings(protocol)
     )
     assert episode == expected and 0 < episode.invalid_actions < 9
     assert "player: some/model" in written and "at most 9 turns" in written
@@ -244,16 +226,6 @@ def test_an_environment_that_fails_is_an_error(show):
 # ---------------------------------------------------------------------------------------------------------- the command
 
 
-@dataclass
-class ToyArguments:
-    """TreasureHunt, as somebody else's environment."""
-
-    move_limit: int = 30
-
-    def make_suite(self):
-        return ToySuite(move_limit=self.move_limit)
-
-
 @pytest.fixture
 def command(capsys):
     """Returns a function that calls `epo-trl play` and returns `(exit code, stdout, stderr)`."""
@@ -272,7 +244,7 @@ def test_every_environment_can_be_played_from_the_command_line(command):
     assert command()[:2] == command("--help")[:2] and "usage: epo-trl play ENV" in command()[1]
     code, out, _ = command("trap", "--player", "expert", "--rooms", "2")
     assert code == 0 and out.endswith("won after 2 turns; reward 1\n")
-    code, out, _ = command(f"{__name__}:ToyArguments", "--player", "expert", "--split", "ood", "--show-prompt")
+    code, out, _ = command(TOY, "--player", "expert", "--split", "ood", "--show-prompt")
     assert code == 0 and "won after" in out and "What you see: " in out
     code, out, _ = command("--config", "trap/tiny_cpu.yaml")
     assert code == 1

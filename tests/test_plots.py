@@ -6,6 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from event_files import write_events, write_run
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from epo_trl.plots import PANELS, TAGS, Panel, RunError, average_seeds, default_label, plot_runs, read_run, running_mean
@@ -13,21 +16,25 @@ from epo_trl.plots import PANELS, TAGS, Panel, RunError, average_seeds, default_
 ROOT = Path(__file__).parents[1]
 
 
-def panel_texts(monkeypatch, runs, out, **kwargs):
-    """Returns the texts inside each panel's axes, and the number of its lines."""
-    from matplotlib.figure import Figure
+@pytest.fixture
+def figures(monkeypatch):
+    """Returns the list of figures that are written."""
+    written, save = [], Figure.savefig
 
-    seen = {}
-    save = Figure.savefig
+    def savefig(figure, *args, **how):
+        written.append(figure)
+        save(figure, *args, **how)
 
-    def spy(figure, *args, **options):
-        for axis in figure.axes:
-            seen[axis.get_title()] = ([text.get_text() for text in axis.texts], len(axis.lines), len(axis.collections))
-        return save(figure, *args, **options)
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return written
 
-    monkeypatch.setattr(Figure, "savefig", spy)
-    plot_runs(runs, out, **kwargs)
-    return seen
+
+def panels_of(figure):
+    """Returns for each panel by its title the texts inside the axes, and the numbers of its lines and bands."""
+    return {
+        axis.get_title(): ([text.get_text() for text in axis.texts], len(axis.lines), len(axis.collections))
+        for axis in figure.axes
+    }
 
 
 def test_a_run_is_read_from_its_subfolders(tmp_path):
@@ -132,12 +139,13 @@ def test_seeds_of_one_setting_share_a_label(folder, label):
     assert default_label(folder) == label
 
 
-def test_a_plot_averages_seeds_and_shades_their_spread(tmp_path, monkeypatch):
+def test_a_plot_averages_seeds_and_shades_their_spread(tmp_path, figures):
     runs = [tmp_path / name for name in ("grpo-seed0", "grpo-seed1", "epo-seed0", "epo-seed1", "epo-seed2")]
     for seed, run in enumerate(runs):
         write_run(run, seed, shift=float("epo" in run.name))
     out = tmp_path / "plots" / "curves.png"
-    seen = panel_texts(monkeypatch, runs, out)
+    plot_runs(runs, out)
+    seen = panels_of(figures[0])
     assert out.read_bytes().startswith(b"\x89PNG")
     assert seen["training reward"] == ([], 4, 2)  # two labels: two mean lines and two pale ones, two shaded bands
     assert seen[PANELS[2].title] == ([], 8, 4)  # early and late
@@ -147,8 +155,6 @@ def test_a_plot_averages_seeds_and_shades_their_spread(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("points", "first"), [(40, 10), (11, 10), (10, 1), (3, 1)])
 def test_no_line_begins_with_means_of_a_few_points(tmp_path, monkeypatch, points, first):
     """The second of two points has a mean of two, the thirtieth one of ten: the eye would take both for the same."""
-    from matplotlib.axes import Axes
-
     drawn = []
     plot = Axes.plot
     monkeypatch.setattr(Axes, "plot", lambda axis, x, y, **how: drawn.append((x, y, how)) or plot(axis, x, y, **how))
@@ -162,32 +168,30 @@ def test_no_line_begins_with_means_of_a_few_points(tmp_path, monkeypatch, points
     assert values[0] == pytest.approx(np.mean([pale[i] for i in window]))
 
 
-def test_a_panel_without_data_says_so(tmp_path, monkeypatch):
+def test_a_panel_without_data_says_so(tmp_path, figures):
     write_events(tmp_path / "run", [("train/reward", 1, 1.0, 1.0)])
-    seen = panel_texts(monkeypatch, [tmp_path / "run"], tmp_path / "one.png")
+    plot_runs([tmp_path / "run"], tmp_path / "one.png")
+    seen = panels_of(figures[0])
     assert seen["training reward"][0] == []
     assert "eval/ood/success_rate" in seen["OOD success, %"][0][0]
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
-def test_any_number_of_panels_is_drawn_beside_the_legend(tmp_path, monkeypatch, count):
+def test_any_number_of_panels_is_drawn_beside_the_legend(tmp_path, figures, count):
     names = [f"metric {i}" for i in range(count)]
     write_events(tmp_path / "run", [(f"train/{name}", step, 0.5, 1.0) for name in names for step in (1, 2)])
     panels = [Panel(name, {f"train/{name}": "-"}) for name in names]
-    seen = panel_texts(monkeypatch, [tmp_path / "run"], tmp_path / "some.png", panels=panels)
+    plot_runs([tmp_path / "run"], tmp_path / "some.png", panels=panels)
+    seen = panels_of(figures[0])
     assert [seen[name][:2] for name in names] == [([], 2)] * count
 
 
 @pytest.mark.parametrize("names", [["a"], ["a-seed0", "a-seed1", "b"]])
-def test_the_note_is_below_the_panels_and_the_legend_holds_labels_only(tmp_path, monkeypatch, names):
-    from matplotlib.figure import Figure
-
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+def test_the_note_is_below_the_panels_and_the_legend_holds_labels_only(tmp_path, figures, names):
     for name in names:
         write_run(tmp_path / name, seed=0, steps=20)
     plot_runs([tmp_path / name for name in names], tmp_path / "x.png")
-    (figure,) = drawn
+    (figure,) = figures
     figure.draw_without_rendering()
     note, legend = figure.get_supxlabel(), figure.axes[len(PANELS)]
     assert "running mean over 10 points" in note and ("lowest to highest" in note) is (len(names) > 1)
@@ -201,8 +205,6 @@ def test_the_note_is_below_the_panels_and_the_legend_holds_labels_only(tmp_path,
 
 def test_the_readme_s_picture_has_a_key_and_can_be_read_on_a_phone():
     """At a width of 360 pixels no text is lower than 9; every curve has the colour of a bar that is named."""
-    from matplotlib.colors import to_hex
-
     figure = runpy.run_path(str(ROOT / "docs" / "make_trap_figure.py"), run_name="figure")["draw"]()
     figure.draw_without_rendering()
     texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
@@ -215,14 +217,10 @@ def test_the_readme_s_picture_has_a_key_and_can_be_read_on_a_phone():
 
 
 @pytest.mark.parametrize("from_zero", [True, False])
-def test_an_axis_begins_at_zero_if_it_is_asked_to(tmp_path, monkeypatch, from_zero):
-    from matplotlib.figure import Figure
-
-    bottoms = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: bottoms.append(figure.axes[0].get_ylim()[0]))
+def test_an_axis_begins_at_zero_if_it_is_asked_to(tmp_path, figures, from_zero):
     write_events(tmp_path / "run", [("train/h", step, 5.0 + step, 1.0) for step in (1, 2)])
     plot_runs([tmp_path / "run"], tmp_path / "h.png", panels=[Panel("h", {"train/h": "-"}, from_zero=from_zero)])
-    assert bool(bottoms[0] == 0) is from_zero
+    assert bool(figures[0].axes[0].get_ylim()[0] == 0) is from_zero
 
 
 def test_all_that_a_run_has_logged_is_read(tmp_path):

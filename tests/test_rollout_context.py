@@ -9,21 +9,21 @@ from rollout_parts import (
     QWEN,
     STYLES,
     THINKING,
-    WORDS,
     ScriptedEnv,
     ScriptedPolicy,
     answer,
+    build,
     byte_tokenizer,
     chat_ids,
     context_of,
     ids_of,
     info,
     step,
+    view,
 )
 from tokenizer_families import FAMILIES
 
 from epo_trl.rollout import ChatTemplateError, PromptTemplate, RolloutSettings, episode_to_row, play_episodes
-from epo_trl.rollout.context import TurnView
 from epo_trl.types import StopReason
 
 PAST = (("saw one", "go"), ("saw two", "look"), ("saw three", "go"))
@@ -38,14 +38,6 @@ def tokenizer(request):
 @pytest.fixture(scope="module")
 def qwen():
     return byte_tokenizer(QWEN)
-
-
-def view(history=(), observation="here", **kwargs):
-    return TurnView(observation=observation, info=info(), history=history, **kwargs)
-
-
-def build(context, *args, **kwargs):
-    return context.build([view(*args, **kwargs)])[0]
 
 
 # --- Windowed ------------------------------------------------------------------------------------------------------
@@ -244,12 +236,6 @@ def test_by_default_the_tokenizer_s_end_of_sequence_ends_a_response():
         assert tokenizer.decode(grown).startswith(appended + "<|im_start|>user")
 
 
-def test_a_concatenated_prompt_holds_no_history_and_drops_nothing(qwen):
-    prompt = build(context_of(qwen, "concatenated", history_length=3), PAST)
-    assert "saw" not in qwen.decode(prompt.ids)
-    assert prompt.dropped_turns == 0
-
-
 def test_the_sequence_may_grow_to_its_limit_with_room_for_one_more_response(qwen):
     ids = build(context_of(qwen, "concatenated"), PAST, context_tokens=100).ids
     need = 100 + len(ids) + 7
@@ -359,10 +345,3 @@ def test_bad_settings_are_errors_that_name_the_field(qwen):
         context_of(qwen, "window")
     with pytest.raises(ValueError, match="history_length: .*got -1"):
         context_of(qwen, history_length=-1)
-
-
-def test_both_contexts_begin_alike_and_then_differ(tokenizer):
-    windowed, grown = context_of(tokenizer), context_of(tokenizer, "concatenated")
-    assert build(windowed) == build(grown)
-    assert build(windowed, PAST) != build(grown, PAST)
-    assert WORDS.next != WORDS.followup

@@ -86,18 +86,9 @@ def test_a_long_run_is_kept_in_less_than_30_kilobytes_and_read_back_as_it_was(tm
     longer = run_of(tmp_path, name="longer-seed1")
     trained(longer.folder, steps=2345, metrics=0, evaluations=[(2345, REPORT)])
     found = collect(longer, 1.0)
-    assert (found.curves["rl_step"][-1], found.thinned["rl_step"][-2:], found.evaluations[0].rl_step) == (
-        2345,
-        [2291, 2345],
-        2345,
-    )
-    counts = {
-        "turns": 4000,
-        "invalid_turns": 5,
-        "wait_turns": 0,
-        "score_sum": None,
-        "stop_reasons": REPORT["stop_reasons"],
-    }
+    assert found.curves["rl_step"][-1] == found.evaluations[0].rl_step == 2345
+    assert found.thinned["rl_step"][-2:] == [2291, 2345]
+    counts = {name: REPORT[name] for name in ("turns", "invalid_turns", "wait_turns", "score_sum", "stop_reasons")}
     assert record.evaluations[0] == EvaluationRecord(
         0, "iid", "tiny", 100, 400, {"look": [90, 300], "cool": [10, 100]}, counts
     )
