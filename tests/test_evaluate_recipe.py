@@ -488,10 +488,7 @@ def test_two_processes_share_the_lists_and_go_on_with_what_each_has_played(play,
 
 
 class FakeEngine:
-    """Stands for `vllm.LLM` and its engine: answers the first id of the prompt and the request's seed.
-
-    The engine's requests are answered at a step each, the last one first.
-    """
+    """Stands for `vllm.LLM` and its engine: answers the first id of the prompt, a request at a step, the last first."""
 
     def __init__(self, **kwargs):
         self.kwargs, self.params = kwargs, []
@@ -503,16 +500,11 @@ class FakeEngine:
 
     def step(self):
         request_id, prompt, params = self.pending.pop()
-        (answer,) = self.generate([prompt], [params], use_tqdm=False)
-        answer.request_id, answer.finished = request_id, True
-        return [answer]
+        answer = SimpleNamespace(token_ids=self.answer(prompt["prompt_token_ids"], params), logprobs=None)
+        return [SimpleNamespace(request_id=request_id, finished=True, outputs=[answer])]
 
-    def generate(self, prompts, params, use_tqdm):
-        self.params += params
-        answers = [
-            [one["prompt_token_ids"][0], given["seed"] % 1000] for one, given in zip(prompts, params, strict=True)
-        ]
-        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(ids), logprobs=None)]) for ids in answers]
+    def answer(self, ids, params):
+        return ids[:1]
 
 
 @pytest.fixture
@@ -544,10 +536,8 @@ def random_vllm(on_call):
     """Returns a policy on a stand-in for vLLM that opens boxes at random, by the seed of the request."""
 
     class Random(FakeEngine):
-        def generate(self, prompts, params, use_tqdm):
-            on_call()
-            (text,) = RandomPolicy(seed=params[0]["seed"])([prompts[0]])[0]
-            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=text, logprobs=None)])]
+        def answer(self, ids, params):
+            return RandomPolicy(on_call, params["seed"])([ids])[0][0]
 
     return VllmPolicy(Random(), dict, [TOKENIZER.eos_token_id], max_new_tokens=20)
 
@@ -582,11 +572,9 @@ def test_vllm_gets_the_ids_and_the_rules_as_they_are(vllm, saved):
     assert policy.llm.kwargs["model"] == str(saved) and policy.llm.kwargs["max_model_len"] == 100
     assert (policy.llm.kwargs["dtype"], policy.llm.kwargs["gpu_memory_utilization"]) == ("float32", 0.5)
     assert "distributed_executor_backend" not in policy.llm.kwargs
-    responses, logprobs = policy.seeded(100)([[5, 6], [9]])
-    assert (responses, logprobs) == ([[5, 100], [9, 101]], None)
-    assert policy.llm.params[0] == {
-        "seed": 100, "stop_token_ids": [tokenizer.eos_token_id, 7], "max_tokens": 20, "temperature": 0.4
-    }  # fmt: skip
+    params = policy.make_params(0)
+    assert 0 <= params.pop("seed") < 2**63  # vLLM's seeds are signed
+    assert params == {"stop_token_ids": [tokenizer.eos_token_id, 7], "max_tokens": 20, "temperature": 0.4}
 
 
 def test_vllm_stops_at_the_ends_of_a_model_that_has_them_in_its_config_alone(vllm, saved, tmp_path):
@@ -597,12 +585,9 @@ def test_vllm_stops_at_the_ends_of_a_model_that_has_them_in_its_config_alone(vll
     assert policy.eos_ids == [tokenizer.eos_token_id, 7]
 
 
-def test_with_vllm_each_prompt_has_a_seed_of_its_own_and_each_part_begins_anew(vllm, saved):
+def test_each_of_several_processes_has_a_whole_vllm(vllm, saved):
     policy, _ = load_vllm_policy(ModelConfig(str(saved)), max_new_tokens=20, temperature=1.0, several_processes=True)
     assert policy.llm.kwargs["distributed_executor_backend"] == "external_launcher"
-    part = policy.seeded(7)
-    assert [part([[1], [1]])[0], part([[1]])[0]] == [[[1, 7], [1, 8]], [[1, 9]]]
-    assert policy.seeded(7)([[1]])[0] == [[1, 7]]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from epo_trl.cli.screen import Screen
 from epo_trl.envs import EnvError
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation.play import protocol_context, protocol_settings
-from epo_trl.rollout import PromptTemplate, play_episodes
+from epo_trl.rollout import Engine, PromptTemplate, Response, play_episodes
 from epo_trl.rollout.spec import ResponseArguments
 
 
@@ -98,9 +98,26 @@ def test_the_end_of_the_input_ends_the_game(show, types):
     assert episode is None and "stopped after 1 turn; " in written
 
 
+class AsEngine(Engine):
+    """The random policy as an engine without a barrier, as vLLM's."""
+
+    eos_ids = RandomPolicy.eos_ids
+
+    def seeded(self, seed):
+        self.policy = RandomPolicy(seed=seed)
+        return self
+
+    def submit(self, number, prompt_ids):
+        self.response = Response(number, self.policy([prompt_ids])[0][0])
+
+    def collect(self, seconds):
+        return [self.response]
+
+
+@pytest.mark.parametrize("policy", [RandomPolicy, AsEngine])
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
-def test_a_model_plays_as_in_an_evaluation(show, monkeypatch, context):
-    monkeypatch.setattr(evaluation, "load", lambda *_: (RandomPolicy(), TOKENIZER, None))
+def test_a_model_plays_as_in_an_evaluation(show, monkeypatch, context, policy):
+    monkeypatch.setattr(evaluation, "load", lambda *_: (policy(), TOKENIZER, None))
     rules = dict(max_turns=9, context=context, seed=4)
     episode, written = show(player="some/model", split="iid", index=7, max_prompt_length=9999, **rules)
     protocol = PLAIN.varied(max_turns=9, context=context)

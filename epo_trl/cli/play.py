@@ -23,9 +23,8 @@ from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings
 from epo_trl.models.load import end_ids_of, tokenizer_of
 from epo_trl.models.names import check_model_name, tiny_size
-from epo_trl.rollout import ContextBuilder, PromptTemplate
+from epo_trl.rollout import ContextBuilder, Engine, InStep, PromptTemplate, Response
 from epo_trl.rollout.demonstrations import ANSWER
-from epo_trl.rollout.loop import Generate
 from epo_trl.rollout.running_episode import RunningEpisode
 from epo_trl.rollout.spec import action_format
 from epo_trl.types import Episode, StopReason
@@ -78,14 +77,14 @@ def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen:
         EnvError: If the environment fails, or the task does not exist.
     """
     protocol, task_id = play_protocol(args, suite), find_task(args, suite)
-    context, policy = open_player(suite, args, model_args, protocol)
+    context, engine = open_player(suite, args, model_args, protocol)
     with contextlib.closing(suite.make_env()) as env:
         if args.is_model or args.show_prompt:
             check_first_task(env, task_id, args.seed, context, protocol)
         rules = protocol_settings(protocol, require_think=args.require_think)
         running = RunningEpisode(task_id, args.seed, env, rules)
         try:
-            play_turns(running, suite, args, context, policy, screen)
+            play_turns(running, suite, args, context, engine, screen)
         except (EOFError, KeyboardInterrupt):
             screen.say(f"stopped after {turns(len(running.turns))}; reward {total_reward(running):g}", "bold")
             return None
@@ -96,7 +95,7 @@ def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen:
 
 
 def play_turns(
-    running: RunningEpisode, suite: TaskSuite, args: PlayArguments, context: ContextBuilder, policy: Generate | None,
+    running: RunningEpisode, suite: TaskSuite, args: PlayArguments, context: ContextBuilder, engine: Engine | None,
     screen: Screen,
 ) -> None:  # fmt: skip
     """Plays a new episode to its end and shows it.
@@ -121,14 +120,15 @@ def play_turns(
             break
         if args.show_prompt:
             screen.prompt(tokenizer.decode(running.ids_to_continue()))
-        if policy:
-            responses, logprobs = policy([running.ids_to_continue()])
+        if engine:
+            engine.submit(0, running.ids_to_continue())
+            (response,) = engine.collect(None) or []
         else:
             answer = expert.act(running.observation, before) if expert else ("", screen.ask_action(number, before))
-            responses, logprobs = [encode_answer(context, *answer)], None
-        (text,) = tokenizer.batch_decode(responses, skip_special_tokens=True)
+            response = Response(0, encode_answer(context, *answer))
+        text = tokenizer.decode(response.ids, skip_special_tokens=True)
         with running.aborted_by_errors():
-            running.send_action(responses[0], text, logprobs[0] if logprobs else None, context)
+            running.send_action(response.ids, text, response.logprobs, context)
             assert running.turn is not None
             screen.response(number, running.turn, context.answer_start + text, typed=args.player == HUMAN)
             running.await_answer()
@@ -173,13 +173,14 @@ def find_task(args: PlayArguments, suite: TaskSuite) -> str:
 
 def open_player(
     suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, protocol: Protocol
-) -> tuple[ContextBuilder, Generate | None]:
-    """Returns the builder of the prompts, and the model; `None` if the player is not a model."""
+) -> tuple[ContextBuilder, Engine | None]:
+    """Returns the builder of the prompts, and the model's engine; `None` if the player is not a model."""
     if args.is_model:
         model_args.model_name_or_path = args.player
         shots = args.few_shot_of(suite, protocol.env_options)
         policy, context = load_player(suite, args, model_args, protocol, shots)
-        return context, policy.seeded(args.seed)
+        policy = policy.seeded(args.seed)
+        return context, policy if isinstance(policy, Engine) else InStep(policy)
     name, args = model_args.model_name_or_path, replace(args, action_format="tags")  # the format of `encode_answer`
     if not args.show_prompt:  # the prompts are empty: no history, and no length limit
         actions = action_format("tags", None, suite.tools, verbatim=suite.verbatim)

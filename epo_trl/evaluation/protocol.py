@@ -112,7 +112,110 @@ class Protocol:
         return cls(**data)
 
 
-_PROTOCOLS: dict[str, Protocol] = {}
+_ALFWORLD = Protocol(
+    name="alfworld50",
+    max_turns=50,
+    history_length=2,
+    temperature=0.4,
+    description="ALFWorld, whole fixed test lists (140 valid_seen, 134 valid_unseen), 50 turns. The EPO release has "
+    "the same turns, history and temperature, but plays 16 random games of a split.",
+)
+_ALFWORLD_PLAIN = replace(
+    _ALFWORLD,
+    name="alfworld-plain50",
+    history_length=0,
+    temperature=0.0,
+    context="concatenated",
+    prompt_template="plain",
+    description="The real ALFWorld games without help: the prompt has the task and the observations, no notes and no "
+    "admissible actions. The whole episode is the context. Whole fixed test lists (140 valid_seen, 134 valid_unseen), "
+    "50 turns, greedy decoding, as in the evaluation of BUTLER.",
+)
+_SCIENCEWORLD = Protocol(
+    name="strict30",
+    max_turns=30,
+    history_length=2,
+    temperature=0.4,
+    env_options={"simplification": "easy"},
+    description="ScienceWorld, 30 turns of our own counting, the engine's limit far above; solved means a score of "
+    "100. About half of the gold paths are longer than that, so 100 % cannot be reached.",
+)
+_SCIENCEWORLD_TINY = replace(
+    _SCIENCEWORLD,
+    name="scienceworld-tiny10",
+    max_turns=10,
+    history_length=8,
+    temperature=1.0,
+    description="ScienceWorld for a tiny model, 10 turns, sampled at the training temperature; strict success. Not "
+    "comparable with any published ScienceWorld number.",
+)
+_WEBSHOP = Protocol(
+    name="webshop-500",
+    max_turns=15,
+    history_length=2,
+    temperature=0.4,
+    description="WebShop, the 500 test goals, 15 turns; success is a reward of 1, and the score is 100 times the mean "
+    "reward. The paper allows 100 steps.",
+)
+_VARIANTS = (
+    replace(
+        _ALFWORLD,
+        name="alfworld20",
+        max_turns=20,
+        description="ALFWorld-style, generated games of small rooms for a small pretrained model: as alfworld50, with "
+        "20 turns. Not comparable with any published ALFWorld number.",
+    ),
+    replace(
+        _ALFWORLD,
+        name="alfworld-tiny20",
+        max_turns=20,
+        temperature=1.0,
+        description="ALFWorld-style, generated games for a tiny model, 20 turns, sampled at the training temperature: "
+        "colder, so small a model walks in circles. Not comparable with any published ALFWorld number.",
+    ),
+    replace(
+        _ALFWORLD,
+        name="alfworld-tiny50",
+        temperature=1.0,
+        description="The real ALFWorld games for a tiny model, whole fixed test lists (140 valid_seen, 134 "
+        "valid_unseen), 50 turns, sampled at the training temperature. The prompt holds notes that the environment "
+        "keeps for the agent, so it is not comparable with any published ALFWorld number.",
+    ),
+    replace(
+        _ALFWORLD_PLAIN,
+        name="alfworld-plain50-list",
+        prompt_template="plain_list",
+        description="As alfworld-plain50, and every observation comes with the list of the admissible actions.",
+    ),
+    replace(_SCIENCEWORLD, name="strict100", max_turns=100, description="ScienceWorld as in strict30, with 100 turns."),
+    replace(
+        _SCIENCEWORLD,
+        name="epo-released",
+        success_rule="ended-with-score",
+        env_options={**_SCIENCEWORLD.env_options, "engine_limit": 100},
+        description="The success rule of the EPO release, for comparison with its numbers only: an episode that the "
+        "engine ends at its move limit counts as solved if any score was made, so a script of `wait` wins.",
+    ),
+    replace(
+        _SCIENCEWORLD_TINY,
+        name="scienceworld-tiny20",
+        max_turns=20,
+        description="ScienceWorld as in scienceworld-tiny10, with 20 turns.",
+    ),
+    replace(
+        _WEBSHOP,
+        name="webshop-tiny10",
+        max_turns=10,
+        history_length=0,
+        temperature=1.0,
+        context="concatenated",
+        description="A generated shop for a tiny model, 10 turns, the whole episode is the context, sampled at the "
+        "training temperature. Not comparable with any published WebShop number.",
+    ),
+)
+_PROTOCOLS = {
+    one.name: one for one in (_ALFWORLD, _ALFWORLD_PLAIN, _SCIENCEWORLD, _SCIENCEWORLD_TINY, _WEBSHOP, *_VARIANTS)
+}
 
 
 def register_protocol(protocol: Protocol) -> Protocol:
@@ -146,133 +249,3 @@ def get_protocol(name: str) -> Protocol:
 def protocol_names() -> tuple[str, ...]:
     """Returns the names of all protocols in alphabetical order."""
     return tuple(sorted(_PROTOCOLS))
-
-
-register_protocol(
-    Protocol(
-        name="alfworld50",
-        max_turns=50,
-        history_length=2,
-        temperature=0.4,
-        description="ALFWorld, whole fixed test lists (140 valid_seen, 134 valid_unseen), 50 turns. The EPO release "
-        "has the same turns, history and temperature, but plays 16 random games of a split.",
-    )
-)
-register_protocol(
-    Protocol(
-        name="alfworld20",
-        max_turns=20,
-        history_length=2,
-        temperature=0.4,
-        description="ALFWorld-style, generated games of small rooms for a small pretrained model: as alfworld50, with "
-        "20 turns. Not comparable with any published ALFWorld number.",
-    )
-)
-register_protocol(
-    Protocol(
-        name="alfworld-tiny20",
-        max_turns=20,
-        history_length=2,
-        temperature=1.0,
-        description="ALFWorld-style, generated games for a tiny model, 20 turns, sampled at the training temperature: "
-        "colder, so small a model walks in circles. Not comparable with any published "
-        "ALFWorld number.",
-    )
-)
-register_protocol(
-    Protocol(
-        name="alfworld-tiny50",
-        max_turns=50,
-        history_length=2,
-        temperature=1.0,
-        description="The real ALFWorld games for a tiny model, whole fixed test lists (140 valid_seen, 134 "
-        "valid_unseen), 50 turns, sampled at the training temperature. The prompt holds notes that the environment "
-        "keeps for the agent, so it is not comparable with any published ALFWorld number.",
-    )
-)
-PLAIN50 = register_protocol(
-    Protocol(
-        name="alfworld-plain50",
-        max_turns=50,
-        history_length=0,
-        temperature=0.0,
-        context="concatenated",
-        prompt_template="plain",
-        description="The real ALFWorld games without help: the prompt has the task and the observations, no notes and "
-        "no admissible actions. The whole episode is the context. Whole fixed test lists (140 valid_seen, 134 "
-        "valid_unseen), 50 turns, greedy decoding, as in the evaluation of BUTLER.",
-    )
-)
-register_protocol(
-    replace(
-        PLAIN50,
-        name="alfworld-plain50-list",
-        prompt_template="plain_list",
-        description="As alfworld-plain50, and every observation comes with the list of the admissible actions.",
-    )
-)
-STRICT30 = register_protocol(
-    Protocol(
-        name="strict30",
-        max_turns=30,
-        history_length=2,
-        temperature=0.4,
-        env_options={"simplification": "easy"},
-        description="ScienceWorld, 30 turns of our own counting, the engine's limit far above; solved means a score of "
-        "100. About half of the gold paths are longer than that, so 100 % cannot be reached.",
-    )
-)
-register_protocol(
-    replace(STRICT30, name="strict100", max_turns=100, description="ScienceWorld as in strict30, with 100 turns.")
-)
-register_protocol(
-    replace(
-        STRICT30,
-        name="epo-released",
-        success_rule="ended-with-score",
-        env_options={**STRICT30.env_options, "engine_limit": 100},
-        description="The success rule of the EPO release, for comparison with its numbers only: an episode that the "
-        "engine ends at its move limit counts as solved if any score was made, so a script of `wait` wins.",
-    )
-)
-TINY10 = register_protocol(
-    replace(
-        STRICT30,
-        name="scienceworld-tiny10",
-        max_turns=10,
-        history_length=8,
-        temperature=1.0,
-        description="ScienceWorld for a tiny model, 10 turns, sampled at the training temperature; strict success. Not "
-        "comparable with any published ScienceWorld number.",
-    )
-)
-register_protocol(
-    replace(
-        TINY10,
-        name="scienceworld-tiny20",
-        max_turns=20,
-        description="ScienceWorld as in scienceworld-tiny10, with 20 turns.",
-    )
-)
-WEBSHOP = register_protocol(
-    Protocol(
-        name="webshop-500",
-        max_turns=15,
-        history_length=2,
-        temperature=0.4,
-        description="WebShop, the 500 test goals, 15 turns; success is a reward of 1, and the score is 100 times the "
-        "mean reward. The paper allows 100 steps.",
-    )
-)
-register_protocol(
-    replace(
-        WEBSHOP,
-        name="webshop-tiny10",
-        max_turns=10,
-        history_length=0,
-        temperature=1.0,
-        context="concatenated",
-        description="A generated shop for a tiny model, 10 turns, the whole episode is the context, sampled at the "
-        "training temperature. Not comparable with any published WebShop number.",
-    )
-)

@@ -18,7 +18,7 @@ from epo_trl.models.vllm_requests import VllmRequests
 
 
 class VllmPolicy(VllmRequests):
-    """Samples responses with vLLM: as an engine without a barrier, or called with prompts as a `Generate`.
+    """Samples responses with vLLM, an engine without a barrier.
 
     Args:
         llm: `vllm.LLM` engine.
@@ -39,15 +39,14 @@ class VllmPolicy(VllmRequests):
         self._begin(0, None)
 
     def _begin(self, seed: int, episodes: Sequence[int] | None) -> None:
-        self._seed, self._episodes, self._prompts = seed, episodes, 0
+        self._seed, self._episodes = seed, episodes
         self._turns: Counter[int] = Counter()
 
     def seeded(self, seed: int, episodes: Sequence[int] | None = None) -> VllmPolicy:
         """Returns a copy of the policy with its own seeds.
 
         Args:
-            seed: Seed of all of them. Each prompt of each call gets another one, each request of an engine one that
-                depends on its episode and turn alone.
+            seed: Seed of all of them. That of a request depends on its episode and turn alone.
             episodes: Numbers that tell the episodes of a rollout apart; by default their indices.
         """
         other = copy.copy(self)
@@ -64,18 +63,7 @@ class VllmPolicy(VllmRequests):
         self._turns[number] += 1
         episode = number if self._episodes is None else self._episodes[number]
         seed = random.Random(f"{self._seed}, {episode}, {self._turns[number]}").randrange(2**62)
-        return self._params(seed=seed, **self._sampling)
-
-    def __call__(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], None]:
-        """Samples one response per prompt, including the end-of-turn token."""
-        params = []
-        for _ in prompt_ids:
-            # vLLM's seeds are signed 64-bit integers; its sampling filters are off by default
-            params.append(self._params(seed=(self._seed + self._prompts) % 2**63, **self._sampling))
-            self._prompts += 1
-        prompts = [{"prompt_token_ids": ids} for ids in prompt_ids]
-        outputs = self.llm.generate(prompts, params, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs], None
+        return self._params(seed=seed, **self._sampling)  # vLLM's sampling filters are off by default
 
 
 def load_vllm_policy(
