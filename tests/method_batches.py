@@ -1,4 +1,4 @@
-"""Batches made by hand for methods that shape advantages, on one rank and cut over two."""
+"""Batches made by hand for methods, on one rank and cut over two."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epo_trl.methods import Batch, Comm, Method, ModifiedAdvantages, Need, TokenScores
+from epo_trl.methods import Batch, Comm, Method, MicroBatch, ModifiedAdvantages, Need, TokenScores
 
 STATISTICS = {"top_p_entropy": Need.TOP_P, "mean_discriminator": Need.DISCRIMINATOR}
 
@@ -35,6 +35,26 @@ def batch_of(turn_ids: Any, *, logps: Any = None, entropy: Any = None, **others:
     scored = any(x is not None for x in (logps, entropy, *statistics.values()))
     scores = scores_of(logps, entropy, **statistics) if scored else None
     return Batch((), turn_rewards=rewards, group_advantages=rewards[:, 0], turn_ids=ids, scores=scores, **fields)
+
+
+def micro_of(turn_ids: Any, *, num_episodes: float = 1.0, **fields: Any) -> MicroBatch:
+    """Returns a micro-batch of (b, T) `turn_ids`, -1 on padding; NaN and a mask everywhere but there by default."""
+    ids = torch.as_tensor(turn_ids)
+    unknown = dict.fromkeys(("logps", "entropy", "old_logps", "advantages"), torch.full(ids.shape, torch.nan))
+    given = {"turn_ids": ids, "mask": (ids >= 0).long(), "policy_mean": torch.sum, **fields}
+    return MicroBatch(**{**unknown, **given}, num_episodes=torch.tensor(num_episodes))
+
+
+def record_calls(owner: Any, name: str) -> list[tuple[tuple[Any, ...], Any]]:
+    """Returns the list to which each call of a method from now on adds its arguments and its result."""
+    calls, original = [], getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append((args, original(*args, **kwargs)))
+        return calls[-1][1]
+
+    setattr(owner, name, call)
+    return calls
 
 
 def random_batch(rows: int = 8, width: int = 12, *, rl_step: int = 0) -> tuple[Tensor, Batch]:

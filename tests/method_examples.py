@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import torch
 
 from epo_trl.methods import Method, ModifiedAdvantages, Need
+from epo_trl.methods.ref_nucleus import ReferenceNucleus
+from epo_trl.methods.siren import SIREN
 
 
 @dataclass
@@ -127,6 +129,26 @@ class Stubborn(Method):
     def check(self, args):
         if args.temperature != 1:
             raise ValueError(f"temperature: expected 1 with Stubborn, got {args.temperature}")
+
+
+@dataclass
+class Broken(Method):
+    def __post_init__(self):
+        self.nothing += 1
+
+
+@dataclass
+class Demanding(Method):
+    config_fields: ClassVar[tuple[str, ...]] = ("nothing",)
+
+    nothing: int = 0
+
+
+@dataclass
+class OtherNuclei(ReferenceNucleus, SIREN):
+    """A method with both nuclei, whose settings are its own."""
+
+    needs: ClassVar[frozenset[Need]] = ReferenceNucleus.needs | SIREN.needs
 
 
 @dataclass

@@ -10,6 +10,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 import torch
+from method_batches import record_calls
 from peft import LoraConfig, PeftModel
 from rich.console import Console
 from trainer_kit import make_episode, make_episodes, make_model, make_ppo, make_trainer, toy_tokenizer
@@ -308,15 +309,15 @@ def test_the_saved_critics_of_archer_judge_recorded_turns_as_the_run_would(tmp_p
     kwargs = {"archer": {"hidden_size": 32, "learning_rate": 0.01}}
     trainer = make_trainer(tmp_path / "run", credit="archer", context=context, method_kwargs=kwargs, **settings)
     trainer.play = lambda tasks, **kwargs: make_episodes()
-    seen, credit = [], trainer.methods["archer"].credit
-    trainer.methods["archer"].credit = lambda batch: seen.append(batch.features) or credit(batch)
+    calls = record_calls(trainer.methods["archer"], "credit")
     trainer.train()
+    played = calls[-1][0][0].features
     episodes = [episode for episode in make_episodes() if episode.is_usable]
     start = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "start")
     features = ReferenceFeatures(start, trainer.rules.context)(episodes)
-    assert features.turn_mask.sum() == seen[-1].turn_mask.sum() > 5
+    assert features.turn_mask.sum() == played.turn_mask.sum() > 5
     for part in ("states", "actions"):
-        found, expected = (getattr(one, part)[one.turn_mask] for one in (features, seen[-1]))
+        found, expected = (getattr(one, part)[one.turn_mask] for one in (features, played))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     given = {"seed": trainer.args.seed, "warmup_rl_steps": 9, **kwargs["archer"]}
     method = load_archer(tmp_path / "run" / "checkpoint-2" / LEARNED, given)
@@ -336,57 +337,76 @@ def test_the_saved_critics_of_archer_judge_recorded_turns_as_the_run_would(tmp_p
 # --------------------------------------------------------------------------------------------------------- command
 
 
-SMALL = "--audit_tasks 2 --audit_round 2 --audit_group 2 --audit_episodes 1 --audit_continuations 2".split()
+SMALL = {"tasks": 2, "round": 2, "group": 2, "episodes": 1, "continuations": 2}
+PPO = ("--algorithm", "ppo", "--num_generations", "1")
+
+
+class Run:
+    """A folder with a tiny policy for the trap, and the config that it belongs to."""
+
+    def __init__(self, path):
+        suite, self.folder, self.config = TrapSuite(), path / "run", path / "trap.yaml"
+        self.tokenizer = build_tokenizer(corpus(suite, "corridor"))
+        self.model = build_model(self.tokenizer, hidden_size=32, heads=2)
+        self.save(self.folder)
+        settings = "environment: trap\nprompt_template: corridor\nrequire_think: false\nmax_turns: 3\nuse_cpu: true\n"
+        settings += "max_prompt_length: 64\nmax_completion_length: 4\nhistory_length: 0\noutput_dir: x\n"
+        self.config.write_text(settings, encoding="utf-8")
+
+    def save(self, folder):
+        for part in (self.model, self.tokenizer):
+            part.save_pretrained(folder)
+
+    def save_critic(self, **parts):
+        critic = Critic(self.model.config.hidden_size, copied_backbone(self.model), **parts)
+        for head in filter(None, (critic.head, critic.token_head)):
+            torch.nn.init.normal_(head.weight)
+        save_critic(str(self.folder), critic, critic.state_dict(), "")
+
+    def audit(self, *words, policy=None, **plan):
+        """Runs the command with a small plan."""
+        words = [*words, *(word for name, x in {**SMALL, **plan}.items() for word in (f"--audit_{name}", str(x)))]
+        assert main(["audit-credit", str(policy or self.folder), "--config", str(self.config), *words]) == 0
+
+    def refused(self, capsys, *words, **plan):
+        """Returns the error of a command that fails."""
+        with pytest.raises(SystemExit):
+            self.audit(*words, **plan)
+        return capsys.readouterr().err
+
+    def read(self, name, folder=None):
+        return json.loads(((folder or self.folder) / "credit_audit" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Returns a folder with a tiny policy for the trap, and the config that it belongs to."""
-    suite = TrapSuite()
-    tokenizer = build_tokenizer(corpus(suite, "corridor"))
-    model = build_model(tokenizer, hidden_size=32, heads=2)
-    for part in (model, tokenizer):
-        part.save_pretrained(tmp_path / "run")
-    config = tmp_path / "trap.yaml"
-    settings = "environment: trap\nprompt_template: corridor\nrequire_think: false\nmax_turns: 3\nuse_cpu: true\n"
-    settings += "max_prompt_length: 64\nmax_completion_length: 4\nhistory_length: 0\noutput_dir: x\n"
-    config.write_text(settings, encoding="utf-8")
-    return tmp_path / "run", config
+    return Run(tmp_path)
 
 
 def test_the_command_writes_its_results_and_continues_where_it_stopped(run, capsys, monkeypatch):
-    folder, config = run
-    words = ["audit-credit", str(folder), "--config", str(config), "--audit_tasks", "4", "--audit_round", "2"]
-    words += ["--audit_group", "2", "--audit_episodes", "1", "--audit_continuations", "2"]
-    assert main([*words, "--audit_minutes", "0.0001"]) == 0
-    files = folder / "credit_audit"
+    files = run.folder / "credit_audit"
+    run.audit(tasks=4, minutes=0.0001)
     assert (files / "round-000.json").is_file() and not (files / "round-001.json").is_file()
     first = (files / "round-000.json").read_bytes()
-    assert main(words) == 0
+    run.audit(tasks=4)
     assert (files / "round-000.json").read_bytes() == first
-    report = json.loads((files / "report.json").read_text(encoding="utf-8"))
+    report = run.read("report")
     assert report["tasks"] == 4 and report["episodes"] == 8 and report["turns"] == 12
     assert {"grpo", "gigpo", "hgpo", "rloo"} <= report["agreements"].keys()
     assert "archer" in report["left_out"]
     assert "| grpo |" in (files / "report.md").read_text(encoding="utf-8")
     assert (files / "report.png").stat().st_size > 1000
     monkeypatch.setattr("epo_trl.credit_audit.program.play_round", None)  # nothing is left to play
-    assert main(words) == 0
-    with pytest.raises(SystemExit):
-        main([*words, "--audit_continuations", "4"])
-    assert "where plan_continuations is 2, now 4" in capsys.readouterr().err
+    run.audit(tasks=4)
+    assert "where plan_continuations is 2, now 4" in run.refused(capsys, tasks=4, continuations=4)
 
 
 def test_more_tasks_extend_an_audit_and_fewer_lose_nothing(run, monkeypatch):
-    folder, config = run
-    words = ["audit-credit", str(folder), "--config", str(config), "--audit_round", "2", "--audit_group", "2"]
-    words += ["--audit_episodes", "1", "--audit_continuations", "2", "--audit_tasks"]
-
     def tasks_of_rounds(count):
-        assert main([*words, str(count)]) == 0
-        rounds = [json.loads(path.read_text()) for path in sorted((folder / "credit_audit").glob("round-*.json"))]
+        run.audit(tasks=count)
+        rounds = [run.read(path.stem) for path in sorted((run.folder / "credit_audit").glob("round-*.json"))]
         assert all(set(one["task"]) == set(one["tasks"]) for one in rounds)
-        return [one["tasks"] for one in rounds], json.loads((folder / "credit_audit" / "report.json").read_text())
+        return [one["tasks"] for one in rounds], run.read("report")
 
     (first, [third]), report = tasks_of_rounds(3)
     assert report["tasks"] == 3
@@ -398,67 +418,47 @@ def test_more_tasks_extend_an_audit_and_fewer_lose_nothing(run, monkeypatch):
 
 
 def test_an_audit_does_not_continue_with_another_template(run, tmp_path, capsys):
-    folder, config = run
     copied = shutil.copytree(TEMPLATES / "corridor", tmp_path / "own")
-    words = ["audit-credit", str(folder), "--config", str(config), "--prompt_template", str(copied), *SMALL]
-    assert main(words) == 0
+    run.audit("--prompt_template", str(copied))
     (copied / "first.txt").write_text("{place} {task}")
-    with pytest.raises(SystemExit):
-        main(words)
-    assert re.search("audit_folder: expected a folder of this audit.* where template is", capsys.readouterr().err)
+    error = run.refused(capsys, "--prompt_template", str(copied))
+    assert re.search("audit_folder: expected a folder of this audit.* where template is", error)
 
 
 def test_the_credits_of_a_critic_are_audited_too(run, capsys):
-    folder, config = run
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    critic = Critic(model.config.hidden_size, copied_backbone(model))
-    torch.nn.init.normal_(critic.head.weight)
-    save_critic(str(folder), critic, critic.state_dict(), "")
-    words = ["audit-credit", str(folder), "--config", str(config), *SMALL]
-    assert main([*words, "--algorithm", "ppo", "--num_generations", "1"]) == 0
-    found = json.loads((folder / "credit_audit" / "round-000.json").read_text(encoding="utf-8"))["credits"]
+    run.save_critic()
+    run.audit(*PPO)
+    found = run.read("round-000")["credits"]
     assert {"turn", "token", "outcome", "turn, lambda 0"} <= found.keys()
     assert np.std(found["turn, lambda 0"]) > 0 and found["turn, lambda 0"] != found["turn"]
-    for others in (["--algorithm", "ppo", "--num_generations", "1", "--gae_lambda", "0.5"], []):
-        with pytest.raises(SystemExit):
-            main([*words, *others])
-        assert "where credit outcome is {'gamma': 1.0, 'gae_lambda': 1.0}, now" in capsys.readouterr().err
+    for others in ((*PPO, "--gae_lambda", "0.5"), ()):
+        assert "where credit outcome is {'gamma': 1.0, 'gae_lambda': 1.0}, now" in run.refused(capsys, *others)
 
 
 def test_archers_critics_are_a_row_of_the_audit(run):
     """The critics are those of a checkpoint; the reference policy is the model in the config."""
-    folder, config = run
-    checkpoint = folder / "checkpoint-1"
-    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(checkpoint)
-    build_tokenizer(corpus(TrapSuite(), "corridor")).save_pretrained(checkpoint)
+    checkpoint = run.folder / "checkpoint-1"
+    run.save(checkpoint)
     some = Transitions(*(torch.randn(4, 32) for _ in range(2)), torch.rand(4), torch.randn(4, 32), torch.ones(4) > 0)
-    critics = TwinCritics(CriticSettings(1.0, 0.1, 0.1, 8, 1, 4, 9, 0), some)
+    critics = TwinCritics(CriticSettings(gamma=1.0, learning_rate=0.1, hidden_size=8, critic_epochs=1), some)
     critics.add(some)
     critics.learn(0)
     torch.save({"archer": critics.state_dict()}, checkpoint / LEARNED)
-    words = ["audit-credit", str(checkpoint), "--config", str(config), "--model_name_or_path", str(folder)]
-    words += ["--credit", "archer", "--method_kwargs", '{"archer": {"hidden_size": 8}}', *SMALL]
-    assert main(words) == 0
-    report = json.loads((checkpoint / "credit_audit" / "report.json").read_text(encoding="utf-8"))
+    settings = ("--credit", "archer", "--method_kwargs", '{"archer": {"hidden_size": 8}}')
+    run.audit("--model_name_or_path", str(run.folder), *settings, policy=checkpoint)
+    report = run.read("report", checkpoint)
     assert "archer" in report["agreements"] and "archer" not in report["left_out"]
-    found = json.loads((checkpoint / "credit_audit" / "round-000.json").read_text(encoding="utf-8"))["credits"]
-    assert np.std(found["archer"]) > 0
+    assert np.std(run.read("round-000", checkpoint)["credits"]["archer"]) > 0
 
 
 def test_of_a_critic_with_two_heads_each_token_gets_the_value_of_its_head(run):
     """The first head alone decides `turn`, both decide `vetta`; credits of one head for all tokens are left out."""
-    folder, config = run
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    critic = Critic(model.config.hidden_size, copied_backbone(model), token_head=True)
-    for head in (critic.head, critic.token_head):
-        torch.nn.init.normal_(head.weight)
-    save_critic(str(folder), critic, critic.state_dict(), "")
-    words = ["audit-credit", str(folder), "--config", str(config), *SMALL, "--algorithm", "ppo"]
-    assert main([*words, "--num_generations", "1", "--credit", "vetta"]) == 0
-    report = json.loads((folder / "credit_audit" / "report.json").read_text(encoding="utf-8"))
+    run.save_critic(token_head=True)
+    run.audit(*PPO, "--credit", "vetta")
+    report = run.read("report")
     assert {"vetta", "turn", "turn, lambda 0"} <= report["agreements"].keys()
     assert {"token", "outcome"} <= report["left_out"].keys()
-    found = json.loads((folder / "credit_audit" / "round-000.json").read_text(encoding="utf-8"))["credits"]
+    found = run.read("round-000")["credits"]
     assert np.std(found["vetta"]) > 0 and found["vetta"] != found["turn"]
 
 
@@ -468,8 +468,6 @@ def test_the_audit_samples_as_training_does(run, monkeypatch, capsys):
 
     names = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "typical_p"]
     monkeypatch.setattr("epo_trl.credit_audit.program.play_round", stop)
-    folder, config = run
-    words = ["audit-credit", str(folder), "--config", str(config), *SMALL, "--temperature", "0.9", "--audit_folder"]
     others = ["--top_p", "0.5", "--min_p", "0.1", "--repetition_penalty", "1.2"]
     more = ["--generation_kwargs", '{"typical_p": 0.7}']
     for name, given, expected in (
@@ -479,21 +477,10 @@ def test_the_audit_samples_as_training_does(run, monkeypatch, capsys):
         ("a", ["--top_p", "0.5"], "where top_p is 1.0, now 0.5"),
         ("d", ["--use_vllm", "true", *more], "generation_kwargs: expected none with use_vllm, got {'typical_p': 0.7}"),
     ):
-        with pytest.raises(SystemExit):
-            main([*words, str(folder / name), *given])
-        assert expected in capsys.readouterr().err
+        assert expected in run.refused(capsys, "--temperature", "0.9", *given, folder=run.folder / name)
 
 
 def test_a_command_that_cannot_work_says_why(run, capsys):
-    folder, config = run
-    for words, message in (
-        ([str(folder / "nowhere"), "--config", str(config)], "RUN: expected the output folder of a run"),
-        (
-            [str(folder), "--config", str(config), "--audit_continuations", "3"],
-            "continuations: expected an even number",
-        ),
-        ([str(folder), "--config", str(config), "--algorithm", "ppo", "--num_generations", "1"], "critic.safetensors"),
-    ):
-        with pytest.raises(SystemExit):
-            main(["audit-credit", *words])
-        assert message in capsys.readouterr().err
+    assert "continuations: expected an even number" in run.refused(capsys, continuations=3)
+    assert "critic.safetensors" in run.refused(capsys, *PPO)
+    assert "RUN: expected the output folder of a run" in run.refused(capsys, policy=run.folder / "nowhere")

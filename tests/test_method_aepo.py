@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from method_batches import batch_of
+from method_batches import batch_of, micro_of
+from run_kit import weights
 from trainer_kit import difference, make_episodes, make_trainer
 
-from epo_trl.methods import MicroBatch
 from epo_trl.methods.aepo import AEPO
 
 
@@ -42,8 +42,7 @@ def test_tokens_clipped_from_above_keep_the_gradient_of_the_papers_loss_and_no_o
         return -torch.min(ratio * advantages, kept * advantages).sum()
 
     def ours(logps):
-        ones = torch.ones_like(old)
-        micro = MicroBatch(logps, ones, old, advantages, ones.long(), ones, torch.tensor(1.0), lambda x: x.sum())
+        micro = micro_of(torch.zeros(1, 6), logps=logps, old_logps=old, advantages=advantages)
         return trl(logps) + AEPO(epsilon_high=high).loss(micro)
 
     (value, plain), (want_value, want), (got_value, got) = gradient(trl), gradient(paper), gradient(ours)
@@ -55,7 +54,7 @@ def test_tokens_clipped_from_above_keep_the_gradient_of_the_papers_loss_and_no_o
 def test_the_second_update_goes_further_however_the_batch_is_cut(tmp_path):
     """A narrow clip: the first update takes tokens beyond it."""
 
-    def weights(keep, size=8):
+    def trained(keep, size=8):
         trainer = make_trainer(
             tmp_path, epo_lambda=0.0, entropy_method=["aepo"], method_kwargs={"aepo": {"keep_clipped": keep}},
             per_device_train_batch_size=size, gradient_accumulation_steps=8 // size, num_iterations=2, max_steps=2,
@@ -64,7 +63,7 @@ def test_the_second_update_goes_further_however_the_batch_is_cut(tmp_path):
         trainer.args.optim = "sgd"
         trainer.play = lambda tasks, **_: make_episodes()
         trainer.train()
-        return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        return weights(trainer)
 
-    whole, cut, without = weights(True), weights(True, 2), weights(False)
+    whole, cut, without = trained(True), trained(True, 2), trained(False)
     assert difference(whole, cut) < 1e-4 < 1e-3 < difference(whole, without)

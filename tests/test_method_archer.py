@@ -4,24 +4,22 @@ from dataclasses import replace
 
 import pytest
 import torch
+from method_batches import batch_of_turns, record_calls
 from run_kit import assert_bit_equal, logged, weights
-from trainer_kit import difference, make_config, make_episodes, make_model, make_ppo, make_trainer, saved
+from trainer_kit import difference, make_episodes, make_model, make_ppo, make_trainer, saved
 
 from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on
-from epo_trl.methods import Batch, Comm, StepSummary
+from epo_trl.methods import Comm, StepSummary
 from epo_trl.methods.archer import ArCHer, transitions
 from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.methods.twin_critics import CriticSettings, Transitions, TwinCritics
-from epo_trl.trainers import EPOPPOConfig
 from epo_trl.types import Episode, StopReason, Turn
 
 WIDTH = 3
 
 
 def settings(**changes):
-    given = {"gamma": 0.9, "polyak": 0.1, "learning_rate": 1e-3, "hidden_size": 16, "critic_epochs": 2,
-             "batch_size": 4, "replay_size": 100, "seed": 0}  # fmt: skip
-    return CriticSettings(**{**given, **changes})
+    return CriticSettings(**{"hidden_size": 16, "critic_epochs": 2, "batch_size": 4, "replay_size": 100, **changes})
 
 
 def some_transitions(count=6, seed=0):
@@ -210,19 +208,12 @@ EPISODES = [
 
 def batch_of(episodes=EPISODES, **changes):
     """Returns a batch with 10 i + k as the features of turn k of episode i, and 100 more of its action."""
-    turn_ids, rewards = torch.full((len(episodes), 4), -1), torch.zeros(len(episodes), 2)
-    for i, one in enumerate(episodes):
-        for k, turn in enumerate(one.turns):
-            turn_ids[i, 2 * k : 2 * k + 2] = k
-            rewards[i, k] = turn.reward * one.is_usable
-    usable = torch.tensor([[one.is_usable] for one in episodes])
-    there = torch.tensor([[k < len(one.turns) for k in range(2)] for one in episodes]) & usable
-    number = 10.0 * torch.arange(len(episodes)).unsqueeze(1) + torch.arange(2)
+    batch = batch_of_turns(episodes, [0] * len(episodes))
+    there = batch.mask[:, ::2].bool()
+    number = 10.0 * torch.arange(len(episodes)).unsqueeze(1) + torch.arange(there.shape[1])
     states = (number * there).unsqueeze(2).expand(-1, -1, WIDTH)
     features = TurnFeatures(states, (states + 100) * there.unsqueeze(2), there)
-    mask = ((turn_ids >= 0) & usable).long()
-    none = torch.zeros(len(episodes))
-    return Batch(episodes, none, rewards, none, turn_ids, mask, turn_features=features, **changes)
+    return replace(batch, turn_features=features, **changes)
 
 
 def test_what_came_of_each_turn_by_hand():
@@ -315,14 +306,13 @@ def test_features_are_hidden_states_of_the_policy_at_the_start(tmp_path, context
     trainer = trainer_of(tmp_path, context=context, per_device_train_batch_size=2, gradient_accumulation_steps=4,
                          max_steps=3, learning_rate=0.05, **lora)  # fmt: skip
     trainer.play = lambda tasks, **kwargs: make_episodes()
-    before, seen, credit = weights(trainer), [], trainer.methods["archer"].credit
-    trainer.methods["archer"].credit = lambda batch: seen.append(batch.features) or credit(batch)
+    before, calls = weights(trainer), record_calls(trainer.methods["archer"], "credit")
     trainer.train()
     assert difference(before, weights(trainer)) > 1e-3
     model = saved(make_model(), tmp_path / "again")
     with torch.no_grad():
         states, actions = plain_features(model, make_episodes(), context)
-    for features in (seen[0], seen[-1]):
+    for features in (calls[0][0][0].features, calls[-1][0][0].features):
         torch.testing.assert_close(features.states[features.turn_mask], states, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(features.actions[features.turn_mask], actions, rtol=1e-4, atol=1e-5)
         assert not features.states[~features.turn_mask].any() and not features.actions[~features.turn_mask].any()
@@ -338,10 +328,6 @@ def test_replay_grows_over_rl_steps_and_an_unhelpful_batch_is_judged_as_a_whole(
 
 
 def test_what_makes_no_sense_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="credit: .*uses the critic .*got 'archer'"):
-        make_config(tmp_path, kind=EPOPPOConfig, credit="archer")
-    with pytest.raises(ValueError, match="reward_funcs: expected none with 'archer'"):
-        trainer_of(tmp_path, reward_funcs=lambda completions, **kwargs: [0.0] * len(completions))
     with pytest.raises(ValueError, match="credit: .*got 'archer', .*Save the model and pass its path"):
         trainer_of(tmp_path, model=make_model())
     assert make_ppo(tmp_path).ref_model is None and make_trainer(tmp_path).ref_model is None

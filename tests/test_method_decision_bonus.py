@@ -2,30 +2,15 @@
 
 import pytest
 import torch
-from method_batches import scores_of
+from method_batches import batch_of, micro_of
 from trainer_kit import catch_step, difference, make_trainer, with_episodes
 
-from epo_trl.methods import Batch, Comm, MicroBatch, StepSummary
-from epo_trl.methods.decision_bonus import DecisionBonus
-from epo_trl.methods.decisions import decision_metrics, decision_tokens
+from epo_trl.methods import StepSummary
+from epo_trl.methods.decision_bonus import DecisionBonus, decision_metrics, decision_tokens
 
 ENTROPY = torch.tensor([[0.1, 2.0, 0.3, 9.0], [1.0, 0.0, 9.0, 9.0]])
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
-TURNS = torch.tensor([[0, 0, 1, 1], [0, 0, 0, -1]])
-
-
-def batch_of(entropy, mask, ranks=None):
-    nothing = torch.zeros(len(entropy))
-    return Batch(
-        (),
-        nothing.long(),
-        nothing,
-        nothing,
-        TURNS[: len(entropy)],
-        mask,
-        ranks or Comm(),
-        scores=scores_of(entropy=entropy),
-    )
+TURNS = [[0, 0, 1, 1], [0, 0, 0, -1]]
 
 
 def trainer_of(folder, kwargs, **changes):
@@ -50,22 +35,21 @@ def trainer_of(folder, kwargs, **changes):
 )
 def test_decisions_by_hand(settings, decisions):
     """What the mask leaves out never counts, whatever its entropy is."""
-    got = decision_tokens(batch_of(ENTROPY, MASK), **settings)
+    got = decision_tokens(batch_of(TURNS, entropy=ENTROPY, mask=MASK), **settings)
     assert ENTROPY[got].tolist() == pytest.approx(decisions) and not (got & ~MASK.bool()).any()
 
 
 def test_of_equal_entropies_at_the_cut_the_first_are_decisions():
-    entropy = torch.tensor([[2.0, 1.0, 1.0, 0.5]])
-    got = decision_tokens(batch_of(entropy, torch.ones(1, 4).long()), top_share=0.5)
+    got = decision_tokens(batch_of([[0, 0, 0, 0]], entropy=[[2.0, 1.0, 1.0, 0.5]]), top_share=0.5)
     assert got.tolist() == [[True, True, False, False]]
 
 
 def test_metrics_by_hand():
-    batch = batch_of(ENTROPY, MASK)
+    batch = batch_of(TURNS, entropy=ENTROPY, mask=MASK)
     assert decision_metrics(decision_tokens(batch, threshold=0.5), batch) == pytest.approx(
         {"entropy/decision_tokens": 1.5, "entropy/forced_tokens": 0.4 / 3, "entropy/decision_share": 0.4}
     )
-    empty = batch_of(ENTROPY, torch.zeros_like(MASK))
+    empty = batch_of(TURNS, entropy=ENTROPY, mask=torch.zeros_like(MASK))
     for settings in ({"threshold": 0.5}, {"top_share": 0.5}):
         assert decision_metrics(decision_tokens(empty, **settings), empty) == {"entropy/decision_share": 0.0}
 
@@ -77,13 +61,11 @@ def test_the_bonus_by_hand():
     """Weight 0.6 falling to 0 over 4 RL steps: 0.4 at step 1. Turns of two tokens and of one, then one of two."""
     method = DecisionBonus(weight=0.6, threshold=0.25, schedule="linear", end_weight=0.0)
     advantages = torch.randn(2, 4)
-    shaped = method.modify_advantages(advantages, batch_of(ENTROPY, MASK))
+    shaped = method.modify_advantages(advantages, batch_of(TURNS, entropy=ENTROPY, mask=MASK))
     assert shaped.advantages is advantages
     now = (ENTROPY + 1).requires_grad_()  # after an update; which tokens are decisions does not change
-    micro = MicroBatch(
-        now, now, now, now, TURNS, MASK, torch.tensor(2.0), lambda x: x.sum(), rl_step=1, total_rl_steps=4,
-        token_annotations=shaped.token_annotations,
-    )  # fmt: skip
+    micro = micro_of(TURNS, entropy=now, mask=MASK, num_episodes=2.0, rl_step=1, total_rl_steps=4,
+                     token_annotations=shaped.token_annotations)  # fmt: skip
     loss = method.loss(micro)
     assert loss.item() == pytest.approx(-0.4 * (3.0 / 2 / 2 / 2 + 1.3 / 2 / 2 + 2.0 / 2 / 2))
     loss.backward()

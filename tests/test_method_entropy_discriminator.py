@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 import pytest
 import torch
 from fused_heads import head_of
-from method_batches import batch_of
+from method_batches import batch_of, record_calls
 from plain_steps import assert_gradient, plain_tokens, step_of
 from trainer_kit import compute_in_float64, make_model, make_trainer, with_episodes
 
@@ -86,13 +86,13 @@ def test_it_is_computed_in_parts(monkeypatch):
 
 def test_only_collection_pays_for_it(tmp_path):
     trainer = with_episodes(make_trainer(tmp_path, entropy_method=["clip-v"]))
-    seen, loss = [], trainer.methods["clip-v"].loss
-    trainer.methods["clip-v"].loss = lambda micro: seen.append(micro) or loss(micro)
+    calls = record_calls(trainer.methods["clip-v"], "loss")
     trainer.args.max_steps = 1
     trainer.train()
-    assert len(seen) == 1 and not seen[0].head
+    [((micro,), _)] = calls
+    assert not micro.head
     with pytest.raises(InputError, match="needs: .*DISCRIMINATOR"):
-        seen[0].statistic(Need.DISCRIMINATOR)
+        micro.statistic(Need.DISCRIMINATOR)
 
 
 # --------------------------------------------------------------------------------------------------------- in a trainer

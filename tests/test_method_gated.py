@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from run_kit import logged
-from trainer_kit import catch_step, make_episodes, make_trainer
+from trainer_kit import catch_step, make_episodes, make_trainer, results_of
 
 from epo_trl.methods import Comm, StepSummary
 from epo_trl.methods.gated import Gated
@@ -48,9 +48,8 @@ def test_by_hand():
 def test_the_advantage_is_that_of_the_gated_return_in_its_group(tmp_path):
     """Of group 0 the first and the last solve the task: 10 + 0.5 * 3 turns of 1, and 9.8 + 0.5 * 2 turns of 1."""
     trainer = trainer_of(tmp_path, credit="gated", scale_rewards="none", **SETTINGS)
-    seen, original = [], trainer._method_batch
-    trainer._method_batch = lambda *args: seen.append(original(*args)) or seen[-1]
+    batches = results_of(trainer, "_method_batch")
     catch_step(trainer)
     returns = torch.tensor([11.5, -0.1, 0.0, 10.8])
-    torch.testing.assert_close(seen[0].group_advantages[:4], returns - returns.mean(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(batches[0].group_advantages[:4], returns - returns.mean(), rtol=0, atol=1e-5)
     assert logged(trainer, "gated/open") == [pytest.approx(3 / 7)]

@@ -6,7 +6,6 @@ import pytest
 import torch
 from trainer_kit import difference, make_config, make_episodes, make_trainer
 
-from epo_trl.methods import build_methods
 from epo_trl.methods.gspo import TurnGSPO
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -102,11 +101,3 @@ def test_with_one_update_on_each_batch_nothing_changes_and_a_warning_says_so(tmp
 def test_the_warning_comes_where_every_batch_ends_with_an_update(tmp_path, recwarn, passes, warned):
     make_config(tmp_path, policy_method="gspo", **passes)
     assert any("'gspo' with one update" in str(warning.message) for warning in recwarn) is warned
-
-
-def test_it_reaches_the_model_card(tmp_path):
-    args = make_config(tmp_path, policy_method="gspo", num_iterations=2)
-    assert (
-        "GSPO](https://arxiv.org/abs/2507.18071) with a ratio per turn"
-        in build_methods(args, critic=False).model_card_text()
-    )

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 from fused_heads import IDS, PROMPTS, RESPONSE, TURNS, disturbed, head_of, nucleus_entropy_of
+from method_batches import micro_of
 from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import (
     catch_step,
     difference,
     give_credit,
     largest,
-    make_config,
     make_episodes,
     make_model,
     make_ppo,
@@ -21,7 +21,7 @@ from trainer_kit import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
-from epo_trl.methods import Method, MicroBatch, Need, StepSummary
+from epo_trl.methods import Need, StepSummary
 from epo_trl.methods.ref_nucleus import ReferenceNucleus
 from epo_trl.trainers.batches import layout_in
 from epo_trl.trainers.scoring import fused_head
@@ -64,22 +64,18 @@ def test_temperature_scale_and_cap_come_in_the_heads_order():
     assert nucleus_entropy(head, torch.tensor([[0, 1]])).tolist() == pytest.approx([wanted])
 
 
-def micro_of(entropy, inside, choice, **changes):
-    """Returns one episode with one turn of sampled tokens and a last token that does not count."""
+def row_of(entropy, inside, choice, **changes):
+    """Returns a micro-batch of one turn of sampled tokens and a last token that does not count."""
     entropy, inside = (torch.tensor([[*x, 9.0]], requires_grad=True) for x in (entropy, inside))
-    mask = torch.ones_like(entropy)
-    mask[0, -1] = 0
-    return MicroBatch(
-        logps=entropy, entropy=entropy, old_logps=entropy, advantages=entropy, turn_ids=torch.zeros_like(mask).long(),
-        mask=mask, num_episodes=torch.tensor(1.0), policy_mean=torch.sum, head={Need.NUCLEUS: inside},
-        token_annotations={"choice": torch.tensor([[*choice, True]])}, **changes,
-    )  # fmt: skip
+    marks = {"choice": torch.tensor([[*choice, True]])}
+    ids = [[*(0 for _ in choice), -1]]
+    return micro_of(ids, entropy=entropy, head={Need.NUCLEUS: inside}, token_annotations=marks, **changes)
 
 
 def test_the_term_and_its_metrics_by_hand():
     """Four tokens, two of them with a choice: 0.5 * (0.6 + 0.2) / 4."""
     method = ReferenceNucleus(weight=0.5)
-    term = method.loss(micro_of([1.0, 2.0, 0.1, 0.5], [0.6, 0.2, 0.0, 0.0], [True, True, False, False]))
+    term = method.loss(row_of([1.0, 2.0, 0.1, 0.5], [0.6, 0.2, 0.0, 0.0], [True, True, False, False]))
     assert term.item() == pytest.approx(-0.5 * 0.8 / 4)
     assert method.end_rl_step(StepSummary(1.0, {})) == pytest.approx(
         {
@@ -96,7 +92,7 @@ def test_the_term_and_its_metrics_by_hand():
 def test_the_weight_follows_its_schedule_down_to_nothing():
     method = ReferenceNucleus(weight=0.4, schedule="linear", end_weight=0.0)
     terms = [
-        method.loss(micro_of([1.0], [0.5], [True], rl_step=step, total_rl_steps=5)) for step in (0, 1, 4)
+        method.loss(row_of([1.0], [0.5], [True], rl_step=step, total_rl_steps=5)) for step in (0, 1, 4)
     ]  # fmt: skip
     assert [None if term is None else round(term.item(), 6) for term in terms] == [-0.2, -0.15, None]
 
@@ -230,19 +226,10 @@ def test_a_resumed_run_of_an_adapter_is_the_same_bit_for_bit(tmp_path, kind):
         assert logged(straight, name)[-1] == logged(resumed, name)[-1]
 
 
-class OtherCut(ReferenceNucleus):
-    pass
-
-
-def test_what_makes_no_sense_is_refused(tmp_path):
-    name = "test_method_ref_nucleus:OtherCut"
-    with pytest.raises(ValueError, match="method_kwargs: expected one cut for all methods, got .*0.02.*0.1"):
-        make_config(tmp_path, entropy_method=["ref-nucleus", name], method_kwargs={name: {"cut": 0.1}})
+def test_a_model_that_no_reference_can_be_loaded_from_is_refused(tmp_path):
     with pytest.raises(ValueError, match="entropy_method: .*got 'ref-nucleus', .*Save the model and pass its path"):
         trainer_of(tmp_path, model=make_model())
 
 
 def test_without_such_a_method_there_is_no_reference(tmp_path):
-    trainer = make_trainer(tmp_path)
-    assert trainer.ref_model is None and trainer.methods.cut is None
-    assert Need.NUCLEUS in ReferenceNucleus.needs and not hasattr(Method, "cut")
+    assert make_trainer(tmp_path).ref_model is None

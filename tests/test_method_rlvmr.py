@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
+from method_batches import batch_of_turns
 
-from epo_trl.methods import Batch, Comm, StepSummary
+from epo_trl.methods import Comm, StepSummary
 from epo_trl.methods.rlvmr import RLVMR, find_tag, tag_rewards
 from epo_trl.rollout import PromptTemplate
 from epo_trl.types import Episode, StopReason, Turn
@@ -19,17 +20,6 @@ def episode(*turns, won=False, stop=StopReason.TURN_LIMIT):
     """Returns an episode of `(tag, action, whether it is valid)` turns with two tokens each."""
     made = (Turn((1,), (2, 3), said(tag, action), "", action, valid) for tag, action, valid in turns)
     return Episode("train/0", "", "", tuple(made), stop, won=won)
-
-
-def batch_of(episodes, advantages, ranks=None):
-    width = max(len(e.turns) for e in episodes)
-    turn_ids = torch.full((len(episodes), 2 * width), -1)
-    for i, e in enumerate(episodes):
-        for k in range(len(e.turns)):
-            turn_ids[i, 2 * k : 2 * k + 2] = k
-    mask = (turn_ids >= 0) * torch.tensor([[e.is_usable] for e in episodes])
-    groups, rewards = torch.zeros(len(episodes), dtype=torch.long), torch.zeros(len(episodes), width)
-    return Batch(episodes, groups, rewards, torch.tensor(advantages), turn_ids, mask.long(), ranks or Comm())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +63,7 @@ def test_a_turn_that_is_not_valid_is_not_compared_with_those_of_its_tag():
     """Two planning turns of a lost and a won episode: 0 and 1, whatever the invalid one of a third is tagged."""
     won, lost = episode(("planning", "a", True), won=True), episode(("planning", "a", True))
     third = episode(("planning", "b", False), won=True)
-    got = RLVMR(alpha=0.0).credit(batch_of([won, lost, third], [0.0, 0.0, 0.0])).advantages
+    got = RLVMR(alpha=0.0).credit(batch_of_turns([won, lost, third], [0] * 3, [0.0, 0.0, 0.0])).advantages
     torch.testing.assert_close(got, torch.tensor([[0.5**0.5] * 2, [-(0.5**0.5)] * 2, [0.0] * 2]), rtol=0, atol=1e-5)
 
 
@@ -89,7 +79,7 @@ THREE = episode(("planning", "a", True), ("reflection", "a", True))
 
 def test_by_hand():
     """Planning: 1, 0, 0, so mean 1/3 and deviation sqrt(1/3). Exploring: 1, 0. The reflection is alone."""
-    got = RLVMR(alpha=0.25).credit(batch_of([ONE, TWO, THREE], [0.8, -0.4, -0.4])).advantages
+    got = RLVMR(alpha=0.25).credit(batch_of_turns([ONE, TWO, THREE], [0] * 3, [0.8, -0.4, -0.4])).advantages
     high, low, both = 2 / 3**0.5, -1 / 3**0.5, 1 / 2**0.5
     want = [
         [0.2 + 0.75 * high] * 2 + [0.2 + 0.75 * both] * 2,
@@ -103,23 +93,23 @@ def test_metrics_by_hand():
     """Of twelve turns three plan (one is paid), two explore (one is paid), two have no valid tag."""
     four = episode(*[("monitor", "a", True)] * 4, ("think", "a", True), ("planning", "bad", False))
     method = RLVMR()
-    method.credit(batch_of([ONE, TWO, THREE, four], [0.0] * 4))
+    method.credit(batch_of_turns([ONE, TWO, THREE, four], [0] * 4, [0.0] * 4))
     shares = {"planning": 3 / 12, "explore": 2 / 12, "reflection": 1 / 12, "monitor": 4 / 12, "reward": 2 / 12}
     assert method.end_rl_step(StepSummary(math.nan, {})) == {f"rlvmr/{name}": share for name, share in shares.items()}
 
 
 def test_an_aborted_episode_counts_nowhere():
     aborted = episode(("planning", "a", True), stop=StopReason.ABORTED)
-    got = RLVMR().credit(batch_of([ONE, TWO, aborted], [0.7, -0.7, 0.0])).advantages
-    assert torch.equal(got[:2], RLVMR().credit(batch_of([ONE, TWO], [0.7, -0.7])).advantages)
+    got = RLVMR().credit(batch_of_turns([ONE, TWO, aborted], [0] * 3, [0.7, -0.7, 0.0])).advantages
+    assert torch.equal(got[:2], RLVMR().credit(batch_of_turns([ONE, TWO], [0] * 2, [0.7, -0.7])).advantages)
     assert not got[2].any()
 
 
 def test_tags_are_compared_over_all_ranks_and_counted_over_them():
-    whole = RLVMR().credit(batch_of([ONE, TWO, THREE], [0.8, -0.4, -0.4])).advantages
+    whole = RLVMR().credit(batch_of_turns([ONE, TWO, THREE], [0] * 3, [0.8, -0.4, -0.4])).advantages
     there = [turn for e in (TWO, THREE) for turn in tag_rewards(e)]
     method = RLVMR()
-    here = method.credit(batch_of([ONE], [0.8], Comm(gather=lambda seen: seen + there, count=2)))
+    here = method.credit(batch_of_turns([ONE], [0] * 1, [0.8], Comm(gather=lambda seen: seen + there, count=2)))
     torch.testing.assert_close(here.advantages, whole[:1])
     resumed = RLVMR()
     resumed.load_batch_state(method.batch_state())

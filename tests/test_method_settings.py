@@ -20,7 +20,6 @@ SETTINGS = [
     ("epo-decay", {**TURNS, "end_weight": 9}, "end_weight: expected at most.*got 9"),
     ("epo-decay", {**TURNS, "schedule": "constant"}, "end_weight: .*got 0.1"),
     ("ref-nucleus", {"schedule": "linear"}, "end_weight: expected a number >= 0 with schedule 'linear'.*got None"),
-    ("ref-nucleus", {"schedule": "step"}, "schedule: expected one of.*got 'step'"),
 ]
 # A method, its settings, fields of the configuration, and the message.
 FIELDS = [

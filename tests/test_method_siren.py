@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from method_batches import batch_of, check_two_ranks
+from method_batches import batch_of, check_two_ranks, micro_of
 from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import (
     catch_step,
@@ -13,7 +13,6 @@ from trainer_kit import (
     difference,
     give_credit,
     largest,
-    make_config,
     make_episodes,
     make_model,
     make_ppo,
@@ -22,7 +21,7 @@ from trainer_kit import (
     with_episodes,
 )
 
-from epo_trl.methods import Method, MicroBatch, Need
+from epo_trl.methods import Need
 from epo_trl.methods.siren import SIREN, peak_tokens
 from epo_trl.trainers.scoring.top_p import top_p_entropy
 from epo_trl.types import StopReason
@@ -84,13 +83,10 @@ def collected(entropy=ENTROPY, mask=MASK):
     return batch_of(TURNS, mask=mask, top_p_entropy=entropy)
 
 
-def micro_of(entropy, peaks):
+def batch_in_loss(entropy, peaks):
     entropy = torch.as_tensor(entropy).clone().requires_grad_()
-    full = torch.full_like(entropy, NO)  # the entropy over the vocabulary plays no part
-    return MicroBatch(
-        full, full, full, full, torch.tensor(TURNS), torch.tensor(MASK), torch.tensor(2.0), lambda x: x.sum(),
-        head={Need.TOP_P: entropy}, token_annotations={"peaks": peaks},
-    )  # fmt: skip
+    return micro_of(TURNS, mask=torch.tensor(MASK), num_episodes=2.0, head={Need.TOP_P: entropy},
+                    token_annotations={"peaks": peaks})  # fmt: skip
 
 
 def test_value_gradient_and_metrics_by_hand():
@@ -102,7 +98,7 @@ def test_value_gradient_and_metrics_by_hand():
     assert shaped.metrics == pytest.approx({"siren/entropy": 0.35, "siren/anchor": 0.25, "siren/peak_share": 4 / 6})
     moved = torch.tensor(ENTROPY) + 0.05  # as after an update: the distance stays that at collection
     for entropy, value in ((torch.tensor(ENTROPY), 0.02), (moved, 0.02 + 0.4 * 0.05)):
-        micro = micro_of(entropy, shaped.token_annotations["peaks"])
+        micro = batch_in_loss(entropy, shaped.token_annotations["peaks"])
         term = method.loss(micro)
         term.backward()
         assert term.item() == pytest.approx(value)
@@ -113,19 +109,24 @@ def test_the_anchor_is_the_entropy_of_the_first_batch_that_has_any():
     method = SIREN(weight=2.0, quantile=1 / 3)
     nothing = method.modify_advantages(torch.zeros(3, 5), collected(mask=[[0] * 5] * 3))
     assert nothing.metrics == {"siren/peak_share": 0.0} and method.state_dict() == {"anchor": None}
-    assert method.loss(micro_of(ENTROPY, nothing.token_annotations["peaks"])) is None
+    assert method.loss(batch_in_loss(ENTROPY, nothing.token_annotations["peaks"])) is None
     first = method.modify_advantages(torch.zeros(3, 5), collected())
-    assert method.loss(micro_of(ENTROPY, first.token_annotations["peaks"])) is None, "at first there is no distance"
+    assert method.loss(batch_in_loss(ENTROPY, first.token_annotations["peaks"])) is None, (
+        "at first there is no distance"
+    )
     later = torch.tensor(ENTROPY) - 0.1
     shaped = method.modify_advantages(torch.zeros(3, 5), collected(later))
     assert shaped.metrics["siren/anchor"] == pytest.approx(0.35)
-    micro = micro_of(later, shaped.token_annotations["peaks"])
+    micro = batch_in_loss(later, shaped.token_annotations["peaks"])
     term = method.loss(micro)
     term.backward()
     assert term.item() == pytest.approx(0.02)
     assert micro.head[Need.TOP_P].grad[0, 1].item() == pytest.approx(-0.1), "gradient descent raises the entropy again"
     broken = method.modify_advantages(torch.zeros(3, 5), collected(later * math.nan))
-    assert method.loss(micro_of(later, broken.token_annotations["peaks"])) is None and method.state_dict()["anchor"] < 1
+    assert (
+        method.loss(batch_in_loss(later, broken.token_annotations["peaks"])) is None
+        and method.state_dict()["anchor"] < 1
+    )
 
 
 def test_a_saved_anchor_is_taken_up_unless_the_settings_name_one():
@@ -170,11 +171,9 @@ def test_its_gradient_is_that_of_the_square_by_finite_differences():
 
     entropy, terms = inside(logits), []
     for rows in torch.arange(8).split(2):
-        none = torch.zeros(2, 6)
-        terms.append(method.loss(MicroBatch(
-            none, none, none, none, turns[rows], mask[rows], torch.tensor(7.0), lambda x: x.sum(),
-            head={Need.TOP_P: entropy[rows]}, token_annotations={"peaks": peaks[rows]},
-        )))  # fmt: skip
+        micro = micro_of(turns[rows], mask=mask[rows], num_episodes=7.0, head={Need.TOP_P: entropy[rows]},
+                         token_annotations={"peaks": peaks[rows]})  # fmt: skip
+        terms.append(method.loss(micro))
     total = sum(terms)
     total.backward()
     assert total.item() == pytest.approx(square(logits.detach()).item()) and total > 0.1
@@ -281,15 +280,3 @@ def test_a_batch_without_a_token_has_no_term(tmp_path):
     trainer.play = lambda tasks, **kwargs: episodes
     loss, gradients = catch_step(trainer)
     assert loss.item() == 0 and largest(gradients) == 0
-
-
-class OtherShare(SIREN):
-    pass
-
-
-def test_two_methods_have_one_nucleus(tmp_path):
-    name = "test_method_siren:OtherShare"
-    with pytest.raises(ValueError, match="method_kwargs: expected one top_p for all methods, got .*0.8.*0.9"):
-        make_config(tmp_path, entropy_method=["siren", name], method_kwargs={name: {"top_p": 0.9}})
-    assert make_trainer(tmp_path).methods.top_p is None
-    assert Need.TOP_P in SIREN.needs and not hasattr(Method, "top_p")

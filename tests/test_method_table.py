@@ -27,6 +27,13 @@ MODIFYING = [name for name in CASES if class_of(name).modify_advantages is not M
 MODIFYING.remove("ref-nucleus")
 
 
+def method_of(folder, name):
+    """Returns the method with the settings of its line."""
+    changes = config_of(name, CASES[name].settings, CASES[name].fields)
+    args = make_config(folder, kind=EPOPPOConfig if name in PPO else EPOConfig, **changes)
+    return build_methods(args, critic=name in PPO)[name]
+
+
 def test_every_method_has_its_line():
     missing = SLOT.keys() - CASES.keys()
     assert not missing, f"add a line for {sorted(missing)} to tests/method_table.py: how it is switched on and off"
@@ -82,8 +89,7 @@ def test_two_ranks_modify_advantages_as_one_does(tmp_path, name, cut):
     """A cut at 2 splits the first group, and leaves ranks of unequal size, which the draw of `clip-cov` never has."""
     if (name, cut) == ("clip-cov", 2):
         return
-    args = make_config(tmp_path, **config_of(name, CASES[name].settings, CASES[name].fields))
-    check_two_ranks(build_methods(args, critic=False)[name], cut=cut)
+    check_two_ranks(method_of(tmp_path, name), cut=cut)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -113,8 +119,7 @@ def test_what_it_needs_is_asked_for(tmp_path, name):
     """Without a critic, or with groups of one, it is refused before anything is played."""
     case = CASES[name]
     changes = config_of(name, case.settings, case.fields)
-    needs = build_methods(make_config(tmp_path, kind=EPOPPOConfig if name in PPO else EPOConfig, **changes),
-                       critic=name in PPO)[name].needs  # fmt: skip
+    needs = method_of(tmp_path, name).needs
     if Need.VALUES in needs:
         with pytest.raises(ValueError, match="needs a critic"):
             make_config(tmp_path, **changes)
@@ -122,6 +127,12 @@ def test_what_it_needs_is_asked_for(tmp_path, name):
         credit = {} if SLOT[name] == "credit" else {"credit": "turn"}
         with pytest.raises(ValueError, match="uses the critic of this trainer|compares the episodes of a task"):
             make_config(tmp_path, kind=EPOPPOConfig, **{**changes, **credit, "num_generations": 1})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_text_in_the_model_card_has_its_settings(tmp_path, name):
+    method = method_of(tmp_path, name)
+    assert method.model_card_text() not in (type(method).__name__, "") and "{" not in method.model_card_text()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 import pytest
-import torch
 from method_batches import run_on_ranks
 from plain_steps import assert_gradient, plain_tokens, step_of
 from run_kit import logged
@@ -169,8 +168,3 @@ def test_of_the_stored_episodes_those_left_out_are_not_marked_as_aborted(tmp_pat
     samples = read_samples(sample_file(tmp_path, 1))
     assert len(samples) == 8 and sum(sample.episode.left_out for sample in samples) == GROUP
     assert [sample.episode.stop for sample in samples if sample.why == "aborted"] == [StopReason.ABORTED]
-
-
-def test_rewards_of_others_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="reward_funcs: expected none with a method that selects groups"):
-        make_trainer(tmp_path, policy_method="variance-filter", reward_funcs=lambda completions, **kw: torch.zeros(8))

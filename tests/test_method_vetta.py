@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from gae_batches import batch_of, random_batch
+from method_batches import record_calls
 from run_kit import logged
 from test_gae import chain, one_episode
 from trainer_kit import catch_step, make_episodes, make_ppo, with_episodes
@@ -113,11 +114,10 @@ def test_each_token_has_the_value_of_its_head(tmp_path, context):
                     both = trainer.model(input_ids=torch.tensor([past]), values_only=True).state_values[0, -1]
                 expected[-1].append(float(both[min(i, 1)]))
                 past = [*past, token]
-    seen, credit = [], trainer.methods["vetta"].credit
-    trainer.methods["vetta"].credit = lambda batch: seen.append((batch, credit(batch))) or seen[-1][1]
+    calls = record_calls(trainer.methods["vetta"], "credit")
     trainer.play = lambda tasks, **kwargs: make_episodes()
     _, gradients = catch_step(trainer)
-    batch, given = seen[0]
+    ((batch,), given), *_ = calls
     for row, wanted in enumerate(expected):
         assert batch.values[row][batch.mask[row].bool()].tolist() == pytest.approx(wanted, rel=1e-3, abs=1e-3)
     count = sum(map(len, expected))
@@ -131,10 +131,9 @@ def test_the_critics_loss_is_the_mean_of_both_heads_losses(tmp_path):
     trainer = make_ppo(
         tmp_path, credit="vetta", bootstrap_truncated=False, epo_lambda=0.0, value_clip=None, max_steps=1
     )
-    seen, credit = [], trainer.methods["vetta"].credit
-    trainer.methods["vetta"].credit = lambda batch: seen.append((batch, credit(batch))) or seen[-1][1]
+    calls = record_calls(trainer.methods["vetta"], "credit")
     with_episodes(trainer).train()
-    batch, given = seen[0]
+    ((batch,), given), *_ = calls
     errors = 0.5 * (batch.values - given.returns).square()
     first = given.value_mask & (given.returns == TurnGAE(1.0, 1.0).credit(batch).returns)
     inside = given.value_mask & ~first

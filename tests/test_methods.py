@@ -3,7 +3,7 @@
 import pytest
 import torch
 from method_batches import run_on_ranks
-from run_kit import logged
+from run_kit import logged, weights
 from trainer_kit import (
     GROUP,
     ROWS,
@@ -15,6 +15,7 @@ from trainer_kit import (
     make_model,
     make_ppo,
     make_trainer,
+    results_of,
     with_episodes,
 )
 
@@ -77,6 +78,18 @@ def named(method):
             {"policy_method": "gspo", "importance_sampling_level": "sequence"},
             "importance_sampling_level: .*got 'sequence', .* the ratio",
         ),
+        (
+            {
+                "entropy_method": ["ref-nucleus", (other := named("OtherNuclei"))],
+                "method_kwargs": {other: {"cut": 0.1}},
+            },
+            "method_kwargs: expected one cut for all methods, got .*0.02.*0.1",
+        ),
+        (
+            {"entropy_method": ["siren", other], "method_kwargs": {other: {"top_p": 0.9}}},
+            "method_kwargs: expected one top_p for all methods, got .*0.8.*0.9",
+        ),
+        ({"policy_method": named("Demanding")}, "policy_method: expected a method of this trainer.* reads nothing$"),
         ({"policy_method": named("Stubborn"), "temperature": 0.7}, "temperature: expected 1 with Stubborn, got 0.7"),
         ({"max_resamples": -1}, "max_resamples: expected .*>= 0.*got -1"),
     ],
@@ -91,6 +104,7 @@ def test_a_configuration_that_makes_no_sense_is_refused_before_anything_is_made(
     ("changes", "message"),
     [
         ({"credit": "grpo", "num_generations": 4}, "credit: .* uses the critic .*, got 'grpo'"),
+        ({"credit": "archer"}, "credit: .* uses the critic .*, got 'archer'"),
         (
             {"policy_method": named("Grouped"), "num_generations": 1},
             "num_generations: expected >= 2 with policy_method '.*', got 1",
@@ -102,15 +116,22 @@ def test_a_critic_that_nothing_uses_and_groups_of_one_are_refused(tmp_path, chan
         make_config(tmp_path, kind=EPOPPOConfig, **changes)
 
 
-def test_a_method_that_chooses_groups_goes_by_the_episodes_own_rewards(tmp_path):
+def test_a_bug_in_a_method_of_ones_own_is_no_error_of_the_configuration(tmp_path):
+    with pytest.raises(AttributeError, match="'Broken' object has no attribute 'nothing'"):
+        make_config(tmp_path, policy_method=named("Broken"))
+
+
+@pytest.mark.parametrize("method", [named("KeepNothing"), "variance-filter"])
+def test_a_method_that_chooses_groups_goes_by_the_episodes_own_rewards(tmp_path, method):
     with pytest.raises(ValueError, match="reward_funcs: expected none with a method that selects groups"):
-        make_trainer(tmp_path, policy_method=named("KeepNothing"), reward_funcs=lambda completions, **_: [0.0])
+        make_trainer(tmp_path, policy_method=method, reward_funcs=lambda completions, **_: [0.0])
 
 
 @pytest.mark.parametrize(
     ("credit", "changes"),
     [
         ("gigpo", {}),
+        ("archer", {}),
         ("rlvmr", {"require_think": False, "prompt_template": "general_tags"}),
         ("gated", {"method_kwargs": {"gated": {"threshold": 5.0, "weight": 1.0}}}),
     ],
@@ -200,13 +221,12 @@ def test_rewards_of_turns_reach_credit_and_critic_and_the_log_keeps_the_rollouts
         tmp_path, make_ppo, policy_method=named("OneReward"), method_kwargs={named("OneReward"): {"scale": 2.0}},
         normalize_advantages=False,
     )  # fmt: skip
-    seen, original = [], trainer._method_batch
-    trainer._method_batch = lambda *args: seen.append(original(*args)) or seen[-1]
+    batches = results_of(trainer, "_method_batch")
     catch_step(trainer)
     episodes = make_episodes()
-    rewards = torch.zeros_like(seen[0].turn_rewards)
+    rewards = torch.zeros_like(batches[0].turn_rewards)
     rewards[:, 0] = torch.tensor([2 * e.total_reward * e.is_usable for e in episodes])
-    assert torch.equal(seen[0].turn_rewards, rewards) and rewards.abs().max() == 20
+    assert torch.equal(batches[0].turn_rewards, rewards) and rewards.abs().max() == 20
     usable = [e.total_reward for e in episodes if e.is_usable]
     assert logged(trainer, "env/return") == [pytest.approx(sum(usable) / len(usable))]
 
@@ -322,7 +342,7 @@ def test_with_a_critic_a_coefficient_of_zero_is_the_run_without_methods_bit_by_b
     for changes in ({"entropy_method": None}, {"epo_lambda": 0.0}, {"epo_lambda": 0.5}):
         trainer = make_ppo(tmp_path, max_steps=3, **changes)
         trainer.train()
-        runs.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+        runs.append(weights(trainer))
     assert difference(runs[0], runs[1]) == 0.0 < difference(runs[0], runs[2])
 
 

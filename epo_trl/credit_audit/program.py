@@ -21,7 +21,7 @@ from epo_trl.bounds import Range, check_bounds, option
 from epo_trl.credit_audit.audited_round import AuditPlan, Player, play_round
 from epo_trl.credit_audit.critics import ReferenceFeatures, SavedCritic, load_archer
 from epo_trl.credit_audit.estimators import list_estimators
-from epo_trl.credit_audit.report import draw, make_markdown, make_table, to_json
+from epo_trl.credit_audit.report import draw, make_markdown, make_table
 from epo_trl.credit_audit.statistics import Comparison, compare
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
@@ -114,7 +114,7 @@ class Audit:
         if isinstance(args, EPOPPOConfig):
             gae = {"gamma": args.gamma, "gae_lambda": args.gae_lambda}
             self._values = SavedCritic(audit.audited_run, model, self._tokenizer, args, self.rules.context)
-            heads = kwargs.get(args.credit, {}) if self._values.has_two_heads else None
+            heads = kwargs.get("vetta", {}) if self._values.has_two_heads else None
         learned = Path(audit.audited_run) / LEARNED
         if args.credit == "archer" and learned.is_file():
             archer = load_archer(learned, {"seed": args.seed, **kwargs.get("archer", {})})
@@ -215,7 +215,7 @@ class Audit:
         comparison = compare(credits, halves, tasks, seed=self.args.seed)
         title = f"Credit audit of {self.audit.audited_run}"
         facts = {"success": sum(success) / len(success), "episodes": len(success), "left_out": self.left_out}
-        write_state(self.folder / "report.json", to_json(comparison, {**facts, "settings": self._settings}))
+        write_state(self.folder / "report.json", {**facts, "settings": self._settings, **asdict(comparison)})
         write_atomically(self.folder / "report.md", make_markdown(comparison, title))
         draw(comparison, title, self.folder / "report.png")
         console = Console()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from math import isnan
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 from rich.table import Table
@@ -15,12 +13,7 @@ from epo_trl.credit_audit.statistics import Agreement, Comparison
 
 def ranked(comparison: Comparison) -> list[tuple[str, Agreement]]:
     """Returns the credits, the highest correlation first and undefined ones last."""
-
-    def place(item: tuple[str, Agreement]) -> tuple[bool, float]:
-        value = item[1].correlation.value
-        return value != value, -value
-
-    return sorted(comparison.agreements.items(), key=place)
+    return sorted(comparison.agreements.items(), key=lambda item: (isnan(v := item[1].correlation.value), -v))
 
 
 def make_table(comparison: Comparison, title: str) -> Table:
@@ -64,24 +57,16 @@ def summary(comparison: Comparison) -> str:
     )
 
 
-def to_json(comparison: Comparison, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the comparison with facts about the audit as JSON values."""
-    return {**facts, **asdict(comparison)}
-
-
 def draw(comparison: Comparison, title: str, path: Path) -> None:
     """Draws the correlations with their intervals."""
-    rows = [
-        (name, found.correlation)
-        for name, found in ranked(comparison)
-        if found.correlation.value == found.correlation.value
-    ]
+    rows = [(name, found.correlation) for name, found in ranked(comparison)]
+    rows = [(name, found) for name, found in reversed(rows) if not isnan(found.value)]
     figure = Figure(figsize=(7, 1.2 + 0.3 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    for height, (_, found) in enumerate(reversed(rows)):
+    for height, (_, found) in enumerate(rows):
         axes.plot([found.low, found.high], [height, height], color="tab:blue", linewidth=1.5)
         axes.plot(found.value, height, "o", color="tab:blue")
-    axes.set_yticks(range(len(rows)), [name for name, _ in reversed(rows)])
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.axvline(0, color="grey", linewidth=0.8)
     axes.set(xlabel="correlation with the true advantage", title=title)
     figure.savefig(path, dpi=150)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from epo_trl.bounds import Count, CountOrZero, Positive, PositiveShare, Share
+from epo_trl.bounds import CountOrZero
 from epo_trl.methods.base import Batch, Credit, Need, StepSummary
 from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.methods.token_statistics import on_tokens
@@ -21,23 +21,15 @@ ENDED = (StopReason.WON, StopReason.LOST)
 
 
 @dataclass
-class ArCHer(Tallied):
+class ArCHer(Tallied, CriticSettings):
     """`A = min(Q_1, Q_2) - min(V_1, V_2)`, equal for all tokens of a turn.
 
     It differs from the source in three ways. The critics read the reference policy's hidden states of a turn instead of
     training a RoBERTa, so transitions in the replay buffer never go stale. V regresses to Q at the replayed action, not
     at an action resampled from the policy. The policy learns from the new batch alone, through TRL's loss.
 
-    Args:
-        gamma: Discount from turn to turn. The source uses 0.9.
-        polyak: Step size of the target critics towards the critics in each update. The source uses 0.1.
-        learning_rate: Learning rate of the critics' Adam. The source uses 1e-3.
-        critic_epochs: Passes over the replay buffer in each RL step. The source's code makes 3 updates, each on a
-            sample of the buffer.
+    Args, beside those of `CriticSettings`:
         warmup_rl_steps: Number of initial RL steps in which all advantages are 0. The source's code uses 20.
-        replay_size: Number of turns in the replay buffer, the newest of all ranks. The source's code keeps 500,000.
-        batch_size: Number of turns per update.
-        hidden_size: Width of the two hidden layers of each critic. Not in the source.
         cut_ends: Whether to treat a truncated episode as terminated, as in the source's code. With false, its last turn
             is not stored, because its next state is unknown.
     """
@@ -46,15 +38,7 @@ class ArCHer(Tallied):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.FEATURES, Need.TURN_REWARDS})
     config_fields: ClassVar[tuple[str, ...]] = ("seed",)
 
-    seed: int = 0
-    gamma: Share = 0.9
-    polyak: PositiveShare = 0.1
-    learning_rate: Positive = 1e-3
-    critic_epochs: Count = 3
     warmup_rl_steps: CountOrZero = 0
-    replay_size: Count = 10_000
-    batch_size: Count = 64
-    hidden_size: Count = 256
     cut_ends: bool = True
 
     def __post_init__(self) -> None:
@@ -94,13 +78,9 @@ class ArCHer(Tallied):
         if self.critics is None:
             if not len(new):
                 return None
-            self.critics = TwinCritics(self._settings, new)
+            self.critics = TwinCritics(self, new)
         self.critics.add(new)
         return self.critics.learn(batch.rl_step)
-
-    @property
-    def _settings(self) -> CriticSettings:
-        return CriticSettings(**{name: getattr(self, name) for name in CriticSettings.__dataclass_fields__})
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Returns the critics' mean estimates on the batch and their losses on the replay buffer."""
@@ -123,7 +103,7 @@ class ArCHer(Tallied):
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
         """Restores the critics and the replay buffer."""
-        self.critics = TwinCritics.from_state(self._settings, state)
+        self.critics = TwinCritics.from_state(self, state)
 
 
 def transitions(batch: Batch, *, cut_ends: bool) -> Transitions:

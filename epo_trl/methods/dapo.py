@@ -14,7 +14,6 @@ from epo_trl.types import Episode
 
 # The rest of DAPO is configured by TRL's fields: Clip-Higher, a token-level loss, no KL term.
 FIELDS = {"epsilon": 0.2, "epsilon_high": 0.28, "loss_type": "dapo", "beta": 0.0}
-OUTCOMES = ("won", "return")
 
 
 @dataclass
@@ -39,7 +38,7 @@ class DAPO(Tallied):
     config_fields: ClassVar[tuple[str, ...]] = ("max_completion_length",)
 
     max_completion_length: int
-    outcome: Annotated[str, OneOf(OUTCOMES)] = "won"
+    outcome: Annotated[str, OneOf(("won", "return"))] = "won"
     overlong_share: PositiveShare = 0.2
     overlong_penalty: NonNegative = 1.0
 

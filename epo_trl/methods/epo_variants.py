@@ -13,8 +13,6 @@ from epo_trl.methods.base import MicroBatch
 from epo_trl.methods.epo import EPO
 from epo_trl.objectives import check_schedule, falling_beta, scheduled_weight, turn_means
 
-OVER = ("training", "turns")
-
 
 @dataclass
 class EPOBase(EPO):
@@ -47,7 +45,7 @@ class EPODecay(EPOBase):
     variant: ClassVar[str] = " (EPO-Decay: without smoothing, with a falling weight)"
 
     max_turns: int
-    over: Annotated[str, OneOf(OVER)]
+    over: Annotated[str, OneOf(("training", "turns"))]
     end_weight: float
     schedule: str = "linear"
 

@@ -116,11 +116,12 @@ def _build(slot: str, name: str, method_class: type[Any], args: Any) -> Method:
         raise InputError(f"method_kwargs: expected {', '.join(missing)} for {name!r}, got {dict(given)}")
     hints = get_type_hints(method_class)
     given = {setting: _value(f"{name}.{setting}", hints[setting], value) for setting, value in given.items()}
+    absent = [setting for setting in method_class.config_fields if not hasattr(args, setting)]
+    if absent:
+        raise InputError(f"{slot}: expected a method of this trainer, got {name!r}, which reads {', '.join(absent)}")
     try:
         return method_class(**{setting: getattr(args, setting) for setting in method_class.config_fields}, **given)
-    except AttributeError as error:
-        raise InputError(f"{slot}: got {name!r}, which reads a setting that this trainer lacks: {error}") from error
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise InputError(f"method_kwargs, {name!r}: {error}" if given else str(error)) from error
 
 

@@ -72,16 +72,18 @@ class RLVMR(Tallied, GRPO):
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per turn."""
         paid = [list(tag_rewards(episode)) if episode.is_usable else [] for episode in batch.episodes]
+        tagged = [turn for turns in paid for turn in turns]
+        counts = {name: sum(tag == name for tag, _ in tagged) for name in TAGS}
+        self.tally.add(turns=len(tagged), reward=sum(reward for _, reward in tagged), **counts)
         by_tag: dict[str, list[float]] = defaultdict(list)
-        for tag, reward in batch.ranks.gather([turn for turns in paid for turn in turns]):
+        for tag, reward in batch.ranks.gather(tagged):
             by_tag[tag].append(reward)
-        spread = {tag: _mean_and_deviation(rewards) for tag, rewards in by_tag.items()}
+        spread = {tag: (fmean(x), stdev(x) if len(x) > 1 else 0.0) for tag, x in by_tag.items()}
         tag_advantages = torch.zeros_like(batch.turn_rewards)
         for i, turns in enumerate(paid):
             for k, (tag, reward) in enumerate(turns):
                 mean, deviation = spread[tag]
                 tag_advantages[i, k] = (reward - mean) / (deviation + 1e-6)
-                self.tally.add(turns=1, reward=reward, **{name: tag == name for name in TAGS})
         per_token = on_tokens(tag_advantages, batch) * batch.mask
         return Credit(self.alpha * super().credit(batch).advantages + (1 - self.alpha) * per_token)
 
@@ -116,7 +118,3 @@ def tag_rewards(episode: Episode) -> Iterator[tuple[str, float]]:
         if turn.is_valid:
             tried.add(turn.action)
         failed = None if turn.is_valid else turn.action
-
-
-def _mean_and_deviation(rewards: Sequence[float]) -> tuple[float, float]:
-    return fmean(rewards), stdev(rewards) if len(rewards) > 1 else 0.0

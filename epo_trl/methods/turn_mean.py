@@ -13,7 +13,6 @@ from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages
 from epo_trl.methods.token_statistics import on_tokens, token_extremes, turn_lengths
 
-MEANS = ("turns", "episodes")
 LOSSES = ("dapo", "cispo", "vespo")  # means over the tokens of the whole batch
 
 
@@ -32,7 +31,7 @@ class TurnMean(Method):
 
     card: ClassVar[str] = "a policy loss averaged over {over}"
 
-    over: Annotated[str, OneOf(MEANS)] = "turns"
+    over: Annotated[str, OneOf(("turns", "episodes"))] = "turns"
 
     def check(self, args: Any) -> None:
         """Rejects losses that are no mean over the tokens of the whole batch."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from epo_trl.bounds import Count, Positive, PositiveShare, Share
 from epo_trl.errors import InputError
 
 FEATURE_CLIP = 5.0  # features are clipped at this many standard deviations
@@ -55,18 +56,30 @@ class Transitions:
         return Transitions(*(torch.cat(fields) for fields in zip(*(part.fields for part in parts), strict=True)))
 
 
-@dataclass(frozen=True)
+@dataclass
 class CriticSettings:
-    """Settings of the critics. See `ArCHer`, whose fields these are."""
+    """Settings of the critics.
 
-    gamma: float
-    polyak: float
-    learning_rate: float
-    hidden_size: int
-    critic_epochs: int
-    batch_size: int
-    replay_size: int
-    seed: int
+    Args:
+        seed: Seed of the weights and of the order of the transitions.
+        gamma: Discount from turn to turn. The source uses 0.9.
+        polyak: Step size of the target critics towards the critics in each update. The source uses 0.1.
+        learning_rate: Learning rate of the critics' Adam. The source uses 1e-3.
+        critic_epochs: Passes over the replay buffer in each RL step. The source's code makes 3 updates, each on a
+            sample of the buffer.
+        replay_size: Number of turns in the replay buffer, the newest of all ranks. The source's code keeps 500,000.
+        batch_size: Number of turns per update.
+        hidden_size: Width of the two hidden layers of each critic. Not in the source.
+    """
+
+    seed: int = 0
+    gamma: Share = 0.9
+    polyak: PositiveShare = 0.1
+    learning_rate: Positive = 1e-3
+    critic_epochs: Count = 3
+    replay_size: Count = 10_000
+    batch_size: Count = 64
+    hidden_size: Count = 256
 
 
 class Heads(nn.Module):
