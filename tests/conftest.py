@@ -7,6 +7,10 @@ import importlib.metadata
 import pytest
 from hypothesis import HealthCheck, settings
 
+from epo_trl.cli import main
+from epo_trl.cli.command_line import Program
+from epo_trl.cli.program import run_program
+
 # On a machine that is busy, the first example may take seconds.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -30,3 +34,29 @@ def frozen_imports():
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def command(capsys):
+    """Returns a function that calls `epo-trl` and returns `(exit code, stdout, stderr)`."""
+
+    def call(*words):
+        try:
+            code = main(list(map(str, words)))
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def error_of(capsys):
+    """Returns a function that runs the `main` of a recipe, which has to fail, and returns the last line of stderr."""
+
+    def run(main):
+        with pytest.raises(SystemExit, match="^1$"):
+            run_program(main, Program("train.py", {}, "", "", environment="trap"), ["--seed", "1"])
+        return capsys.readouterr().err.strip().splitlines()[-1]
+
+    return run

@@ -10,6 +10,8 @@ import torch
 from trainer_kit import make_ppo, make_trainer
 from transformers import TrainerCallback
 
+from epo_trl.cli import training
+from epo_trl.long_runs.checkpoint_files import checkpoints
 from epo_trl.trainers import epo_trainer, long_run_trainer
 
 
@@ -100,5 +102,19 @@ def resumable_ppo(folder, kind="separate", **changes):
 MINI_BATCHES = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "num_iterations": 2, "save_steps": 1}
 
 
-def checkpoints(folder):
-    return sorted(path.name for path in folder.glob("checkpoint-*"))
+def left(folder):
+    """Returns the names of the checkpoints in a folder, the newest last."""
+    return [path.name for path in checkpoints(folder)]
+
+
+def recipe(monkeypatch, folder, *callbacks, **changes):
+    """Returns the `main` of a recipe that trains a toy in the folder, and the trainers that it makes."""
+    made = []
+
+    def make(*_, **__):
+        made.append(make_trainer(folder, callbacks=list(callbacks), **changes))
+        return made[-1]
+
+    monkeypatch.setattr(training, "policy_for_training", lambda *args: {})
+    args = make_trainer(folder).args
+    return lambda line: training.train(None, args, None, trainer_class=make), made

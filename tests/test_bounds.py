@@ -30,7 +30,6 @@ from epo_trl.envs.scienceworld.host import JvmSettings
 from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
-from epo_trl.memory.config import MeanTurn
 from epo_trl.memory.sizes import Run
 from epo_trl.methods import METHODS
 from epo_trl.methods.adaptive import AdaptiveEntropy
@@ -133,7 +132,6 @@ SETTINGS = [
     FewShotArguments,
     GoldSettings,
     JvmSettings,
-    MeanTurn,
     PoolSettings,
     RolloutSettings,
     Run,

@@ -60,12 +60,10 @@ def test_a_file_comes_before_a_name(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["alfworld/ppo_tiny_cpu", "trap/tiny_cpu", "scienceworld/tiny_cpu"])
-def test_a_copy_of_a_config_means_the_same_in_an_empty_folder(name, tmp_path, monkeypatch, capsys):
+def test_a_copy_of_a_config_means_the_same_in_an_empty_folder(name, tmp_path, monkeypatch, command):
     shutil.copy(builtin_configs()[name], tmp_path / "mine.yaml")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="^0$"):
-        main(["train", "--check", "mine.yaml"])
-    assert capsys.readouterr().err == ""
+    assert command("train", "--check", "mine.yaml") == (0, "", "")
 
 
 @pytest.mark.slow
@@ -85,16 +83,15 @@ def test_a_config_that_is_not_there_is_an_error_with_a_suggestion():
         find_config("alfword/tiny_cpu")
 
 
-@pytest.mark.parametrize("command", ["train", "sft", "evaluate"])
-def test_without_arguments_the_configs_are_listed(command, capsys):
-    assert main([command]) == 0
-    out = capsys.readouterr().out
+@pytest.mark.parametrize("name", ["train", "sft", "evaluate"])
+def test_without_arguments_the_configs_are_listed(name, command):
+    code, out, _ = command(name)
     listed = re.findall(r"^  (\S+) +[A-Z]", out, re.M)
-    assert listed == list(list_configs(command)) and f"\n  epo-trl {command} " in out
+    assert code == 0 and listed == list(list_configs(name)) and f"\n  epo-trl {name} " in out
 
 
 @pytest.mark.parametrize(
-    ("command", "names", "wrong"),
+    ("name", "configs", "wrong"),
     [
         ("train", TYPICAL, ""),
         ("sft", ["trap/sft_tiny_cpu", "no/such"], "no/such: --config: expected .*got 'no/such'"),
@@ -105,17 +102,23 @@ def test_without_arguments_the_configs_are_listed(command, capsys):
         ),
     ],
 )
-def test_the_recipes_take_their_configs_by_name(command, names, wrong, capsys):
-    with pytest.raises(SystemExit) as exit:
-        main([command, "--check", *names])
-    err = capsys.readouterr().err
-    assert exit.value.code == bool(wrong) and re.match(wrong, err) and err.count("\n") == bool(wrong)
+def test_the_recipes_take_their_configs_by_name(name, configs, wrong, command):
+    code, _, err = command(name, "--check", *configs)
+    assert code == bool(wrong) and re.match(wrong, err) and err.count("\n") == bool(wrong)
 
 
-def test_an_error_says_which_command_it_is_of(capsys):
-    with pytest.raises(SystemExit, match="1"):
-        main(["train", "--config", "trap/tiny_cpu", "--epo_lamda", "1"])
-    assert capsys.readouterr().err.startswith("epo-trl train: error: --epo_lamda: unknown option")
+def test_an_error_says_which_command_it_is_of(command):
+    code, _, err = command("train", "--config", "trap/tiny_cpu", "--epo_lamda", "1")
+    assert code == 1 and err.startswith("epo-trl train: error: --epo_lamda: unknown option")
+
+
+@pytest.fixture
+def handlers(monkeypatch):
+    """Returns the signal handlers that the command would set."""
+    calls = []
+    monkeypatch.setenv(program.TORCHRUN_SIGNALS, "")  # set, so that it is set back
+    monkeypatch.setattr(program.signal, "signal", lambda *call: calls.append(call))
+    return calls
 
 
 @pytest.mark.parametrize(
@@ -131,47 +134,39 @@ def test_an_error_says_which_command_it_is_of(capsys):
         ),
     ],
 )
-def test_several_processes_are_started_by_accelerate(words, launch, monkeypatch):
+def test_several_processes_are_started_by_accelerate(words, launch, monkeypatch, handlers):
     started = []
-    monkeypatch.setenv(program.TORCHRUN_SIGNALS, "")  # set, so that it is set back
-    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
     monkeypatch.setattr(accelerate_launch, "launch_command", started.append)
     rest = ["train", "--config", "trap/tiny_cpu", "--model_name_or_path", "tiny", "--from_scratch"]
     assert main([*rest[:3], *words, *rest[3:]]) == 0
     typed = ["--quiet", *launch, "-m", "epo_trl.cli", *rest]
     assert started == [accelerate_launch.launch_command_parser().parse_args(typed)]
-    assert (started[0].module, started[0].training_script, started[0].training_script_args) == (
-        True,
-        "epo_trl.cli",
-        rest,
-    )
+    (args,) = started
+    assert args.module and (args.training_script, args.training_script_args) == ("epo_trl.cli", rest)
 
 
 @pytest.mark.parametrize(("code", "returned"), [(1, 1), (143, 143), (-9, 1)])
-def test_the_exit_code_of_several_processes_is_that_of_the_first_failure(code, returned, monkeypatch, capsys):
+def test_the_exit_code_of_several_processes_is_that_of_the_first_failure(
+    code, returned, monkeypatch, command, handlers
+):
     def fail(args):
         failures = {rank: ProcessFailure(rank, 100 + rank, -15 if rank else code, "") for rank in (0, 1)}
         failures[1].timestamp = failures[0].timestamp + 1
         raise ChildFailedError("epo_trl.cli", failures)
 
-    monkeypatch.setenv(program.TORCHRUN_SIGNALS, "")
-    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
     monkeypatch.setattr(accelerate_launch, "launch_command", fail)
-    assert main(["train", "--num_processes", "2", "--config", "trap/tiny_cpu"]) == returned
-    assert capsys.readouterr().err == ""
+    assert command("train", "--num_processes", "2", "--config", "trap/tiny_cpu") == (returned, "", "")
 
 
-def test_with_one_process_the_command_becomes_the_run(monkeypatch):
+def test_with_one_process_the_command_becomes_the_run(monkeypatch, handlers):
     """A launcher between them would keep the signals, and change the exit code."""
-    became, handlers = [], []
+    became = []
 
     def become(*call):
         became.append(call)
         raise SystemExit(143)
 
-    monkeypatch.setenv(program.TORCHRUN_SIGNALS, "")
     monkeypatch.setattr(accelerate_launch, "simple_launcher", None)  # set, so that it is set back
-    monkeypatch.setattr(program.signal, "signal", lambda *call: handlers.append(call))
     monkeypatch.setattr(program.os, "execvpe", become)
     with pytest.raises(SystemExit, match="143"):
         main(["train", "--accelerate_config", "single_gpu", "--config", "trap/tiny_cpu"])
@@ -181,9 +176,9 @@ def test_with_one_process_the_command_becomes_the_run(monkeypatch):
     assert handlers[-1] == (signal.SIGINT, signal.SIG_DFL)
 
 
-def test_settings_of_accelerate_that_are_not_there_are_an_error_that_lists_them(capsys):
-    assert main(["train", "--accelerate_config", "zero9"]) == 1
-    assert "--accelerate_config: expected a YAML file or one of cpu, fsdp2," in capsys.readouterr().err
+def test_settings_of_accelerate_that_are_not_there_are_an_error_that_lists_them(command):
+    code, _, err = command("train", "--accelerate_config", "zero9")
+    assert code == 1 and "--accelerate_config: expected a YAML file or one of cpu, fsdp2," in err
 
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

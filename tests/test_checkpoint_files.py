@@ -3,12 +3,12 @@
 import warnings
 
 import pytest
+from run_kit import left
 from trl import ModelConfig
+from typed import parse_recipe
 
-from epo_trl.cli.options import parse_recipe
 from epo_trl.long_runs.checkpoint_files import (
     MANIFEST,
-    checkpoints,
     find_corruption,
     last_checkpoint,
     rotate,
@@ -70,10 +70,6 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over_with_a_warning(tmp_path, 
     (whole / MANIFEST).unlink()
     with pytest.warns(UserWarning):
         assert last_checkpoint(tmp_path) is None
-
-
-def left(folder):
-    return [path.name for path in checkpoints(folder)]
 
 
 def test_rotation_deletes_what_is_not_whole_first_then_the_oldest(tmp_path):

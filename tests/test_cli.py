@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 from event_files import write_run
 
-from epo_trl.cli import COMMANDS, MAINS, main
+from epo_trl.cli import COMMANDS, MAINS
 from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.task_specs import Filters
@@ -40,71 +40,54 @@ VERIFY = ("epo_trl.envs.alfworld.verify", "verify_path")
 COUNTS = ["--train", "3", "--valid-seen", "2", "--valid-unseen", "0"]
 
 
-def test_plot_writes_the_image_and_says_where(tmp_path, capsys):
+def test_plot_writes_the_image_and_says_where(tmp_path, command):
     write_run(tmp_path / "run", seed=0, steps=10)
-    out = tmp_path / "curves.png"
-    assert main(["plot", str(tmp_path / "run"), "--out", str(out), "--labels", "mine", "--window", "3"]) == 0
-    assert out.read_bytes().startswith(b"\x89PNG")
-    assert str(out) in capsys.readouterr().out
+    words = ("plot", tmp_path / "run", "--out", tmp_path / "curves", "--labels", "mine", "--window", "3")
+    assert command(*words)[:2] == (0, f"wrote {tmp_path / 'curves.png'}\n")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["missing"], "missing (not a directory)"), (["a", "b", "--labels", "c"], "got 1 for 2 runs")],
 )
-def test_plot_answers_bad_input_with_one_line(tmp_path, capsys, monkeypatch, arguments, message):
+def test_plot_answers_bad_input_with_one_line(tmp_path, command, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    assert main(["plot", *arguments, "--out", "x.png"]) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    code, _, error = command("plot", *arguments, "--out", "x.png")
+    assert code == 1 and message in error and error.count("\n") == 1
 
 
-def test_plot_writes_into_no_folder(tmp_path, capsys):
+def test_plot_writes_into_no_folder(tmp_path, command):
     write_run(tmp_path / "run", seed=0, steps=10)
-    assert main(["plot", str(tmp_path / "run"), "--out", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"epo-trl: error: --out: expected a file, got the folder {tmp_path}\n"
+    error = f"epo-trl: error: --out: expected a file, got the folder {tmp_path}\n"
+    assert command("plot", tmp_path / "run", "--out", tmp_path) == (1, "", error)
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "below" / "x.png"
-    assert main(["plot", str(tmp_path / "run"), "--out", str(out)]) == 1
     error = f"epo-trl: error: --out: expected a file in a folder, got {out}, but {tmp_path / 'file'} is a file\n"
-    assert capsys.readouterr().err == error
+    assert command("plot", tmp_path / "run", "--out", out) == (1, "", error)
 
 
-def test_plot_says_which_file_it_has_written(tmp_path, capsys):
-    write_run(tmp_path / "run", seed=0, steps=10)
-    assert main(["plot", str(tmp_path / "run"), "--out", str(tmp_path / "curves")]) == 0
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'curves.png'}\n" and (tmp_path / "curves.png").is_file()
-
-
-@pytest.mark.parametrize("size", ["0", "-5", "nan", "inf"])
-def test_a_gpu_without_memory_is_refused(size, capsys):
-    with pytest.raises(SystemExit):
-        main(["memory", "--gpu-gb", size])
-    assert f"argument --gpu-gb: expected a number > 0, got {size}" in capsys.readouterr().err
-
-
-def test_games_passes_on_the_numbers_and_the_filters(fake_module):
+def test_games_passes_on_the_numbers_and_the_filters(fake_module, command):
     calls = fake_module(*GENERATOR, None)
-    assert main(["games", "alfworld", "--out", "d", *COUNTS, "--seed", "7"]) == 0
-    filters = ["--task-types", *TASK_TYPES[:2], "--max-receptacles", "16"]
-    assert main(["games", "alfworld", "--out", "d", *COUNTS, *filters]) == 0
+    words = ("games", "alfworld", "--out", "d", *COUNTS)
+    assert command(*words, "--seed", "7")[0] == 0
+    assert command(*words, "--task-types", *TASK_TYPES[:2], "--max-receptacles", "16")[0] == 0
     assert calls[0] == (("d", 3, 2, 0, 7, Filters()), {})
     assert calls[1] == (("d", 3, 2, 0, 0, Filters(TASK_TYPES[:2], None, 16)), {})
 
 
-def test_an_environment_error_is_one_line_without_traceback(fake_module, capsys):
+def test_an_environment_error_is_one_line_without_traceback(fake_module, command):
     fake_module(*GENERATOR, EnvError("games: the room type\n'\x1b[31mgarage' does not exist"))
-    assert main(["games", "alfworld", "--out", "d", *COUNTS]) == 1
-    assert capsys.readouterr().err == "epo-trl: error: games: the room type '\\x1b[31mgarage' does not exist\n"
+    error = "epo-trl: error: games: the room type '\\x1b[31mgarage' does not exist\n"
+    assert command("games", "alfworld", "--out", "d", *COUNTS) == (1, "", error)
 
 
 @pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 1)])
-def test_verify_prints_the_summary_and_its_exit_code_says_whether_the_engines_agree(fake_module, capsys, ok, code):
+def test_verify_prints_the_summary_and_its_exit_code_says_whether_the_engines_agree(fake_module, command, ok, code):
     calls = fake_module(*VERIFY, types.SimpleNamespace(ok=ok, summary=lambda: "4 games compared"))
-    assert main(["verify", "alfworld", "games", "--max-games", "4", "--steps", "9", "--seed", "1"]) == code
+    words = ("verify", "alfworld", "games", "--max-games", "4", "--steps", "9", "--seed", "1")
+    assert command(*words)[:2] == (code, "4 games compared\n")
     assert calls == [(("games",), {"max_games": 4, "steps": 9, "seed": 1})]
-    assert "4 games compared" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -113,30 +96,26 @@ def test_verify_prints_the_summary_and_its_exit_code_says_whether_the_engines_ag
         (["games", "alfworld", "--out", "d", "--train", "-1", "--valid-seen", "1", "--valid-unseen", "1"], ">= 0"),
         (["plot", "run", "--out", "x.png", "--window", "0"], ">= 1"),
         (["verify", "minecraft"], "alfworld"),
+        (["memory", "--gpu-gb", "0"], "argument --gpu-gb: expected a number > 0, got 0"),
+        (["memory", "--prompt-tokens", "nan"], "argument --prompt-tokens: expected a number > 0, got nan"),
+        (["memory", "--response-tokens", "inf"], "argument --response-tokens: expected a number > 0, got inf"),
         ([], "COMMAND"),
     ],
 )
-def test_a_wrong_argument_is_named(arguments, message, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+def test_a_wrong_argument_is_named(arguments, message, command):
+    code, _, error = command(*arguments)
+    assert code == 2 and message in error
 
 
-def test_asking_for_help_loads_no_torch_and_lists_each_command_on_one_line():
-    script = "import sys, epo_trl.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
+def test_a_command_is_a_line_of_the_help_and_a_module_and_neither_loads_torch():
+    names = [name for group in COMMANDS.values() for name in group if name not in MAINS]
+    assert len(names) + len(MAINS) == sum(map(len, COMMANDS.values()))
+    assert all(callable(import_module(f"epo_trl.cli.{name}").main) for name in [*names, *MAINS.values()])
+    script = f"import sys\nfor name in {names}: __import__(f'epo_trl.cli.{{name}}')\n"
+    script += "try: sys.modules['epo_trl.cli'].main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     *shown, torch_was_loaded = done.stdout.splitlines()
     assert torch_was_loaded == "False"
     assert len(shown) < 40, "more than a page"
     for name, text in [line for group in COMMANDS.values() for line in group.items()]:
         assert [line.split() for line in shown].count([name, *text.split()]) == 1
-
-
-def test_a_command_is_a_line_of_the_help_and_a_module_that_needs_no_torch():
-    names = [name for group in COMMANDS.values() for name in group if name not in MAINS]
-    assert len(names) + len(MAINS) == sum(map(len, COMMANDS.values()))
-    assert all(callable(import_module(f"epo_trl.cli.{name}").main) for name in [*names, *MAINS.values()])
-    script = f"import sys\nfor name in {names}: __import__(f'epo_trl.cli.{{name}}')\nprint('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"

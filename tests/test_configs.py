@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from accelerate.commands.config.config_args import load_config_from_file
 
 CONFIGS = sorted((Path(__file__).parents[1] / "accelerate_configs").glob("*.yaml"))
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
@@ -15,20 +16,17 @@ def test_there_is_an_accelerate_config_for_every_setting():
     assert {path.stem for path in CONFIGS} == names
 
 
-@pytest.fixture(scope="module")
-def load_config():
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    return lambda path: load_config_from_file(str(path))
-
-
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_accelerate_reads_the_config_without_unknown_keys(path, load_config):
-    config = load_config(path)
+def test_accelerate_reads_the_config_and_refuses_unknown_keys(path, tmp_path):
+    config = load_config_from_file(str(path))
     assert config.num_processes == (1 if path.stem in {"cpu", "single_gpu"} else 8 * config.num_machines)
     assert config.num_machines == (2 if path.stem == "zero3_2nodes" else 1)
     assert config.mixed_precision == ("no" if path.stem == "cpu" else "bf16")
     assert bool(config.use_cpu) == (path.stem == "cpu")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(path.read_text() + "num_proceses: 2\n")
+    with pytest.raises(ValueError, match="num_proceses"):
+        load_config_from_file(str(broken))
 
 
 @pytest.fixture
@@ -56,9 +54,7 @@ def launched(monkeypatch):
     ("name", "stage", "offload"),
     [("zero2", 2, "none"), ("zero3", 3, "none"), ("zero3_offload", 3, "cpu"), ("zero3_2nodes", 3, "none")],
 )
-def test_a_zero_config_makes_its_plugin_and_leaves_accumulation_to_the_trainer(
-    name, stage, offload, launched, load_config
-):
+def test_a_zero_config_makes_its_plugin_and_leaves_accumulation_to_the_trainer(name, stage, offload, launched):
     from accelerate import DeepSpeedPlugin
 
     path = CONFIGS[0].with_name(f"{name}.yaml")
@@ -69,7 +65,7 @@ def test_a_zero_config_makes_its_plugin_and_leaves_accumulation_to_the_trainer(
     assert (zero["offload_optimizer"]["device"], zero["offload_param"]["device"]) == (offload, offload)
     # without it a checkpoint under ZeRO-3 has no weights that load alone
     assert zero["stage3_gather_16bit_weights_on_model_save"] == (stage == 3)
-    assert "gradient_accumulation_steps" not in load_config(path).deepspeed_config
+    assert "gradient_accumulation_steps" not in load_config_from_file(str(path)).deepspeed_config
 
 
 @needs_deepspeed
@@ -87,10 +83,3 @@ def test_the_fsdp_config_makes_its_plugin(launched):
     plugin = FullyShardedDataParallelPlugin()
     assert plugin.fsdp_version == 2 and plugin.reshard_after_forward is True
     assert plugin.state_dict_type.name == "FULL_STATE_DICT" and plugin.cpu_ram_efficient_loading
-
-
-def test_an_unknown_key_is_refused(tmp_path, load_config):
-    broken = tmp_path / "broken.yaml"
-    broken.write_text(CONFIGS[0].read_text() + "num_proceses: 2\n")
-    with pytest.raises(ValueError, match="num_proceses"):
-        load_config(broken)

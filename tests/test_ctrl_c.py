@@ -11,10 +11,9 @@ from pathlib import Path
 import forked
 import psutil
 import pytest
-from run_kit import SendSignals, checkpoints
+from run_kit import SendSignals, left, recipe
 from trainer_kit import make_trainer
 
-from epo_trl.cli import training
 from epo_trl.cli.command_line import recipe_file
 from epo_trl.cli.program import EXIT_CODE, INTERRUPTED, STOPPING, run_program
 
@@ -62,27 +61,19 @@ def test_an_end_that_ctrl_c_did_not_bring_keeps_its_code(python_s_own_handler):
     ids=["in a step", "in an evaluation", "while saving"],
 )
 def test_while_training_ctrl_c_saves_a_checkpoint(event, changes, tmp_path, monkeypatch, capfd, python_s_own_handler):
-    def make(*args, **kwargs):
-        step = 0 if event == "on_step_begin" else 1
-        return make_trainer(tmp_path, callbacks=[SendSignals(event, step, signal.SIGINT)], max_steps=3, **changes)
-
-    monkeypatch.setattr(training, "policy_for_training", lambda *args: {})
-    args = make_trainer(tmp_path).args
+    press = SendSignals(event, int(event != "on_step_begin"), signal.SIGINT)
+    main, _ = recipe(monkeypatch, tmp_path, press, max_steps=3, **changes)
     with pytest.raises(SystemExit) as end:
-        run_program(lambda line: training.train(None, args, None, trainer_class=make), PROGRAM, ARGV)
+        run_program(main, PROGRAM, ARGV)
     assert end.value.code == 130
-    assert checkpoints(tmp_path) == ["checkpoint-1"] and not (tmp_path / "model.safetensors").exists()
+    assert left(tmp_path) == ["checkpoint-1"] and not (tmp_path / "model.safetensors").exists()
     assert f"train.py: {STOPPING}\n" in (said := capfd.readouterr().err) and "Traceback" not in said
 
 
 @pytest.mark.slow
 def test_in_the_last_step_the_run_ends_as_any_other(tmp_path, monkeypatch, python_s_own_handler):
-    def make(*args, **kwargs):
-        return make_trainer(tmp_path, callbacks=[SendSignals("on_step_begin", 1, signal.SIGINT)], max_steps=2)
-
-    monkeypatch.setattr(training, "policy_for_training", lambda *args: {})
-    args = make_trainer(tmp_path).args
-    run_program(lambda line: training.train(None, args, None, trainer_class=make), PROGRAM, ARGV)
+    main, _ = recipe(monkeypatch, tmp_path, SendSignals("on_step_begin", 1, signal.SIGINT), max_steps=2)
+    run_program(main, PROGRAM, ARGV)
     assert (tmp_path / "model.safetensors").exists()
 
 
@@ -91,7 +82,7 @@ def test_in_a_notebook_ctrl_c_is_a_keyboard_interrupt_at_once(tmp_path, python_s
     trainer = make_trainer(tmp_path, callbacks=[SendSignals("on_step_begin", 0, signal.SIGINT)], max_steps=2)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert trainer.state.global_step == 0 and checkpoints(tmp_path) == []
+    assert trainer.state.global_step == 0 and left(tmp_path) == []
 
 
 # ------------------------------------------------------------------------------------------------- whole processes
@@ -198,14 +189,14 @@ def test_the_command_saves_and_ends_with_130_and_goes_on_afterwards(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(120) == 130
     said = log.read_text()
-    (saved,) = checkpoints(tmp_path / "run")
+    (saved,) = left(tmp_path / "run")
     assert said.count(STOPPING) == 1 and "Traceback" not in said and said.rstrip().splitlines()[-1].strip()
     assert [line for line in said.splitlines() if "warn" in line.lower()] == []
     again, log = imitate(tmp_path, fork=True)
     wait_for(again, log, "'loss'")
     os.killpg(again.pid, signal.SIGINT)
     assert again.wait(120) == 130
-    assert max(int(name.partition("-")[2]) for name in checkpoints(tmp_path / "run")) > int(saved.partition("-")[2])
+    assert max(int(name.partition("-")[2]) for name in left(tmp_path / "run")) > int(saved.partition("-")[2])
 
 
 @pytest.mark.slow
@@ -226,7 +217,7 @@ def test_two_ranks_under_accelerate_save_one_checkpoint(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(120) != 0
     said = log.read_text()
-    assert said.count(STOPPING) == 1 and len(checkpoints(tmp_path / "run")) == 1, said[-3000:]
+    assert said.count(STOPPING) == 1 and len(left(tmp_path / "run")) == 1, said[-3000:]
 
 
 @pytest.mark.slow
@@ -235,4 +226,4 @@ def test_one_process_under_accelerate_saves_on_sigterm_and_ends_with_143(tmp_pat
     wait_for(process, log, "'loss'")
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait(120) == 143
-    assert len(checkpoints(tmp_path / "run")) == 1
+    assert len(left(tmp_path / "run")) == 1

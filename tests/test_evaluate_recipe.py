@@ -16,11 +16,11 @@ import pytest
 from random_policy import TOKENIZER, TOY, RandomPolicy
 from rollout_parts import QWEN, byte_tokenizer
 from trl import ModelConfig
+from typed import parse_recipe
 
 from epo_trl.cli import evaluation
 from epo_trl.cli.command_line import read_command_line
 from epo_trl.cli.imitation import DemonstrationArguments
-from epo_trl.cli.options import parse_recipe
 from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.tools import ToolsArguments
 from epo_trl.envs.registry import build_suite

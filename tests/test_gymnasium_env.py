@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("gymnasium")
 
 from tool_worlds import check_training
+from typed import parse_recipe
 
-from epo_trl.cli.options import parse_recipe
 from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.gymnasium import GymnasiumArguments
 from epo_trl.envs.testing import EnvContract

@@ -10,20 +10,18 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from trl import ModelConfig
 
-from epo_trl.cli import main
 from epo_trl.cli.command_line import AlgorithmArguments, read_command_line
 from epo_trl.cli.options import read_settings
 from epo_trl.cli.training import StartArguments
-from epo_trl.memory import (
+from epo_trl.memory.config import read_run
+from epo_trl.memory.sizes import (
     PRESETS,
-    MeanTurn,
     ModelShape,
     Run,
     format_memory,
     format_memory_table,
     host_bytes,
     memory_per_gpu,
-    read_run,
     shape_of,
 )
 from epo_trl.trainers import EPOPPOConfig
@@ -102,6 +100,8 @@ def test_a_shape_is_read_from_a_config():
     assert (llama.attention_bias, llama.query_size, llama.key_value_size) == (False, 28 * 64, 28 * 64)
     with pytest.raises(ValueError, match="model: expected .*got 'bert', whose config has no vocab_size"):
         shape_of("bert", {name: value for name, value in config.items() if name != "vocab_size"})
+    with pytest.raises(ValueError, match=r"model: expected one without experts, got 'moe' \(num_experts: 128\)"):
+        shape_of("moe", {**config, "num_experts": 128, "moe_intermediate_size": 768})
 
 
 @pytest.mark.parametrize("config", [Qwen3Config, LlamaConfig])
@@ -126,21 +126,15 @@ def test_only_zero_3_offloads():
 
 
 @pytest.mark.parametrize("changes", [{}, {"critic": True}], ids=["GRPO", "PPO"])
-def test_the_table_of_the_docs_is_that_of_the_command(changes, capsys):
-    assert main(["memory", *(["--critic"] if changes else [])]) == 0
-    table = capsys.readouterr().out
-    assert table == format_memory_table(**changes) + "\n"
+def test_the_table_of_the_docs_is_that_of_the_command(changes, command):
+    code, table, _ = command("memory", *(["--critic"] if changes else []))
+    assert (code, table) == (0, format_memory_table(**changes) + "\n")
     assert table in (DOCS / "memory.md").read_text(encoding="utf-8")
 
 
-def test_the_command_tells_what_fits_and_what_is_wrong(capsys, tmp_path):
-    assert main(["memory", "--model", "7B", "--gpus", "1", "8"]) == 0
-    out = capsys.readouterr().out
-    assert out.count("does not fit on 80 GB") == 1 and out.count("\nfits on 80 GB") == 1
-    assert main(["memory", "--model", "7B", "--offload", "--zero-stage", "2"]) == 1
-    assert "offload: expected False unless zero_stage is 3, got True with zero_stage=2" in capsys.readouterr().err
-    assert main(["memory", "--model", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith("epo-trl: error: ")
+def test_the_command_tells_what_fits(command):
+    code, out, _ = command("memory", "--model", "7B", "--gpus", "1", "8")
+    assert code == 0 and out.count("does not fit on 80 GB") == 1 and out.count("\nfits on 80 GB") == 1
 
 
 def test_adapters_take_their_own_memory():
@@ -186,9 +180,9 @@ def test_a_config_says_what_its_run_needs(changes, expected):
 
 
 def test_means_replace_the_limits_of_a_turn():
-    run, _ = read_run(SETTINGS, gpus=1, gpu_gb=5, turn=MeanTurn(prompt_tokens=7.3, response_tokens=2))
+    run, _ = read_run(SETTINGS, gpus=1, gpu_gb=5, prompt_tokens=7.3, response_tokens=2)
     assert run.batch_tokens == 112  # 2 x 6 x 9.3 = 111.6
-    run, _ = read_run(SETTINGS | {"context": "concatenated"}, gpus=1, gpu_gb=5, turn=MeanTurn(prompt_tokens=3))
+    run, _ = read_run(SETTINGS | {"context": "concatenated"}, gpus=1, gpu_gb=5, prompt_tokens=3)
     assert run.batch_tokens == 2 * 6 * 8
 
 
@@ -202,16 +196,16 @@ def test_a_vllm_beside_the_training_counts():
 
 
 @pytest.mark.parametrize(
-    ("changes", "turn", "message"),
+    ("changes", "message"),
     [
-        ({"max_turns": "many"}, {}, "max_turns: expected an integer >= 1.*got 'many'"),
-        ({"per_device_train_batch_size": 0}, {}, "per_device_train_batch_size: expected an integer >= 1, got 0"),
-        ({"context": "concatenated"}, {}, "prompt_tokens: expected .*got nothing"),
+        ({"max_turns": "many"}, "max_turns: expected an integer >= 1.*got 'many'"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size: expected an integer >= 1, got 0"),
+        ({"context": "concatenated"}, "prompt_tokens: expected .*got nothing"),
     ],
 )
-def test_a_missing_or_impossible_setting_is_named(changes, turn, message):
+def test_a_missing_or_impossible_setting_is_named(changes, message):
     with pytest.raises(ValueError, match=message):
-        read_run(SETTINGS | changes, gpus=1, gpu_gb=5, turn=MeanTurn(**turn))
+        read_run(SETTINGS | changes, gpus=1, gpu_gb=5)
 
 
 def test_the_settings_of_a_config_are_its_values_the_options_and_the_defaults():
@@ -222,21 +216,20 @@ def test_the_settings_of_a_config_are_its_values_the_options_and_the_defaults():
 
 
 @pytest.mark.parametrize(("options", "message"), [(["--max_turn", "30"], "--max_turn: .*max_turns"), (["30"], "30: ")])
-def test_the_command_refuses_an_option_that_no_config_has(options, message, capsys):
-    assert main(["memory", "--config", "alfworld/tiny_cpu", *options]) == 1
-    assert re.search(message, capsys.readouterr().err)
+def test_the_command_refuses_an_option_that_no_config_has(options, message, command):
+    code, _, error = command("memory", "--config", "alfworld/tiny_cpu", *options)
+    assert code == 1 and re.search(message, error)
 
 
-def test_the_command_reads_a_shipped_config(capsys):
+def test_the_command_reads_a_shipped_config(command):
     """1 x 50 turns x (2048 + 512) tokens, and 35 % of 80 GB for vLLM."""
     words = ["memory", "--config", "alfworld/qwen2.5-3b_8gpu", "--gpus", "8"]
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(command(*words, "--json")[1])
     assert (found["model"], found["gpus"], found["fits"]) == ("Qwen2.5-3B", 8, True)
     assert found["bytes"]["vLLM beside it"] == 0.35 * 80e9
     assert found["bytes"]["activations"] == 2 * 128_000 * (36 * 2048 + 8 * 2048 + 3 * 11008)
-    assert main([*words, "--max_turns", "10", "--prompt-tokens", "600", "--response-tokens", "100"]) == 0
-    assert "tokens of a micro-batch: 7,000 = " in capsys.readouterr().out
+    _, out, _ = command(*words, "--max_turns", "10", "--prompt-tokens", "600", "--response-tokens", "100")
+    assert "tokens of a micro-batch: 7,000 = " in out
 
 
 @pytest.mark.parametrize(
@@ -244,15 +237,20 @@ def test_the_command_reads_a_shipped_config(capsys):
     [
         (["--json"], "--json: expected only with --config, got True"),
         (["--config", "trap/tiny_cpu", "--critic"], "--critic: expected only without --config"),
-        (["--config", "trap/tiny_cpu"], "model_name_or_path: expected an existing folder"),
+        (["--config", "trap/tiny_cpu"], "model_name_or_path: got 'runs/trap/sft', which cannot be read"),
         (
             ["--config", "trap/tiny_cpu", "--model_name_or_path", "tiny"],
             "model_name_or_path: expected a folder or a Hub id, got 'tiny'",
         ),
         (["--config", "no/such"], "--config: expected a YAML file"),
+        (
+            ["--model", "7B", "--offload", "--zero-stage", "2"],
+            "offload: expected False unless zero_stage is 3, got True",
+        ),
+        (["--model", "."], "model: expected one that transformers can load, got '.'"),
     ],
 )
-def test_a_wrong_word_is_one_line(words, message, capsys):
-    assert main(["memory", *words]) == 1
-    err = capsys.readouterr().err
-    assert err.startswith(f"epo-trl: error: {message}") and err.count("\n") == 1
+def test_a_wrong_word_is_one_line(words, message, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = command("memory", *words)
+    assert code == 1 and error.startswith(f"epo-trl: error: {message}") and error.count("\n") == 1

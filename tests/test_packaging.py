@@ -11,17 +11,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = (
-    "alfworld",
-    "scienceworld",
-    "webshop",
-    "study",
-    "openenv",
-    "deepspeed",
-    "notebooks",
-    "docs",
-    "dev",
-)  # what `make` installs
+# What `make` installs.
+EXTRAS = ("alfworld", "scienceworld", "webshop", "study", "openenv", "deepspeed", "notebooks", "docs", "dev")
 
 
 @pytest.fixture(scope="module")

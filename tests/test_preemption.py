@@ -4,10 +4,9 @@ import signal
 import threading
 
 import pytest
-from run_kit import SendSignals, assert_bit_equal, checkpoints, weights
+from run_kit import SendSignals, assert_bit_equal, left, recipe, weights
 from trainer_kit import make_trainer
 
-from epo_trl.cli import training
 from epo_trl.long_runs.callbacks import EXIT_CODE
 
 pytestmark = pytest.mark.slow
@@ -38,12 +37,12 @@ def test_the_step_in_progress_is_finished_saved_and_the_last(tmp_path, event, ch
     before = signal.getsignal(signal.SIGTERM)
     trainer = run(tmp_path, send_sigterm(event, 1 if event == "on_step_begin" else 2), **changes)
     assert trainer.preempted and trainer.state.global_step == 2
-    assert checkpoints(tmp_path) == ["checkpoint-2"]
+    assert left(tmp_path) == ["checkpoint-2"]
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.parametrize(("sigterm", "left"), [(True, 2), (False, 3)], ids=["SIGTERM", "its end"])
-def test_the_last_checkpoint_stays_beside_the_best_one(tmp_path, sigterm, left):
+@pytest.mark.parametrize(("sigterm", "last"), [(True, 2), (False, 3)], ids=["SIGTERM", "its end"])
+def test_the_last_checkpoint_stays_beside_the_best_one(tmp_path, sigterm, last):
     best = {"save_total_limit": 1, "load_best_model_at_end": True, "metric_for_best_model": "score"}
     every = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
     trainer = make_trainer(
@@ -52,7 +51,7 @@ def test_the_last_checkpoint_stays_beside_the_best_one(tmp_path, sigterm, left):
     trainer.evaluate = lambda **_: {"eval_score": -trainer.state.global_step}
     trainer.train()
     assert trainer.preempted == sigterm and trainer.state.best_global_step == 1
-    assert checkpoints(tmp_path) == ["checkpoint-1", f"checkpoint-{left}"] and trainer.args.save_total_limit == 1
+    assert left(tmp_path) == ["checkpoint-1", f"checkpoint-{last}"] and trainer.args.save_total_limit == 1
 
 
 def test_a_run_goes_on_after_sigterm_as_if_it_had_not_been_stopped(tmp_path):
@@ -66,7 +65,7 @@ def test_a_run_goes_on_after_sigterm_as_if_it_had_not_been_stopped(tmp_path):
 
 def test_sigterm_in_the_last_step_is_a_finished_run(tmp_path):
     trainer = run(tmp_path, send_sigterm("on_step_begin", 1), max_steps=2)
-    assert not trainer.preempted and checkpoints(tmp_path) == []
+    assert not trainer.preempted and left(tmp_path) == []
 
 
 def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
@@ -79,16 +78,9 @@ def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
 
 def test_a_recipe_exits_with_143_and_writes_no_final_model(tmp_path, monkeypatch):
     """143 = 128 + 15. The model in the output folder would be taken for a finished one."""
-    made = []
-
-    def make(*args, **kwargs):
-        made.append(make_trainer(tmp_path, callbacks=[send_sigterm("on_step_begin", 0)], max_steps=3))
-        return made[-1]
-
-    monkeypatch.setattr(training, "policy_for_training", lambda *args: {})
-    args = make_trainer(tmp_path).args
+    main, made = recipe(monkeypatch, tmp_path, send_sigterm("on_step_begin", 0), max_steps=3)
     with pytest.raises(SystemExit) as stop:
-        training.train(None, args, None, trainer_class=make)
+        main(None)
     assert stop.value.code == EXIT_CODE == 143
-    assert checkpoints(tmp_path) == ["checkpoint-1"] and not (tmp_path / "model.safetensors").exists()
+    assert left(tmp_path) == ["checkpoint-1"] and not (tmp_path / "model.safetensors").exists()
     assert not made[0].player.envs

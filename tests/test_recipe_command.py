@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from trl import ModelConfig, SFTConfig
+from typed import parse_recipe
 
-from epo_trl.cli import main, program
+from epo_trl.cli import command_line, program
 from epo_trl.cli.base import at_least
-from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, command, overview, recipe_file
-from epo_trl.cli.options import RecipeParser, parse_options, parse_recipe
+from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, overview, recipe_file
+from epo_trl.cli.options import RecipeParser, parse_options
 from epo_trl.cli.program import run_recipe
 from epo_trl.envs.base import EnvError
 from epo_trl.errors import InputError
@@ -71,13 +72,13 @@ def test_a_recipe_alone_lists_its_configs_and_the_command_for_this_machine(gpus,
 def test_other_numbers_of_gpus_say_so_to_the_launcher():
     configs = {name: Path(name) for name in ("a_1gpu.yaml", "a_8gpu.yaml")}
     program = replace(recipe_file(Path("r.py"), []), configs=configs)
-    assert "--num_processes 4 r.py --config a_8gpu.yaml" in command(program, 4)
-    assert "--num_processes" not in command(program, 8)
+    assert "--num_processes 4 r.py --config a_8gpu.yaml" in command_line.command(program, 4)
+    assert "--num_processes" not in command_line.command(program, 8)
 
 
 def test_a_recipe_without_a_config_for_gpus_names_the_one_it_has():
     program = replace(recipe_file(Path("sft.py"), []), configs={"sft_tiny_cpu.yaml": Path("sft_tiny_cpu.yaml")})
-    assert command(program, 8) == "python sft.py --config sft_tiny_cpu.yaml"
+    assert command_line.command(program, 8) == "python sft.py --config sft_tiny_cpu.yaml"
 
 
 def test_every_shipped_config_belongs_to_a_recipe_that_lists_it():
@@ -179,6 +180,10 @@ def test_a_wrong_command_line_is_an_error_that_names_it(argv, says):
         parse("--games", "generated", *argv)
 
 
+def test_a_word_in_braces_is_a_word_where_no_pairs_are_expected():
+    assert parse("--games", "generated", "--run_name", "{seed}")[1].run_name == "{seed}"
+
+
 def test_the_config_may_follow_an_equals_sign():
     assert parse(f"--config={TINY}", "--max_turns=7")[1].max_turns == 7
 
@@ -241,17 +246,17 @@ def test_the_help_shows_bounds_once_however_often_it_is_formatted():
     assert parser.format_help() == parser.format_help() and "(>= 1) (>= 1)" not in parser.format_help_all()
 
 
-@pytest.mark.parametrize(("world", "settings"), [("alfworld", "Alfworld"), ("scienceworld", "ScienceWorld")])
+@pytest.mark.parametrize(("world", "option"), [("alfworld", "--games"), ("scienceworld", "--jvms")])
 @pytest.mark.parametrize(("algorithm", "critic"), [("grpo", False), ("ppo", True)])
 def test_a_named_recipe_has_the_options_of_its_environment_and_algorithm(
-    world, settings, algorithm, critic, monkeypatch, capsys
+    world, option, algorithm, critic, monkeypatch, capsys
 ):
     recipe = ROOT / "recipes" / f"{world}_{algorithm}_epo.py"
     monkeypatch.setattr("sys.argv", [str(recipe), "--help"])
     with pytest.raises(SystemExit):
         runpy.run_path(str(recipe), run_name="__main__")
     text = capsys.readouterr().out
-    assert f"\n{settings}Arguments:" in text and ("--critic " in text) is critic
+    assert f"\n  {option} " in text and ("--critic " in text) is critic
     assert re.search(rf"--environment +\[{world}\]", text)
 
 
@@ -277,18 +282,11 @@ def test_the_help_of_a_general_recipe_shows_the_environment_that_is_named(capsys
         assert "--environment" in text and ("--room_types" in text) is shown
 
 
-def test_the_help_of_a_command_says_how_to_start_several_processes(capsys):
-    with pytest.raises(SystemExit) as exit:
-        main(["train", "--help"])
-    text = capsys.readouterr().out
-    assert exit.value.code == 0 and text.startswith("usage: epo-trl train --config FILE")
-    assert text.index("--epo_lambda") < text.index("--accelerate_config FILE")
-    assert (
-        "zero3" in text
-        and "--num_processes" in text
-        and "\n  --check FILE [FILE ...]\n" in text
-        and text.endswith("  --traceback\n")
-    )
+def test_the_help_of_a_command_says_how_to_start_several_processes(command):
+    code, text, _ = command("train", "--help")
+    assert code == 0 and text.startswith("usage: epo-trl train --config FILE")
+    assert text.index("--epo_lambda") < text.index("--accelerate_config FILE") < text.index("--num_processes")
+    assert "zero3" in text and "\n  --check FILE [FILE ...]\n" in text and text.endswith("  --traceback\n")
 
 
 # ------------------------------------------------------------------------------------------------ configs alone

@@ -17,7 +17,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from run_kit import MINI_BATCHES, SendSignals, StopAt, assert_bit_equal, logged, resumable, resumable_ppo, weights
+from run_kit import MINI_BATCHES, SendSignals, StopAt, assert_bit_equal, left, logged, resumable, resumable_ppo, weights
 from trainer_kit import make_config, make_model, make_trainer, make_warm_start
 from transformers import BitsAndBytesConfig
 from trl import ModelConfig
@@ -36,10 +36,6 @@ from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.trainers import EPOPPOConfig
 
 TESTS = Path(__file__).parent
-
-
-def left(folder):
-    return [path.name for path in checkpoints(folder)]
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
@@ -64,6 +60,12 @@ def test_differences_are_told_by_name_and_both_values():
     assert differences(older, newer) == ["environment.games: 'data' in the checkpoint, 'generated' now"]
 
 
+@pytest.fixture
+def seen(tmp_path):
+    """Returns a function that returns the settings of a run with these changes."""
+    return lambda **changes: settings_of(resumable(tmp_path / "run", **changes))
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
@@ -78,27 +80,20 @@ def test_differences_are_told_by_name_and_both_values():
     ],
     ids=["rate", "steps", "schedule", "tasks", "adapter"],
 )
-def test_a_setting_that_changes_the_result_is_seen(tmp_path, changes, line):
-    one, other = settings_of(resumable(tmp_path)), settings_of(resumable(tmp_path, **changes))
-    assert any(re.match(line, found) for found in differences(one, other))
+def test_a_setting_that_changes_the_result_is_seen(seen, changes, line):
+    assert any(re.match(line, found) for found in differences(seen(), seen(**changes)))
 
 
-def test_settings_that_do_not_matter_are_not_compared(tmp_path):
-    one = settings_of(resumable(tmp_path))
-    other = settings_of(
-        resumable(tmp_path / "moved", logging_steps=7, save_steps=1, eval_episodes=2, report_to=["tensorboard"])
-    )
-    assert differences(one, other) == []
+def test_settings_that_do_not_matter_are_not_compared(tmp_path, seen):
+    changes = {"logging_steps": 7, "save_steps": 1, "eval_episodes": 2, "report_to": ["tensorboard"]}
+    assert differences(seen(), settings_of(resumable(tmp_path / "moved", **changes))) == []
 
 
-def test_the_data_type_revision_and_quantization_of_the_model_are_compared(tmp_path):
-    def seen(model, **changes):
-        return settings_of(resumable(tmp_path, model=model, **changes))
-
-    before, cast = seen(make_model()), seen(make_model().bfloat16())
+def test_the_data_type_revision_and_quantization_of_the_model_are_compared(tmp_path, seen):
+    before, cast = seen(model=make_model()), seen(model=make_model().bfloat16())
     assert differences(before, cast) == ["dtype: 'float32' in the checkpoint, 'bfloat16' now"]
     assert differences({name: before[name] for name in before.keys() - {"dtype"}}, cast) == []  # of an earlier version
-    other = seen(make_model(), model_init_kwargs={"revision": "v2", "attn_implementation": "eager"})
+    other = seen(model=make_model(), model_init_kwargs={"revision": "v2", "attn_implementation": "eager"})
     assert differences(before, other) == ["model_revision: 'main' in the checkpoint, 'v2' now"]
     quantized = make_model()
     quantized.config.quantization_config = BitsAndBytesConfig(load_in_4bit=True)
@@ -128,52 +123,47 @@ def test_intervals_of_saving_evaluation_and_the_log_may_change_on_resume(tmp_pat
     assert [entry["step"] for entry in resumed.state.log_history if "loss" in entry] == [2, 3, 4]
 
 
-def test_a_model_is_its_weights_wherever_its_folder_is(tmp_path, monkeypatch):
+def test_a_model_is_its_weights_wherever_its_folder_is(tmp_path, monkeypatch, seen):
     make_model().save_pretrained(tmp_path / "here" / "start")
     monkeypatch.chdir(tmp_path)
 
-    def seen(folder):
+    def of(folder):
         model = make_model()
         model.config.name_or_path = str(folder)
-        return settings_of(make_trainer(tmp_path / "run", model=model))
+        return seen(model=model)
 
-    before = seen("here/start")
+    before = of("here/start")
     assert "start" not in before["model"]
-    assert differences(before, seen(tmp_path / "here" / "start")) == []
+    assert differences(before, of(tmp_path / "here" / "start")) == []
     (tmp_path / "here").rename(tmp_path / "there")
-    assert differences(before, seen("there/start")) == []
+    assert differences(before, of("there/start")) == []
     make_model(seed=5).save_pretrained(tmp_path / "there" / "start")
-    (line,) = differences(before, seen("there/start"))
+    (line,) = differences(before, of("there/start"))
     assert line.startswith("model: 'a folder of weights, XXH3 ")
-    assert seen("org/name")["model"] == "org/name"
+    assert of("org/name")["model"] == "org/name"
 
 
-def test_the_defaults_of_a_method_are_compared_and_writing_one_out_is_no_change(tmp_path, monkeypatch):
-    def seen(**settings):
-        kwargs = {"method_kwargs": {"siren": settings}} if settings else {}
-        return settings_of(make_trainer(tmp_path, entropy_method=["siren"], **kwargs))
+def test_the_defaults_of_a_method_are_compared_and_writing_one_out_is_no_change(seen, monkeypatch):
+    def of(**settings):
+        return seen(entropy_method=["siren"], **({"method_kwargs": {"siren": settings}} if settings else {}))
 
-    before = seen()
+    before = of()
     assert before["methods"]["siren"] == {"weight": 0.005, "top_p": 0.8, "quantile": 0.8, "anchor": None}
-    assert differences(before, seen(weight=0.005)) == []
-    assert differences(before, seen(weight=0.1)) == ["methods.siren.weight: 0.005 in the checkpoint, 0.1 now"]
+    assert differences(before, of(weight=0.005)) == []
+    assert differences(before, of(weight=0.1)) == ["methods.siren.weight: 0.005 in the checkpoint, 0.1 now"]
     made = SIREN.__init__
     monkeypatch.setattr(SIREN, "__init__", lambda self, **given: made(self, **{"weight": 1.01, **given}))
-    assert differences(before, seen()) == ["methods.siren.weight: 0.005 in the checkpoint, 1.01 now"]
+    assert differences(before, of()) == ["methods.siren.weight: 0.005 in the checkpoint, 1.01 now"]
 
 
-def test_a_template_is_its_words_wherever_its_folder_is(tmp_path):
+def test_a_template_is_its_words_wherever_its_folder_is(tmp_path, seen):
     shutil.copytree(TEMPLATES / "compact", tmp_path / "mine")
-
-    def seen(folder):
-        return settings_of(make_trainer(tmp_path / "run", prompt_template=str(folder)))
-
-    before = seen(tmp_path / "mine")
+    before = seen(prompt_template=str(tmp_path / "mine"))
     (tmp_path / "mine").rename(tmp_path / "moved")
-    assert differences(before, seen(tmp_path / "moved")) == []
+    assert differences(before, seen(prompt_template=str(tmp_path / "moved"))) == []
     with open(tmp_path / "moved" / "next.txt", "a", encoding="utf-8") as file:
         file.write("Hurry up.")
-    (line,) = differences(before, seen(tmp_path / "moved"))
+    (line,) = differences(before, seen(prompt_template=str(tmp_path / "moved")))
     assert re.fullmatch(r"template.next: 'sha256 [0-9a-f]{12}' in the checkpoint, 'sha256 [0-9a-f]{12}' now", line)
 
 
@@ -309,9 +299,8 @@ def test_a_full_disk_is_an_error_with_the_folder_and_the_need_and_the_last_check
     disk(monkeypatch, lambda: 10**9 if trainer.state.global_step < 2 else 10**4)
     with pytest.raises(DiskFullError, match=NO_ROOM):
         trainer.train()
-    assert (
-        left(tmp_path / "before") == ["checkpoint-1"] and find_corruption(tmp_path / "before" / "checkpoint-1") is None
-    )
+    assert left(tmp_path / "before") == ["checkpoint-1"]
+    assert find_corruption(tmp_path / "before" / "checkpoint-1") is None
 
     space, save = [10**9], torch.save
 
@@ -326,9 +315,8 @@ def test_a_full_disk_is_an_error_with_the_folder_and_the_need_and_the_last_check
     with pytest.raises(DiskFullError, match=NO_ROOM) as error:
         resumable(tmp_path / "midway", **changes).train()
     assert error.value.__cause__ is not None
-    assert (
-        left(tmp_path / "midway") == ["checkpoint-1"] and find_corruption(tmp_path / "midway" / "checkpoint-1") is None
-    )
+    assert left(tmp_path / "midway") == ["checkpoint-1"]
+    assert find_corruption(tmp_path / "midway" / "checkpoint-1") is None
 
 
 @pytest.mark.slow

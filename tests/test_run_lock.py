@@ -12,14 +12,17 @@ from types import SimpleNamespace
 import pytest
 from trainer_kit import make_trainer
 
-from epo_trl.cli.command_line import Program
-from epo_trl.cli.program import run_program
 from epo_trl.long_runs import run_lock as run_lock_module
 from epo_trl.long_runs.run_lock import LOCK, RunningError, run_lock
 
 
 def args_of(folder, rank=0):
     return SimpleNamespace(output_dir=str(folder), process_index=rank, world_size=1)
+
+
+def take(folder):
+    with run_lock(args_of(folder)):
+        pass
 
 
 @pytest.fixture
@@ -41,8 +44,8 @@ def other(tmp_path):
 def test_a_second_run_is_refused_by_name_and_trains_nothing(tmp_path, other):
     here = socket.gethostname()
     says = rf"output_dir: {tmp_path} is in use by process {other} on {here} since 20\d\d-.*another output_dir"
-    with pytest.raises(RunningError, match=says), run_lock(args_of(tmp_path)):
-        pass
+    with pytest.raises(RunningError, match=says):
+        take(tmp_path)
     trainer = make_trainer(tmp_path, max_steps=1, save_strategy="steps")
     for train in (trainer.train, trainer.train_to_end):
         with pytest.raises(RunningError, match=f"process {other} on"):
@@ -74,12 +77,11 @@ def test_a_run_on_another_machine_is_taken_for_alive_and_the_message_says_what_t
     record = {"host": "elsewhere", "pid": 7, "since": "yesterday"}
     (tmp_path / LOCK).write_text(json.dumps(record))
     says = rf"process 7 on elsewhere since yesterday, which cannot be checked from .*delete {tmp_path / LOCK} and start"
-    with pytest.raises(RunningError, match=says), run_lock(args_of(tmp_path)):
-        pass
+    with pytest.raises(RunningError, match=says):
+        take(tmp_path)
     assert json.loads((tmp_path / LOCK).read_text()) == record
     (tmp_path / LOCK).write_text('{"host": "elsewh')  # it was killed as it wrote this
-    with run_lock(args_of(tmp_path)):
-        pass
+    take(tmp_path)
 
 
 def test_on_a_disk_without_locks_the_process_is_looked_for(tmp_path, other, monkeypatch):
@@ -87,13 +89,12 @@ def test_on_a_disk_without_locks_the_process_is_looked_for(tmp_path, other, monk
         raise OSError(errno.ENOLCK, "no locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(RunningError, match=f"process {other} on"), run_lock(args_of(tmp_path)):
-        pass
+    with pytest.raises(RunningError, match=f"process {other} on"):
+        take(tmp_path)
     record = json.loads((tmp_path / LOCK).read_text())
     for pid in (2**22 + 1, 10**30, "x", None):  # the first is beyond the largest there can be
         (tmp_path / LOCK).write_text(json.dumps({**record, "pid": pid}))
-        with run_lock(args_of(tmp_path)):
-            pass
+        take(tmp_path)
 
 
 def test_an_error_in_training_gives_the_folder_back(tmp_path):
@@ -119,40 +120,23 @@ def test_a_record_that_does_not_say_who_holds_it_is_nobody_s(tmp_path, record):
 
 def test_a_lock_that_is_held_is_refused_even_if_its_record_is_damaged(tmp_path, other):
     (tmp_path / LOCK).write_text('{"pid": 7}')
-    with pytest.raises(RunningError, match="by another process. Wait"), run_lock(args_of(tmp_path)):
-        pass
+    with pytest.raises(RunningError, match="by another process. Wait"):
+        take(tmp_path)
 
 
-def one_line(tmp_path, capsys):
-    """Returns what a recipe prints that takes the lock."""
-    program = Program("train.py", {}, "", "", environment="trap")
-
-    def main(line):
-        with run_lock(args_of(tmp_path)):
-            pass
-
-    with pytest.raises(SystemExit):
-        run_program(main, program, ["--seed", "1"])
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
-
-
-def test_a_folder_that_cannot_be_written_is_named_in_one_line(tmp_path, monkeypatch, capsys):
+def test_a_folder_that_cannot_be_written_is_named_in_one_line(tmp_path, monkeypatch, error_of):
     """As a read-only file system answers; a test that runs as root cannot take its own rights away."""
 
     def read_only(path, *_, **__):
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
     monkeypatch.setattr(run_lock_module, "open", read_only, raising=False)
-    line = one_line(tmp_path, capsys)
+    line = error_of(lambda _: take(tmp_path))
     assert line.startswith("train.py: error: output_dir: expected a writable folder")
     assert f"got {tmp_path} (Read-only file" in line
 
 
-def test_a_folder_in_place_of_the_lock_is_named_in_one_line(tmp_path, monkeypatch, capsys):
+def test_a_folder_in_place_of_the_lock_is_named_in_one_line(tmp_path, error_of):
     (tmp_path / LOCK).mkdir()
-    line = one_line(tmp_path, capsys)
-    assert (
-        line
-        == f"train.py: error: output_dir: expected {tmp_path / LOCK} to be a file or absent, got a folder; delete it"
-    )
+    said = f"output_dir: expected {tmp_path / LOCK} to be a file or absent, got a folder; delete it"
+    assert error_of(lambda _: take(tmp_path)) == f"train.py: error: {said}"

@@ -12,9 +12,8 @@ from trl import ModelConfig
 
 from epo_trl import ImitationConfig
 from epo_trl.cli import evaluation
-from epo_trl.cli.command_line import Program
 from epo_trl.cli.evaluation_arguments import EvaluationArguments
-from epo_trl.cli.program import explain, run_program
+from epo_trl.cli.program import explain
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import get_protocol
 
@@ -34,24 +33,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def printed(folder, monkeypatch, capsys):
-    """Returns the line that a recipe prints which loads the model of a folder."""
-    with pytest.raises(SystemExit) as stopped:
-        run_program(
-            lambda line: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False),
-            Program("train.py", {}, "", "", environment="trap"),
-            ["--seed", "1"],
-        )
-    assert stopped.value.code == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
-    return line
-
-
-def test_pickled_weights_that_hold_more_than_tensors_are_refused(folder, monkeypatch, capsys):
+def test_pickled_weights_that_hold_more_than_tensors_are_refused(folder, error_of):
     (folder / "model.safetensors").unlink()
     marker = folder / "the code ran"
     torch.save({"weight": Payload(str(marker))}, folder / "pytorch_model.bin")
-    line = printed(folder, monkeypatch, capsys)
+    line = error_of(lambda _: AutoModelForCausalLM.from_pretrained(folder))
     assert line.startswith(
         "train.py: error: model_name_or_path, resume_from_checkpoint: expected tensors, got a pickle"
     )
@@ -66,12 +52,12 @@ def test_pickled_tensors_are_loaded(folder):
     assert all(torch.equal(p, old) for p, old in zip(again.parameters(), model.parameters(), strict=True))
 
 
-def test_code_of_a_model_that_is_not_trusted_is_refused(folder, monkeypatch, capsys):
+def test_code_of_a_model_that_is_not_trusted_is_refused(folder, error_of):
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "strange", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text("raise SystemExit('the code ran')")
-    line = printed(folder, monkeypatch, capsys)
+    line = error_of(lambda _: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False))
     assert line.startswith("train.py: error: trust_remote_code: expected true for a model with code of its own")
     assert str(folder) in line and "set trust_remote_code to true if you trust it" in line
 

@@ -1,13 +1,11 @@
 """RL begins with a warm start: the shipped configs name theirs, random weights are refused, the pair is listed."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 import epo_trl
-from epo_trl.cli import main
 from epo_trl.cli.command_line import builtin_command, find_warm_start, list_configs, overview
 from epo_trl.cli.training import StartArguments, check_start
 from epo_trl.errors import InputError
@@ -15,21 +13,6 @@ from epo_trl.errors import InputError
 TRAINED = list_configs("train")
 AFTER_WARM_START = {name: find_warm_start(path) for name, path in TRAINED.items() if find_warm_start(path)}
 REFUSED = "model_name_or_path: expected the folder of a warm start, got "
-
-
-@pytest.fixture
-def typed(monkeypatch, capsys, tmp_path):
-    """Returns a function that runs `epo-trl train` in an empty folder and returns its error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def run(*words):
-        with pytest.raises(SystemExit) as exit:
-            main(["train", *words])
-        assert exit.value.code == 1
-        return capsys.readouterr().err
-
-    return run
 
 
 def test_every_config_of_a_tiny_model_has_a_warm_start_and_so_has_the_pretrained_one():
@@ -55,11 +38,16 @@ def test_a_config_begins_with_the_folder_that_its_warm_start_writes(name):
         ("alfworld/ppo_tiny_cpu", "runs/alfworld-tiny/sft", "alfworld/sft_tiny_cpu"),
     ],
 )
-def test_without_its_warm_start_a_config_is_refused_with_the_command_that_makes_it(name, model, warm_start, typed):
-    err = typed("--config", name)
-    assert err.startswith(f"epo-trl train: error: {REFUSED}'{model}', which does not exist; ") and err.count("\n") == 1
+def test_without_its_warm_start_a_config_is_refused_with_the_command_that_makes_it(
+    name, model, warm_start, command, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = command("train", "--config", name)
+    assert code == 1 and err.count("\n") == 1
+    assert err.startswith(f"epo-trl train: error: {REFUSED}'{model}', which does not exist; ")
     assert err.endswith(f"; make it with: epo-trl sft --config {warm_start}\n")
-    err = typed("--config", name, "--model_name_or_path", "tiny:32x1")
+    code, _, err = command("train", "--config", name, "--model_name_or_path", "tiny:32x1")
+    assert code == 1
     assert f"{REFUSED}'tiny:32x1', random weights" in err and "--from_scratch" in err
     assert f"make it with: epo-trl sft --config {warm_start}, then add --model_name_or_path {model}; " in err
 

@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from epo_trl.cli import main
 from epo_trl.errors import InputError
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.types import Episode, StopReason, Turn
@@ -135,13 +134,24 @@ def test_a_page_says_that_its_episodes_were_picked(tmp_path):
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(played)
 
 
+@pytest.fixture
+def browser(tmp_path):
+    """Returns a function that opens `page.html` in a browser, and returns the document after three seconds."""
+
+    def open_page():
+        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000"]
+        command += ["--window-size=1366,768", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+        command += [(tmp_path / "page.html").as_uri()]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    return open_page
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no browser")
-def test_a_browser_shows_what_was_said_as_text(tmp_path):
+def test_a_browser_shows_what_was_said_as_text(tmp_path, browser):
     write_page(tmp_path / "page.html", [sample(said=EVIL, rewards=(1.0, -1.0))], EVIL[:60], 2**20)
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    dom = browser()
     page = Page(dom)
     assert "img" not in page.elements and page.elements.count("script") == 2
     assert page.elements.count("article") == 2 and "circle" in page.elements
@@ -173,17 +183,14 @@ const presses = [
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no browser")
-def test_keys_open_the_next_and_the_previous_episode_of_the_list(tmp_path):
+def test_keys_open_the_next_and_the_previous_episode_of_the_list(tmp_path, browser):
     """The second ones would go past the ends; a key in the search, or with Ctrl, is not for us."""
     episodes = [sample(rewards=(reward,), rl_step=step) for step, reward in ((1, -2.0), (2, -1.0), (3, 0.0))]
     html = page(*episodes)
     policy = html.index("<meta http-equiv")
     html = html[:policy] + html[html.index(">", policy) + 1 :].replace("</body>", f"{PRESSES}</body>")
     (tmp_path / "page.html").write_text(html, encoding="utf-8")
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
-    command += ["--window-size=1366,768", f"--user-data-dir={tmp_path / 'profile'}"]
-    command += [(tmp_path / "page.html").as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    dom = browser()
     assert "opened: 2++ 3+- 3+- 2++ 2++ 2++ 1-+ 1-+." in dom and "keys ← → or k j" in dom
 
 
@@ -256,33 +263,28 @@ def test_the_worst_come_first_and_of_equal_ones_the_latest(tmp_path):
         ("part.json", "iid-0.json is not part of an evaluation"),
     ],
 )
-def test_a_run_without_episodes_or_with_damaged_ones_is_one_line(tmp_path, capsys, path, message):
+def test_a_run_without_episodes_or_with_damaged_ones_is_one_line(tmp_path, command, path, message):
     (tmp_path / "empty.jsonl").touch()
     for damaged in (tmp_path / "bad.jsonl", evaluation_file(tmp_path / "report.json")):
         damaged.write_text("[]\n")
     (tmp_path / "part.json.parts").mkdir()
     (tmp_path / "part.json.parts" / "iid-0.json").write_text('{"episodes": [{"task')
-    assert main(["watch", str(tmp_path / path)]) == 1
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    code, _, error = command("watch", tmp_path / path)
+    assert code == 1 and message in error and error.count("\n") == 1
 
 
-def test_the_command_writes_a_page_or_prints(tmp_path, capsys, monkeypatch):
+def test_the_command_writes_a_page_or_prints(tmp_path, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "grpo-seed0"
     write_samples(sample_file(run, 1), [sample(said="mug").to_dict()])
-    assert main(["watch", "grpo-seed0"]) == 0
-    assert capsys.readouterr().out == "wrote grpo-seed0/episodes.html (0.0 MB).\n"
+    assert command("watch", "grpo-seed0")[:2] == (0, "wrote grpo-seed0/episodes.html (0.0 MB).\n")
     assert data_of((run / "episodes.html").read_text())["episodes"][0]["task"] == "mug task"
     assert Page((run / "episodes.html").read_text()).title.strip() == "Episodes of grpo-seed0"
-    assert main(["watch", "grpo-seed0", "--out", "other.html"]) == 0 and (tmp_path / "other.html").is_file()
-    capsys.readouterr()
-    assert main(["watch", "grpo-seed0", "--text"]) == 0
-    assert "mug task" in capsys.readouterr().out
-    assert main(["watch", "grpo-seed0", "--episode", "1"]) == 0
-    assert "mug done" in capsys.readouterr().out
-    assert main(["watch", "grpo-seed0", "--episode", "2"]) == 1
-    assert capsys.readouterr().err == "epo-trl: error: --episode: expected a number from 1 to 1, got 2\n"
+    assert command("watch", "grpo-seed0", "--out", "other.html")[0] == 0 and (tmp_path / "other.html").is_file()
+    assert "mug task" in command("watch", "grpo-seed0", "--text")[1]
+    assert "mug done" in command("watch", "grpo-seed0", "--episode", "1")[1]
+    error = "epo-trl: error: --episode: expected a number from 1 to 1, got 2\n"
+    assert command("watch", "grpo-seed0", "--episode", "2") == (1, "", error)
 
 
 def test_a_sample_without_prompt_and_tokens_is_one_too():

@@ -8,7 +8,6 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RepositoryNotFoundError
 from trl import ModelConfig
 
-from epo_trl.cli import main
 from epo_trl.cli.command_line import ALGORITHM_NAMES
 from epo_trl.cli.training import ALGORITHMS
 from epo_trl.models import load_policy
@@ -38,18 +37,15 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
-def test_wrong_input_is_one_line(words, message, tmp_path, monkeypatch, capsys):
+def test_wrong_input_is_one_line(words, message, tmp_path, monkeypatch, command):
     (tmp_path / "broken.yaml").write_text("a: [\n")
     (tmp_path / "list.yaml").write_text("- a\n- b\n")
     (tmp_path / "typo.yaml").write_text("environment: trap\nepo_lamda: 0.1\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    try:
-        code = main(words)
-    except SystemExit as end:
-        code = end.code
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    code, _, error = command(*words)
+    (line,) = error.strip().splitlines()
     assert code == 1 and re.search(message, line), line
 
 

@@ -5,9 +5,10 @@ from typing import Any, Literal
 
 import pytest
 from trl import ModelConfig
+from typed import parse_recipe
 
 from epo_trl.cli.command_line import AlgorithmArguments, CommandLine
-from epo_trl.cli.options import check_types, parse_recipe, read_settings
+from epo_trl.cli.options import check_types, read_settings
 from epo_trl.errors import InputError
 from epo_trl.trainers import EPOConfig
 

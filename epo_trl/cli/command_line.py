@@ -197,14 +197,7 @@ class Program:
 def recipe_file(
     recipe: Path, patterns: Sequence[str], environment: str | None = None, algorithm: str | None = None
 ) -> Program:
-    """Creates the program of a recipe file in the repository.
-
-    Args:
-        recipe: Path of the file.
-        patterns: Glob patterns of its configs, relative to its own folder.
-        environment: See `Program`.
-        algorithm: See `Program`.
-    """
+    """Creates the program of a recipe file; `patterns` are those of its configs, relative to its own folder."""
     found = sorted({path for pattern in patterns for path in recipe.parent.glob(f"{pattern}.yaml")})
     launch = f"accelerate launch --config_file accelerate_configs/{{settings}}.yaml{{processes}} {recipe}"
     configs = {str(path): path for path in found}
@@ -221,10 +214,6 @@ def overview(program: Program, gpus: int) -> str:
     """Formats the list of configs, each with the first sentence of its file, and the commands for a machine.
 
     A config with its own warm start has two commands.
-
-    Args:
-        program: Program that runs the recipe.
-        gpus: Number of GPUs in the machine.
     """
     width = max(map(len, program.configs), default=0)
     lines = [f"{program.name} needs a config:"]

@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         from epo_trl.doctor import as_json, as_text, examine
     except ImportError as error:  # packaging, which parses the versions
-        return fail(RuntimeError(f"{error}; pip install --force-reinstall epo-trl"))
+        return fail(f"{error}; pip install --force-reinstall epo-trl")
     faulthandler.enable(2)  # names the import that ends the process
     if sys.stderr.isatty():
         sys.stderr.write("importing all libraries, this takes a few seconds ...\n")

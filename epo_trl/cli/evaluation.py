@@ -132,15 +132,7 @@ def load_player(
     shots: FewShot,
     max_length: int | None = None,
 ) -> tuple[Any, ContextBuilder]:
-    """Loads the policy and creates the builder of its prompts.
-
-    Args:
-        suite: The tasks.
-        args: Lengths, template and back end.
-        model_args: Model settings.
-        protocol: The rules.
-        shots: Example episodes before the first prompt.
-        max_length: Maximum sequence length in tokens, if less than the model's.
+    """Loads the policy and creates the builder of its prompts; `max_length` is a limit in tokens below the model's.
 
     Raises:
         InputError: If a windowed prompt and its response can exceed the model's maximum sequence length.

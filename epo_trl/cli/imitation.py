@@ -104,14 +104,7 @@ def demonstrations(
 def training_examples(
     episodes: Iterable[Sequence[Demonstration]], context: str, prompt_label_rate: float = 0.0, seed: int = 0
 ) -> Dataset:
-    """Converts episodes to rows of `input_ids` and `labels`: one per turn (windowed) or per episode (concatenated).
-
-    Args:
-        episodes: Turns of each episode.
-        context: `"windowed"` or `"concatenated"`.
-        prompt_label_rate: See `Demonstration.labels`.
-        seed: Seed for choosing the prompt tokens that become labels.
-    """
+    """Converts episodes to rows of `input_ids` and `labels`: one per turn (windowed) or per episode (concatenated)."""
     rng = random.Random(seed)
     rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
     for turns in episodes:
@@ -128,11 +121,6 @@ def describe_rows(count: int, shown: DemonstrationArguments) -> str:
 
 def check_length(rows: Dataset, limit: int | None, name: str = "max_length") -> None:
     """Rejects a limit that would truncate demonstrations: a model trained on cut responses learns not to stop.
-
-    Args:
-        rows: Rows of token ids.
-        limit: Maximum number of tokens per row in training; `None` for no limit.
-        name: Name of the limit, for the message.
 
     Raises:
         ValueError: If a row is longer.
@@ -277,12 +265,6 @@ def imitate(
 
     Saves the model and its tokenizer to `output_dir` as a Hub-style checkpoint. After a SIGTERM the run saves a
     checkpoint to resume from, and the program exits with code 143.
-
-    Args:
-        suite: The tasks.
-        shown: Demonstration settings.
-        args: Training configuration.
-        model_args: Model and adapter settings.
 
     Raises:
         RunningError: If another process trains in `output_dir`.

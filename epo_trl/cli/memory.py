@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from epo_trl.cli.base import at_least, make_parser, say
@@ -32,19 +31,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _estimate(args: argparse.Namespace) -> None:
-    from epo_trl.memory import Run, format_memory, format_memory_table
+    from epo_trl.memory.sizes import Run, format_memory, format_memory_table
 
-    gpus, gpu_gb = tuple(args.gpus or (1, 4, 8)), args.gpu_gb or 80.0
     settings = {
         "zero_stage": args.zero_stage, "offload": args.offload, "batch_tokens": args.batch_tokens or 16384,
         "reference": not args.no_reference, "critic": args.critic,
         "gradient_checkpointing": not args.no_gradient_checkpointing,
     }  # fmt: skip
     if args.model is None:
-        say(format_memory_table(gpus, gpu_gb, **settings))
+        say(format_memory_table(args.gpus, args.gpu_gb, **settings))
         return
     shape = _shape(args.model)
-    say("\n\n".join(format_memory(shape, Run(gpus=count, **settings), gpu_gb) for count in gpus))
+    say("\n\n".join(format_memory(shape, Run(gpus=count, **settings), args.gpu_gb) for count in args.gpus))
 
 
 def _estimate_config(args: argparse.Namespace, options: Sequence[str]) -> None:
@@ -53,27 +51,26 @@ def _estimate_config(args: argparse.Namespace, options: Sequence[str]) -> None:
     from epo_trl.cli.command_line import AlgorithmArguments, read_command_line
     from epo_trl.cli.options import read_settings
     from epo_trl.cli.training import ALGORITHMS, StartArguments
-    from epo_trl.memory import MeanTurn, format_memory, memory_per_gpu, read_run
+    from epo_trl.memory.config import read_run
+    from epo_trl.memory.sizes import format_memory, memory_per_gpu
 
     line = read_command_line(["--config", args.config, *options])
     settings = read_settings(line, AlgorithmArguments, StartArguments, ALGORITHMS[line.algorithm][0], ModelConfig)
-    shape, gpu_gb = _shape(str(settings["model_name_or_path"])), args.gpu_gb or 80.0
-    turn = MeanTurn(args.prompt_tokens, args.response_tokens)
-    for gpus in args.gpus or (1, 4, 8):
-        run, tokens = read_run(
-            settings, gpus=gpus, gpu_gb=gpu_gb, zero_stage=args.zero_stage, offload=args.offload, turn=turn
-        )
+    shape = _shape(str(settings["model_name_or_path"]))
+    given = {name: getattr(args, name) for name in ("zero_stage", "offload", "prompt_tokens", "response_tokens")}
+    for gpus in args.gpus:
+        run, tokens = read_run(settings, gpus=gpus, gpu_gb=args.gpu_gb, **given)
         if args.json:
             parts = memory_per_gpu(shape, run)
-            fits = parts["total"] <= gpu_gb * 1e9
+            fits = parts["total"] <= args.gpu_gb * 1e9
             say(json.dumps({"model": shape.name, "gpus": gpus, "bytes": parts, "fits": fits}))
         else:
-            say(f"{format_memory(shape, run, gpu_gb)}\n{tokens}\n")
+            say(f"{format_memory(shape, run, args.gpu_gb)}\n{tokens}\n")
 
 
 def _shape(model: str) -> Any:
     """Returns the sizes of a preset, a checkpoint, or the base model of an adapter."""
-    from epo_trl.memory import PRESETS, find_preset, shape_of
+    from epo_trl.memory.sizes import PRESETS, find_preset, shape_of
 
     shape = PRESETS.get(model) or find_preset(model)
     if shape is not None:
@@ -81,12 +78,11 @@ def _shape(model: str) -> Any:
     from transformers import AutoConfig
 
     from epo_trl.models.adapters import Adapter
-    from epo_trl.models.names import tiny_size
+    from epo_trl.models.names import check_model_name, tiny_size
 
     if tiny_size(model):
         raise InputError(f"model_name_or_path: expected a folder or a Hub id, got {model!r}, which has no fixed size")
-    if model.count("/") > 1 and not Path(model).is_dir():
-        raise InputError(f"model_name_or_path: expected an existing folder or a Hub id, got {model!r}")
+    check_model_name(model)
     adapter = Adapter.find(model)
     if adapter is not None:
         return _shape(adapter.base)
@@ -97,7 +93,7 @@ def _shape(model: str) -> Any:
     return shape_of(model, config.get_text_config().to_dict())
 
 
-def _size(text: str) -> float:
+def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number > 0, got {text}")
@@ -120,8 +116,10 @@ def _parser() -> argparse.ArgumentParser:
         "Fields of the config can be overridden, for example --max_turns 30.",
     )
     parser.allow_abbrev = False
-    parser.add_argument("--gpus", type=at_least(1), nargs="+", metavar="N", help="numbers of GPUs (default: 1 4 8)")
-    parser.add_argument("--gpu-gb", type=_size, metavar="GB", help="memory of one GPU (default: 80)")
+    parser.add_argument(
+        "--gpus", type=at_least(1), nargs="+", default=(1, 4, 8), metavar="N", help="numbers of GPUs (default: 1 4 8)"
+    )
+    parser.add_argument("--gpu-gb", type=_positive, default=80.0, metavar="GB", help="memory of a GPU (default: 80)")
     parser.add_argument(
         "--zero-stage", type=int, choices=(0, 2, 3), default=3, help="ZeRO stage; 0 is DDP (default: 3)"
     )
@@ -145,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("--config", metavar="YAML", help="a training config, or the name of a shipped one")
     for name, limit in (("prompt", "max_prompt_length"), ("response", "max_completion_length")):
         config.add_argument(
-            f"--{name}-tokens", type=float, metavar="N", help=f"mean {name} length (default: {limit}, the upper bound)"
+            f"--{name}-tokens", type=_positive, metavar="N", help=f"mean {name} length (default: the limit, {limit})"
         )
     config.add_argument("--json", action="store_true", help="print JSON, one line for each number of GPUs")
     return parser

@@ -25,7 +25,6 @@ from epo_trl.cli.command_line import (
     ConfigIsValid,
     EnvironmentArguments,
     config_name,
-    read_command_line,
 )
 from epo_trl.envs.registry import build_suite, check_fields, environment_arguments
 from epo_trl.errors import InputError
@@ -35,29 +34,15 @@ WIDTH = 120  # columns of a line in the short help
 _THEIRS = {"trl": 1, "transformers": 2}  # packages whose options come last in the help
 
 
-def parse_recipe(*types: type, environment: str | None = None, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
-    """Parses the command line and the YAML file after `--config` into the task suite and one object per type.
+def parse_options(line: CommandLine, *types: type) -> tuple[Any, ...]:
+    """Parses a command line into the task suite and one object per type.
 
     The settings of the environment are further fields. An unknown key is an error.
 
-    Args:
-        types: Dataclasses, as for TRL's `TrlParser`.
-        environment: Environment of a recipe for one environment, which the config may omit. Other recipes need
-            `environment: NAME` in the config or on the command line.
-        argv: Command line without the program.
-
-    Raises:
-        EnvError: If the environment or one of its settings is invalid.
-        InputError: If the command line or the config is invalid.
-    """
-    return parse_options(read_command_line(sys.argv[1:] if argv is None else argv, environment), *types)
-
-
-def parse_options(line: CommandLine, *types: type) -> tuple[Any, ...]:
-    """Parses a command line that has been read, see `parse_recipe`.
-
     Raises:
         ConfigIsValid: If all is valid and `line` only asks for the check.
+        EnvError: If the environment or one of its settings is invalid.
+        InputError: If the command line or the config is invalid.
     """
     chosen, *rest = RecipeParser(line, types).parse()
     suite = build_suite(chosen)
@@ -76,10 +61,6 @@ class RecipeParser(HfArgumentParser):
 
     `--help` shows the options of this package, one line each, and `--help-all` the whole help of all options. The
     values of the YAML file are the defaults.
-
-    Args:
-        line: Command line.
-        types: Dataclasses.
 
     Raises:
         InputError: If the YAML file has an unknown name, or a value of the wrong type.
@@ -143,8 +124,9 @@ class RecipeParser(HfArgumentParser):
         if unknown := [word.split("=", 1)[0] for word in rest if word.startswith("--")] or rest:
             advice = "--help-all lists all, abbreviations are not supported"
             self.error(f"{unknown[0]}: unknown option; {advice}{did_you_mean(unknown[0], known)}")
+        hints = {name: hint for kind in self.dataclass_types for name, hint in get_type_hints(kind).items()}
         for name, value in vars(given).items():
-            if isinstance(value, str) and value.startswith("{"):
+            if "dict" in str(hints.get(name)) and isinstance(value, str) and value.startswith("{"):
                 try:
                     json.loads(value)
                 except ValueError as error:
@@ -238,12 +220,7 @@ _EXPECTED = {
 
 
 def check_types(values: Mapping[str, Any], classes: Iterable[type], where: str) -> None:
-    """Rejects values of another type than their field. Strings are left to the parser.
-
-    Args:
-        values: Values of the YAML file, by option.
-        classes: Dataclasses whose fields are the options.
-        where: Name of the file, for the message.
+    """Rejects values of the YAML file `where` whose type is not that of their field. Strings are left to the parser.
 
     Raises:
         InputError: If a value has the wrong type. The message names the field, the expected type and the value.

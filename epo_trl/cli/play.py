@@ -67,12 +67,6 @@ def main(line: CommandLine) -> None:
 def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen: Screen) -> Episode | None:
     """Plays an episode and returns it, or `None` if the person quits.
 
-    Args:
-        suite: The tasks.
-        args: Settings of the episode and its player.
-        model_args: Model that plays, or whose prompts are shown.
-        screen: Output of the episode.
-
     Raises:
         EnvError: If the environment fails, or the task does not exist.
     """

@@ -69,9 +69,6 @@ Main = Callable[[CommandLine], object]
 class CtrlC:
     """Handles Ctrl-C while a program runs: training treats the first as SIGTERM and saves a checkpoint, the second ends
     it at once. In a notebook or another program Ctrl-C raises KeyboardInterrupt as usual.
-
-    Args:
-        name: Name of the program, for messages.
     """
 
     name: str
@@ -213,10 +210,6 @@ def launch_help() -> str:
 def launch_words(config: str | None, options: Mapping[str, str]) -> list[str]:
     """Returns the words after `accelerate launch` that start `epo-trl`, without its own arguments.
 
-    Args:
-        config: A file for `accelerate launch --config_file`, or the name of a built-in one.
-        options: Values of `LAUNCH_OPTIONS` that override the config.
-
     Raises:
         InputError: If there is no such config.
     """
@@ -243,11 +236,6 @@ def run_program(main: Main, program: Program, argv: Sequence[str]) -> None:
     Without arguments it only lists the configs of the recipe and the command for this machine, and exits with 0: after
     a failure, `accelerate launch` would add its own traceback. `--check FILE ...` only checks these configs, and
     `--check` after other options only checks these.
-
-    Args:
-        main: Function that parses the options and runs the recipe.
-        program: Program that was called.
-        argv: Command line without the program.
     """
     hide_warnings()
     options = [word for word in argv if word != TRACEBACK]
@@ -269,13 +257,7 @@ def run_program(main: Main, program: Program, argv: Sequence[str]) -> None:
 
 
 def check_configs(main: Main, configs: Sequence[str], program: Program) -> int:
-    """Checks configs and prints the error of each; returns 1 if one is invalid, else 0.
-
-    Args:
-        main: `main` of the recipe, which stops after parsing the options.
-        configs: YAML files, or names of built-in configs.
-        program: Program that was called.
-    """
+    """Checks configs and prints the error of each; returns 1 if one is invalid, else 0."""
     messages = {config: _run(main, ["--config", config, CHECK], program) for config in configs}
     for config, message in messages.items():
         if message:
@@ -300,11 +282,7 @@ def _run(main: Main, argv: Sequence[str], program: Program, with_traceback: bool
 
 
 def explain(error: Exception) -> str:
-    """Explains a known error of a library and its fix; returns `""` for other errors.
-
-    Args:
-        error: The exception.
-    """
+    """Explains a known error of a library and its fix; returns `""` for other errors."""
     first_line = str(error).strip().split("\n")[0]
     if isinstance(error, pickle.UnpicklingError):
         return (

@@ -43,14 +43,7 @@ class Screen:
         self.console.rule(style="dim")
 
     def response(self, number: int, turn: Turn, text: str, *, typed: bool) -> None:
-        """Writes a response, and why its action is invalid.
-
-        Args:
-            number: Number of the turn, from 1.
-            turn: The turn, with the parsed response.
-            text: Whole response.
-            typed: Whether a person has just typed the action, so that only the error is written.
-        """
+        """Writes the response of a turn, and why its action is invalid; only the latter if a person has typed it."""
         if turn.thought and not typed:
             self.say(f"thought: {turn.thought}", "italic")
         if not typed:
@@ -59,14 +52,7 @@ class Screen:
             self.say(f"invalid: {turn.error}", "red")
 
     def outcome(self, observation: str, reward: float, info: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-        """Writes the response of the environment to an action.
-
-        Args:
-            observation: Text of the observation.
-            reward: Reward of the step.
-            info: Info dictionary of the step.
-            before: Info dictionary of the previous turn.
-        """
+        """Writes the response of the environment to an action; `before` is the info of the previous turn."""
         self.say(observation)
         changes = [f"reward {reward:g}"] if reward else []
         if "score" in info and info["score"] != before.get("score", 0):

@@ -49,11 +49,6 @@ def main(line: CommandLine) -> None:
 def check_start(model: str | None, start: StartArguments, config: Path | None) -> None:
     """Rejects an RL run that would start from random weights, or from a warm start that does not exist.
 
-    Args:
-        model: Value of `model_name_or_path`.
-        start: Whether random weights are intended.
-        config: YAML file of the run, if any.
-
     Raises:
         InputError: If the start is invalid. The message contains the command that makes the warm start.
     """
@@ -81,12 +76,6 @@ def train(
 
     Saves the final model and tokenizer to `output_dir` as a Hub-style checkpoint. A finished run is left unchanged.
     After a SIGTERM the run saves a checkpoint to resume from, and the program exits with code 143.
-
-    Args:
-        suite: The tasks.
-        args: Training configuration of the type that the trainer expects.
-        model_args: Model and adapter settings.
-        trainer_class: `EPOTrainer` or a subclass.
 
     Raises:
         RunningError: If another process trains in `output_dir`.

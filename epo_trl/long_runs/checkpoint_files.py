@@ -86,12 +86,7 @@ def checkpoint_size(folder: str | os.PathLike[str]) -> int:
 
 
 def find_corruption(folder: str | os.PathLike[str], *, contents: bool = False) -> str | None:
-    """Describes the first fault of a checkpoint, or returns `None` if it is complete.
-
-    Args:
-        folder: Folder of the checkpoint.
-        contents: Whether to compare checksums as well as sizes.
-    """
+    """Describes the first fault of a checkpoint, or returns `None`. Compares sizes, with `contents` checksums too."""
     path = Path(folder)
     if not (path / MANIFEST).is_file():
         return f"{MANIFEST} is missing: the checkpoint is incomplete"
@@ -138,12 +133,9 @@ def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 
 
 def rotate(folder: str | os.PathLike[str], limit: int | None, keep: set[str]) -> None:
-    """Deletes checkpoints until `limit` are left: incomplete ones first, then the oldest.
+    """Deletes checkpoints until `limit` are left: incomplete ones first, then the oldest, but none of `keep`.
 
-    Args:
-        folder: Output folder of the run.
-        limit: Number of checkpoints to keep; `None` or 0 keeps all.
-        keep: Paths of checkpoints that are never deleted.
+    A limit of `None` or 0 keeps all.
     """
     if not limit or limit < 0:
         return
@@ -154,13 +146,7 @@ def rotate(folder: str | os.PathLike[str], limit: int | None, keep: set[str]) ->
 
 
 def set_aside(folder: str | os.PathLike[str], step: int, resumed: str) -> None:
-    """Renames the checkpoints of later steps to `_abandoned-<number>-checkpoint-<step>`, which no run uses or deletes.
-
-    Args:
-        folder: Output folder of the run.
-        step: Optimizer step at which the run resumes.
-        resumed: Checkpoint from which it resumes, shown in the warning.
-    """
+    """Renames checkpoints of later steps to `_abandoned-<number>-checkpoint-<step>`, which no run uses or deletes."""
     for path in checkpoints(folder):
         if step_of(path) > step:
             names = (path.with_name(f"_abandoned-{number}-{path.name}") for number in count(1))

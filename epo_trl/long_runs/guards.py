@@ -66,15 +66,7 @@ class UpdateGuard:
         return self.in_a_row >= self.limit
 
     def stop(self, step: int, rank: int, grad_norm: float, losses: list[float], batch: Any) -> None:
-        """Saves the collected batch of this rank and raises `NonFiniteError`.
-
-        Args:
-            step: Optimizer steps so far.
-            rank: Rank of this process.
-            grad_norm: Norm of the gradient.
-            losses: Losses of the last update's micro-batches on this rank.
-            batch: Batch in a form that `torch.save` can write.
-        """
+        """Saves the collected batch of this rank and raises `NonFiniteError`."""
         folder = os.path.join(self.output_dir, FOLDER)
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, f"step_{step:06d}_rank{rank}.pt")
@@ -87,12 +79,7 @@ class UpdateGuard:
 
 
 def check_skipped(grad_norm: float, was_skipped: Callable[[], bool]) -> None:
-    """Raises `NonFiniteError` if DeepSpeed, which updates inside its backward pass, applied a non-finite gradient.
-
-    Args:
-        grad_norm: Norm of the gradient.
-        was_skipped: Whether DeepSpeed skipped the update.
-    """
+    """Raises `NonFiniteError` if DeepSpeed, which updates inside its backward pass, applied a non-finite gradient."""
     if not was_skipped():
         raise NonFiniteError(
             f"deepspeed: expected a skipped update for gradient norm {grad_norm}, but DeepSpeed updated the weights: "

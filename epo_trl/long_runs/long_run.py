@@ -219,8 +219,6 @@ class LongRun(Trainer):
         Args:
             resume_from_checkpoint: Path of a checkpoint in `output_dir`, after which later ones there are renamed, or
                 `True` for the newest complete one.
-            *args: As for TRL.
-            **kwargs: As for TRL.
 
         Raises:
             RunningError: If another process trains in `output_dir`.

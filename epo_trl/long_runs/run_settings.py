@@ -31,11 +31,7 @@ _NOT_LISTED = {"azure_ml", "comet_ml", "flyte"}
 
 
 def check_training_arguments(args: Any) -> None:
-    """Raises `InputError` for an invalid optimizer setting, seed or tracker, or a saving that breaks exact resume.
-
-    Args:
-        args: Arguments of the transformers trainer, after their own checks.
-    """
+    """Raises `InputError` for an invalid optimizer setting, seed or tracker, or a saving that breaks exact resume."""
     check_bounds(args, BOUNDS)
     if args.max_grad_norm is not None and not args.max_grad_norm >= 0:
         raise InputError(f"max_grad_norm: expected a number >= 0 (0: no clipping), got {args.max_grad_norm}")
@@ -66,11 +62,7 @@ def uses_fsdp(args: Any) -> bool:
 
 
 def check_deepspeed_runs(kind: DistributedType) -> None:
-    """Raises `InputError` if accelerate silently runs without a configured DeepSpeed.
-
-    Args:
-        kind: Accelerate's distributed type.
-    """
+    """Raises `InputError` if accelerate silently runs without a configured DeepSpeed."""
     if kind != DistributedType.DEEPSPEED:
         raise InputError(
             "use_cpu: expected false in accelerate's settings (its config, ACCELERATE_USE_CPU) for a run with "
@@ -84,9 +76,6 @@ def warn_rounded_updates(trainer: Any) -> None:
 
     DeepSpeed updates float32 copies, and accelerate casts the weights for FSDP with mixed precision. A quantized base
     is left out: TRL keeps its adapter in bfloat16, as QLoRA does.
-
-    Args:
-        trainer: A trainer of transformers that is about to train.
     """
     args, model = trainer.args, trainer.model
     is_fsdp = trainer.is_fsdp_enabled and trainer.accelerator.mixed_precision != "no"
@@ -164,12 +153,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def load_settings(model: Any, args: Any) -> dict[str, Any]:
-    """Returns how a model was built or loaded, as far as it affects the result.
-
-    Args:
-        model: Model before training, which may cast it.
-        args: Training arguments.
-    """
+    """Returns how a model was built or loaded, as far as it affects the result. Training may cast it afterwards."""
     quantization = getattr(model.config, "quantization_config", None)
     return {
         "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})),

@@ -26,11 +26,7 @@ def write_atomically(path: str | os.PathLike[str], text: str) -> None:
 
 
 def read_state(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
-    """Reads a file written by `write_state`.
-
-    Args:
-        path: Path of the file.
-        keys: Required keys.
+    """Reads a file written by `write_state`, which must have the keys.
 
     Raises:
         ValueError: If the file is missing or damaged. The message names it.

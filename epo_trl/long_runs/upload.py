@@ -21,9 +21,6 @@ def check_upload(args: Any) -> None:
     """Raises `InputError` for a run that is to be uploaded without a network or a token, before anything is played.
 
     Collective: only the main process uploads, so only its network and token count.
-
-    Args:
-        args: Arguments of the transformers trainer.
     """
     on_main_process(args, partial(_check_upload, args))
 
@@ -45,12 +42,7 @@ def may_be_hub_id(name: str) -> bool:
 
 
 def upload_model(args: Any, repo_id: str, base: str | None = None) -> None:
-    """Uploads the output folder, without checkpoints and files of the run.
-
-    Args:
-        args: Arguments of the transformers trainer.
-        repo_id: Repository on the Hub.
-        base: Base model, if the model is an adapter. Warns about one that is not on the Hub.
+    """Uploads the output folder, without checkpoints and files of the run. Warns of an adapter whose base is no Hub id.
 
     Raises:
         UploadError: If the upload fails.

@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from epo_trl.bounds import Positive, check_bounds
 from epo_trl.errors import InputError
 from epo_trl.memory.sizes import GB, Run
 
 Settings = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class MeanTurn:
-    """What a config only limits: means over the turns of a run. `None` takes the limit.
-
-    Args:
-        prompt_tokens: Prompt tokens of a turn; with concatenated context, the tokens that a turn adds.
-        response_tokens: Response tokens of a turn.
-    """
-
-    prompt_tokens: Positive | None = None
-    response_tokens: Positive | None = None
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 def read_run(
@@ -37,7 +19,8 @@ def read_run(
     gpu_gb: float,
     zero_stage: int = 3,
     offload: bool = False,
-    turn: MeanTurn = MeanTurn(),
+    prompt_tokens: float | None = None,
+    response_tokens: float | None = None,
 ) -> tuple[Run, str]:
     """Returns the run of a config, for episodes of `max_turns` turns, and a line on the tokens of a micro-batch.
 
@@ -47,20 +30,21 @@ def read_run(
         gpu_gb: Memory of one of them, in 10^9 bytes, of which a colocated vLLM takes its share.
         zero_stage: See `Run`.
         offload: See `Run`.
-        turn: Mean turn of the run.
+        prompt_tokens: Mean prompt tokens of a turn, above 0; with concatenated context, the tokens that a turn adds.
+            By default the limit of the config.
+        response_tokens: Mean response tokens of a turn, above 0. By default the limit of the config.
 
     Raises:
         ValueError: If a setting is missing or invalid. The message names the field.
-    """  # fmt: skip
+    """
     episodes, turns = _whole(settings, "per_device_train_batch_size"), _whole(settings, "max_turns")
-    if turn.prompt_tokens is None and settings.get("context") == "concatenated":
+    if prompt_tokens is None and settings.get("context") == "concatenated":
         raise InputError(
             "prompt_tokens: expected the mean number of prompt tokens that a turn adds, got nothing; with context "
             "'concatenated' the config limits only the whole sequence, so pass prompt_tokens"
         )
-    prompt, response = turn.prompt_tokens, turn.response_tokens
-    prompt = _whole(settings, "max_prompt_length") if prompt is None else prompt
-    response = _whole(settings, "max_completion_length") if response is None else response
+    prompt = prompt_tokens or _whole(settings, "max_prompt_length")
+    response = response_tokens or _whole(settings, "max_completion_length")
     tokens = math.ceil(episodes * turns * (prompt + response))
     colocated = settings.get("use_vllm") and settings.get("vllm_mode") != "server"
     asleep = settings.get("vllm_enable_sleep_mode")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,6 +19,8 @@ KEPT_PER_HIDDEN = 8
 KEPT_PER_INNER = 3
 # The fused head computes the logits of this many tokens at a time, in fp32, with their gradient.
 HEAD_CHUNK = 256
+# Fields of a config with the number of experts, whose parameters the formula does not count.
+EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts"}
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,11 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
     """Reads the shape from a model's `config.json`.
 
     Raises:
-        ValueError: If a required size is missing.
+        ValueError: If a required size is missing, or the model is a mixture of experts.
     """
+    for experts in EXPERTS & config.keys():
+        if config[experts]:
+            raise InputError(f"model: expected one without experts, got {name!r} ({experts}: {config[experts]})")
     try:
         heads = config["num_attention_heads"]
         hidden = config["hidden_size"]
@@ -202,7 +207,7 @@ def format_memory(shape: ModelShape, run: Run, gpu_gb: float) -> str:
     return "\n".join([*lines, f"{fits} on {gpu_gb:g} GB"])
 
 
-def format_memory_table(gpus: tuple[int, ...] = (1, 4, 8), gpu_gb: float = 80, **run: Any) -> str:
+def format_memory_table(gpus: Sequence[int] = (1, 4, 8), gpu_gb: float = 80, **run: Any) -> str:
     """Formats a Markdown table of the presets for several GPU counts; bold entries fit."""
     lines = ["| model | " + " | ".join(f"{n} x {gpu_gb:g} GB" for n in gpus) + " |", "|---" * (len(gpus) + 1) + "|"]
     for shape in PRESETS.values():

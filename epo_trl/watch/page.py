@@ -77,12 +77,7 @@ def embedded(data: Any) -> str:
 
 
 def fitting(entries: Mapping[int, Entry], max_bytes: int) -> tuple[dict[int, Entry], str]:
-    """Reduces the entries to the size limit; returns them with a note about omitted content.
-
-    Args:
-        entries: Episodes in the format of the script, by number.
-        max_bytes: Maximum size of the entries as JSON.
-    """
+    """Reduces the entries, by number, to `max_bytes` of JSON; returns them with a note about omitted content."""
     sizes = {number: len(embedded(entry)) for number, entry in entries.items()}
     if sum(sizes.values()) <= max_bytes:
         return dict(entries), ""

@@ -105,24 +105,13 @@ class Sample:
 
 
 def sample_of(episode: Episode, texts: Sequence[TurnTexts] | None = None, **about: Any) -> Sample:
-    """Creates the sample of an episode.
-
-    Args:
-        episode: The episode; its token ids are dropped.
-        texts: Texts and entropies, one item per turn; `None` if there are none.
-        about: Other fields of `Sample`.
-    """
+    """Creates the sample of an episode without its token ids. `about` are the other fields of `Sample`."""
     turns = tuple(TurnTexts() for _ in episode.turns) if texts is None else tuple(texts)
     return Sample(episode.without_tokens(), turns, **about)
 
 
 def write_samples(path: str | os.PathLike[str], samples: Iterable[Mapping[str, Any]]) -> None:
-    """Writes samples to a JSON Lines file atomically, and creates its folder.
-
-    Args:
-        path: Path of the file.
-        samples: Return values of `Sample.to_dict`.
-    """
+    """Writes samples, as returned by `Sample.to_dict`, to a JSON Lines file atomically, and creates its folder."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(json.dumps(sample, allow_nan=False) + "\n" for sample in samples))
 

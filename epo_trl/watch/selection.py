@@ -29,11 +29,6 @@ def choose(outcomes: Sequence[Outcome], count: int, draw: random.Random) -> dict
 
     The order is: the worst and the best by reward if they differ, then an aborted one, then random ones. Ties for the
     worst are broken in favour of the best episode's group, so the two can be compared turn by turn.
-
-    Args:
-        outcomes: Outcomes of all episodes in the batch.
-        count: Maximum number of episodes, at least 0.
-        draw: Random generator.
     """
     usable = [i for i, outcome in enumerate(outcomes) if outcome.usable]
     chosen: dict[int, str] = {}
@@ -50,13 +45,6 @@ def choose(outcomes: Sequence[Outcome], count: int, draw: random.Random) -> dict
 
 
 def choose_samples(episodes: Sequence[Episode], count: int, draw: random.Random, *, split: str) -> list[Sample]:
-    """Selects at most `count` episodes of an evaluation with `choose`.
-
-    Args:
-        episodes: All episodes of the evaluation.
-        count: Maximum number of samples, at least 0.
-        draw: Random generator.
-        split: Name of the task list.
-    """
+    """Selects at most `count` episodes of an evaluation with `choose`."""
     outcomes = [Outcome(episode.total_reward, episode.is_usable) for episode in episodes]
     return [sample_of(episodes[i], split=split, why=why) for i, why in choose(outcomes, count, draw).items()]

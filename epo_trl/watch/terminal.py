@@ -22,12 +22,7 @@ LEVELS = ("", "black on color(230)", "black on color(222)", "black on color(214)
 
 
 def print_list(samples: Sequence[Sample], console: Console | None = None) -> None:
-    """Prints the first `SHOWN` episodes as a table.
-
-    Args:
-        samples: Samples, worst first.
-        console: Target console; standard output by default.
-    """
+    """Prints the first `SHOWN` episodes as a table."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("K", "outcome", "reward", "turns", "invalid", "entropy", "from", "task"):
         table.add_column(heading, no_wrap=heading != "task", overflow="fold")
@@ -48,11 +43,6 @@ def print_list(samples: Sequence[Sample], console: Console | None = None) -> Non
 
 def print_episode(samples: Sequence[Sample], number: int, console: Console | None = None) -> None:
     """Prints one episode; its tokens are coloured by entropy if the terminal supports colours.
-
-    Args:
-        samples: Samples, worst first.
-        number: Position of the episode in `samples`, from 1.
-        console: Target console; standard output by default.
 
     Raises:
         InputError: If there is no such episode.
