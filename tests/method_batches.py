@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from epo_trl.methods import Batch, Comm, Method, MicroBatch, ModifiedAdvantages, Need, TokenScores
+from epo_trl.types import Episode, StopReason, Turn
 
 STATISTICS = {"top_p_entropy": Need.TOP_P, "mean_discriminator": Need.DISCRIMINATOR}
 
@@ -125,6 +126,17 @@ def check_two_ranks(method: Method, *, cut: int = 4) -> Tensor:
         for name, value in whole.metrics.items():
             assert abs(part.metrics[name] - value) < 1e-9, name
     return whole.advantages
+
+
+def episode_of(seen, rewards, *, won=False, stop=None, final="end", keys=None):
+    """Returns an episode of one turn per observation, with two tokens each."""
+    keys = keys or [""] * (len(seen) + 1)
+    turns = tuple(
+        Turn((1,), (2, 3), "", text, "", True, reward, state_key=key)
+        for text, reward, key in zip(seen, rewards, keys, strict=False)
+    )
+    stop = stop or (StopReason.WON if won else StopReason.TURN_LIMIT)
+    return Episode("train/0", "", "", turns, stop, won, final, final_info={"state_key": keys[-1]})
 
 
 def batch_of_turns(episodes, group_ids, advantages=None, ranks=None):

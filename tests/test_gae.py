@@ -4,31 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gae_batches import CREDITS, batch_of, random_batch
+from gae_batches import CREDITS, RESPONSE, batch_of, chain, close, one_episode, random_batch
 
 from epo_trl.methods import Batch, CriticValues
 from epo_trl.methods.gae import OutcomeGAE, TokenGAE, TurnGAE
 from epo_trl.objectives import value_loss
 from epo_trl.objectives.gae import turn_edges
-
-# Two turns: two sampled tokens, two of the environment, two sampled, one of padding.
-TURN_IDS = [0, 0, 1, 1, 1, 1, -1]
-RESPONSE = [1, 1, 0, 0, 1, 1, 0]
-VALUES = [1.0, 2.0, 50.0, 60.0, 3.0, 5.0, 70.0]  # 50, 60, 70 belong to no decision
-
-
-def one_episode(final_value: float, rewards=(0.5, 10.0)) -> Batch:
-    return batch_of(
-        values=torch.tensor([VALUES], dtype=torch.float64),
-        turn_rewards=torch.tensor([rewards], dtype=torch.float64),
-        final_values=torch.tensor([final_value], dtype=torch.float64),
-        turn_ids=torch.tensor([TURN_IDS]),
-        mask=torch.tensor([RESPONSE]),
-    )
-
-
-def close(tensor, expected):
-    torch.testing.assert_close(tensor, torch.tensor([expected], dtype=torch.float64), rtol=0, atol=1e-12)
 
 
 def test_turn_credit_of_a_terminated_episode_by_hand():
@@ -83,17 +64,6 @@ def test_a_turn_of_one_token_is_its_first_and_its_last():
 
 
 # ------------------------------------------------------------------------------------------------- slow reference
-
-
-def discounted_sum(deltas: list[float], factor: float) -> list[float]:
-    """Returns `sum_l factor^l delta_{n+l}` for each n, by the definition and not by recursion."""
-    return [sum(factor**k * d for k, d in enumerate(deltas[n:])) for n in range(len(deltas))]
-
-
-def chain(values: list[float], rewards: list[float], end: float, gamma: float, lam: float) -> list[float]:
-    following = [*values, end][1:]
-    deltas = [r + gamma * after - v for r, after, v in zip(rewards, following, values, strict=True)]
-    return discounted_sum(deltas, gamma * lam)
 
 
 def slow(batch: Batch, credit: str, gamma: float, lam: float):

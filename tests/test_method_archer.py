@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from method_batches import batch_of_turns, record_calls
+from method_batches import batch_of_turns, episode_of, record_calls
 from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import difference, make_episodes, make_model, make_ppo, make_trainer, saved
 
@@ -13,7 +13,7 @@ from epo_trl.methods import Comm, StepSummary
 from epo_trl.methods.archer import ArCHer, transitions
 from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.methods.twin_critics import CriticSettings, Transitions, TwinCritics
-from epo_trl.types import Episode, StopReason, Turn
+from epo_trl.types import StopReason
 
 WIDTH = 3
 
@@ -192,17 +192,11 @@ def test_values_of_a_random_player_of_a_corridor_are_those_of_the_linear_equatio
 # --------------------------------------------------------------------------------------------------------- the credit
 
 
-def episode(rewards, stop):
-    """Returns an episode whose turns have two tokens each."""
-    turns = tuple(Turn((1,), (2, 3), "", "", "", True, reward) for reward in rewards)
-    return Episode("train/0", "", "", turns, stop)
-
-
 EPISODES = [
-    episode([0.5, 10.0], StopReason.WON),
-    episode([-0.1, 0.0], StopReason.TURN_LIMIT),
-    episode([7.0], StopReason.ABORTED),
-    episode([1.0], StopReason.LOST),
+    episode_of("ab", [0.5, 10.0], stop=StopReason.WON),
+    episode_of("ab", [-0.1, 0.0], stop=StopReason.TURN_LIMIT),
+    episode_of("a", [7.0], stop=StopReason.ABORTED),
+    episode_of("a", [1.0], stop=StopReason.LOST),
 ]
 
 

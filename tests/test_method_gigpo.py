@@ -5,22 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from method_batches import batch_of_turns
+from method_batches import batch_of_turns, episode_of
 
 from epo_trl.methods import Comm
 from epo_trl.methods.gigpo import GiGPO
-from epo_trl.types import Episode, StopReason, Turn
+from epo_trl.types import StopReason
 
-
-def episode(turns, stop=StopReason.TURN_LIMIT):
-    """Returns an episode of `(observation, reward)` turns with two tokens each."""
-    made = tuple(Turn((1,), (2, 3), "", seen, "", True, reward) for seen, reward in turns)
-    return Episode("train/0", "", "", made, stop)
-
-
-ONE = episode([("door", 0.0), ("hall", 10.0)])  # returns with gamma 0.5: 5, 10
-TWO = episode([("door", 1.0), ("door", 0.0)])  # returns 1, 0
-THREE = episode([("hall", 2.0)])  # of another group
+ONE = episode_of(["door", "hall"], [0.0, 10.0])  # returns with gamma 0.5: 5, 10
+TWO = episode_of(["door", "door"], [1.0, 0.0])  # returns 1, 0
+THREE = episode_of(["hall"], [2.0])  # of another group
 
 
 def test_by_hand():
@@ -42,7 +35,8 @@ def test_by_hand():
 def test_step_advantages_are_those_of_the_authors_code(scale):
     """Six groups of 3 to 7 episodes with 1 to 9 turns; the file says how its numbers were made."""
     golden = json.loads((Path(__file__).parent / "gigpo_golden.json").read_text(encoding="utf-8"))
-    episodes = [episode([turn[:2] for turn in made["turns"]]) for made in golden["episodes"]]
+    turns = [list(zip(*made["turns"], strict=True)) for made in golden["episodes"]]
+    episodes = [episode_of(seen, rewards) for seen, rewards, *_ in turns]
     groups = [made["group"] for made in golden["episodes"]]
     batch = batch_of_turns(episodes, groups, [0.0] * len(episodes))
     got = GiGPO(gamma=golden["gamma"], scale=scale).credit(batch).advantages[:, ::2]  # two tokens a turn
@@ -55,7 +49,9 @@ def test_step_advantages_are_those_of_the_authors_code(scale):
 
 
 def test_an_aborted_episode_is_in_no_anchor_group():
-    batch = batch_of_turns([ONE, TWO, episode([("door", 99.0)], StopReason.ABORTED)], [0, 0, 0], [0.7, -0.7, 0.0])
+    batch = batch_of_turns(
+        [ONE, TWO, episode_of(["door"], [99.0], stop=StopReason.ABORTED)], [0, 0, 0], [0.7, -0.7, 0.0]
+    )
     alone = batch_of_turns([ONE, TWO], [0, 0], [0.7, -0.7])
     got, want = (GiGPO(gamma=0.5).credit(b).advantages for b in (batch, alone))
     assert torch.equal(got[:2], want) and not got[2].any()

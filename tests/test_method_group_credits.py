@@ -8,7 +8,7 @@ from statistics import fmean, pstdev, stdev
 
 import pytest
 import torch
-from method_batches import batch_of_turns, run_on_ranks
+from method_batches import batch_of_turns, episode_of, run_on_ranks
 from trainer_kit import make_trainer
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
@@ -17,20 +17,9 @@ from epo_trl.methods.gigpo import GiGPO
 from epo_trl.methods.graph_gpo import SUCCESS, GraphGPO, distances_to_success
 from epo_trl.methods.hgpo import HGPO
 from epo_trl.methods.reinforce import RLOO, ReinforcePlusPlus
-from epo_trl.types import Episode, StopReason, Turn
+from epo_trl.types import StopReason
 
 ALL = (GiGPO, HGPO, GAGPO, GraphGPO, RLOO, ReinforcePlusPlus)
-
-
-def episode(seen, rewards, *, won=False, stop=None, final="end", keys=None):
-    """Returns an episode of one turn per observation, with two tokens each."""
-    keys = keys or [""] * (len(seen) + 1)
-    turns = tuple(
-        Turn((1,), (2, 3), "", text, "", True, reward, state_key=key)
-        for text, reward, key in zip(seen, rewards, keys, strict=False)
-    )
-    stop = stop or (StopReason.WON if won else StopReason.TURN_LIMIT)
-    return Episode("train/0", "", "", turns, stop, won, final, final_info={"state_key": keys[-1]})
 
 
 def per_turn(method, batch):
@@ -40,9 +29,9 @@ def per_turn(method, batch):
     return advantages[:, ::2]
 
 
-ONE = episode(["a", "b", "c"], [0.0, 0.0, 8.0], won=True)  # returns with gamma 0.5: 2, 4, 8
-TWO = episode(["a", "b", "a"], [0.0, 0.0, 2.0])  # returns 0.5, 1, 2
-THREE = episode(["b", "b"], [0.0, 4.0])  # returns 2, 4
+ONE = episode_of(["a", "b", "c"], [0.0, 0.0, 8.0], won=True)  # returns with gamma 0.5: 2, 4, 8
+TWO = episode_of(["a", "b", "a"], [0.0, 0.0, 2.0])  # returns 0.5, 1, 2
+THREE = episode_of(["b", "b"], [0.0, 4.0])  # returns 2, 4
 
 
 def test_hgpo_by_hand():
@@ -97,7 +86,7 @@ def test_the_shortest_path_may_join_episodes():
 
 def test_rloo_and_reinforce_by_hand():
     """Rewards 8, 2, 4; the fourth episode is alone in its group."""
-    alone = episode(["q"], [1.0])
+    alone = episode_of(["q"], [1.0])
     batch = batch_of_turns([ONE, TWO, THREE, alone], [0, 0, 0, 1])
     got = per_turn(RLOO(), batch)
     assert got[:, 0].tolist() == [pytest.approx(x) for x in (8 - 3, 2 - 6, 4 - 5, 0)]
@@ -113,7 +102,7 @@ def test_rloo_and_reinforce_by_hand():
 @pytest.mark.parametrize("kind", ALL)
 def test_a_group_on_two_ranks_is_one_and_an_aborted_episode_is_in_none(kind):
     """Each rank sees what the whole batch has, after both have sent their parts."""
-    broken = episode(["a", "b"], [50.0, 50.0], stop=StopReason.ABORTED)
+    broken = episode_of(["a", "b"], [50.0, 50.0], stop=StopReason.ABORTED)
     episodes, groups, given = [ONE, TWO, THREE, broken], [0, 0, 0, 0], [0.5, -0.2, -0.3, 0.0]
     whole = kind().credit(batch_of_turns(episodes, groups, given)).advantages
     without = kind().credit(batch_of_turns(episodes[:3], groups[:3], given[:3])).advantages
@@ -137,11 +126,11 @@ def test_the_rounding_of_equal_returns_is_no_advantage(method):
         scores = [0, *sorted(draw.sample(range(1, 100), 5)), 100]
         paid = [(after - before) / 100 for before, after in pairwise(scores)]
         seen = ["start", *(f"{i} {turn}" for turn in range(5))]
-        episodes.append(episode(seen, [*paid[:-1], paid[-1] + 10], won=True))
+        episodes.append(episode_of(seen, [*paid[:-1], paid[-1] + 10], won=True))
     equal = method.credit(batch_of_turns(episodes, [0] * 4 + [1] * 4)).advantages
     assert equal.dtype == torch.float32 and equal.abs().max() < 1e-5
     if not isinstance(method, GraphGPO):  # it does not read rewards
-        episodes[0] = episode(["start"] + ["better"] * 5, [0.0] * 5 + [11.001], won=True)
+        episodes[0] = episode_of(["start"] + ["better"] * 5, [0.0] * 5 + [11.001], won=True)
         assert method.credit(batch_of_turns(episodes, [0] * 4 + [1] * 4)).advantages.abs().max() > 5e-4
 
 
@@ -150,10 +139,10 @@ def test_a_state_key_takes_the_place_of_the_observation(kind):
     """The same texts in two states, and two texts in the same state."""
     rewards = ([0.0, 0.0, 8.0], [0.0, 0.0, 2.0])
     hidden = [
-        episode(["dark"] * 3, paid, final="dark", keys=keys)
+        episode_of(["dark"] * 3, paid, final="dark", keys=keys)
         for paid, keys in zip(rewards, (["s", "t", "u", "end"], ["s", "t", "s", "end"]), strict=True)
     ]
-    shown = [episode(["s", "t", "u"], rewards[0]), episode(["s", "t", "s"], rewards[1])]
+    shown = [episode_of(["s", "t", "u"], rewards[0]), episode_of(["s", "t", "s"], rewards[1])]
     got = kind(anchor="state").credit(batch_of_turns(hidden, [0, 0])).advantages
     assert torch.equal(got, kind().credit(batch_of_turns(shown, [0, 0])).advantages)
     with pytest.raises(ValueError, match="anchor: expected 'observation', got 'state'.*'train/0'.*state_key"):

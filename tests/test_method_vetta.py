@@ -5,19 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gae_batches import batch_of, random_batch
+from gae_batches import batch_of, chain, close, one_episode, random_batch
 from method_batches import record_calls
 from run_kit import logged
-from test_gae import chain, one_episode
 from trainer_kit import catch_step, make_episodes, make_ppo, with_episodes
 
 from epo_trl.methods import Comm
 from epo_trl.methods.gae import TurnGAE
 from epo_trl.methods.vetta import VETTA
-
-
-def close(tensor, expected):
-    torch.testing.assert_close(tensor, torch.tensor([expected], dtype=torch.float64), rtol=0, atol=1e-12)
 
 
 def test_a_terminated_episode_by_hand():
