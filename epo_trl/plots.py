@@ -13,13 +13,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from epo_trl.errors import EpoTrlError, InputError
+from epo_trl.errors import InputError
 
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values
-
-
-class RunError(EpoTrlError, RuntimeError):
-    """A run directory cannot be plotted. The message names the directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Cu
     files = sorted(folder.rglob("*tfevents*"))
     if not files:
         what = "not a directory" if not folder.is_dir() else "no TensorBoard event file in it or its subfolders"
-        raise RunError(f"run: expected the output directory of a training run, got {folder} ({what})")
+        raise InputError(f"run: expected the output directory of a training run, got {folder} ({what})")
     _need_one_run(folder, files)
     newest: dict[str, dict[int, tuple[float, float]]] = {tag: {} for tag in tags or ()}
     for file in files:
@@ -89,11 +85,11 @@ def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Cu
 
 
 def _need_one_run(folder: Path, files: Sequence[Path]) -> None:
-    """Raises `RunError` if the files belong to several runs. All attempts of one run share a folder `runs`."""
+    """Raises `InputError` if the files belong to several runs. All attempts of one run share a folder `runs`."""
     places = [file.relative_to(folder).parts[:-1] for file in files]
     runs = {"/".join(place[: place.index("runs")]) if "runs" in place else "" for place in places}
     if len(runs) > 1:
-        raise RunError(
+        raise InputError(
             f"run: expected the output directory of one run, got {folder}, which holds several "
             f"({', '.join(sorted(run or '.' for run in runs))}); pass these directories one by one"
         )

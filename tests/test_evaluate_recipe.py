@@ -123,10 +123,7 @@ def test_an_evaluation_does_not_go_on_with_other_examples(play, tmp_path, unfini
     output, own = tmp_path / "r.json", tmp_path / "own.txt"
     own.write_text("Think before you act.")
     given = (*REACT, "--few_shot_file", str(own))
-    if unfinished:
-        killed(lambda: play(output, *given, on_call=die_at(5)))
-    else:
-        play(output, *given)
+    begin(play, output, *given, unfinished=unfinished)
     refused = "output: .*got .* is of another evaluation .*protocol {.*few_shot"
     for other in ((), ("--few_shot", "1"), ("--few_shot", "1", "--few_shot_seed", "1")):
         with pytest.raises(ValueError, match=refused):
@@ -209,6 +206,14 @@ def die_at(count):
             os.kill(os.getpid(), signal.SIGKILL)
 
     return call
+
+
+def begin(play, output, *argv, unfinished, **how):
+    """Plays an evaluation to its end, or until it is killed in the third of four parts."""
+    if unfinished:
+        killed(lambda: play(output, *argv, **how, on_call=die_at(5)))
+    else:
+        play(output, *argv, **how)
 
 
 @pytest.mark.parametrize("calls", [1, 2, 4, 7])
@@ -396,10 +401,7 @@ def test_another_model_or_other_settings_in_the_same_output_are_refused_by_name(
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"weights")
     output = tmp_path / "r.json"
-    if unfinished:
-        killed(lambda: play(output, model=model, on_call=die_at(5)))
-    else:
-        play(output, model=model)
+    begin(play, output, model=model, unfinished=unfinished)
     for argv, named in ((["--seed", "1"], "seed 0 there, 1 now"), (["--temperature", "0.5"], "protocol {")):
         with pytest.raises(ValueError, match=f"output: .*got .*r.json.* is of another evaluation .*{named}"):
             play(output, *argv, model=model)

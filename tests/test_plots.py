@@ -11,7 +11,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from epo_trl.plots import PANELS, TAGS, Panel, RunError, average_seeds, default_label, plot_runs, read_run, running_mean
+from epo_trl.errors import InputError
+from epo_trl.plots import PANELS, TAGS, Panel, average_seeds, default_label, plot_runs, read_run, running_mean
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,12 +64,12 @@ def test_a_folder_of_several_runs_is_no_run(tmp_path):
     events = [("train/reward", 1, 4.0, 0.5)]
     for place in ("one/runs/attempt-1", "one/runs/attempt-2", "two/runs/attempt-1"):
         write_events(tmp_path / "pair" / place, events)
-    with pytest.raises(RunError, match=r"run: .*pair, which holds several \(one, two\)"):
+    with pytest.raises(InputError, match=r"run: .*pair, which holds several \(one, two\)"):
         read_run(tmp_path / "pair")
     for place in ("one", "one/runs", "two/runs/attempt-1"):
         assert list(read_run(tmp_path / "pair" / place)) == ["train/reward"]
     write_events(tmp_path / "pair" / "one" / "round-1" / "runs" / "x", events)
-    with pytest.raises(RunError, match=r"\(., round-1\)"):
+    with pytest.raises(InputError, match=r"\(., round-1\)"):
         read_run(tmp_path / "pair" / "one")
 
 
@@ -95,7 +96,7 @@ def test_a_directory_without_events_is_named(tmp_path, exists):
     folder = tmp_path / "nothing"
     if exists:
         folder.mkdir()
-    with pytest.raises(RunError, match="nothing"):
+    with pytest.raises(InputError, match="nothing"):
         read_run(folder)
 
 

@@ -42,6 +42,10 @@ def record_of(arm, seed, success=(), evaluations=(), **curves):
     return Record(arm, seed, "d", {}, "0.1", 1.0, whole, {}, listed)
 
 
+def text_of(study, records):
+    return report(study, records, judge(study, records), picture=False)
+
+
 def test_a_run_is_judged_by_the_last_steps_of_its_training():
     up = [0.0] * 20 + [0.9] * 20
     study = study_of("a", seeds=(1, 2, 3, 4))
@@ -219,20 +223,20 @@ def test_a_study_without_a_run_has_a_report_that_says_so(tmp_path):
 def test_arms_with_few_seeds_are_called_anecdotes():
     study = study_of("a", "b", seeds=(1, 2, 3, 4))
     records = [record_of("a", seed, [0.9] * 20) for seed in (1, 2, 3, 4)] + [record_of("b", 1, [0.9] * 20)]
-    text = report(study, records, judge(study, records), picture=False)
+    text = text_of(study, records)
     assert "an arm is an anecdote: b." in text and "1 to 4 seeds per arm" in text
     assert "Not run on the same seeds as a: b. Seeds differ" in text
-    text = report(study, records[:4], judge(study, records[:4]), picture=False)
+    text = text_of(study, records[:4])
     assert "Not run on" not in text and "anecdote" not in text and "- 4 seeds per arm" in text
 
 
 def test_only_arms_with_a_run_beside_the_baseline_are_counted_as_comparisons():
     study = study_of("a", "b", "c", "d", seeds=(1, 2))
     records = [record_of(arm, seed, [0.9] * 20) for arm, seed in (("a", 1), ("b", 1), ("c", 2))]
-    text = report(study, records, judge(study, records), picture=False)
+    text = text_of(study, records)
     assert "(comparisons: 1)" in text and "same runs of a" not in text
     records.append(record_of("c", 1, [0.9] * 20))
-    text = report(study, records, judge(study, records), picture=False)
+    text = text_of(study, records)
     assert "(comparisons: 2)" in text
     assert "same runs of a: if those were lucky" in text and "for one comparison, not corrected for 2." in text
 
@@ -242,16 +246,16 @@ def test_pairs_that_did_not_begin_alike_are_named():
     play = [(0, "iid", 2), (0, "ood", 1), (9, "iid", 5)]
     records = [record_of(arm, seed, evaluations=play) for arm in ("a", "b", "c") for seed in (1, 2)]
     study = study_of("a", "b", "c", "d")
-    text = report(study, records, judge(study, records), picture=False)
+    text = text_of(study, records)
     assert "began differently" not in text
     start = records[3].evaluations[1]
     records[3] = replace(records[3], evaluations=[records[3].evaluations[0], replace(start, counts={"turns": 99})])
     records += [record_of("d", 1, evaluations=play[2:])]  # not played before RL
-    text = report(study, records, judge(study, records), picture=False)
+    text = text_of(study, records)
     assert text.count("began differently") == 1 and "- b and a began differently (seeds 2): other" in text
     weights = ["x", "x", "", "x", "x", "y", ""]  # an earlier version did not keep them
     records = [replace(record, begins_with=each) for record, each in zip(records, weights, strict=True)]
-    text = report(study, records, judge(study, records), picture=False)
+    text = text_of(study, records)
     assert "- b and a began with the same weights (seeds 2), but" in text and text.count("same weights") == 1
     assert "- c and a began differently (seeds 2): other" in text and text.count("began differently") == 1
 
@@ -261,7 +265,7 @@ def test_pairs_of_which_it_is_not_known_how_they_began_are_named():
     weights = ["x", "x", "", "", "x", ""]
     records = [replace(record, begins_with=each) for record, each in zip(records, weights, strict=True)]
     study = replace(study_of("a", "b", "c"), warm_start=PART)
-    text = report(study, records, judge(study, records), picture=False)
+    text = text_of(study, records)
     assert (
         "those of a began with the same weights, and there was no evaluation before RL; "
         "they count as pairs: b; c (seeds 2)." in text
@@ -269,19 +273,19 @@ def test_pairs_of_which_it_is_not_known_how_they_began_are_named():
     alike = [record for record in records if (record.arm, record.seed) not in (("b", 1), ("b", 2), ("c", 2))]
     for begins, kept in ((None, records), (PART, alike)):  # without a warm start all begin with one model
         study = replace(study, warm_start=begins)
-        assert "they count as pairs" not in report(study, kept, judge(study, kept), picture=False)
+        assert "they count as pairs" not in text_of(study, kept)
 
 
 def test_runs_that_are_shorter_than_the_window_are_named():
     study = study_of("a", "b", window=30)
     records = [record_of("a", 1, [0.5] * 30), record_of("a", 2, [0.5] * 29), record_of("b", 1, [0.5] * 3),
                record_of("b", 2, evaluations=EVALUATED)]  # fmt: skip
-    text = report(study, records, judge(study, records), picture=False)
+    text = text_of(study, records)
     assert (
         "fewer RL steps than `window`, 30, so the tables of training leave them out:\n\n- a: seeds 2\n- b: seeds 1\n"
         in text
     )
-    assert "Too short" not in report(replace(study, window=3), records, judge(study, records), picture=False)
+    assert "Too short" not in text_of(replace(study, window=3), records)
 
 
 def test_a_gain_is_not_from_a_start_that_is_known_to_be_another():

@@ -17,10 +17,6 @@ from epo_trl.types import Episode
 SETTINGS = "settings.json"
 
 
-class OtherEvaluationError(InputError):
-    """The output file belongs to an evaluation with another model or other settings."""
-
-
 class PartialResults:
     """The finished parts of an evaluation, one file each, in the folder `<output>.parts`.
 
@@ -32,7 +28,7 @@ class PartialResults:
         settings: Settings that affect the result, as JSON values. Episodes with other settings are never reused.
 
     Raises:
-        OtherEvaluationError: If the output or its parts were made with other settings.
+        InputError: If the output or its parts were made with other settings.
     """
 
     def __init__(self, output: str | os.PathLike[str], settings: Mapping[str, Any]):
@@ -74,7 +70,7 @@ class PartialResults:
         if isinstance(found, dict):
             pairs = {key: (found.get(key), self.settings.get(key)) for key in sorted({*found, *self.settings})}
             differ = "; ".join(f"{k} {_short(a)} there, {_short(b)} now" for k, (a, b) in pairs.items() if a != b)
-        raise OtherEvaluationError(
+        raise InputError(
             f"output: expected a file of this evaluation, got {self.output}, but {path} is of another evaluation "
             f"({differ}); use another file, or delete that one to start over"
         )

@@ -20,7 +20,7 @@ class Protocol:
         max_turns: Turn limit of an episode; an episode that reaches it without success is a failure.
         history_length: Number of past turns in a windowed prompt.
         temperature: Sampling temperature; 0.0 is greedy decoding.
-        success_rule: A key of `SUCCESS_RULES`.
+        success_rule: One of `SUCCESS_RULES`.
         invalid_action: `"pass"` sends an invalid action to the engine, `"skip"` does not.
         context: `"windowed"` or `"concatenated"`.
         env_options: Options passed to every `reset`: engine settings that affect the result.
@@ -33,7 +33,7 @@ class Protocol:
     max_turns: Count
     history_length: CountOrZero
     temperature: NonNegative
-    success_rule: Annotated[str, OneOf(tuple(SUCCESS_RULES))] = "won"
+    success_rule: Annotated[str, OneOf(SUCCESS_RULES)] = "won"
     invalid_action: Annotated[str, OneOf(INVALID_ACTIONS)] = "pass"
     context: Annotated[str, OneOf(CONTEXTS)] = "windowed"
     env_options: dict[str, Any] = field(default_factory=dict)

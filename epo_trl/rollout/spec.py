@@ -27,10 +27,8 @@ from epo_trl.rollout.tool_calls import ToolCalls
 
 ACTION_FORMATS = ("tags", "tool_calls")
 INVALID_ACTIONS = ("pass", "skip")
-SUCCESS_RULES = {
-    "won": "the engine's own `won`: the task is solved, whatever the reward",
-    "ended-with-score": "the engine ended the episode, for whatever reason, with a score above 0 (exploitable)",
-}
+# The engine's own `won`; or that it ended the episode, for whatever reason, with a score above 0 (exploitable).
+SUCCESS_RULES = ("won", "ended-with-score")
 
 # Largest magnitude of a turn's reward. Returns are squared and summed in float32, whose maximum is 3.4e38: two returns
 # of 1,000 such turns differ by at most 2e15, the square is 4e30, and the sum over a batch of a million tokens 4e36.
@@ -149,13 +147,13 @@ class RolloutSettings(RewardArguments):
     Args:
         max_turns: Turn budget of an episode.
         require_think: Whether a response without reasoning is invalid.
-        success_rule: Key of `SUCCESS_RULES` that defines success.
+        success_rule: One of `SUCCESS_RULES`.
         env_options: Further options for every `reset`.
     """
 
     max_turns: Count = EpisodeArguments.max_turns
     require_think: bool = ResponseArguments.require_think
-    success_rule: Annotated[str, OneOf(tuple(SUCCESS_RULES))] = "won"
+    success_rule: Annotated[str, OneOf(SUCCESS_RULES)] = "won"
     env_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
