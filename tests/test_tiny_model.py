@@ -1,13 +1,13 @@
 """The tiny model and its tokenizer: round trips by eye, save and load, one family like the other."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+from demonstrated_suites import LineSuite
+from rollout_parts import WIN, step
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import ModelConfig
 
-from epo_trl.envs import EnvError
+from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import FAMILIES, build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
@@ -288,29 +288,16 @@ def test_a_size_that_no_model_has_is_an_error(name):
 
 
 def test_the_corpus_takes_a_game_that_any_answer_ends():
-    class Quiz(ToySuite):
-        """Lists nothing, and `?` is as good an answer as any."""
+    """`?` is as good an answer as any. The expert plays from the start."""
+    suite = LineSuite([step("wrong", terminated=True)], [step("so far so good"), WIN])
+    assert {"wrong", "so far so good", "done"} <= set(corpus(suite, "general_compact")) and suite.closed == 1
 
-        def make_env(self):
-            env = super().make_env()
-            reset, step, over = env.reset, env.step, []
 
-            def begun(**kwargs):
-                over.clear()
-                observation, info = reset(**kwargs)
-                return observation, {**info, "admissible_actions": None, "accepted": True}
+def test_the_environment_of_the_corpus_is_closed_when_there_is_no_expert():
+    class NoExpert(LineSuite):
+        make_expert = TaskSuite.make_expert
 
-            def answered(action):
-                if over:
-                    raise EnvError("the episode is over; call reset")
-                over.append(action)
-                observation, reward, _, truncated, info = step(action)
-                return observation, reward, True, truncated, {**info, "admissible_actions": None, "accepted": True}
-
-            env.reset, env.step = begun, answered
-            return env
-
-        def make_expert(self, seed=0):
-            return SimpleNamespace(reset=lambda *_: None, act=lambda *_: ("I guess", "open the blue box"))
-
-    assert "open the blue box" in corpus(Quiz(), "general_compact")
+    suite = NoExpert([WIN])
+    with pytest.raises(EnvError, match="got 'tiny'"):
+        corpus(suite, "general_compact")
+    assert suite.closed == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from string import Formatter
 
 from epo_trl.envs.base import EnvError, Expert, TaskSuite
@@ -22,27 +23,26 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
     parts = (getattr(words, part) for part in (*PARTS, *OPTIONAL_PARTS))
     texts = {text for text in parts if text} | {ANSWER}
     shown = {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
-    env = suite.make_env()
-    for seed, task_id in enumerate(suite.demonstration_tasks("train", CORPUS_TURNS, CORPUS_TASKS)):
-        observation, info = env.reset(seed=seed, options={"task_id": task_id})
-        expert = _expert(suite, seed)
-        answer, _, terminated, truncated, _ = env.step(NO_ACTION)
-        texts.add(answer)  # the observation after a mistake
-        if terminated or truncated:  # `?` may be a valid action where none are listed
+    with contextlib.closing(suite.make_env()) as env:
+        for seed, task_id in enumerate(suite.demonstration_tasks("train", CORPUS_TURNS, CORPUS_TASKS)):
             observation, info = env.reset(seed=seed, options={"task_id": task_id})
-        expert.reset(observation, info)
-        for _ in range(CORPUS_TURNS):
-            texts |= {observation, info["task"], *(info["admissible_actions"] or ())}
-            for name in shown & info.keys():
-                value = info[name]
-                texts |= set(map(str, value)) if isinstance(value, tuple | list) else {str(value)}
-            thought, action = expert.act(observation, info)
-            texts |= {thought, action}
-            observation, _, terminated, truncated, info = env.step(action)
-            if terminated or truncated:
-                break
-        texts.add(observation)
-    env.close()
+            expert = _expert(suite, seed)
+            answer, _, terminated, truncated, _ = env.step(NO_ACTION)
+            texts.add(answer)  # the observation after a mistake
+            if terminated or truncated:  # `?` may be a valid action where none are listed
+                observation, info = env.reset(seed=seed, options={"task_id": task_id})
+            expert.reset(observation, info)
+            for _ in range(CORPUS_TURNS):
+                texts |= {observation, info["task"], *(info["admissible_actions"] or ())}
+                for name in shown & info.keys():
+                    value = info[name]
+                    texts |= set(map(str, value)) if isinstance(value, tuple | list) else {str(value)}
+                thought, action = expert.act(observation, info)
+                texts |= {thought, action}
+                observation, _, terminated, truncated, info = env.step(action)
+                if terminated or truncated:
+                    break
+            texts.add(observation)
     return sorted(texts)
 
 
