@@ -50,12 +50,6 @@ def test_outcome_credit_pays_every_turn_the_whole_reward_and_never_bootstraps(fi
     close(result.returns, [6.25, 10.5, 0, 0, 7.75, 10.5, 0])
 
 
-def test_lambda_1_is_the_return_minus_the_value_and_lambda_0_the_temporal_difference():
-    batch = one_episode(8.0)
-    close(TurnGAE(0.9, 1.0).credit(batch).returns, [0.5 + 0.9 * (10 + 0.9 * 8), 0, 0, 0, 10 + 0.9 * 8, 0, 0])
-    close(TurnGAE(0.9, 0.0).credit(batch).returns, [0.5 + 0.9 * 3, 0, 0, 0, 10 + 0.9 * 8, 0, 0])
-
-
 def test_a_turn_of_one_token_is_its_first_and_its_last():
     turn_ids, mask = torch.tensor([[0, 1, 1, 2, 2, -1]]), torch.tensor([[1, 0, 1, 1, 1, 0]])
     first, last = turn_edges(turn_ids, mask)
@@ -106,6 +100,7 @@ def test_every_credit_agrees_with_loops_over_turns_and_tokens(credit, gamma, lam
         torch.testing.assert_close(result.advantages, advantages, rtol=0, atol=1e-10)
         torch.testing.assert_close(result.returns, returns, rtol=0, atol=1e-10)
         assert result.advantages.abs().max() > 0.1
+        assert not result.value_mask[0].any(), "the row of an aborted episode: no sampled token"
 
 
 @pytest.mark.parametrize("credit", CREDITS)
@@ -118,13 +113,6 @@ def test_only_values_at_decision_points_count_and_an_episode_does_not_see_its_ne
     row = {name: getattr(batch, name)[4:5] for name in ("values", "turn_rewards", "final_values", "turn_ids", "mask")}
     alone = batch_of(**row)
     assert torch.equal(CREDITS[credit](0.9, 0.8).credit(alone).advantages, result.advantages[4:5])
-
-
-def test_an_episode_without_a_sampled_token_has_no_advantage_and_no_target():
-    """An aborted episode's row: placeholders, an empty mask."""
-    for rule in CREDITS.values():
-        result = rule(1.0, 1.0).credit(random_batch(0))
-        assert not result.advantages[0].any() and not result.returns[0].any() and not result.value_mask[0].any()
 
 
 # ----------------------------------------------------------------------------------------------------- the value loss

@@ -6,7 +6,7 @@ import pytest
 import torch
 from method_batches import batch_of_turns, episode_of, record_calls
 from run_kit import assert_bit_equal, logged, weights
-from trainer_kit import difference, make_episodes, make_model, make_ppo, make_trainer, saved
+from trainer_kit import difference, make_episodes, make_model, make_trainer, saved
 
 from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on
 from epo_trl.methods import Comm, StepSummary
@@ -319,9 +319,3 @@ def test_replay_grows_over_rl_steps_and_an_unhelpful_batch_is_judged_as_a_whole(
     turns = sum(len(e.turns) * e.is_usable for e in make_episodes())
     assert logged(trainer, "archer/replay_turns") == [turns, 2 * turns, 3 * turns]
     assert (trainer._zero_signal.compared, trainer._zero_signal.name) == (8, "the whole batch")
-
-
-def test_what_makes_no_sense_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="credit: .*got 'archer', .*Save the model and pass its path"):
-        trainer_of(tmp_path, model=make_model())
-    assert make_ppo(tmp_path).ref_model is None and make_trainer(tmp_path).ref_model is None

@@ -142,6 +142,13 @@ def test_a_credit_of_the_turns_rewards_takes_no_reward_functions(tmp_path, credi
         make_trainer(tmp_path, credit=credit, reward_funcs=lambda completions, **_: [0.0], **changes)
 
 
+@pytest.mark.parametrize("changes", [{"credit": "archer"}, {"entropy_method": "ref-nucleus"}], ids=str)
+def test_a_model_that_no_reference_can_be_loaded_from_is_refused(tmp_path, changes):
+    [(slot, name)] = changes.items()
+    with pytest.raises(ValueError, match=f"{slot}: .*got '{name}', .*Save the model and pass its path"):
+        make_trainer(tmp_path, model=make_model(), **changes)
+
+
 def test_a_model_that_only_recipes_make_is_not_looked_for_on_the_hub(tmp_path):
     with pytest.raises(ValueError, match="model: .*got 'tiny:64x2'.*load_policy"):
         EPOTrainer("tiny:64x2", ToySuite(), args=make_config(tmp_path))
