@@ -118,17 +118,26 @@ def test_every_episode_gets_the_seed(tokenizer):
     assert [episode.seed for episode in episodes] == [7, 7]
 
 
+def broken(prompt_ids):
+    raise RuntimeError("out of memory")
+
+
 def test_environments_are_closed_once_also_when_the_policy_fails(tokenizer):
     suite = ListSuite([WIN], [WIN], [WIN])
     play(suite, tokenizer, parallel=2)
     assert [env.closed for env in suite.envs] == [1, 1]
-
-    def broken(prompt_ids):
-        raise RuntimeError("out of memory")
-
     suite = ListSuite([WIN], [WIN])
     with pytest.raises(RuntimeError, match="out of memory"):
         play(suite, tokenizer, policy=broken)
+    assert [env.closed for env in suite.envs] == [1, 1]
+
+
+def test_environments_are_closed_when_another_cannot_be_made(tokenizer):
+    suite = ListSuite([WIN], [WIN], [WIN])
+    make_env = suite.make_env
+    suite.make_env = lambda: make_env() if len(suite.envs) < 2 else broken([])
+    with pytest.raises(RuntimeError, match="out of memory"):
+        play(suite, tokenizer)
     assert [env.closed for env in suite.envs] == [1, 1]
 
 

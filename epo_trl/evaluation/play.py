@@ -132,10 +132,12 @@ def play_chunks(
     """
     if not chunks:
         return
-    envs: list[TextEnv] = [suite.make_env() for _ in range(max(map(len, chunks)))]
     first = policy_for(0)
     at_once = isinstance(first, Engine) and not first.in_step
+    envs: list[TextEnv] = []
     try:
+        for _ in range(max(map(len, chunks))):
+            envs.append(suite.make_env())
         for number, part in enumerate([list(chain(*chunks))] if at_once else chunks):
             policy, tasks = policy_for(number) if number else first, [(task_id, seed) for task_id in part]
             playing = finished_episodes(envs, tasks, policy, context, settings)
