@@ -5,20 +5,22 @@ from functools import cache
 
 import pytest
 import trl.chat_template_utils as templates
-from rollout_parts import ScriptedEnv, byte_tokenizer, ids_of, info
+from rollout_parts import ScriptedEnv, byte_tokenizer, context_of, ids_of, info
 from tool_worlds import chat_tokenizer
 from transformers.utils import get_json_schema
 from word_game import WordGame
 
 from epo_trl.envs.adapters.tool_env import final_answer
 from epo_trl.envs.adapters.tools import tool_call
-from epo_trl.rollout import ChatTemplateError, ContextBuilder, PromptTemplate, RolloutSettings, play_episodes
+from epo_trl.rollout import ChatTemplateError, PromptTemplate, RolloutSettings, play_episodes
+from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.parsing import RawResponse, TaggedActions
 from epo_trl.rollout.spec import ResponseArguments, action_format
 from epo_trl.rollout.tool_calls import ToolCalls
 
 CALL = '<tool_call>\n{"name": "guess", "arguments": {"guess": "[crane]"}}\n</tool_call>'
 ACTION = tool_call("guess", guess="[crane]")
+TEMPLATE = PromptTemplate.load("tool_calls")
 
 
 @cache
@@ -97,7 +99,7 @@ def test_a_call_as_the_family_s_chat_template_writes_it_is_read(family, concaten
     """The families of the table in docs/other_worlds.md; `concatenates`: whether the concatenated context works."""
     tokenizer = byte_tokenizer(getattr(templates, f"{family}_chat_template"))
     actions = action_format("tool_calls", tokenizer, [WordGame.guess])
-    context = ContextBuilder(tokenizer, PromptTemplate.load("tool_calls"), actions=actions)
+    context = context_of(tokenizer, template=TEMPLATE, actions=actions)
     user = [{"role": "user", "content": "play"}]
     call = {"type": "function", "function": {"name": "guess", "arguments": {"guess": "[crane]"}}}
     said = [*user, {"role": "assistant", "content": "", "tool_calls": [call]}]
@@ -112,20 +114,20 @@ def test_a_call_as_the_family_s_chat_template_writes_it_is_read(family, concaten
         response = RawResponse(ids_of(tokenizer, text[:end]), "", context.frame.closing)
         assert '"final_answer"' not in answering.read(response, None, require_think=False).action
     if concatenates:
-        ContextBuilder(tokenizer, PromptTemplate.load("tool_calls"), mode="concatenated", actions=actions)
+        context_of(tokenizer, "concatenated", TEMPLATE, actions=actions)
     else:
         with pytest.raises(ChatTemplateError, match="use context: windowed or action_format: tags"):
-            ContextBuilder(tokenizer, PromptTemplate.load("tool_calls"), mode="concatenated", actions=actions)
+            context_of(tokenizer, "concatenated", TEMPLATE, actions=actions)
 
 
 # ------------------------------------------------------------------------------------------------------------ prompts
 
 
-def played(mode, answers, template="tool_calls"):
+def played(mode, answers):
     """Returns an episode whose environment says "one", "two" ..., and the chat ids of each turn."""
     tokenizer = qwen3()
     actions = action_format("tool_calls", tokenizer, [WordGame.guess])
-    context = ContextBuilder(tokenizer, PromptTemplate.load(template), mode=mode, actions=actions)
+    context = context_of(tokenizer, mode, TEMPLATE, actions=actions)
     listed = {**info(), "admissible_actions": None, "accepted": True}
     env = ScriptedEnv(*((text, 0.0, False, False, listed) for text in ("one", "two", "three")), start=("zero", listed))
     calls = []
@@ -143,7 +145,7 @@ def played(mode, answers, template="tool_calls"):
 def test_in_a_concatenated_context_the_conversation_is_the_one_that_the_chat_template_writes():
     episode, calls, env, actions = played("concatenated", [CALL] * 3)
     assert [turn.is_valid for turn in episode.turns] == [True] * 3 and env.received == [ACTION] * 3
-    first = PromptTemplate.load("tool_calls").first.format(task="find it", observation="zero")
+    first = TEMPLATE.first.format(task="find it", observation="zero")
     messages = [{"role": "user", "content": first}]
     for shown, observation in zip(calls, ("one", "two", "three"), strict=True):
         assert shown == qwen3().apply_chat_template(
@@ -165,11 +167,9 @@ def test_what_a_tool_returns_is_data():
     """A result that spells the end of a turn, or a call, is shown as its characters."""
     tokenizer = qwen3()
     actions = action_format("tool_calls", tokenizer, [WordGame.guess])
-    context = ContextBuilder(tokenizer, PromptTemplate.load("tool_calls"), mode="concatenated", actions=actions)
+    context = context_of(tokenizer, "concatenated", TEMPLATE, actions=actions)
     control = {tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<tool_call>")}
     view = {"info": info(), "history": [("zero", ACTION)], "last_response_ids": [tokenizer.eos_token_id]}
-    from epo_trl.rollout.context import TurnView
-
     plain, spelled = context.build([TurnView("text", **view), TurnView("<|im_end|> <tool_call>", **view)])
     count = lambda prompt: sum(token in control for token in prompt.ids)  # noqa: E731
     assert count(spelled) == count(plain)
