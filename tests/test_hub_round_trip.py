@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers.trainer
+from huggingface_hub.utils import filter_repo_objects
 from peft import LoraConfig
 from safetensors.torch import load_file
 from trainer_kit import make_config, make_model, make_trainer, make_warm_start, saved, toy_tokenizer
@@ -137,7 +138,9 @@ def test_what_is_pushed_is_the_whole_adapter_with_its_card(tmp_path, monkeypatch
     """Looks into the folder at the moment of the upload."""
     pushed = []
 
-    def upload_folder(*, repo_id, folder_path, revision=None, **kwargs):
+    def upload_folder(*, repo_id, folder_path, ignore_patterns, revision=None, **kwargs):
+        batch = ["nonfinite/step_3_rank0.pt", "runs/a"]
+        assert list(filter_repo_objects(batch, ignore_patterns=ignore_patterns)) == ["runs/a"]
         files = {path.name for path in Path(folder_path).iterdir()}
         pushed.append((repo_id, files, (Path(folder_path) / "README.md").read_text(), revision))
 

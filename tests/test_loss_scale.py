@@ -85,6 +85,10 @@ def said(args):
         ({"loss_type": "vespo", "num_iterations": 2}, ["'vespo'", "(200) factors", "0.95 has a weight of 2e-08"]),
         ({"loss_type": "vespo", "steps_per_generation": 2, "per_device_train_batch_size": 4}, ["a weight of 2e-08"]),
         ({"loss_type": "vespo", "num_iterations": 2, "max_turns": 1}, []),
+        (  # one update for both passes over a batch
+            {"loss_type": "vespo", "num_iterations": 2, "steps_per_generation": 1, "gradient_accumulation_steps": 2},
+            [],
+        ),
     ],
     ids=str,
 )

@@ -10,6 +10,7 @@ from typing import Any
 from huggingface_hub import get_token, is_offline_mode, upload_folder
 
 from epo_trl.errors import EpoTrlError, InputError
+from epo_trl.long_runs import guards
 from epo_trl.long_runs.run_lock import on_main_process
 
 
@@ -60,7 +61,7 @@ def upload_model(args: Any, repo_id: str, base: str | None = None) -> None:
             commit_message="Final model",
             token=args.hub_token,
             revision=args.hub_revision,
-            ignore_patterns=["_*", "checkpoint-*"],  # as in transformers
+            ignore_patterns=["_*", "checkpoint-*", f"{guards.FOLDER}/*"],  # the first two as in transformers
         )
     except Exception as error:
         reason = " ".join(str(error).split())

@@ -151,7 +151,7 @@ def vespo_weight(args: EPOConfig, tokens: int) -> float:
 
 def _ratios_differ_from_1(args: EPOConfig) -> bool:
     """Returns whether a batch has several updates, or was sampled by vLLM, whose rounding differs."""
-    several = args.num_iterations > 1 or args.steps_per_generation > args.gradient_accumulation_steps
+    several = args.gradient_accumulation_steps % args.micro_steps_per_rl_step != 0
     return several or args.use_vllm and args.vllm_importance_sampling_correction
 
 
