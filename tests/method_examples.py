@@ -138,6 +138,17 @@ class Broken(Method):
 
 
 @dataclass
+class Carded(Method):
+    card: ClassVar[str] = "a bonus of {scale:g}, $\\beta_{k}$"
+    scale: ClassVar[float] = 0.5
+
+
+@dataclass
+class Recarded(Carded):
+    card: ClassVar[str] = "a bonus of {scale:g}"
+
+
+@dataclass
 class Demanding(Method):
     config_fields: ClassVar[tuple[str, ...]] = ("nothing",)
 

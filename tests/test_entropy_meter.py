@@ -123,6 +123,16 @@ def test_sums_add_up_over_micro_batches_and_ranks_and_can_be_forgotten():
     assert meter.means() == {}
 
 
+def test_ranks_are_weighted_by_their_tokens():
+    """This rank has one token of entropy 1, the other three of entropy 5."""
+    here = feed(EntropyMeter(max_turns=1), [[1.0]], [[0]], [[1]])
+    there = feed(EntropyMeter(max_turns=1), [[5.0, 5.0, 5.0]], [[0, 0, 0]], [[1, 1, 1]])
+    sums = []
+    there.reduce(lambda flat: sums.append(flat) or flat)
+    here.reduce(lambda flat: flat + sums[0])
+    assert here.means()["all_tokens"] == 4.0
+
+
 def test_nothing_sampled_gives_no_means():
     meter = feed(EntropyMeter(max_turns=2), [[7.0, 7.0]], [[0, -1]], [[0, 0]])
     assert meter.means() == {} and meter.turn_means() == {}

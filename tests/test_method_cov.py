@@ -117,6 +117,12 @@ def test_methods_know_what_the_logits_were_computed_in(tmp_path, changes, weight
     assert [micro.compute_dtype for (micro,), _ in calls] == [want]
 
 
+def test_only_tokens_that_count_are_marked():
+    advantages, batch = random_batch()
+    marked = KLCov(share=1.0).modify_advantages(advantages, batch).token_annotations["marked"]
+    assert torch.equal(marked, batch.mask.bool())
+
+
 def test_kl_cov_holds_back_in_the_second_update_however_the_batch_is_cut(tmp_path):
     def trained(settings, size=8):
         trainer = trainer_of(

@@ -90,6 +90,7 @@ def named(method):
             "method_kwargs: expected one top_p for all methods, got .*0.8.*0.9",
         ),
         ({"policy_method": named("Demanding")}, "policy_method: expected a method of this trainer.* reads nothing$"),
+        ({"policy_method": named("Carded")}, "Carded: expected a card with its settings in braces, got 'a bonus.*{k}"),
         ({"policy_method": named("Stubborn"), "temperature": 0.7}, "temperature: expected 1 with Stubborn, got 0.7"),
         ({"max_resamples": -1}, "max_resamples: expected .*>= 0.*got -1"),
     ],
@@ -119,6 +120,11 @@ def test_a_critic_that_nothing_uses_and_groups_of_one_are_refused(tmp_path, chan
 def test_a_bug_in_a_method_of_ones_own_is_no_error_of_the_configuration(tmp_path):
     with pytest.raises(AttributeError, match="'Broken' object has no attribute 'nothing'"):
         make_config(tmp_path, policy_method=named("Broken"))
+
+
+def test_a_card_may_name_a_setting_of_the_class(tmp_path):
+    args = make_config(tmp_path, entropy_method=[named("Recarded")])
+    assert build_methods(args, critic=False).model_card_text().endswith(" and a bonus of 0.5")
 
 
 @pytest.mark.parametrize("method", [named("KeepNothing"), "variance-filter"])

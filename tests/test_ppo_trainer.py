@@ -572,6 +572,14 @@ def test_the_best_policy_is_loaded_with_its_own_critic(tmp_path, kind):
     assert_bit_equal(safetensors.torch.load_file(tmp_path / CRITIC_FILE), best)
 
 
+def test_a_sharded_checkpoint_of_fsdp_has_no_file_of_the_critic_and_needs_none(tmp_path, monkeypatch):
+    trainer, loaded = resumable_ppo(tmp_path), []
+    monkeypatch.setattr("transformers.Trainer._load_best_model", lambda self: loaded.append(self))
+    trainer.is_fsdp_enabled, trainer.state.best_model_checkpoint = True, str(tmp_path / "checkpoint-1")
+    trainer._load_best_model()
+    assert loaded == [trainer]
+
+
 def test_a_policy_by_name_gets_its_critic_from_the_same_files(tmp_path):
     make_model("seed_oss").save_pretrained(tmp_path / "model")
     toy_tokenizer().save_pretrained(tmp_path / "model")

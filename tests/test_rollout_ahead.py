@@ -202,6 +202,20 @@ def test_an_exception_in_the_background_is_the_users(tmp_path):
     assert trainer.rl_step == 1 and not trainer.ahead.is_playing, "the batch before it was trained on"
 
 
+def test_a_rollout_that_hangs_would_not_keep_the_program_alive(tmp_path):
+    trainer, _ = served(tmp_path, rollout_ahead=1)
+    play, threads = trainer.play, []
+
+    def spy(tasks, **kwargs):
+        if trainer.player.engine._is_ahead:
+            threads.append(threading.current_thread())
+        return play(tasks, **kwargs)
+
+    trainer.play = spy
+    trainer.train()
+    assert threads and all(thread.daemon for thread in threads)
+
+
 def test_a_server_that_dies_ends_the_run_with_its_address(tmp_path):
     """Before weights are sent to it."""
     trainer = gated(tmp_path, lambda server: setattr(server, "dead", True))

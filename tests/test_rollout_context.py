@@ -237,8 +237,9 @@ def test_by_default_the_tokenizer_s_end_of_sequence_ends_a_response():
 
 
 def test_the_sequence_may_grow_to_its_limit_with_room_for_one_more_response(qwen):
-    ids = build(context_of(qwen, "concatenated"), PAST, context_tokens=100).ids
-    need = 100 + len(ids) + 7
+    prompt = build(context_of(qwen, "concatenated"), PAST, context_tokens=100)
+    assert prompt.dropped_turns == 0, "it holds no history"
+    need = 100 + len(prompt.ids) + 7
     for limit, fits in ((need, True), (need - 1, False)):
         context = context_of(qwen, "concatenated", max_context_tokens=limit, max_response_tokens=7)
         assert (build(context, PAST, context_tokens=100) is not None) == fits

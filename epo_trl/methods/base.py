@@ -8,6 +8,7 @@ Second, batch statistics are computed once at collection, over all episodes and 
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -318,7 +319,9 @@ class Method:
 
     def model_card_text(self) -> str:
         """Returns `card` with the settings filled in. A method that returns `""` is not in the model card."""
-        return self.card.format_map(vars(self)) if self.card else type(self).__name__
+        if not self.card:
+            return type(self).__name__
+        return self.card.format_map(ChainMap(vars(self), *map(vars, type(self).__mro__)))  # type: ignore[arg-type]
 
     def check(self, args: Any) -> None:
         """Raises `ValueError`, with the reason, if the rest of the configuration is incompatible with the method."""

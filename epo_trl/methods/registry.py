@@ -93,8 +93,12 @@ def build_methods(args: Any, *, critic: bool) -> Methods:
     methods = Methods(made, args.max_turns)
     _check_kinds(methods, args, critic)
     _check_nucleus(methods, args)
-    for method in methods.values():
+    for name, method in methods.items():
         method.check(args)
+        try:
+            method.model_card_text()
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{name}: expected a card with its settings in braces, got {method.card!r}") from error
     return methods
 
 

@@ -11,7 +11,7 @@ import copy
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from functools import partial
 from typing import Any, NamedTuple
@@ -56,7 +56,6 @@ class RolloutAhead:
         self._trainer, self._engine = trainer, trainer.player.engine
         # The main thread encodes prompts too; a tokenizer is for one thread at a time.
         self._context = copy.deepcopy(trainer.rules.context)
-        self._background = ThreadPoolExecutor(1, _THREAD)
         self._flights: dict[int, Flight] = {}  # by RL step
         self._last: Future[Played] | None = None  # the rollout that ends last
         self._ended = 0.0  # time at which a rollout ended
@@ -108,18 +107,26 @@ class RolloutAhead:
         last = min(self._weights + self.steps, trainer.total_rl_steps - 1)
         for rl_step in range(max(self._flights, default=first - 1) + 1, last + 1):
             tasks = self._tasks_of(rl_step)
-            self._last = self._background.submit(self._play, rl_step, tasks)
+            previous, self._last = self._last, Future()
             self._flights[rl_step] = Flight(tasks, self._weights, self._last)
+            # A daemon, since an environment that hangs must not keep the program alive.
+            order = (self._last, previous, rl_step, tasks)
+            threading.Thread(target=self._play, args=order, name=_THREAD, daemon=True).start()
         return {"lag/rl_steps": float(self._lag), "time/wait_for_rollout": waited, "time/wait_for_update": idle}
 
-    def _play(self, rl_step: int, tasks: list[str]) -> Played:
+    def _play(self, future: Future[Played], previous: Future[Played] | None, rl_step: int, tasks: list[str]) -> None:
+        if previous is not None:
+            wait_for([previous])
         played = Played()
         try:
             with self._engine.ahead(rl_step):
                 self._trainer.collector.play(tasks, partial(self._trainer.play, context=self._context), played)
-        finally:
+        except BaseException as error:
             self._ended = time.perf_counter()
-        return played
+            future.set_exception(error)
+        else:
+            self._ended = time.perf_counter()
+            future.set_result(played)
 
     def _tasks_of(self, rl_step: int) -> list[str]:
         self._tasks = self._tasks or enumerate(self._trainer.tasks_of_rl_steps())

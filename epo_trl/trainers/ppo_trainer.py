@@ -203,6 +203,8 @@ class EPOPPOTrainer(EPOTrainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
+        if self.is_fsdp_enabled:  # its checkpoint holds both
+            return super()._load_best_model()
         with self._loading_critic(str(self.state.best_model_checkpoint)):
             super()._load_best_model()
 
