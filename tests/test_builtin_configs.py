@@ -66,6 +66,10 @@ def test_a_copy_of_a_config_means_the_same_in_an_empty_folder(name, tmp_path, mo
     assert command("train", "--check", "mine.yaml") == (0, "", "")
 
 
+def test_the_name_of_a_checked_config_is_escaped(command):
+    assert command("train", "--check", "\x1b[31mred.yaml")[2].startswith("\\x1b[31mred.yaml: ")
+
+
 @pytest.mark.slow
 def test_a_copy_of_a_config_trains_in_an_empty_folder(tmp_path):
     shutil.copy(RECIPES / "alfworld" / "ppo_tiny_cpu.yaml", tmp_path / "mine.yaml")

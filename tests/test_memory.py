@@ -100,8 +100,10 @@ def test_a_shape_is_read_from_a_config():
     assert (llama.attention_bias, llama.query_size, llama.key_value_size) == (False, 28 * 64, 28 * 64)
     with pytest.raises(ValueError, match="model: expected .*got 'bert', whose config has no vocab_size"):
         shape_of("bert", {name: value for name, value in config.items() if name != "vocab_size"})
-    with pytest.raises(ValueError, match=r"model: expected one without experts, got 'moe' \(num_experts: 128\)"):
-        shape_of("moe", {**config, "num_experts": 128, "moe_intermediate_size": 768})
+    for experts in ("num_experts", "moe_num_experts"):
+        with pytest.raises(ValueError, match=rf"model: expected one without experts, got 'moe' \({experts}: 128\)"):
+            shape_of("moe", {**config, experts: 128, "moe_intermediate_size": 768})
+    assert shape_of("Qwen2.5-7B", {**config, "num_experts": 128, "is_moe": False}) == PRESETS["7B"]  # as Doge's configs
 
 
 @pytest.mark.parametrize("config", [Qwen3Config, LlamaConfig])

@@ -166,6 +166,12 @@ def test_a_typed_answer_ends_in_the_prompt_as_the_model_s_own_answers_do(show, t
     assert "<action> look </action><|im_end|>\n<|im_start|>user" in written
 
 
+@pytest.mark.usefixtures("chat_model")
+def test_windowed_prompts_need_no_config_of_the_model(show, monkeypatch):
+    monkeypatch.setattr(playing, "end_ids_of", lambda *_: pytest.fail("the config was read"))
+    assert "<|im_start|>user" in show(player="expert", show_prompt=True, model="some/model", max_prompt_length=9999)[1]
+
+
 @pytest.mark.parametrize("text", ["é <think> 🦊\n\t", "\x1b[2J<|end|>", "a  b "])
 def test_every_text_comes_back_from_the_bare_tokenizer(text):
     tokenizer = bare_tokenizer()

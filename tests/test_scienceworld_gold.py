@@ -2,6 +2,8 @@
 
 import json
 import random
+import threading
+import time
 
 import pytest
 from rollout_parts import byte_tokenizer, context_of
@@ -223,6 +225,25 @@ def test_a_path_that_cannot_be_found_is_left_out_and_not_kept(tmp_path, monkeypa
     assert suite.demonstration_tasks("ood", max_turns=100) == []
     assert "no gold path for ('boil', 0): out of heap" in caplog.text
     assert list(tmp_path.rglob("*.json")) == []
+
+
+def test_an_error_of_one_worker_stops_the_others(tmp_path, monkeypatch):
+    started, failed = [], threading.Event()
+
+    def generate(task):
+        started.append(task)
+        if task[1] == 1:
+            failed.set()
+            raise OSError("the disk is full")
+        failed.wait()
+        time.sleep(0.01 if task[1] else 2)  # the first one ends last
+        return GoldPath()
+
+    gold = make_suite(tmp_path, workers=2)._gold
+    monkeypatch.setattr(gold, "_generate", generate)
+    with pytest.raises(OSError, match="the disk is full"):
+        gold.generate(("boil", number) for number in range(100))
+    assert len(started) < 10
 
 
 def test_without_java_the_expert_says_so(tmp_path, monkeypatch):

@@ -215,6 +215,14 @@ def test_the_rewards_of_an_episode_sum_to_what_trl_would_pay_at_its_end():
     assert [step[0] for step in steps] == ["(nothing)"] * 3 and steps[-1][4]["score"] == -1.0
 
 
+def test_a_reward_that_a_subclass_switches_off_is_not_asked():
+    class Unpaid(Scored):
+        get_reward = None
+
+    env, *_ = started(ToolSuite(Unpaid, [{}], reward_funcs=[lambda **_: [0.25]]))
+    assert env.step(tool_call("set", score=1.0))[1] == 0.25
+
+
 @pytest.mark.parametrize(
     ("kind", "won_score", "calls", "expected"),
     [

@@ -175,7 +175,7 @@ class Evaluation:
             TooManyAborted: If more episodes were aborted than `max_aborted_share` allows.
         """
         state = PartialState()
-        with tqdm(total=len(task_ids), desc=split, unit="episode") as bar:
+        with tqdm(total=len(task_ids), desc=split, unit="episode", disable=not state.is_main_process) as bar:
             parts = self._play(split, task_ids, bar)
         if state.num_processes > 1:
             bare = [(part, [episode.without_tokens() for episode in played], s) for part, played, s in parts]

@@ -261,7 +261,7 @@ def check_configs(main: Main, configs: Sequence[str], program: Program) -> int:
     messages = {config: _run(main, ["--config", config, CHECK], program) for config in configs}
     for config, message in messages.items():
         if message:
-            _print_error(f"{config}: {message}\n")
+            _print_error(f"{one_line(config)}: {message}\n")
     return int(any(messages.values()))
 
 

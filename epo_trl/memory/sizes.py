@@ -20,7 +20,7 @@ KEPT_PER_INNER = 3
 # The fused head computes the logits of this many tokens at a time, in fp32, with their gradient.
 HEAD_CHUNK = 256
 # Fields of a config with the number of experts, whose parameters the formula does not count.
-EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts"}
+EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
         ValueError: If a required size is missing, or the model is a mixture of experts.
     """
     for experts in EXPERTS & config.keys():
-        if config[experts]:
+        if config[experts] and config.get("is_moe", True):
             raise InputError(f"model: expected one without experts, got {name!r} ({experts}: {config[experts]})")
     try:
         heads = config["num_attention_heads"]

@@ -110,7 +110,7 @@ class ToolSuite(TaskSuite):
         columns = {name: [value] for name, value in row.items() if name not in ("prompt", "completion")}
         columns |= {"prompts": [row.get("prompt", "")], "completions": [list(messages)], "environments": [world]}
         paid = [awaited(function(**columns))[0] for function in self.reward_funcs]
-        if hasattr(world, "get_reward"):
+        if callable(getattr(world, "get_reward", None)):
             paid.append(awaited(world.get_reward()))
         return float(sum(value for value in paid if value is not None))
 

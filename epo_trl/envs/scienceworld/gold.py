@@ -12,7 +12,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -121,11 +121,14 @@ class GoldPaths:
 
         self._idle = [jvm for jvm in self._idle if jvm.is_alive]
         bar = tqdm(total=len(missing), desc="gold paths", unit="task", disable=len(missing) == 1)
-        # After an error or Ctrl-C, each thread finishes its current path.
         with bar, self.kept_jvms(), ThreadPoolExecutor(min(self.settings.gold_workers, len(missing))) as threads:
-            for task, path in zip(missing, threads.map(self._generate, missing), strict=True):
-                self._known[task] = path
-                bar.update()
+            futures = {threads.submit(self._generate, task): task for task in missing}
+            try:
+                for future in as_completed(futures):
+                    self._known[futures[future]] = future.result()
+                    bar.update()
+            finally:  # after an error or Ctrl-C, each thread finishes its current path
+                threads.shutdown(cancel_futures=True)
 
     def _generate(self, task: Task) -> GoldPath:
         try:
