@@ -54,6 +54,14 @@ def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
+def progress_bar(total: int, name: str) -> Any:
+    """Returns a bar over episodes, which the first rank shows unless `TQDM_DISABLE` is set."""
+    from tqdm.auto import tqdm
+
+    hidden = {"disable": True} if rank() else {}  # `disable: False` would override TQDM_DISABLE
+    return tqdm(total=total, desc=name, unit="episode", **hidden)
+
+
 def rank() -> int:
     """Returns the rank of this process among those of a launcher."""
     return int(os.environ.get("RANK", "0"))

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object, tqdm
+from accelerate.utils import gather_object
 from trl import ModelConfig
 
-from epo_trl.cli.base import say
+from epo_trl.cli.base import progress_bar, say
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.evaluation_arguments import EvaluationArguments, load_protocol, load_task_lists
 from epo_trl.cli.options import parse_options
@@ -175,7 +175,7 @@ class Evaluation:
             TooManyAborted: If more episodes were aborted than `max_aborted_share` allows.
         """
         state = PartialState()
-        with tqdm(total=len(task_ids), desc=split, unit="episode", disable=not state.is_main_process) as bar:
+        with progress_bar(len(task_ids), split) as bar:
             parts = self._play(split, task_ids, bar)
         if state.num_processes > 1:
             bare = [(part, [episode.without_tokens() for episode in played], s) for part, played, s in parts]

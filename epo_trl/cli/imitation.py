@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from accelerate.utils import tqdm
 from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from epo_trl.bounds import Count, CountOrZero, Positive, Range, Share, check_bounds, copy_options, option
+from epo_trl.cli.base import progress_bar
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
@@ -79,7 +79,7 @@ def demonstrations(
             f"max_turns: expected a larger number, got {args.max_turns}, in which the expert solves no task"
         )
     tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes)]
-    with tqdm(total=len(tasks), desc="expert episodes", unit="episode") as bar:
+    with progress_bar(len(tasks), "expert episodes") as bar:
         episodes = expert_episodes(
             suite,
             tasks,
