@@ -112,7 +112,7 @@ class KLCov(Method):
 
     def check(self, args: Any) -> None:
         """Rejects a run in which the penalty would always be 0."""
-        if args.gradient_accumulation_steps % args.micro_steps_per_rl_step == 0:
+        if not args.updates_within_batch:
             raise InputError(
                 "num_iterations: expected num_iterations * steps_per_generation > gradient_accumulation_steps with "
                 f"'kl-cov', got {args.num_iterations} with steps_per_generation={args.steps_per_generation} and "

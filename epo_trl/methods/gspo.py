@@ -25,7 +25,7 @@ class TurnGSPO(Method):
 
     def check(self, args: Any) -> None:
         """Warns if every ratio is 1 because each batch gets only one update."""
-        if args.gradient_accumulation_steps % args.micro_steps_per_rl_step == 0:
+        if not args.updates_within_batch:
             warnings.warn(
                 "policy_method: got 'gspo' with one update per batch. Every ratio is then 1, and 'gspo' has no effect. "
                 "Increase num_iterations, or set steps_per_generation above gradient_accumulation_steps.",

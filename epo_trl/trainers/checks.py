@@ -151,8 +151,7 @@ def vespo_weight(args: EPOConfig, tokens: int) -> float:
 
 def _ratios_differ_from_1(args: EPOConfig) -> bool:
     """Returns whether a batch has several updates, or was sampled by vLLM, whose rounding differs."""
-    several = args.gradient_accumulation_steps % args.micro_steps_per_rl_step != 0
-    return several or args.use_vllm and args.vllm_importance_sampling_correction
+    return args.updates_within_batch or args.use_vllm and args.vllm_importance_sampling_correction
 
 
 def check_half_precision(args: EPOConfig) -> None:

@@ -252,6 +252,11 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         return self.steps_per_generation * self.num_iterations
 
     @property
+    def updates_within_batch(self) -> bool:
+        """Whether the weights are updated before the end of a collected batch. If not, every ratio is 1."""
+        return self.gradient_accumulation_steps % self.micro_steps_per_rl_step != 0
+
+    @property
     def tasks_per_rl_step(self) -> int:
         """Number of tasks per RL step, over all ranks."""
         return self.generation_batch_size // self.num_generations
