@@ -187,7 +187,7 @@ def open_player(
         return protocol_context(protocol, args, suite, bare_tokenizer(), shots), None
     tokenizer = tokenizer_of(model_args, args.trust_remote_code)
     context = protocol_context(protocol, args, suite, tokenizer, shots)
-    if context.mode == "concatenated":  # reads the model's config, which windowed prompts do not need
+    if not context.is_windowed:  # reads the model's config, which windowed prompts do not need
         context.end_ids = end_ids_of(model_args, tokenizer, args.trust_remote_code)
     return context, None
 

@@ -111,22 +111,27 @@ class RolloutAhead:
             self._flights[rl_step] = Flight(tasks, self._weights, self._last)
             # A daemon, since an environment that hangs must not keep the program alive.
             order = (self._last, previous, rl_step, tasks)
-            threading.Thread(target=self._play, args=order, name=_THREAD, daemon=True).start()
+            threading.Thread(target=self._play_next, args=order, name=_THREAD, daemon=True).start()
         return {"lag/rl_steps": float(self._lag), "time/wait_for_rollout": waited, "time/wait_for_update": idle}
 
-    def _play(self, future: Future[Played], previous: Future[Played] | None, rl_step: int, tasks: list[str]) -> None:
+    def _play_next(
+        self, future: Future[Played], previous: Future[Played] | None, rl_step: int, tasks: list[str]
+    ) -> None:
         if previous is not None:
             wait_for([previous])
+        try:
+            future.set_result(self._play(rl_step, tasks))
+        except BaseException as error:
+            future.set_exception(error)
+
+    def _play(self, rl_step: int, tasks: list[str]) -> Played:
         played = Played()
         try:
             with self._engine.ahead(rl_step):
                 self._trainer.collector.play(tasks, partial(self._trainer.play, context=self._context), played)
-        except BaseException as error:
+        finally:
             self._ended = time.perf_counter()
-            future.set_exception(error)
-        else:
-            self._ended = time.perf_counter()
-            future.set_result(played)
+        return played
 
     def _tasks_of(self, rl_step: int) -> list[str]:
         self._tasks = self._tasks or enumerate(self._trainer.tasks_of_rl_steps())
@@ -134,7 +139,7 @@ class RolloutAhead:
 
     def wait(self) -> None:
         """Waits until no rank's engine plays a batch. Collective; does nothing in the background itself."""
-        if self._last is not None and not threading.current_thread().name.startswith(_THREAD):
+        if self._last is not None and threading.current_thread().name != _THREAD:
             wait_for([self._last])
             self._engine.stopped = False
             self._trainer.accelerator.wait_for_everyone()

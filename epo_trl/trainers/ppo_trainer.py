@@ -199,11 +199,14 @@ class EPOPPOTrainer(EPOTrainer):
         save_critic(folder, self.critic, state_dict, prefix)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if self.is_fsdp_enabled:  # FSDP's checkpoint holds policy and critic
+            check_critic_kind(check_critic_file(resume_from_checkpoint), self.critic)
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
         with self._loading_critic(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        if self.is_fsdp_enabled:  # its checkpoint holds both
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # their checkpoints hold both
             return super()._load_best_model()
         with self._loading_critic(str(self.state.best_model_checkpoint)):
             super()._load_best_model()
@@ -211,14 +214,7 @@ class EPOPPOTrainer(EPOTrainer):
     @contextmanager
     def _loading_critic(self, checkpoint: str) -> Iterator[None]:
         """Loads the critic from its own file after the block, which loads the policy alone."""
-        if self.is_deepspeed_enabled:  # DeepSpeed's checkpoint holds both, and so does FSDP's
-            yield
-            return
         path = check_critic_file(checkpoint)
-        if self.is_fsdp_enabled:
-            check_critic_kind(path, self.critic)
-            yield
-            return
         with critic_aside(self.model):
             yield
         load_critic(path, self.critic)
