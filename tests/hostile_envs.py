@@ -60,6 +60,10 @@ HOSTILE = {
     "score of digits": (lambda o, i: (o, {**i, "score": "1"}), "info['score']: expected a number, got the str"),
     "NaN score": (lambda o, i: (o, {**i, "score": float("nan")}), "info['score']: expected a finite number"),
     "infinite score": (lambda o, i: (o, {**i, "score": np.inf}), "info['score']: expected a finite number"),
+    "key of a number": (
+        lambda o, i: (o, {**i, "state_key": np.int64(7)}),
+        "info['state_key']: expected a str, got the int64",
+    ),
     "score of two": (lambda o, i: (o, {**i, "score": np.zeros(2)}), "TypeError"),
     "bytes": (lambda o, i: (b"old", i), "observation: expected a str, got the bytes"),
     "no observation": (lambda o, i: (None, i), "observation: expected a str, got the NoneType"),

@@ -222,6 +222,7 @@ BROKEN = {
         lambda action, *result: (*result[:4], without(result[4], "holding"))
     ),
     "info['score'] is 'high'": on_info(lambda info: {**info, "score": "high"}),
+    "info['state_key'] is (1, 2)": on_info(lambda info: {**info, "state_key": (1, 2)}),
     "info['task'] changed": on_step(lambda action, *result: (*result[:4], {**result[4], "task": "another"})),
     "raised KeyError": CrashesOnUnknownText,
     "won the game": on_step(

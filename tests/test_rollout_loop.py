@@ -8,6 +8,7 @@ import pytest
 from rollout_parts import (
     LOSE,
     WIN,
+    WORDS,
     ScriptedEnv,
     ScriptedPolicy,
     answer,
@@ -29,11 +30,11 @@ def tokenizer():
     return byte_tokenizer()
 
 
-def play(tokenizer, envs, rounds=(), settings=None, *, mode="windowed", policy=None, **kwargs):
+def play(tokenizer, envs, rounds=(), settings=None, *, mode="windowed", template=WORDS, policy=None, **kwargs):
     policy = policy or ScriptedPolicy(tokenizer, rounds)
     tasks = [(f"task/{i}", 10 + i) for i in range(len(envs))]
     settings = settings or RolloutSettings(max_turns=3)
-    return play_episodes(envs, tasks, policy, context_of(tokenizer, mode), settings, **kwargs)
+    return play_episodes(envs, tasks, policy, context_of(tokenizer, mode, template), settings, **kwargs)
 
 
 def stops(episodes):
@@ -258,6 +259,14 @@ def test_the_success_rule_decides_what_is_solved(tokenizer, last, score, strict,
         assert (episode.stop, episode.total_reward) == expected
         assert episode.won == (episode.stop is StopReason.WON)
         assert episode.score == score
+
+
+def test_a_score_is_shown_as_the_environment_gives_it_also_to_an_expert_s_pupil(tokenizer):
+    words = replace(WORDS, next="{task} score {score}")
+    answers = [(*one[:4], {**one[4], "score": 3}) for one in [step()] * 3]
+    [episode] = play(tokenizer, [ScriptedEnv(*answers)], template=words)
+    assert "find it score 3<" in tokenizer.decode(episode.turns[1].prompt_ids)
+    assert type(episode.score) is float
 
 
 def test_the_environment_gets_the_options_beside_the_task(tokenizer):

@@ -141,7 +141,7 @@ def test_alfworld_shows_all_that_the_paper_shows():
 def test_lists_are_joined_by_commas_and_braces_in_values_are_left_alone():
     text = render("{a} | {b} | {c:02d} | {{d}}", {"a": ("go", "look"), "b": "{c}", "c": 3})
     assert text == "go, look | {c} | 03 | {d}"
-    assert render("[{a}]", {"a": ()}) == "[]"
+    assert render("[{a}] {b: x }", {"a": (), "b": (3, 4.5)}) == "[] 3 x 4.5"
 
 
 def test_a_placeholder_may_say_what_stands_between_the_items_of_a_list():
@@ -149,7 +149,7 @@ def test_a_placeholder_may_say_what_stands_between_the_items_of_a_list():
 
 
 def test_a_template_of_the_user_is_read_from_its_folder(folder):
-    (folder / "first.txt").write_text("Aufgabe für dich: {task}\n\n", encoding="utf-8")
+    (folder / "first.txt").write_text("Aufgabe für dich: {task}\n\n", encoding="utf-8-sig")  # as Windows may save it
     template = PromptTemplate.load(folder)
     assert template.first == "Aufgabe für dich: {task}"
     assert template == PromptTemplate.load(str(folder))
@@ -219,6 +219,13 @@ def test_a_field_of_the_environment_is_known_in_prompts(folder):
     PromptTemplate.load(folder).check({"weather": "fine"})
     with pytest.raises(TemplateError, match="'weather'"):
         PromptTemplate.load(folder).check({"task_type": "find"})
+
+
+@pytest.mark.parametrize(("part", "field"), [("first", "score:d"), ("next", "task:d"), ("history", "turn:%Y")])
+def test_a_format_that_a_value_does_not_have_is_an_error_before_the_first_episode(folder, part, field):
+    (folder / f"{part}.txt").write_text(f"{{task}} {{{field}}}" if part != "history" else f"{{{field}}}")
+    with pytest.raises(TemplateError, match=f"mine', {part}.txt: a placeholder does not fit its value: "):
+        PromptTemplate.load(folder).check({"score": 0.5})
 
 
 def test_the_package_ships_every_template_file():

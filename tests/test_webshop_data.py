@@ -102,6 +102,13 @@ def test_a_broken_file_is_named(tmp_path):
         release(tmp_path).task_ids("iid")
 
 
+@pytest.mark.parametrize("content", ['[{"asin": "B000000001"}]', '{"products": []}', "[1]"])
+def test_a_catalogue_of_another_format_is_an_error_that_names_its_folder(tmp_path, content):
+    (write_release(tmp_path) / "items_shuffle_1000.json").write_text(content)
+    with pytest.raises(EnvError, match=f"{tmp_path.name}: a file is not in the release's format .*setup.sh"):
+        release(tmp_path).task_ids("iid")
+
+
 def test_lists_that_leave_nothing_to_train_on_are_refused(folder):
     with pytest.raises(EnvError, match=f"n_dev: expected fewer goals .* than the {len(HUMAN)} of"):
         release(folder, n_iid=2).task_ids("train")

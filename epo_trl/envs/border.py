@@ -47,11 +47,12 @@ def checked_answer(observation: Any, info: Any) -> tuple[str, Info]:
         raise _wrong("info", "a dict", info)
     info = dict(info)
     _check_actions(info.get("admissible_actions"))
-    score = info.get("score")
-    if score is not None:
-        info["score"] = number("info['score']", score)
-        if not math.isfinite(info["score"]):
-            raise _wrong("info['score']", "a finite number", score)
+    score, key = info.get("score"), info.get("state_key")
+    # The score stays as the environment gives it: a prompt may show it, and a demonstration shows it unconverted.
+    if score is not None and not math.isfinite(number("info['score']", score)):
+        raise _wrong("info['score']", "a finite number", score)
+    if key is not None and not isinstance(key, str):
+        raise _wrong("info['state_key']", "a str", key)
     for name in ("task", "task_type"):
         if name in info:
             info[name] = str.__str__(str(info[name]))

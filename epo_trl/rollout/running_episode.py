@@ -100,7 +100,7 @@ class RunningEpisode:
             dropped_turns=self.prompt.dropped_turns,
             error=parsed.error,
             thought=parsed.thought,
-            state_key=self.info.get("state_key", ""),
+            state_key=self.info.get("state_key") or "",
         )
         self.is_sent = parsed.is_valid or self.settings.invalid_action == "pass"
         if self.is_sent:
@@ -144,6 +144,7 @@ class RunningEpisode:
     def to_episode(self) -> Episode:
         """Returns the finished episode."""
         assert self.stop is not None
+        score = self.info.get("score")
         return Episode(
             task_id=self.task_id,
             task=self.info.get("task", ""),
@@ -154,6 +155,6 @@ class RunningEpisode:
             final_observation=self.observation,
             error=self.error,
             seed=self.seed,
-            score=self.info.get("score"),
+            score=None if score is None else float(score),
             final_info=self.info,
         )

@@ -20,6 +20,7 @@ FIRST_FIELDS = FIELDS | {"examples"}
 NEXT_FIELDS = FIRST_FIELDS | {"history", "history_length"}
 HISTORY_FIELDS = frozenset({"turn", "observation", "action", "thought"})
 EXAMPLE_FIELDS = frozenset({"number", "task", "history"})
+_NUMBERS = dict.fromkeys(("turn", "turns_taken", "history_length", "number"), 1)
 
 
 class PastTurn(NamedTuple):
@@ -86,7 +87,7 @@ class PromptTemplate:
             if not path.is_file():
                 raise TemplateError(f"prompt_template: {path} is missing")
             try:
-                texts[part] = path.read_text(encoding="utf-8").rstrip("\n")
+                texts[part] = path.read_text(encoding="utf-8-sig").rstrip("\n")
             except UnicodeDecodeError as error:
                 raise TemplateError(f"prompt_template: {path} is not UTF-8 text: {error}") from error
             fields = _fields(texts[part], path)
@@ -143,7 +144,7 @@ class PromptTemplate:
         )
 
     def check(self, info: Mapping[str, Any]) -> None:
-        """Raises `TemplateError` if a file uses a field that neither the rollout nor the environment provides."""
+        """Raises `TemplateError` if a file uses a field that nothing provides, or in a format that its value lacks."""
         provided = set(info)
         fields = {
             "first": FIRST_FIELDS | provided,
@@ -166,13 +167,19 @@ class PromptTemplate:
                     f"prompt_template {self.name!r}, {part}.txt: unknown field {sorted(unknown)}; "
                     f"expected one of {', '.join(sorted(allowed))}"
                 )
+            try:
+                render(getattr(self, part), {**dict.fromkeys(allowed, ""), **info, **_NUMBERS})
+            except Exception as error:  # a value of the environment may raise any
+                raise TemplateError(
+                    f"prompt_template {self.name!r}, {part}.txt: a placeholder does not fit its value: {error}"
+                ) from error
 
 
 class _Listing(tuple):
     """A list in a prompt. The format spec of its placeholder is the separator of the items, by default `, `."""
 
     def __format__(self, separator: str) -> str:
-        return (separator or ", ").join(self)
+        return (separator or ", ").join(map(str, self))
 
 
 def render(text: str, fields: Mapping[str, Any]) -> str:

@@ -130,6 +130,12 @@ def _check_info(info: object, where: str, *, over: bool) -> None:
         f"{where}: info['score'] is {score!r}",
         "make it a number, or omit it",
     )
+    state_key = info.get("state_key")
+    require(
+        state_key is None or isinstance(state_key, str),
+        f"{where}: info['state_key'] is {state_key!r:.100}",
+        "make it a str, or omit it",
+    )
     _check_actions(info, where, over=over)
 
 

@@ -66,12 +66,17 @@ def load(folder: Path, catalogue: str, instructions: str, n_iid: int, n_dev: int
     missing, suffix = missing_files(folder, catalogue), CATALOGUES[catalogue]
     if missing:
         raise EnvError(f"{folder}: {', '.join(missing)} is missing (catalogue: {catalogue}). {_HOW_TO_GET}")
-    texts = _read(folder / f"items_ins_v2{suffix}.json")
-    found = _products(_read(folder / f"items_shuffle{suffix}.json"), texts)
-    if instructions == "human":
-        goals = _human_goals(found, _read(folder / HUMAN_FILE))
-    else:
-        goals = _synthetic_goals(found, texts)
+    try:
+        texts = _read(folder / f"items_ins_v2{suffix}.json")
+        found = _products(_read(folder / f"items_shuffle{suffix}.json"), texts)
+        if instructions == "human":
+            goals = _human_goals(found, _read(folder / HUMAN_FILE))
+        else:
+            goals = _synthetic_goals(found, texts)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise EnvError(
+            f"{folder}: a file is not in the release's format ({type(error).__name__}: {error}). {_HOW_TO_GET}"
+        ) from error
     random.Random(_SHUFFLE_SEED).shuffle(goals)
     first = n_iid + n_dev
     if len(goals) <= first:

@@ -17,7 +17,7 @@ PAGE_SIZE = 10  # products on a page of results, as in the release
 SEPARATOR = " [SEP] "
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
 SUB_PAGES = ("Description", "Features", "Reviews")
-_ACTION = re.compile(r"\s*(search|click)\s*\[(.+)\]", re.DOTALL)
+_ACTION = re.compile(r"\s*(search|click)\s*\[(.+)\]", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +67,13 @@ class Session:
     def act(self, action: str) -> bool:
         """Performs an action and returns whether the shop knew it; any other text changes nothing.
 
-        A search is possible from every page. A label may be in upper or lower case, with any white space between its
-        parts.
+        A search is possible from every page. Action and label may be in upper or lower case, with any white space
+        between their parts.
         """
         match = _ACTION.match(action)
         if match is None or self.page == "done":
             return False
-        verb, argument = match[1], " ".join(match[2].lower().split())
+        verb, argument = match[1].lower(), " ".join(match[2].lower().split())
         if verb == "search":
             if argument:
                 self._search(argument)
