@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +127,16 @@ def default_label(run: str | Path) -> str:
     return re.sub(r"[-_]seed[-_]?\d+$", "", name) or name
 
 
+def _default_labels(runs: Sequence[str | Path]) -> list[str]:
+    """Returns the default label of each run, after its folder where runs of several folders would share it."""
+    labels = [default_label(run) for run in runs]
+    places = {(label, Path(run).resolve().parent) for label, run in zip(labels, runs, strict=True)}
+    count = Counter(label for label, _ in places)
+    return [
+        f"{Path(run).parent}/{label}" if count[label] > 1 else label for label, run in zip(labels, runs, strict=True)
+    ]
+
+
 def plot_runs(
     runs: Sequence[str | Path],
     out: str | Path,
@@ -143,7 +154,7 @@ def plot_runs(
         window: Number of points of the running mean, which is computed per run before averaging.
         panels: Axes to draw; by default the paper's curves.
     """
-    labels = [default_label(run) for run in runs] if labels is None else list(labels)
+    labels = _default_labels(runs) if labels is None else list(labels)
     if not runs:
         raise InputError("runs: expected at least one run directory, got none")
     if len(labels) != len(runs):

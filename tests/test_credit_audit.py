@@ -203,8 +203,9 @@ def test_the_table_fits_a_terminal_of_80_columns():
     wide, share = Interval(-0.254, -0.111, -0.999), Interval(0.5, 0.45, 0.55)
     found = Comparison({"graph-gpo, last 3": Agreement(wide, wide, share, 0.25)}, 100, 10, 5, 1.0, 1.0)
     console = Console(width=80, file=io.StringIO())
-    console.print(make_table(found, "Credit audit"))
+    console.print(make_table(found, "Credit audit of runs/[b]/[/x]"))
     shown = console.file.getvalue()
+    assert "Credit audit of runs/[b]/[/x]" in shown, "a name is no markup"
     assert "graph-gpo, last 3" in shown and "-.25 [-.11, -1.00]" in shown and ".50 [.45, .55]" in shown
     assert "25%" in shown and "\u2026" not in shown
 

@@ -258,6 +258,26 @@ def test_episodes_can_be_watched_while_the_evaluation_is_under_way_and_when_it_h
         find_samples(tmp_path / "none.json")
 
 
+def test_the_episodes_of_an_earlier_evaluation_are_not_those_of_its_successor(play, tmp_path):
+    output = tmp_path / "r.json"
+    play(output)
+    output.unlink()
+    killed(lambda: play(output, "--seed", "1", on_call=die_at(5)))
+    assert [sample.split for sample in find_samples(output)] == ["iid"] * 8, "those of the running one"
+    play(output, "--seed", "1", "--keep_episodes", "0")
+    with pytest.raises(InputError, match="r.json has no episodes"):
+        find_samples(output)
+
+
+def test_parts_whose_settings_were_deleted_are_not_reused(play, tmp_path):
+    whole = play(tmp_path / "whole.json", "--seed", "1")
+    killed(lambda: play(tmp_path / "r.json", on_call=die_at(5)))
+    with pytest.raises(InputError, match=r"r\.json\.parts is of another evaluation .*delete that one"):
+        play(tmp_path / "r.json", "--seed", "1")
+    (tmp_path / "r.json.parts" / "settings.json").unlink()
+    assert play(tmp_path / "r.json", "--seed", "1") == whole
+
+
 def test_killed_twice_and_with_a_damaged_part_it_still_ends_in_the_same_report(play, tmp_path):
     whole = play(tmp_path / "whole.json")
     killed(lambda: play(tmp_path / "r.json", on_call=die_at(5)))

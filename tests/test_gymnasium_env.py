@@ -91,6 +91,13 @@ def test_actions_with_numbers_have_names_and_success_is_what_the_environment_say
         assert (observation, reward, terminated, info["won"]) == ("(nothing)", 3.0, True, won)
 
 
+def test_actions_that_are_one_text_are_refused(monkeypatch):
+    env = GymnasiumArguments(env_id=KEYS).make_suite().make_env()
+    monkeypatch.setattr(env._game, "reset", lambda **_: ("Three doors.", {"admissible_actions": "left, right"}))
+    with pytest.raises(EnvError, match="actions_key: expected the name of a list, got 'admissible_actions': 'left, r"):
+        env.reset(options={"task_id": "train/0"})
+
+
 @pytest.mark.parametrize(("won_score", "won"), [(1.0, True), (1.01, False)])
 def test_a_sum_of_rewards_wins_up_to_rounding(won_score, won):
     """0.1 ten times is 0.9999999999999999."""

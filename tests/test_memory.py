@@ -159,7 +159,7 @@ def test_adapters_take_their_own_memory():
     ("changes", "expected"),
     [
         ({}, {"batch_tokens": 2 * 6 * 15, "reference": False, "critic": False, "lora_rank": 0, "vllm_bytes": 0.0}),
-        ({"beta": 0.01, "gradient_checkpointing": True}, {"reference": True, "gradient_checkpointing": True}),
+        ({"beta": 0.01, "activation_checkpointing": True}, {"reference": True, "gradient_checkpointing": True}),
         ({"entropy_method": ["epo", "ref-nucleus"]}, {"reference": True}),
         ({"credit": "archer"}, {"reference": True}),
         ({"entropy_method": "epo", "credit": "gigpo"}, {"reference": False, "gradient_checkpointing": False}),
@@ -230,6 +230,9 @@ def test_the_command_reads_a_shipped_config(command):
     assert (found["model"], found["gpus"], found["fits"]) == ("Qwen2.5-3B", 8, True)
     assert found["bytes"]["vLLM beside it"] == 0.35 * 80e9
     assert found["bytes"]["activations"] == 2 * 128_000 * (36 * 2048 + 8 * 2048 + 3 * 11008)
+    for name in ("activation_checkpointing", "gradient_checkpointing"):  # the new name, and TRL's
+        without = json.loads(command(*words, "--json", f"--{name}", "false")[1])["bytes"]
+        assert without["activations"] == 2 * 128_000 * 36 * (8 * 2048 + 3 * 11008)
     _, out, _ = command(*words, "--max_turns", "10", "--prompt-tokens", "600", "--response-tokens", "100")
     assert "tokens of a micro-batch: 7,000 = " in out
 

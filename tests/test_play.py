@@ -228,6 +228,12 @@ def test_what_cannot_be_played_is_named(show, args, error, says):
         show(player="expert", **args)
 
 
+def test_an_empty_list_is_named(show, monkeypatch):
+    monkeypatch.setattr(ToySuite, "task_ids", lambda self, split: [])
+    with pytest.raises(ValueError, match="split: expected a list with tasks, got 'iid', which is empty"):
+        show(player="expert", split="iid")
+
+
 def test_an_environment_without_an_expert_says_so(show):
     class Silent(ToySuite):
         make_expert = ToySuite.__mro__[1].make_expert

@@ -30,6 +30,12 @@ def figures(monkeypatch):
     return written
 
 
+def labels_of(figure):
+    """Returns the texts of the legend."""
+    [legend] = [axis.get_legend() for axis in figure.axes if axis.get_legend()]
+    return [text.get_text() for text in legend.get_texts()]
+
+
 def panels_of(figure):
     """Returns for each panel by its title the texts inside the axes, and the numbers of its lines and bands."""
     return {
@@ -151,6 +157,15 @@ def test_a_plot_averages_seeds_and_shades_their_spread(tmp_path, figures):
     assert seen["training reward"] == ([], 4, 2)  # two labels: two mean lines and two pale ones, two shaded bands
     assert seen[PANELS[2].title] == ([], 8, 4)  # early and late
     assert seen["IID success, %"] == ([], 4, 2)  # with the dots of the values before smoothing
+
+
+def test_runs_of_different_folders_are_not_averaged_because_of_their_names(tmp_path, figures, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = ["grpo/seed0", "epo/seed0", "a/x-seed0", "./a/x-seed1"]
+    for seed, run in enumerate(runs):
+        write_run(run, seed)
+    plot_runs(runs, "curves.png")
+    assert labels_of(figures[0]) == ["grpo/seed0", "epo/seed0", "x (2 runs)"]
 
 
 @pytest.mark.parametrize(("points", "first"), [(40, 10), (11, 10), (10, 1), (3, 1)])

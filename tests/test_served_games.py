@@ -97,6 +97,13 @@ def test_a_seed_of_a_test_list_that_is_missing_is_refused():
         play(session, seed=1_000_000)
 
 
+@pytest.mark.parametrize("task", [{"seed": 1_000_000}, {"split": "iid"}, {"split": "iid", "index": 0}])
+def test_a_reset_on_an_empty_list_names_it(task, monkeypatch):
+    monkeypatch.setattr(Counts, "task_ids", lambda self, split: ["train/0"] if split == "train" else [])
+    with pytest.raises(EnvError, match="split: expected a list with tasks, got 'iid', which is empty"):
+        play(make_session(), **task)
+
+
 @pytest.mark.parametrize(
     ("task", "says"),
     [

@@ -287,6 +287,13 @@ def test_the_command_writes_a_page_or_prints(tmp_path, command, monkeypatch):
     assert command("watch", "grpo-seed0", "--episode", "2") == (1, "", error)
 
 
+def test_the_page_of_an_evaluation_has_the_name_of_its_output(tmp_path, command):
+    for name in ("lr0.001", "lr0.003", "r.json"):
+        write_samples(evaluation_file(tmp_path / name), [sample(said=name).to_dict()])
+        assert command("watch", tmp_path / name)[0] == 0
+    assert {path.name for path in tmp_path.glob("*.html")} == {"lr0.001.html", "lr0.003.html", "r.html"}
+
+
 def test_a_sample_without_prompt_and_tokens_is_one_too():
     bare = sample_of(sample().episode)
     assert Sample.from_dict(bare.to_dict()) == bare

@@ -53,7 +53,9 @@ def parse_options(line: CommandLine, *types: type) -> tuple[Any, ...]:
 
 def read_settings(line: CommandLine, *types: type) -> dict[str, Any]:
     """Returns the options as plain values, defaults included, for programs that inspect a run without starting it."""
-    return vars(RecipeParser(line, types).parse_known_args(line.options)[0])
+    given, _ = RecipeParser(line, types).parse_known_args(line.options)
+    settle_defaults(given)
+    return vars(given)
 
 
 class RecipeParser(HfArgumentParser):

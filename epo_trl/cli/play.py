@@ -154,12 +154,14 @@ def find_task(args: PlayArguments, suite: TaskSuite) -> str:
 
     Raises:
         EnvError: If the list does not exist.
-        InputError: If the index is outside the list.
+        InputError: If the list is empty, or the index is outside it.
     """
     if args.task_id is not None:
         return args.task_id
     suite.check_split(args.split)
     ids = suite.task_ids(args.split)
+    if not ids:
+        raise InputError(f"split: expected a list with tasks, got {args.split!r}, which is empty for {suite.name}")
     if not 0 <= args.index < len(ids):
         raise InputError(f"index: expected an integer from 0 to {len(ids) - 1}, got {args.index} for {args.split}")
     return ids[args.index]

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 from rich.table import Table
+from rich.text import Text
 
 from epo_trl.credit_audit.statistics import Agreement, Comparison
+from epo_trl.errors import spelled
 
 
 def ranked(comparison: Comparison) -> list[tuple[str, Agreement]]:
@@ -19,7 +21,7 @@ def ranked(comparison: Comparison) -> list[tuple[str, Agreement]]:
 def make_table(comparison: Comparison, title: str) -> Table:
     """Returns the table for a terminal."""
     table = Table(
-        title=title,
+        title=Text(spelled(title)),
         caption=f"\n{summary(comparison)}",
         caption_justify="left",
         box=None,
@@ -68,5 +70,6 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
         axes.plot(found.value, height, "o", color="tab:blue")
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.axvline(0, color="grey", linewidth=0.8)
-    axes.set(xlabel="correlation with the true advantage", title=title)
+    axes.set_xlabel("correlation with the true advantage")
+    axes.set_title(title, parse_math=False)
     figure.savefig(path, dpi=150)

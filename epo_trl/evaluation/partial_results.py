@@ -35,17 +35,19 @@ class PartialResults:
         self.output = Path(output)
         self.folder = self.output.with_name(f"{self.output.name}.parts")
         self.settings = json.loads(json.dumps(settings))
-        for path in (self.folder / SETTINGS, self.output):
-            found = _read(path)
+        for place, file in ((self.folder, self.folder / SETTINGS), (self.output, self.output)):
+            found = _read(file)
             if found is not None:
-                self._need_same(path, found.get("settings"))
+                self._need_same(place, found.get("settings"))
 
     def finished(self) -> dict[str, Any] | None:
         """Returns the content written by `finish`, or `None` if the evaluation has not ended."""
         return _read(self.output)
 
     def start(self) -> None:
-        """Creates the folder. Call it in one process while the others wait."""
+        """Creates the folder, without parts of unknown settings. Call it in one process while the others wait."""
+        if not (self.folder / SETTINGS).is_file():
+            shutil.rmtree(self.folder, ignore_errors=True)
         write_state(self.folder / SETTINGS, {"settings": self.settings})
 
     def read(self, part: str) -> tuple[list[Episode], float] | None:

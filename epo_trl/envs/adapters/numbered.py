@@ -113,6 +113,8 @@ class NumberedEnv(TextEnv):
     def _info(self, state: Mapping[str, Any], *, accepted: bool, over: bool, refusal: str = "") -> Info:
         given = self.given
         listed = state.get(given.actions_key)
+        if isinstance(listed, str):
+            raise EnvError(f"actions_key: expected the name of a list, got {given.actions_key!r}: {listed!r:.100}")
         actions = (str(action).strip() for action in (() if listed is None else listed))
         reached = reaches(self._score, given.won_score)
         return {

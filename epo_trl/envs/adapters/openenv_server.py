@@ -93,6 +93,8 @@ class ServedGames:
             raise EnvError("split: expected the name of a list with index, got none")
         self.suite.check_split(split)
         ids = self.tasks[split]
+        if not ids:
+            raise EnvError(f"split: expected a list with tasks, got {split!r}, which is empty")
         index = task.get("index", number % FIRST_SEED["iid"] % len(ids))
         if not isinstance(index, int) or not 0 <= index < len(ids):
             raise EnvError(f"index: expected an integer from 0 to {len(ids) - 1} for {split!r}, got {index!r:.100}")
