@@ -28,6 +28,7 @@ from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.errors import InputError
 from epo_trl.evaluation import get_protocol
 from epo_trl.long_runs.guards import TooManyAborted
+from epo_trl.long_runs.run_settings import content_digest
 from epo_trl.models.vllm_policy import VllmPolicy, load_vllm_policy
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.templates import TEMPLATES
@@ -361,12 +362,12 @@ def test_contents_are_told_apart_and_are_the_same_in_every_process():
     array = np.zeros(2000)
     rows = [{"grid": {(0, 0): "wall"}, "seen": {"b", "a"}, "image": array, "thing": object(), "number": np.int64(3)}]
     rows[0]["file"] = b"GIF"
-    digest = evaluation._digest(rows)
-    assert digest == evaluation._digest([dict(reversed(rows[0].items())) | {"thing": object(), "image": array.copy()}])
+    digest = content_digest(rows)
+    assert digest == content_digest([dict(reversed(rows[0].items())) | {"thing": object(), "image": array.copy()}])
     array[1000] = 1
-    assert digest != evaluation._digest(rows)
+    assert digest != content_digest(rows)
     for key, other in (("grid", {(0, 0): "door"}), ("seen", {"a"}), ("number", np.int64(4)), ("file", b"PNG")):
-        assert evaluation._digest(rows) != evaluation._digest([rows[0] | {key: other}])
+        assert content_digest(rows) != content_digest([rows[0] | {key: other}])
 
 
 def test_a_prompt_that_does_not_fit_is_no_failure_of_an_environment():

@@ -167,6 +167,26 @@ def test_a_template_is_its_words_wherever_its_folder_is(tmp_path, seen):
     assert re.fullmatch(r"template.next: 'sha256 [0-9a-f]{12}' in the checkpoint, 'sha256 [0-9a-f]{12}' now", line)
 
 
+def test_an_example_is_its_text_and_a_task_its_content_whatever_names_them(tmp_path, seen, monkeypatch):
+    mine = Path(shutil.copytree(TEMPLATES / "compact", tmp_path / "mine"))
+    for part in ("first", "next"):
+        (mine / f"{part}.txt").write_text("{examples}" + (mine / f"{part}.txt").read_text())
+    for folder, text in (("a", "look"), ("b", "look"), ("c", "open red box")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "shown.txt").write_text(text)
+
+    def of(folder):
+        return seen(prompt_template=str(mine), few_shot_file=str(tmp_path / folder / "shown.txt"))
+
+    before = of("a")
+    assert differences(before, of("b")) == []
+    (line,) = differences(before, of("c"))
+    assert line.startswith("examples: 'shown.txt-")
+    monkeypatch.setattr(ToySuite, "content", lambda self, split: [{"hidden": 7}])
+    (line,) = differences(before, of("a"))
+    assert line.startswith("task_contents: '")
+
+
 def test_a_run_with_another_default_or_template_is_refused_unless_forced(tmp_path, monkeypatch):
     shutil.copytree(TEMPLATES / "compact", tmp_path / "mine")
     changes = {"entropy_method": ["ea"], "prompt_template": str(tmp_path / "mine"), "max_steps": 2, "save_steps": 1}

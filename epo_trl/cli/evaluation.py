@@ -6,9 +6,8 @@ import contextlib
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_cont
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.guards import SHOWN, TooManyAborted
+from epo_trl.long_runs.run_settings import content_digest
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.load import config_of, sequence_limit
@@ -62,7 +62,7 @@ def result_settings(
         "protocol": protocol.to_dict() | {"description": ""},
         "tasks": hashlib.sha256(json.dumps([suite.name, lists]).encode()).hexdigest(),
         **game_settings(suite, lists),
-        "template": _digest(asdict(PromptTemplate.load(args.template_for(suite))) | {"name": ""}),
+        "template": content_digest(asdict(PromptTemplate.load(args.template_for(suite))) | {"name": ""}),
         "model": loading,
         "weights": what_model(model_args.model_name_or_path or ""),
         "processes": PartialState().num_processes,
@@ -72,31 +72,9 @@ def result_settings(
 def game_settings(suite: TaskSuite, splits: Iterable[str]) -> dict[str, Any]:
     """Returns the settings that decide, besides the suite's name, which games the ids of some lists name."""
     return {
-        "contents": _digest([suite.content(split) for split in splits]),
+        "contents": content_digest([suite.content(split) for split in splits]),
         "environment": {key: str(value) for key, value in suite.settings.items()},
     }
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(_plain(value)).encode()).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    """Converts a value to JSON that is equal in every process; rows may contain arrays, images, or any object."""
-    if isinstance(value, Mapping):
-        return {"mapping": sorted(([repr(key), _plain(each)] for key, each in value.items()), key=itemgetter(0))}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, set | frozenset):
-        return sorted(json.dumps(_plain(each)) for each in value)
-    if isinstance(value, str | int | float | None):
-        return value
-    if isinstance(value, bytes | bytearray):
-        return hashlib.sha256(value).hexdigest()
-    if hasattr(value, "tobytes"):
-        shape = [repr(getattr(value, name, None)) for name in ("dtype", "shape", "mode", "size")]
-        return [*shape, hashlib.sha256(value.tobytes()).hexdigest()]
-    return f"{type(value).__module__}:{type(value).__qualname__}"
 
 
 def load(

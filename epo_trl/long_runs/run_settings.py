@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import partial
+from operator import itemgetter
 from typing import Annotated, Any
 
 import torch
@@ -120,7 +121,7 @@ MAY_CHANGE = frozenset(
 # Settings that name a model: a folder of weights or a Hub id.
 MODELS = ("model", "adapter_weights", "critic_model_name_or_path")
 # Settings as written, and the resolved setting that is compared instead: it includes defaults and no path.
-RESOLVED = {"method_kwargs": "methods", "prompt_template": "template"}
+RESOLVED = {"method_kwargs": "methods", "prompt_template": "template", "few_shot_file": "examples"}
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
@@ -168,6 +169,29 @@ def model_digest(items: Iterable[Any], what: str) -> str:
     """Returns the count and checksum of JSON-serializable items, for example `8 tasks, sha256 0123456789ab`."""
     listed = list(items)
     return f"{len(listed)} {what}, sha256 {hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:12]}"
+
+
+def content_digest(value: Any) -> str:
+    """Returns the checksum of any value, the same in every process."""
+    return hashlib.sha256(json.dumps(_to_json(value)).encode()).hexdigest()
+
+
+def _to_json(value: Any) -> Any:
+    """Converts a value to JSON that is equal in every process; rows may contain arrays, images, or any object."""
+    if isinstance(value, Mapping):
+        return {"mapping": sorted(([repr(key), _to_json(each)] for key, each in value.items()), key=itemgetter(0))}
+    if isinstance(value, list | tuple):
+        return [_to_json(each) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted(json.dumps(_to_json(each)) for each in value)
+    if isinstance(value, str | int | float | None):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return hashlib.sha256(value).hexdigest()
+    if hasattr(value, "tobytes"):
+        shape = [repr(getattr(value, name, None)) for name in ("dtype", "shape", "mode", "size")]
+        return [*shape, hashlib.sha256(value.tobytes()).hexdigest()]
+    return f"{type(value).__module__}:{type(value).__qualname__}"
 
 
 def _plain(value: Any) -> Any:

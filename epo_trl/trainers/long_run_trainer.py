@@ -16,7 +16,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.long_runs.guards import UpdateGuard, check_skipped
 from epo_trl.long_runs.long_run import LongRun
-from epo_trl.long_runs.run_settings import model_digest
+from epo_trl.long_runs.run_settings import content_digest, model_digest
 from epo_trl.methods import Methods, build_methods
 from epo_trl.trainers.ahead import RolloutAhead
 from epo_trl.trainers.collection import Player
@@ -78,14 +78,16 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     # --- Checkpoint state ---------------------------------------------------------------------------------------
 
     def settings_of_data(self) -> dict[str, Any]:
-        """Returns the tasks, environment settings, rewards, method settings and prompt template checksums."""
+        """Returns the tasks, environment settings, rewards, method settings, and checksums of the prompts' texts."""
         return {
             "methods": self.methods.settings(),
             "template": self.rules.context.template.checksums(),
+            "examples": self.rules.protocol.few_shot,
             "reward_funcs": self.reward_func_names,
             "suite": self.suite.name,
             "environment": dict(self.suite.settings),
             "train_tasks": model_digest(self.train_dataset["prompt"][:], "tasks"),
+            "task_contents": content_digest(self.suite.content("train")),
         }
 
     def _run_state(self) -> dict[str, Any]:
