@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from trainer_kit import collected, make_episode, make_episodes, make_ppo, make_trainer, toy_tokenizer, with_episodes
+from trainer_kit import (
+    catch_step,
+    collected,
+    largest,
+    make_episode,
+    make_episodes,
+    make_ppo,
+    make_trainer,
+    toy_tokenizer,
+    with_episodes,
+)
 
 from epo_trl.trainers.monitoring.zero_signal import Streak, equal_rewards_warning, equal_within_groups
 from epo_trl.types import StopReason
@@ -29,12 +39,28 @@ NO = math.nan
     ],
 )
 def test_groups_with_one_reward_have_nothing_to_compare(rewards, group, equal):
-    assert equal_within_groups(torch.tensor(rewards).float().unsqueeze(1), group) is equal
+    assert bool(equal_within_groups(torch.tensor(rewards).float().unsqueeze(1), group).all()) is equal
 
 
 def test_every_reward_function_is_looked_at():
     rewards = torch.tensor([[1.0, 5.0], [1.0, 5.0], [0.0, 7.0], [0.0, 8.0]])
-    assert not equal_within_groups(rewards, 2) and equal_within_groups(rewards[:, :1], 2)
+    assert equal_within_groups(rewards, 2).tolist() == [True, False]
+    assert equal_within_groups(rewards[:, :1], 2).tolist() == [True, True]
+
+
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+def test_the_rounding_of_equal_rewards_is_no_advantage(tmp_path, aggregation):
+    """The float32 mean of six times -0.3 or 9.9 is another number, and TRL divides the difference by 1e-4."""
+    trainer = make_trainer(
+        tmp_path, epo_lambda=0.0, num_generations=6, per_device_train_batch_size=12,
+        multi_objective_aggregation=aggregation,
+    )  # fmt: skip
+    episodes = [make_episode([(5, 3)], -0.3 if i < 6 else 9.9, random.Random(i)) for i in range(12)]
+    _, gradients = catch_step(with_episodes(trainer, episodes))
+    assert largest(gradients) == 0.0
+    episodes[0] = make_episode([(5, 3)], 10.0, random.Random(0))
+    _, gradients = catch_step(with_episodes(trainer, episodes))
+    assert largest(gradients) > 1e-3
 
 
 def test_a_stretch_is_told_of_once():

@@ -6,7 +6,7 @@ by separate components and by the methods named in the configuration (`epo_trl.m
 
 - `_generate_and_score_completions`: collects episodes for TRL, each as one row whose turns are segments (`RLStep`), and
   adds turn ids and per-token advantages to the batch;
-- `_calculate_rewards`: excludes aborted episodes from the baseline;
+- `_calculate_rewards`: excludes aborted episodes from the baseline, finds the groups without a difference;
 - `_get_per_token_logps_and_entropies`: scores each turn as its own sequence, in place of TRL's body;
 - `compute_loss`: adds the methods' terms to TRL's policy loss;
 - `training_step`, `log`: end an RL step, print sample episodes;
@@ -50,7 +50,7 @@ from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import CardFacts, card_facts
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
-from epo_trl.trainers.monitoring.zero_signal import zero_signal_monitor
+from epo_trl.trainers.monitoring.zero_signal import equal_within_groups, zero_signal_monitor
 from epo_trl.trainers.scoring.reference import find_candidates
 from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask, row_ids
 from epo_trl.trainers.setup import keeping_reference, set_up
@@ -131,6 +131,7 @@ class EPOTrainer(LongRunTrainer):
         )
         self.step: RLStep | None = None  # the batch collected last
         self._scoring: ScoringTask | None = None  # the rows that TRL scores next
+        self._equal_rewards: Tensor | None = None  # true on this rank's rows whose rewards do not differ in their group
         self.evaluator = Evaluator(self.player.engine, self.rules, setup.test_tasks, suite.name, args, self.ranks)
         self.samples = EpisodeSamples(args, self.processing_class, self.ranks, self.num_generations)
         self.last_episodes: list[Episode] = []
@@ -203,6 +204,8 @@ class EPOTrainer(LongRunTrainer):
         inputs = [{**row, "prompt": task} for row, task in zip(inputs, collected.tasks, strict=True)]
         self._scoring = scoring = ScoringTask(step.layout)
         output = super()._generate_and_score_completions(inputs)
+        assert self._equal_rewards is not None
+        output["advantages"] = output["advantages"].masked_fill(self._equal_rewards, 0.0)
         output |= batches.layout_entries(step.layout, self.accelerator.device)
         # Rows without a token in the loss (aborted, or masked by `mask_truncated_completions`) do not count.
         output["num_episodes"] = self.ranks.sum(batches.response_mask(output).any(1).sum().float())
@@ -251,12 +254,20 @@ class EPOTrainer(LongRunTrainer):
         return self.methods.credit(batch).advantages
 
     def _calculate_rewards(self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Tensor:
-        """Returns the rewards of all ranks, NaN for episodes without a signal: TRL excludes those from baselines."""
+        """Returns the rewards of all ranks, NaN for episodes without a signal: TRL excludes those from baselines.
+
+        Also finds the rows whose advantage must be 0. TRL's is then the rounding error of a mean, divided by 1e-4.
+        """
         rewards = super()._calculate_rewards(inputs, *args, **kwargs)
         usable = torch.tensor([row["episode"].is_usable for row in inputs], device=rewards.device)
         rewards = rewards.masked_fill(~self.accelerator.gather(usable).unsqueeze(1), torch.nan)
         weighed = rewards[:, self.reward_weights.to(rewards.device) != 0]
         self._zero_signal.add_rewards(weighed, success=self.pending_metrics["env/success_rate"][-1])
+        equal = equal_within_groups(weighed, self.num_generations)
+        if self.multi_objective_aggregation == "normalize_then_sum":  # compares groups with each other
+            equal = equal.all().expand_as(equal)
+        first = self.ranks.index * len(inputs)
+        self._equal_rewards = equal.repeat_interleave(self.num_generations)[first : first + len(inputs)]
         return rewards
 
     # --- Loss --------------------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ class Streak:
         return self._steps == self.length
 
 
-def equal_within_groups(rewards: Tensor, group: int) -> bool:
-    """Returns whether all rewards within each group are equal.
+def equal_within_groups(rewards: Tensor, group: int) -> Tensor:
+    """Returns (G,) booleans: whether all rewards within a group are equal up to rounding.
 
     Args:
         rewards: (N, F) rewards of N episodes by F reward functions, NaN where there is none. Members of a group are
@@ -44,7 +44,7 @@ def equal_within_groups(rewards: Tensor, group: int) -> bool:
     """
     low, high = _extremes(rewards.view(-1, group, rewards.shape[1]))
     # With a tolerance: rewards that are sums over turns have rounding errors.
-    return bool((high - low <= 1e-6 * high.abs().clamp(min=1)).all())
+    return (high - low <= 1e-6 * high.abs().clamp(min=1)).all(1)
 
 
 def _extremes(rewards: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,7 +116,7 @@ class ZeroSignalMonitor:
 
     def add_rewards(self, rewards: Tensor, *, success: float) -> None:
         """Adds the rewards of a batch, see `equal_within_groups`; `success` is the share of solved episodes."""
-        self._equal, self._success = equal_within_groups(rewards, self.compared), success
+        self._equal, self._success = bool(equal_within_groups(rewards, self.compared).all()), success
 
     def end_batch(self, num_episodes: Tensor, advantages: Tensor, rl_step: int) -> None:
         """Adds the results of a batch. Collective.
