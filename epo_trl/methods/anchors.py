@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
 from typing import Annotated, Any, ClassVar
 
-import torch
-
 from epo_trl.bounds import Count, OneOf
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Credit, Method, Need
-from epo_trl.methods.token_statistics import on_tokens
+from epo_trl.methods.token_statistics import rows_on_tokens
 from epo_trl.objectives.gae import rewards_to_go
 from epo_trl.types import Episode
 
@@ -41,10 +39,7 @@ class Anchored(Method):
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per turn."""
-        per_turn = torch.zeros_like(batch.turn_rewards)
-        for i, values in enumerate(self.turn_advantages(batch)):
-            per_turn[i, : len(values)] = torch.tensor(values)
-        return Credit(on_tokens(per_turn, batch) * batch.mask)
+        return Credit(rows_on_tokens(self.turn_advantages(batch), batch))
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
         """Returns the advantage of each turn of this rank's episodes; none for an episode without a signal."""
@@ -92,31 +87,39 @@ def gather_by_key(rows: Iterable[Iterable[tuple[Any, Any]]], batch: Batch) -> di
     return gathered
 
 
+def sample_deviation(values: list[float]) -> float:
+    """Returns the deviation of a sample (n - 1), above 0."""
+    return stdev(values) + 1e-6
+
+
+def population_deviation(values: list[float]) -> float:
+    """Returns the deviation of a population (n), above 0."""
+    return pstdev(values) + 1e-6
+
+
 def compare_by_key(
     rows: Sequence[Sequence[tuple[Any, float]]],
     batch: Batch,
     *,
-    scale: bool,
-    sample: bool = True,
+    divisor: Callable[[list[float]], float] | None,
     size: float | None = None,
 ) -> list[list[float]]:
-    """Returns each value minus the mean of those with its key on all ranks, divided by their deviation if `scale`.
+    """Returns each value minus the mean of those with its key on all ranks, divided by what `divisor` gives for them.
 
     It is 0 if the value is alone, or if the values differ by rounding only. Collective.
 
     Args:
         rows: Rows of (key, value), those of this rank.
         batch: The batch they belong to.
-        scale: Whether to divide.
-        sample: Whether the deviation is that of a sample (n - 1) or of a population (n).
-        size: Magnitude of the numbers that the values are differences of; `None` if they are no differences.
+        divisor: Function of at least two different values; `None` for 1.
+        size: Magnitude of the numbers that the values are differences or sums of; `None` for that of the values.
     """
 
     def spread(values: list[float]) -> tuple[float, float]:
         magnitude = max(map(abs, values)) if size is None else size
         if len(values) < 2 or max(values) - min(values) <= ROUNDING * magnitude:
             return values[0], math.inf
-        return fmean(values), (stdev(values) if sample else pstdev(values)) + 1e-6 if scale else 1.0
+        return fmean(values), divisor(values) if divisor else 1.0
 
     groups = {key: spread(values) for key, values in gather_by_key(rows, batch).items()}
     return [[(value - groups[key][0]) / groups[key][1] for key, value in row] for row in rows]

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import ClassVar
 
 from epo_trl.bounds import Share
-from epo_trl.methods.anchors import Anchored, compare_by_key, gather_by_key
+from epo_trl.methods.anchors import Anchored, compare_by_key, gather_by_key, sample_deviation
 from epo_trl.methods.base import Batch
 
 
@@ -47,4 +47,4 @@ class GAGPO(Anchored):
                 later = delta + self.gamma * self.gae_lambda * later
                 rows[-1].insert(0, (group, later))
         size = max((abs(value) for values in groups.values() for value in values), default=0.0)
-        return compare_by_key(rows, batch, scale=True, size=size)
+        return compare_by_key(rows, batch, divisor=sample_deviation, size=size)

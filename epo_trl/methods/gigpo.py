@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from epo_trl.bounds import NonNegative, Share
-from epo_trl.methods.anchors import Anchored, compare_by_key
+from epo_trl.methods.anchors import Anchored, compare_by_key, sample_deviation
 from epo_trl.methods.base import Batch, Credit
 from epo_trl.methods.grpo import GRPO
 
@@ -44,4 +44,5 @@ class GiGPO(Anchored):
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
         """Returns `A_S`."""
-        return compare_by_key(self.keyed_returns(batch, self.gamma), batch, scale=self.scale)
+        divisor = sample_deviation if self.scale else None
+        return compare_by_key(self.keyed_returns(batch, self.gamma), batch, divisor=divisor)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from epo_trl.bounds import NonNegative, Range
-from epo_trl.methods.anchors import Anchored, compare_by_key, gather_by_key
+from epo_trl.methods.anchors import Anchored, compare_by_key, gather_by_key, sample_deviation
 from epo_trl.methods.base import Batch, Credit
 from epo_trl.methods.grpo import GRPO
 from epo_trl.types import Episode
@@ -52,7 +52,7 @@ class GraphGPO(Anchored):
         ]
         distances = {group: distances_to_success(found) for group, found in gather_by_key(edges, batch).items()}
         worth = [[((group, start), self._worth(distances[group], end)) for group, (start, end) in row] for row in edges]
-        return compare_by_key(worth, batch, scale=True)
+        return compare_by_key(worth, batch, divisor=sample_deviation)
 
     def _edges(self, episode: Episode) -> list[tuple[Any, Any]]:
         states: list[Any] = list(self.states(episode))

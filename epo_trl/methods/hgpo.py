@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from epo_trl.bounds import Count, Finite, Share
-from epo_trl.methods.anchors import Anchored, compare_by_key
+from epo_trl.methods.anchors import Anchored, compare_by_key, population_deviation
 from epo_trl.methods.base import Batch
 
 
@@ -37,8 +37,9 @@ class HGPO(Anchored):
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
         """Returns the weighted mean over the depths."""
+        divisor = population_deviation if self.scale else None
         by_depth = [
-            compare_by_key(self.keyed_returns(batch, self.gamma, depth), batch, scale=self.scale, sample=False)
+            compare_by_key(self.keyed_returns(batch, self.gamma, depth), batch, divisor=divisor)
             for depth in range(1, self.anchor_turns + 1)
         ]
         rows = []

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import fmean
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from epo_trl.methods.anchors import ROUNDING, gather_by_key
+from epo_trl.methods.anchors import ROUNDING, compare_by_key
 from epo_trl.methods.base import Batch, Credit, Method, Need
 from epo_trl.methods.token_statistics import token_extremes, token_moments
 
@@ -18,7 +16,8 @@ from epo_trl.methods.token_statistics import token_extremes, token_moments
 class RLOO(Method):
     """`A = R - mean of R over the other episodes of the task`, equal for all tokens of an episode.
 
-    R is the sum of the turns' rewards. Episodes without a signal are left out; an episode without another has A 0.
+    R is the sum of the turns' rewards. Episodes without a signal are left out; an episode without another has A 0, as
+    have those of a group whose R are equal up to rounding.
     """
 
     card: ClassVar[str] = "[RLOO](https://arxiv.org/abs/2402.14740)"
@@ -26,10 +25,8 @@ class RLOO(Method):
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per episode."""
-        means, counts = _group_means(batch)
-        leave_one_out = counts / (counts - 1).clamp(min=1)  # R - mean of the others = (R - mean of all) n / (n - 1)
-        advantages = (batch.turn_rewards.double().sum(1) - means) * leave_one_out
-        return Credit(advantages.float().unsqueeze(1) * batch.mask)
+        rows = compare_by_key(_returns(batch), batch, divisor=_others_share, size=_largest(batch))
+        return Credit(batch.turn_rewards.new_tensor([sum(row) for row in rows]).unsqueeze(1) * batch.mask)
 
 
 @dataclass
@@ -52,25 +49,35 @@ class ReinforcePlusPlus(Method):
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per episode."""
-        rewards = batch.turn_rewards.double()
-        returns = rewards.sum(1)
-        if self.baseline:
-            returns = returns - _group_means(batch)[0]
-        advantages, sizes = (x.unsqueeze(1).expand(batch.mask.shape) for x in (returns, rewards.abs().sum(1)))
+        size, rows = _largest(batch), _returns(batch)
+        values = (
+            compare_by_key(rows, batch, divisor=None, size=size)
+            if self.baseline
+            else [[value for _, value in row] for row in rows]
+        )
+        returns = torch.tensor([sum(row) for row in values], dtype=torch.float64, device=batch.mask.device)
+        advantages = returns.unsqueeze(1).expand(batch.mask.shape)
         low, high = token_extremes(advantages, batch)
-        if high - low <= ROUNDING * token_extremes(sizes, batch)[1]:
+        if high - low <= ROUNDING * size:
             return Credit(torch.zeros_like(advantages, dtype=torch.float32))
         mean, deviation = token_moments(advantages, batch)
         return Credit(((advantages - mean) / (deviation + 1e-8)).float() * batch.mask)
 
 
-def _group_means(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Returns (B,) the mean reward of each episode's group and the number of its episodes; 0, 1 without a signal."""
-    rewards, ids = batch.turn_rewards.double().sum(1), batch.group_ids.tolist()
-    rows = [
+def _returns(batch: Batch) -> list[list[tuple[int, float]]]:
+    """Returns rows of (group, reward of the episode); none without a signal."""
+    rewards, groups = batch.turn_rewards.double().sum(1).tolist(), batch.group_ids.tolist()
+    return [
         [(group, reward)] if episode.is_usable else []
-        for group, reward, episode in zip(ids, rewards.tolist(), batch.episodes, strict=True)
+        for group, reward, episode in zip(groups, rewards, batch.episodes, strict=True)
     ]
-    groups = gather_by_key(rows, batch)
-    own = [groups[row[0][0]] if row else [0.0] for row in rows]
-    return rewards.new_tensor([fmean(group) for group in own]), rewards.new_tensor([len(group) for group in own])
+
+
+def _largest(batch: Batch) -> float:
+    """Returns the largest sum of absolute rewards of an episode on any rank: rounding is relative to it. Collective."""
+    return max(batch.ranks.gather(batch.turn_rewards.double().abs().sum(1).tolist()))
+
+
+def _others_share(values: list[float]) -> float:
+    """Returns (n - 1) / n: the value minus the mean of the others is that many times smaller minus the mean of all."""
+    return (len(values) - 1) / len(values)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Any, ClassVar
-
-import torch
 
 from epo_trl.bounds import NonNegative, Share
 from epo_trl.errors import InputError
+from epo_trl.methods.anchors import compare_by_key, sample_deviation
 from epo_trl.methods.base import Batch, Credit, Need, StepSummary
 from epo_trl.methods.grpo import GRPO
 from epo_trl.methods.tally import Tallied, Tally
-from epo_trl.methods.token_statistics import on_tokens
+from epo_trl.methods.token_statistics import rows_on_tokens
 from epo_trl.types import Episode
 
 TAGS = ("planning", "explore", "reflection", "monitor")
@@ -75,16 +72,7 @@ class RLVMR(Tallied, GRPO):
         tagged = [turn for turns in paid for turn in turns]
         counts = {name: sum(tag == name for tag, _ in tagged) for name in TAGS}
         self.tally.add(turns=len(tagged), reward=sum(reward for _, reward in tagged), **counts)
-        by_tag: dict[str, list[float]] = defaultdict(list)
-        for tag, reward in batch.ranks.gather(tagged):
-            by_tag[tag].append(reward)
-        spread = {tag: (fmean(x), stdev(x) if len(x) > 1 else 0.0) for tag, x in by_tag.items()}
-        tag_advantages = torch.zeros_like(batch.turn_rewards)
-        for i, turns in enumerate(paid):
-            for k, (tag, reward) in enumerate(turns):
-                mean, deviation = spread[tag]
-                tag_advantages[i, k] = (reward - mean) / (deviation + 1e-6)
-        per_token = on_tokens(tag_advantages, batch) * batch.mask
+        per_token = rows_on_tokens(compare_by_key(paid, batch, divisor=sample_deviation), batch)
         return Credit(self.alpha * super().credit(batch).advantages + (1 - self.alpha) * per_token)
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:

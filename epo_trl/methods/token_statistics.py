@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -68,6 +68,14 @@ def _turn_sums(values: Tensor, batch: Batch) -> Tensor:
 def on_tokens(per_turn: Tensor, batch: Batch) -> Tensor:
     """Expands (B, K) values per turn to (B, T) values per token. Padding gets the first turn's value."""
     return per_turn.gather(1, batch.turn_ids.clamp(min=0).long())
+
+
+def rows_on_tokens(rows: Sequence[Sequence[float]], batch: Batch) -> Tensor:
+    """Returns (B, T) values of the counted tokens from those of each row's first turns; 0 in later ones."""
+    per_turn = torch.zeros_like(batch.turn_rewards)
+    for i, values in enumerate(rows):
+        per_turn[i, : len(values)] = torch.tensor(values)
+    return on_tokens(per_turn, batch) * batch.mask
 
 
 def turns_by_group(per_turn: Tensor, turn_mask: Tensor, batch: Batch) -> dict[int, Tensor]:

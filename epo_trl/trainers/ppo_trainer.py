@@ -25,7 +25,7 @@ from epo_trl.errors import InputError
 from epo_trl.methods import Batch, CriticValues, MicroBatch, TokenScores
 from epo_trl.models.critic import attach_critic, critic_aside
 from epo_trl.objectives import value_loss
-from epo_trl.trainers.batches import RLStep
+from epo_trl.trainers.batches import RLStep, update_scale
 from epo_trl.trainers.critic.file import check_critic_file, check_critic_kind, critic_prefix, load_critic, save_critic
 from epo_trl.trainers.critic.final_states import final_states, final_values
 from epo_trl.trainers.critic.optimizer import clip_separately, critic_rate, delay_policy, separate_critic_groups
@@ -136,10 +136,9 @@ class EPOPPOTrainer(EPOTrainer):
         losses = torch.where(points, losses * inputs.get("value_weights", 1.0), 0.0)
         counts = [losses.detach().sum(), (clipped & points).sum(), points.sum()]
         self._value_sums += torch.stack([count.double() for count in counts])
-        steps = self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        per_update = inputs["num_values"].clamp(min=1) / self.accelerator.num_processes * steps
+        mean = update_scale(self) * losses.sum() / inputs["num_values"].clamp(min=1)
         # Values outside the points take part with weight 0, so that every rank uses every parameter of the critic.
-        yield self.args.value_coef * (losses.sum() / per_update + 0.0 * values.sum())
+        yield self.args.value_coef * (mean + 0.0 * values.sum())
 
     def _close_rl_step(self) -> None:
         total, clipped, count = self.ranks.sum(self._value_sums).tolist()
