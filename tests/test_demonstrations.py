@@ -12,6 +12,7 @@ from trainer_kit import make_warm_start
 from epo_trl.cli.imitation import DemonstrationArguments, check_length
 from epo_trl.cli.imitation import demonstrations as rows_of
 from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.checker import EnvCheckError
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import build_tokenizer
 from epo_trl.models.corpus import corpus
@@ -125,7 +126,7 @@ def test_mistakes_are_played_and_not_taught(tokenizers):
 
 
 def test_mistakes_need_a_list_of_the_actions(tokenizers):
-    start = ("start", {**info(), "admissible_actions": None})
+    start = ("start", {**info(), "admissible_actions": None, "accepted": True})
     suite = LineSuite([WIN])
     suite.env.start = start
     with pytest.raises(ValueError, match="mistake_rate: expected 0 .* lists no admissible actions.*got 0.1"):
@@ -135,10 +136,10 @@ def test_mistakes_need_a_list_of_the_actions(tokenizers):
 
 def test_the_vocabulary_has_the_expert_s_actions_where_none_are_listed():
     def unlisted(answer):
-        return (*answer[:4], {**answer[4], "admissible_actions": None})
+        return (*answer[:4], {**answer[4], "admissible_actions": None, "accepted": True})
 
     suite = LineSuite([unlisted(step("no such action")), unlisted(WIN)])
-    suite.env.start = ("start", {**info(), "admissible_actions": None})
+    suite.env.start = ("start", {**info(), "admissible_actions": None, "accepted": True})
     texts = corpus(suite, "compact")
     assert {"go", "I see start", "no such action", "done"} <= set(texts)
 
@@ -186,6 +187,19 @@ def test_a_template_that_shows_what_the_environment_does_not_give_is_refused(tok
     context = context_of(tokenizers["alfworld"], template=PromptTemplate.load("compact_notes"))
     with pytest.raises(TemplateError, match="prompt_template 'compact_notes', .*: unknown field"):
         next(expert_episodes(ToySuite(), TASKS, context, max_turns=7))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [({"admissible_actions": {"go", "look"}}, "'admissible_actions'. is a set"), ({"won": 0}, "'won'. is a int")],
+)
+def test_an_environment_that_breaks_the_contract_is_told_the_fix_before_it_demonstrates(tokenizers, wrong, says):
+    suite = LineSuite([WIN], [WIN])
+    suite.env.start = ("start", {**info(), **wrong})
+    with pytest.raises(EnvCheckError, match=f"{says}.*Fix: "):
+        next(expert_episodes(suite, TASKS, context_of(tokenizers["alfworld"]), max_turns=3))
+    with pytest.raises(EnvCheckError, match=f"{says}.*Fix: "):
+        corpus(suite, "compact")
 
 
 def test_the_environment_is_closed_even_if_the_caller_stops_early(tokenizers):

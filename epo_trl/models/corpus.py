@@ -6,6 +6,7 @@ import contextlib
 from string import Formatter
 
 from epo_trl.envs.base import EnvError, Expert, TaskSuite
+from epo_trl.envs.checker.results import checked_reset, checked_step
 from epo_trl.rollout.demonstrations import ANSWER
 from epo_trl.rollout.templates import OPTIONAL_PARTS, PARTS, PromptTemplate
 
@@ -25,9 +26,9 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
     shown = {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
     with contextlib.closing(suite.make_env()) as env:
         for seed, task_id in enumerate(suite.demonstration_tasks("train", CORPUS_TURNS, CORPUS_TASKS)):
-            observation, info = env.reset(seed=seed, options={"task_id": task_id})
+            observation, info = checked_reset(env, task_id, seed)
             expert = _expert(suite, seed)
-            answer, _, terminated, truncated, _ = env.step(NO_ACTION)
+            answer, _, terminated, truncated, _ = checked_step(env, NO_ACTION, task_id, info)
             texts.add(answer)  # the observation after a mistake
             if terminated or truncated:  # `?` may be a valid action where none are listed
                 observation, info = env.reset(seed=seed, options={"task_id": task_id})

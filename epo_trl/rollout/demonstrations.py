@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from epo_trl.envs.base import Info, TaskSuite, TextEnv
+from epo_trl.envs.checker.results import checked_reset
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
 from epo_trl.rollout.templates import PastTurn
@@ -91,7 +92,7 @@ def expert_episodes(
         raise InputError(f"thoughts: expected True, got False: the chat template begins with {context.answer_start}")
     with contextlib.closing(suite.make_env()) as env:
         for task_id, seed in tasks:
-            observation, info = env.reset(seed=seed, options={"task_id": task_id})
+            observation, info = checked_reset(env, task_id, seed)
             context.template.check(info)
             if task_types is not None and info["task_type"] not in task_types:
                 on_episode(False)

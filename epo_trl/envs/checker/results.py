@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
@@ -166,7 +167,7 @@ def _check_actions(info: Info, where: str, *, over: bool) -> None:
         f"{where}: admissible_actions holds {odd[:3]!r}",
         "strip each action: `str(action).strip()`",
     )
-    twice = sorted({action for action in actions if actions.count(action) > 1})
+    twice = sorted(action for action, count in Counter[str](actions).items() if count > 1)
     require(
         not twice,
         f"{where}: admissible_actions lists {twice[:3]!r} more than once",
