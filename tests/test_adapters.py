@@ -244,6 +244,19 @@ def test_a_base_that_is_gone_is_named(adapter, tmp_path):
         policy(str(tmp_path), tmp_path / "run", use_peft=True)
 
 
+def test_the_relative_path_of_a_base_is_found_from_another_folder(adapter, tmp_path, monkeypatch):
+    shutil.copytree(adapter.folder / "base", tmp_path / "runs" / "sft")
+    (tmp_path / "runs" / "rl").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    settings = json.loads((adapter.folder / "adapter_config.json").read_text())
+    settings["base_model_name_or_path"] = "runs/sft"
+    (tmp_path / "runs" / "rl" / "adapter_config.json").write_text(json.dumps(settings))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert adapters.Adapter.find("../runs/rl").base == str(tmp_path / "runs" / "sft")
+    monkeypatch.chdir(tmp_path)
+    assert adapters.Adapter.find("runs/rl").base == "runs/sft"
+
+
 def with_other_weights(folder):
     weights = load_file(folder / "adapter_model.safetensors")
     save_file({name: 2 * value for name, value in weights.items()}, folder / "adapter_model.safetensors")

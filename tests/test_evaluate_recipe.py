@@ -420,6 +420,7 @@ def test_settings_of_the_chat_template_that_are_no_mapping_are_refused():
 def test_another_model_or_other_settings_in_the_same_output_are_refused_by_name(play, tmp_path, unfinished):
     model = tmp_path / "model"
     model.mkdir()
+    (model / "config.json").touch()
     (model / "model.safetensors").write_bytes(b"weights")
     output = tmp_path / "r.json"
     begin(play, output, model=model, unfinished=unfinished)

@@ -122,9 +122,11 @@ def test_what_an_environment_has_said_reaches_no_terminal_as_a_command(typed):
 
 
 def test_without_a_config_the_error_is_followed_by_the_configs(typed):
-    code, _, err = typed(wrong_environment, "--environment", "alfworld")
-    assert code == 1 and err.startswith("alfworld_grpo_epo.py: error: games: got 'x', takes another\n")
+    code, _, err = typed(wrong_environment, "--seed", "1")
+    assert code == 1 and err.startswith("alfworld_grpo_epo.py: error: environment: expected one of alfworld, ")
     assert "tiny_cpu.yaml" in err
+    _, _, err = typed(wrong_environment, "--environment", "alfworld", "--seed", "1")
+    assert err == "alfworld_grpo_epo.py: error: games: got 'x', takes another\n"
 
 
 @pytest.mark.parametrize(

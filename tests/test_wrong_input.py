@@ -31,6 +31,8 @@ WRONG = [
     (["sft", "--config", "trap/sft_tiny_cpu", "--model_name_or_path", "./sft"], "model_name_or_path: got './sft'"),
     (["evaluate", "--config", "alfworld/eval_tiny_cpu", "--model_name_or_path", "runs/sft/"], "got 'runs/sft/'"),
     (["evaluate", "--config", "alfworld/eval_tiny_cpu"], "model_name_or_path: expected a Hub id.*got nothing"),
+    (["evaluate", "--environment", "trap", "--model_name_or_path", "./sft"], "model_name_or_path: got './sft'"),
+    (["play", "trap", "--player", "stopped"], "player: got 'stopped', .* checkpoint is stopped/checkpoint-20$"),
     (["play", "trap", "--player", "no_such_model"], "player: got 'no_such_model', which cannot be read"),
     (["play", "alfworld"], "alfworld_data: expected a folder of games.*--games generated"),
 ]
@@ -41,6 +43,8 @@ def test_wrong_input_is_one_line(words, message, tmp_path, monkeypatch, command)
     (tmp_path / "broken.yaml").write_text("a: [\n")
     (tmp_path / "list.yaml").write_text("- a\n- b\n")
     (tmp_path / "typo.yaml").write_text("environment: trap\nepo_lamda: 0.1\n")
+    for step in (3, 20):
+        (tmp_path / "stopped" / f"checkpoint-{step}").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
@@ -100,6 +104,7 @@ def test_the_hub_is_not_asked_about_a_path_a_folder_tiny_or_a_cached_model(monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url: pytest.fail(url))
     (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "config.json").touch()
     for name in ("runs/x", "tiny", "tiny:32x1"):
         check_model_name(name)
     for name in ("./y", "/y", "~/y", "runs/y/", "a/b/c", "a b/c"):

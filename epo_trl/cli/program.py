@@ -250,8 +250,8 @@ def run_program(main: Main, program: Program, argv: Sequence[str]) -> None:
         else:
             message = _run(main, options, program, with_traceback=TRACEBACK in argv)
             if message:
-                has_config = any(word.startswith("--config") for word in options)
-                advice = overview(program, 0) if program.configs and not has_config else ""
+                has_settings = any(word.startswith(("--config", "--environment")) for word in options)
+                advice = overview(program, 0) if program.configs and not has_settings else ""
                 _print_error(f"{program.name}: error: {message}\n{advice}")
                 raise SystemExit(1)
 

@@ -111,7 +111,10 @@ class Adapter:
 
 
 def _find_base(name: str, recorded: str | None) -> str:
-    """Finds an adapter's base: next to the adapter if it was saved there, else where the adapter recorded it."""
+    """Finds an adapter's base: next to the adapter if it was saved there, else where the adapter recorded it.
+
+    A relative path is one from the current folder, or from a folder above the adapter.
+    """
     folder = Path(name)
     if recorded is None or Path(recorded).name == BASE:
         beside_run = [folder.parent / BASE] if _CHECKPOINT.fullmatch(folder.name) else []
@@ -120,8 +123,12 @@ def _find_base(name: str, recorded: str | None) -> str:
                 return str(beside)
     if recorded is None:
         raise InputError(f"model_name_or_path: got the adapter {name}, which names no base model")
-    is_hub_id = recorded.count("/") <= 1 and not recorded.startswith(".")
-    if not is_hub_id and not Path(recorded).is_dir():
+    if Path(recorded).is_dir():
+        return recorded
+    for above in folder.resolve().parents:  # one of them may be where a relative path was recorded
+        if (above / recorded / "config.json").is_file():
+            return str(above / recorded)
+    if recorded.count("/") > 1 or recorded.startswith("."):  # no Hub id
         raise InputError(
             f"model_name_or_path: got the adapter {name}, whose base {recorded} is not there; put it back, or put its "
             f"files in {folder / BASE}"

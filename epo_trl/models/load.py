@@ -31,10 +31,8 @@ from epo_trl.errors import InputError
 from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
 from epo_trl.models.generate import end_ids
-from epo_trl.models.names import COPIES, DEFAULT_SIZE, check_model_name, tiny_size
+from epo_trl.models.names import COPIES, DEFAULT_SIZE, TOKENIZER, check_model_name, tiny_size
 from epo_trl.models.tiny import build_model, build_tokenizer
-
-TOKENIZER = "tokenizer_config.json"
 
 
 def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, template: str) -> dict[str, Any]:

@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 from epo_trl.errors import InputError
+from epo_trl.long_runs.checkpoint_files import checkpoints
 
 DEFAULT_SIZE = (128, 2)  # width, layers
 HEADS = 4
 COPIES = ":copy"  # the end of the name of a model that starts to copy
 CONFIGS = ("config.json", "adapter_config.json")  # of a model, of an adapter
+TOKENIZER = "tokenizer_config.json"
 # Compared by name: the class depends on the HTTP library of the installed huggingface_hub.
 UNREACHABLE = ("ConnectError", "ConnectionError", "OfflineModeIsEnabled")
 NO_NETWORK = ", the Hub cannot be reached, and its local cache does not have the model"
@@ -39,7 +41,7 @@ def tiny_size(name: str | None) -> tuple[int, int] | None:
 
 
 def check_model_name(name: str | None, field: str = "model_name_or_path", revision: str | None = None) -> None:
-    """Raises `InputError` if a name is neither an existing folder nor, as far as one request can tell, a Hub id.
+    """Raises `InputError` if a name is neither the folder of a model nor, as far as one request can tell, a Hub id.
 
     A path that does not exist may look like a Hub id. transformers then requests each file of a model from the Hub,
     five times each without a network. This function sends one request. A slow or failing Hub is left to transformers.
@@ -51,8 +53,14 @@ def check_model_name(name: str | None, field: str = "model_name_or_path", revisi
     """
     if not name:
         raise InputError(f"{field}: expected a Hub id, a local path or 'tiny', got nothing")
-    if tiny_size(name) or Path(name).is_dir():
+    if tiny_size(name):
         return
+    if Path(name).is_dir():
+        if any((Path(name) / file).is_file() for file in (*CONFIGS, TOKENIZER)):
+            return
+        saved = checkpoints(name)
+        hint = f"; its last checkpoint is {saved[-1]}" if saved else ""
+        raise InputError(f"{field}: got {name!r}, which cannot be read: it has no {' or '.join(CONFIGS)}{hint}")
     reason = _why_unreadable(name, revision)
     if reason is not None:
         raise InputError(f"{field}: got {name!r}, which cannot be read: there is no such folder{reason}")

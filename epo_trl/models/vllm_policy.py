@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -122,7 +123,7 @@ def _check_model(model_args: ModelConfig) -> None:
     if (Path(name) / "adapter_config.json").is_file():
         raise InputError(
             f"model_name_or_path: got {name!r}, an adapter, with backend='vllm'; merge it into its base first: "
-            f"epo-trl merge {name} --out DIR"
+            f"epo-trl merge {shlex.quote(name)} --out DIR"
         )
     if model_args.load_in_4bit or model_args.load_in_8bit:
         raise InputError("load_in_4bit, load_in_8bit: expected backend='transformers', got True with backend='vllm'")
