@@ -17,7 +17,18 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from run_kit import MINI_BATCHES, SendSignals, StopAt, assert_bit_equal, left, logged, resumable, resumable_ppo, weights
+from run_kit import (
+    MINI_BATCHES,
+    EachStep,
+    SendSignals,
+    StopAt,
+    assert_bit_equal,
+    left,
+    logged,
+    resumable,
+    resumable_ppo,
+    weights,
+)
 from trainer_kit import make_config, make_model, make_trainer, make_warm_start
 from transformers import BitsAndBytesConfig
 from trl import ModelConfig
@@ -466,6 +477,26 @@ def test_inside_an_rl_step_its_division_must_stay(tmp_path):
     other = divided(tmp_path, 4, 2, steps_per_generation=2)
     with pytest.raises(InputError, match="^gradient_accumulation_steps: expected 1 .*, got 2; .* is inside an RL step"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [(resumable, {}), pytest.param(resumable_ppo, {"critic_learning_rate": 1e-60}, marks=pytest.mark.slow)],
+)
+def test_the_rates_of_a_resumed_run_are_those_of_its_settings_from_its_first_step(tmp_path, make, changes):
+    """The schedule is linear: after 3 steps of 3 the rate is 0, after 3 of 4 it is not."""
+
+    def resume(**others):
+        trainer, steps = make(tmp_path, max_steps=4, resume_with_changes=True, **others), EachStep()
+        trainer.add_callback(steps)
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+        return trainer.optimizer.param_groups, steps.seen
+
+    make(tmp_path, max_steps=3).train()
+    groups, (before, after) = resume(weight_decay=0.5, adam_beta1=0.5)
+    assert groups[0]["weight_decay"] == 0.5 and {group["betas"] for group in groups} == {(0.5, 0.999)}
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert_bit_equal(*resume(learning_rate=0.0, **changes)[1])
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ from epo_trl.long_runs.disk_room import DiskRoom
 from epo_trl.long_runs.run_lock import on_main_process, run_lock
 from epo_trl.long_runs.run_settings import (
     check_deepspeed_runs,
+    configured_rates,
     differences,
     load_settings,
     model_digest,
@@ -356,8 +357,9 @@ class LongRun(Trainer):
             return super()._finalize_training(*args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
+            with configured_rates(self.optimizer, self.lr_scheduler):
+                super()._load_optimizer_and_scheduler(checkpoint)
             self._load_run_state(read_state(os.path.join(checkpoint, STATE_FILE)))
 
     # --- The final model ----------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import dataclasses
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from operator import itemgetter
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 
 import torch
 from accelerate.utils import DistributedType, parse_flag_from_env
+from torch.optim.lr_scheduler import LambdaLR
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.trainer_utils import SaveStrategy
 
@@ -163,6 +165,23 @@ def load_settings(model: Any, args: Any) -> dict[str, Any]:
         "adapter_weights": getattr(model, "adapter_source", None),
         "quantization": quantization if isinstance(quantization, dict | None) else quantization.to_dict(),
     }
+
+
+@contextmanager
+def configured_rates(optimizer: Any, scheduler: Any) -> Iterator[None]:
+    """Keeps the learning rates, betas, epsilon and weight decay of the configuration, while the block loads those of a
+    checkpoint. Unchanged settings give the checkpoint's learning rate, bit by bit.
+    """
+    names = ("initial_lr", "betas", "eps", "weight_decay")
+    own = [{name: group[name] for name in names if name in group} for group in optimizer.param_groups]
+    rates = list(getattr(scheduler, "base_lrs", ()))
+    yield
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)
+    if isinstance(scheduler, LambdaLR):
+        scheduler.base_lrs = rates
+        for group, rate, schedule in zip(optimizer.param_groups, rates, scheduler.lr_lambdas, strict=True):
+            group["lr"] = rate * schedule(scheduler.last_epoch)
 
 
 def model_digest(items: Iterable[Any], what: str) -> str:
