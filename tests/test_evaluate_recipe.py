@@ -324,6 +324,9 @@ def test_other_games_are_refused_before_anything_is_played(play, tmp_path):
     other = ("--splits", "iid", "--move_limit", "9", "--compare_to", str(tmp_path / "a.json"))
     with pytest.raises(InputError, match="compare_to: expected the same games.*move_limit '30' there, '9' now"):
         play(None, *other, on_call=lambda: pytest.fail("played"))
+    for changed, message in (((), "a report on 'ood'"), (("--splits", "iid", "--max_episodes", "7"), "the same games")):
+        with pytest.raises(InputError, match=f"compare_to: expected {message}"):
+            play(None, *changed, "--compare_to", str(tmp_path / "a.json"), on_call=lambda: pytest.fail("played"))
 
 
 def test_an_outage_is_no_report_and_the_same_command_plays_what_it_spoiled(play, tmp_path, monkeypatch):

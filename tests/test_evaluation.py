@@ -7,7 +7,7 @@ import pytest
 
 from epo_trl.errors import InputError
 from epo_trl.evaluation import EvalReport, Protocol, format_table, get_protocol, register_protocol, wilson_interval
-from epo_trl.evaluation.paired import PairedOutcomes, compare, read_reports
+from epo_trl.evaluation.paired import PairedOutcomes, check_games, compare, read_reports
 from epo_trl.evaluation.protocol import protocol_names
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -274,15 +274,20 @@ def test_games_are_matched_by_their_ids_whatever_their_order():
     assert PairedOutcomes.of(first, mixed) == PairedOutcomes.of(first, second)
 
 
-def test_reports_on_other_games_are_not_compared(report):
-    with pytest.raises(InputError, match="compare_to: expected the same games"):
-        PairedOutcomes.of(played("10"), played("101"))
-    with pytest.raises(InputError, match="compare_to: expected the same games.*toy: 2 games, other: 2"):
-        PairedOutcomes.of(played("10"), replace(played("10"), suite="other"))
-    with pytest.raises(InputError, match="compare_to: expected reports with the outcome of each game"):
-        PairedOutcomes.of(played("10"), replace(played("10"), outcomes=()))
-    with pytest.raises(InputError, match="compare_to: expected a report on 'iid'"):
-        compare([report], {"ood": report}, "other.json")
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"iid": played("101")}, "expected the same games"),
+        ({"iid": replace(played("10"), suite="other")}, "expected the same games.*toy: 2 games, other: 2"),
+        ({"iid": replace(played("10"), outcomes=())}, "expected reports with the outcome of each game"),
+        ({"ood": played("10")}, "expected a report on 'iid'"),
+    ],
+)
+def test_reports_on_other_games_are_not_compared(others, message):
+    lists = {"iid": [name for name, _ in reversed(played("10").outcomes)]}
+    check_games({"iid": played("10")}, "toy", lists, "other.json")
+    with pytest.raises(InputError, match=f"compare_to: {message}"):
+        check_games(others, "toy", lists, "other.json")
 
 
 def test_a_comparison_under_two_protocols_names_both():

@@ -21,7 +21,7 @@ from epo_trl.cli.evaluation_arguments import EvaluationArguments, load_protocol,
 from epo_trl.cli.options import parse_options
 from epo_trl.envs import TaskSuite
 from epo_trl.evaluation import EvalReport, Protocol, format_table
-from epo_trl.evaluation.paired import compare, read_reports
+from epo_trl.evaluation.paired import check_games, compare, read_reports
 from epo_trl.evaluation.partial_results import PartialResults
 from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_context, protocol_settings, split_chunks
 from epo_trl.evaluation.samples import print_episodes
@@ -259,8 +259,9 @@ def main(line: CommandLine) -> None:
     check_model_name(model_args.model_name_or_path, revision=model_args.model_revision)
     others = None
     if args.compare_to:
-        games = game_settings(suite, load_task_lists(args, suite)) | {"splits": args.splits}
-        others = read_reports(args.compare_to, games)
+        lists = load_task_lists(args, suite)
+        others = read_reports(args.compare_to, game_settings(suite, lists) | {"splits": args.splits})
+        check_games(others, suite.name, lists, args.compare_to)
     reports = evaluate(suite, args, model_args)
     if args.compare_to and others is not None and PartialState().is_main_process:
         say(compare(reports, others, args.compare_to))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from pathlib import Path
@@ -40,22 +40,7 @@ class PairedOutcomes:
 
     @classmethod
     def of(cls, first: EvalReport, second: EvalReport) -> PairedOutcomes:
-        """Counts the outcomes of two reports on the same list.
-
-        Raises:
-            InputError: If a report has no outcomes by game, or the suites or their lists differ.
-        """
-        names = [[name for name, _ in report.outcomes] for report in (first, second)]
-        if not all(names):
-            raise InputError(
-                f"compare_to: expected reports with the outcome of each game, got none for {first.split}; evaluate the "
-                "model again"
-            )
-        if first.suite != second.suite or names[0] != names[1]:
-            raise InputError(
-                f"compare_to: expected the same games, got other ones for {first.split} "
-                f"({first.suite}: {len(names[0])} games, {second.suite}: {len(names[1])})"
-            )
+        """Counts the outcomes of two reports on the same games."""
         won = [(a, b) for (_, a), (_, b) in zip(first.outcomes, second.outcomes, strict=True)]
         return cls(*(won.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
 
@@ -97,21 +82,45 @@ def _check_same_games(path: str, found: Mapping[str, Any], games: Mapping[str, A
         )
 
 
+def check_games(reports: Mapping[str, EvalReport], suite: str, lists: Mapping[str, Sequence[str]], path: str) -> None:
+    """Checks that reports have the outcome of each game of some lists.
+
+    Args:
+        reports: Reports by the name of their list.
+        suite: Name of the suite.
+        lists: Task ids by the name of their list.
+        path: Path of the reports.
+
+    Raises:
+        InputError: If a list is missing, or its games are others.
+    """
+    for split, task_ids in lists.items():
+        if split not in reports:
+            raise InputError(f"compare_to: expected a report on {split!r}, got {[*reports]} in {path}")
+        other = reports[split]
+        names = [name for name, _ in other.outcomes]
+        if not names:
+            raise InputError(
+                f"compare_to: expected reports with the outcome of each game, got none for {split}; evaluate the model "
+                "again"
+            )
+        if (other.suite, names) != (suite, sorted(task_ids)):
+            raise InputError(
+                f"compare_to: expected the same games, got other ones for {split} ({suite}: {len(task_ids)} games, "
+                f"{other.suite}: {len(names)})"
+            )
+
+
 def compare(reports: list[EvalReport], others: dict[str, EvalReport], name: str) -> str:
     """Returns a line for each list: wins by game, McNemar's p-value, and the protocols if they differ.
 
     Args:
         reports: Reports of this evaluation.
         others: Reports of another policy, by the name of their list.
-        name: Name of the others.
-
-    Raises:
-        InputError: If the others lack a list or played other games.
+        name: Name of the others, whose games are the same (`check_games`).
     """
     lines = []
     for report in reports:
-        if report.split not in others:
-            raise InputError(f"compare_to: expected a report on {report.split!r}, got {[*others]} in {name}")
         other = others[report.split]
         counts, protocols = PairedOutcomes.of(report, other), (report.protocol.name, other.protocol.name)
         differ = "; protocol {}, that of the other {}".format(*protocols) if protocols[0] != protocols[1] else ""
