@@ -127,6 +127,13 @@ def test_advantages_in_a_group_by_hand(scale, advantages):
     assert build_batch(episodes, 2, scale).group_advantages.tolist() == pytest.approx(advantages, rel=1e-3)
 
 
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_a_group_of_equal_rewards_has_no_advantage(scale):
+    """The float32 mean of eight times -0.3 is another number."""
+    episodes = [make_episode([(2, 1)], -0.3, random.Random(0)) for _ in range(8)]
+    assert not build_batch(episodes, 8, scale).group_advantages.any()
+
+
 def test_the_audit_agrees_with_the_exact_advantages_on_ten_seeds():
     """Each credit's exact correlation lies in the audit's interval, and the correction for noise brings it nearer."""
     inside, corrected, naive = [], [], []

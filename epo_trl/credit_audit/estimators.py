@@ -16,6 +16,7 @@ from epo_trl.methods.anchors import Anchored
 from epo_trl.methods.gae import TurnGAE
 from epo_trl.methods.token_statistics import per_turn_means
 from epo_trl.methods.turn_features import TurnFeatures
+from epo_trl.trainers.monitoring.zero_signal import equal_within_groups
 from epo_trl.types import Episode
 
 SCALES = ("group", "batch", "none")
@@ -123,10 +124,11 @@ def _padded(rows: Sequence[Sequence[float]], value: float) -> Tensor:
 
 
 def _relative(returns: Tensor, scale: str) -> Tensor:
-    """Returns (groups, members) advantages as TRL computes them from the episodes' rewards."""
+    """Returns (groups, members) advantages as a trainer has them from the episodes' rewards."""
     if scale not in SCALES:
         raise InputError(f"scale_rewards: expected one of {', '.join(map(repr, SCALES))}, got {scale!r}")
-    centred = returns - returns.mean(1, keepdim=True)
+    equal = equal_within_groups(returns.reshape(-1, 1), returns.shape[1])
+    centred = (returns - returns.mean(1, keepdim=True)).masked_fill(equal.unsqueeze(1), 0.0)
     if scale == "none":
         return centred
     deviation = returns.std(1, keepdim=True) if scale == "group" else returns.std()
