@@ -277,6 +277,13 @@ def test_the_environment_gets_the_options_beside_the_task(tokenizer):
     assert episode.score is None
 
 
+def test_a_response_without_a_token_aborts_its_episode(tokenizer):
+    """vLLM returns one for a request that it has dropped."""
+    episodes = play(tokenizer, [ScriptedEnv(WIN), ScriptedEnv(WIN)], [[[], answer("go")]])
+    assert stops(episodes) == [StopReason.ABORTED, StopReason.WON]
+    assert "without a token" in episodes[0].error and episodes[0].turns == ()
+
+
 def test_a_first_prompt_that_does_not_fit_gives_an_episode_without_turns(tokenizer):
     policy = ScriptedPolicy(tokenizer)
     far = ScriptedEnv(start=("far " * 2000, info()))

@@ -153,8 +153,8 @@ def _act(
         for response, text in zip(responses, texts, strict=True):
             episode = episodes[response.number]
             with episode.aborted_by_errors():
-                if response.error:
-                    raise EngineError(response.error)
+                if response.error or not response.ids:
+                    raise EngineError(response.error or "the engine returned a response without a token")
                 episode.send_action(response.ids, text, response.logprobs, context)
 
 
