@@ -27,6 +27,7 @@ from epo_trl.envs.registry import build_suite
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.errors import InputError
 from epo_trl.evaluation import get_protocol
+from epo_trl.evaluation.partial_results import PartialResults
 from epo_trl.long_runs.guards import TooManyAborted
 from epo_trl.long_runs.run_settings import content_digest
 from epo_trl.models.vllm_policy import VllmPolicy, load_vllm_policy
@@ -436,6 +437,12 @@ def test_another_model_or_other_settings_in_the_same_output_are_refused_by_name(
         play(output, model=model)
     (model / "model.safetensors").write_bytes(b"weights")
     play(output, model=model.rename(tmp_path / "moved"))  # goes on
+
+
+def test_the_home_folder_in_a_yaml_file_is_no_folder_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    partial = PartialResults("~/r.json", {})
+    assert (partial.output, partial.folder) == (tmp_path / "r.json", tmp_path / "r.json.parts")
 
 
 def test_a_file_that_is_no_report_is_not_overwritten(play, tmp_path):

@@ -58,7 +58,7 @@ POSITIONAL = {"play": ("--environment", PLAY_USAGE), "audit-credit": ("--audited
 
 EXIT_CODE = 128 + signal.SIGINT  # exit code that a shell reports after Ctrl-C
 STOPPING = "stopping: the run saves a checkpoint after this step; press Ctrl-C again to end it at once"
-INTERRUPTED = "interrupted; repeat the command to resume from the last checkpoint"
+INTERRUPTED = "interrupted; the same command resumes from what was saved"
 # torchrun forwards a signal that the terminal has already sent to all processes.
 SECONDS_TO_FORWARD = 1.0
 

@@ -72,7 +72,8 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         reason = (error.strerror or "").partition(" (")[0]
         return fail(f"host, port: expected a free port, got {args.host} and {args.port} ({reason}); try --port")
-    say(f"serving {argv[0]} at http://{args.host}:{args.port}, {args.seats} seats; Ctrl-C ends it")
+    host = f"[{args.host}]" if family is socket.AF_INET6 else args.host
+    say(f"serving {argv[0]} at http://{host}:{args.port}, {args.seats} seats; Ctrl-C ends it")
     sys.stdout.flush()
     server = uvicorn.Server(
         uvicorn.Config(
