@@ -62,6 +62,11 @@ def test_with_use_peft_an_adapter_is_trained_on_as_it_is(adapter, tmp_path):
     assert given.keys() == {"model", "processing_class"} and not (tmp_path / "base").exists()
 
 
+def test_a_run_does_not_replace_the_model_that_it_starts_from(adapter):
+    with pytest.raises(ValueError, match="output_dir: expected another folder than model_name_or_path, got"):
+        policy(f"{adapter.path}/.", adapter.folder)
+
+
 def test_without_use_peft_it_is_merged_into_a_checkpoint_that_the_run_begins_with(adapter, tmp_path):
     args, given = policy(adapter.path, tmp_path)
     assert given["model"] == str(tmp_path / "base") and given["peft_config"] is None

@@ -11,7 +11,7 @@ from distributed_worker import ZERO3, forget_the_mode
 from trainer_kit import make_model, make_trainer
 from transformers import TrainingArguments
 
-from epo_trl.cli.imitation import ImitationConfig
+from epo_trl.cli.imitation import ImitationConfig, imitate
 from epo_trl.long_runs.run_settings import check_training_arguments, warn_rounded_updates
 from epo_trl.trainers import EPOConfig
 
@@ -46,6 +46,31 @@ def test_both_configurations_are_checked_when_they_are_made(tmp_path, kind):
         arguments(tmp_path, kind, learning_rate=-1.0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_steps": 0}, "max_steps: expected an integer >= 1, .*got 0"),
+        ({"num_train_epochs": 0.0}, "num_train_epochs: expected a number > 0 .*got 0.0"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size: expected an integer >= 1, got 0"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: expected an integer >= 1, got 0"),
+    ],
+)
+def test_a_warm_start_without_a_step_is_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        arguments(tmp_path, ImitationConfig, **changes)
+
+
+def test_a_warm_start_has_nothing_to_evaluate_on(tmp_path):
+    with pytest.raises(ValueError, match="eval_strategy: expected 'no', got 'steps'"):
+        imitate(None, None, arguments(tmp_path, ImitationConfig, eval_strategy="steps"), None)
+
+
+def test_the_metric_of_the_best_policy_is_one_of_a_test_list(tmp_path):
+    every = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    with pytest.raises(ValueError, match="metric_for_best_model: .*such as 'iid/success_rate', got 'loss'"):
+        make_trainer(tmp_path, load_best_model_at_end=True, **every)
+
+
 @pytest.mark.parametrize("name", ["chat_template_path", "eos_token"])
 def test_what_trl_changes_after_the_demonstrations_are_encoded_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match=f"{name}: expected None, got 'x'"):
@@ -57,8 +82,12 @@ def test_what_trl_changes_after_the_demonstrations_are_encoded_is_refused(tmp_pa
     [
         ({"save_only_model": True}, "save_only_model: expected false, got true"),
         (BEST, "save_strategy: expected 'steps', 'epoch' or 'no', got 'best'"),
+        (
+            {**BEST, "save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True},
+            "save_steps: expected 1, the value of eval_steps, .*got 2",
+        ),
     ],
-    ids=["weights alone", "the best alone"],
+    ids=["weights alone", "the best alone", "the best between two checkpoints"],
 )
 def test_a_saving_from_which_no_run_could_resume_exactly_is_refused(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):

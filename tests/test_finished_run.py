@@ -99,6 +99,28 @@ def test_a_run_that_a_callback_has_ended_is_finished_too(tmp_path):
     assert everything(tmp_path) == files
 
 
+def test_a_finished_run_keeps_its_settings_if_the_changes_leave_nothing_to_train(tmp_path):
+    resumable(tmp_path, max_steps=1, save_steps=1).train_to_end()
+    files = everything(tmp_path)
+    with pytest.warns(UserWarning, match="is finished, at step 1: nothing is trained or written. To .*raise max_steps"):
+        started_again(resumable, tmp_path, max_steps=1, save_steps=1, learning_rate=1e-3, resume_with_changes=True)
+    assert everything(tmp_path) == files
+
+
+def test_the_best_policy_of_a_finished_run_is_loaded_wherever_its_folder_is(tmp_path):
+    """The first of two evaluations is the best; the model card is about it."""
+    changes = {"max_steps": 2, "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    changes |= {"load_best_model_at_end": True, "metric_for_best_model": "iid/score"}
+    trainer = resumable(tmp_path / "here", **changes)
+    trainer.evaluate = lambda **_: {"eval_iid/score": -trainer.state.global_step}
+    trainer.train_to_end()
+    assert "| 1 of 2, the best by `iid/score` |" in (tmp_path / "here" / "README.md").read_text()
+    (tmp_path / "here").rename(tmp_path / "there")
+    again = started_again(resumable, tmp_path / "there", **changes)
+    assert_bit_equal(weights(again), weights(trainer))
+    assert again.state.best_model_checkpoint == str(tmp_path / "there" / "checkpoint-1")
+
+
 @pytest.mark.slow
 def test_a_trainer_that_has_loaded_a_finished_run_can_train_on(tmp_path):
     resumable(tmp_path, max_steps=1, save_steps=1).train_to_end()

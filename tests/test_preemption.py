@@ -43,12 +43,12 @@ def test_the_step_in_progress_is_finished_saved_and_the_last(tmp_path, event, ch
 
 @pytest.mark.parametrize(("sigterm", "last"), [(True, 2), (False, 3)], ids=["SIGTERM", "its end"])
 def test_the_last_checkpoint_stays_beside_the_best_one(tmp_path, sigterm, last):
-    best = {"save_total_limit": 1, "load_best_model_at_end": True, "metric_for_best_model": "score"}
+    best = {"save_total_limit": 1, "load_best_model_at_end": True, "metric_for_best_model": "iid/score"}
     every = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
     trainer = make_trainer(
         tmp_path, callbacks=[send_sigterm("on_step_begin", 1)] * sigterm, max_steps=3, **best, **every
     )
-    trainer.evaluate = lambda **_: {"eval_score": -trainer.state.global_step}
+    trainer.evaluate = lambda **_: {"eval_iid/score": -trainer.state.global_step}
     trainer.train()
     assert trainer.preempted == sigterm and trainer.state.best_global_step == 1
     assert left(tmp_path) == ["checkpoint-1", f"checkpoint-{last}"] and trainer.args.save_total_limit == 1

@@ -243,8 +243,10 @@ def test_after_a_flipped_bit_the_run_goes_on_from_the_one_before_and_ends_the_sa
 
 
 def test_true_without_a_whole_checkpoint_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="resume_from_checkpoint: expected a complete checkpoint in .*got none"):
+    with pytest.raises(ValueError, match="resume_from_checkpoint: expected a checkpoint in .*got none"):
         make_trainer(tmp_path, model=make_model()).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match="resume_from_checkpoint: expected a checkpoint in .*got true"):
+        make_trainer(tmp_path, model=make_model()).train(resume_from_checkpoint="true")
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_utils import IntervalStrategy
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from epo_trl.bounds import Count, CountOrZero, Positive, Range, Share, check_bounds, copy_options, option
@@ -270,6 +271,11 @@ def imitate(
         RunningError: If another process trains in `output_dir`.
         ValueError: If `output_dir` holds a run with other settings, or there is no demonstration.
     """
+    if args.eval_strategy != IntervalStrategy.NO:
+        raise InputError(
+            f"eval_strategy: expected 'no', got {args.eval_strategy.value!r}: a warm start has no other rows to "
+            "evaluate on; play the test lists with epo-trl evaluate"
+        )
     check_upload(args)
     with run_lock(args):
         policy = policy_for_training(model_args, args, suite, shown.template_for(suite))

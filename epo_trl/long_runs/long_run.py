@@ -37,6 +37,7 @@ from epo_trl.long_runs.run_settings import (
     check_deepspeed_runs,
     configured_rates,
     differences,
+    finished,
     load_settings,
     model_digest,
     refusal,
@@ -154,7 +155,10 @@ class LongRun(Trainer):
                     f"{self.args.output_dir} is finished; use another output_dir"
                 )
             self.train(resume_from_checkpoint=checkpoint)
-            if not self.preempted:
+            if end is not None and self._nothing_left:  # the changes leave nothing to train
+                self._warn_finished(self.state.global_step)
+                self._upload(end)
+            elif not self.preempted:
                 self._save_final(Path(self.args.output_dir))
                 end = {"step": self.state.global_step, "settings": self._settings, "files": self._saved_files}
                 on_main_process(self.args, lambda: write_state(self._end_file, end))
@@ -196,19 +200,17 @@ class LongRun(Trainer):
     def _load_finished(self, step: int) -> None:
         newest = self.newest_checkpoint()
         loaded = newest is not None and step_of(newest) == step
-        without = "" if loaded else "; no checkpoint has its weights, so this trainer keeps its initial ones"
-        if self.args.process_index == 0:
-            warnings.warn(
-                f"{self.args.output_dir} is finished, at step {step}: nothing is trained or written{without}. To "
-                "continue training, raise max_steps and set resume_with_changes; to start over, use another output_dir",
-                stacklevel=3,
-            )
+        self._warn_finished(step, "" if loaded else "; no checkpoint has its weights, so this trainer keeps its own")
         if loaded:
             self._end_step = step  # a callback may have ended the run before max_steps
             try:
                 self.train(resume_from_checkpoint=newest)
             finally:
                 self._end_step = None
+
+    def _warn_finished(self, step: int, without: str = "") -> None:
+        if self.args.process_index == 0:
+            warnings.warn(finished(self.args.output_dir, step, without), stacklevel=4)
 
     # --- Training -----------------------------------------------------------------------------------------------
 
@@ -239,18 +241,16 @@ class LongRun(Trainer):
 
     def _checkpoint(self, asked: str | bool) -> str:
         """Returns the checkpoint that is asked for, after its checks."""
-        checkpoint = self.newest_checkpoint() if asked is True else str(asked)
-        if checkpoint is None:
-            raise InputError(
-                f"resume_from_checkpoint: expected a complete checkpoint in {self.args.output_dir}, got none"
-            )
+        own, checkpoint = self.args.output_dir, self.newest_checkpoint() if asked is True else str(asked)
+        if checkpoint is None or not os.path.isdir(checkpoint):
+            raise InputError(f"resume_from_checkpoint: expected a checkpoint in {own}, got {checkpoint or 'none'}")
         self._check_origin(checkpoint)
         self._check_contents(checkpoint)
         is_newest = checkpoint == self._verified
         self._branched_from = self._branch(checkpoint) if is_newest else self._relative(checkpoint)
         if self.args.should_save and not is_newest:
             step = read_state(os.path.join(checkpoint, TRAINER_STATE_NAME), "global_step")["global_step"]
-            set_aside(self.args.output_dir, step, checkpoint)
+            set_aside(own, step, checkpoint)
         self.accelerator.wait_for_everyone()
         return checkpoint
 

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.trainer_utils import SaveStrategy
 
-from epo_trl.bounds import NonNegative, Range, check_bounds
+from epo_trl.bounds import Count, NonNegative, Range, check_bounds
 from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.run_lock import on_main_process
@@ -28,6 +28,7 @@ _Beta = Annotated[float, Range(least=0, below=1)]
 BOUNDS = {
     **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon"), NonNegative),
     **dict.fromkeys(("adam_beta1", "adam_beta2"), _Beta),
+    **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), Count),
 }
 # For these, the list of transformers does not reliably show whether they are installed.
 _NOT_LISTED = {"azure_ml", "comet_ml", "flyte"}
@@ -36,6 +37,7 @@ _NOT_LISTED = {"azure_ml", "comet_ml", "flyte"}
 def check_training_arguments(args: Any) -> None:
     """Raises `InputError` for an invalid optimizer setting, seed or tracker, or a saving that breaks exact resume."""
     check_bounds(args, BOUNDS)
+    _check_steps(args)
     if args.max_grad_norm is not None and not args.max_grad_norm >= 0:
         raise InputError(f"max_grad_norm: expected a number >= 0 (0: no clipping), got {args.max_grad_norm}")
     if not 0 <= args.seed < 2**32:
@@ -57,6 +59,19 @@ def check_training_arguments(args: Any) -> None:
             raise InputError(f"report_to: expected 'all', 'none', or one or several of {known}, got {name!r}")
         if name not in {*get_available_reporting_integrations(), *_NOT_LISTED}:
             raise InputError(f"report_to: expected an installed tracker, got {name!r}; install it or use 'none'")
+
+
+def _check_steps(args: Any) -> None:
+    if args.max_steps == 0:
+        raise InputError("max_steps: expected an integer >= 1, or -1 for num_train_epochs, got 0")
+    if args.max_steps < 0 and not args.num_train_epochs > 0:
+        raise InputError(f"num_train_epochs: expected a number > 0 without max_steps, got {args.num_train_epochs}")
+    by_steps = args.save_strategy == SaveStrategy.STEPS
+    if args.load_best_model_at_end and by_steps and args.save_steps != args.eval_steps:
+        raise InputError(
+            f"save_steps: expected {args.eval_steps}, the value of eval_steps, with load_best_model_at_end, got "
+            f"{args.save_steps}: the best evaluation may be at a step without a checkpoint"
+        )
 
 
 def uses_fsdp(args: Any) -> bool:
@@ -237,6 +252,14 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
         elif old != new:
             lines.append(f"{prefix}{name}: {old!r} in the checkpoint, {new!r} now")
     return lines
+
+
+def finished(folder: str, step: int, without: str = "") -> str:
+    """Returns the warning of a run that has nothing to train."""
+    return (
+        f"{folder} is finished, at step {step}: nothing is trained or written{without}. To continue training, raise "
+        "max_steps and set resume_with_changes; to start over, use another output_dir"
+    )
 
 
 def refusal(run: str, lines: list[str]) -> str:

@@ -51,6 +51,8 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         template: Name or folder of the prompt template.
     """
     name, adapter = _find(model_args)
+    if not tiny_size(name) and Path(name).resolve() == Path(args.output_dir).resolve():
+        raise InputError(f"output_dir: expected another folder than model_name_or_path, got {args.output_dir} for both")
     quantization, trust = build_quantization(model_args), {"trust_remote_code": args.trust_remote_code}
     if quantization is not None and not model_args.use_peft:
         raise InputError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")

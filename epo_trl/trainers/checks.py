@@ -69,6 +69,15 @@ def check_test_tasks(lists: Mapping[str, Sequence[str]], suite: str) -> None:
         )
 
 
+def check_best_metric(metric: str | None, lists: Mapping[str, Sequence[str]]) -> None:
+    """Raises `InputError` if `metric_for_best_model` is no metric of a test list; transformers' default is the loss."""
+    if metric is not None and metric.removeprefix("eval_").partition("/")[0] not in lists:
+        raise InputError(
+            f"metric_for_best_model: expected a metric of a test list, such as '{next(iter(lists))}/success_rate', got "
+            f"{metric!r}"
+        )
+
+
 def check_tokenizer(tokenizer: Any) -> None:
     """Raises `InputError` if the tokenizer cannot mark padding or the end of a turn."""
     for token in ("pad_token", "eos_token"):

@@ -241,10 +241,6 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         check_bounds(self, THEIR_BOUNDS)
         if not self.kappa_low <= self.kappa_high < math.inf:
             raise InputError(f"kappa_high: expected a number >= kappa_low ({self.kappa_low}), got {self.kappa_high}")
-        if self.max_steps == 0:
-            raise InputError("max_steps: expected an integer >= 1, or -1 for num_train_epochs, got 0")
-        if self.max_steps < 0 and not self.num_train_epochs > 0:
-            raise InputError(f"num_train_epochs: expected a number > 0 without max_steps, got {self.num_train_epochs}")
 
     @property
     def micro_steps_per_rl_step(self) -> int:

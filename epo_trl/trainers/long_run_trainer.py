@@ -190,6 +190,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     def _load_best_model(self) -> None:
         """Loads the weights of the best evaluation, and sends them to vLLM before the next generation."""
         super()._load_best_model()
+        self.best_step = self.state.best_global_step
         self.player.engine.weights_changed()
 
     # --- Training -----------------------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         """
         if self._has_trained:
             self._restart()
-        self._has_trained = True
+        self._has_trained, self.best_step = True, None
         try:
             return super().train(*args, **kwargs)
         finally:
@@ -269,6 +270,9 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         Every epoch draws a new order from one generator, which would restart in a resumed run.
         """
         epochs, steps = super()._init_training_state(*args, **kwargs)
+        best = os.path.join(self.args.output_dir, f"checkpoint-{self.state.best_global_step}")
+        if os.path.isdir(best):  # the state has its path at the time, which moves with the folder
+            self.state.best_model_checkpoint = best
         for _ in range(epochs):
             next(iter(self._train_sampler))
         return epochs, steps

@@ -80,6 +80,7 @@ class OwnModelCard:
     args: Any
     model: Any
     state: Any
+    best_step: int | None = None  # optimizer steps of the weights, if the best ones were loaded at the end
     _tag_names: list[str]
 
     def card_facts(self) -> CardFacts:
@@ -118,13 +119,15 @@ def write_card(trainer: Any, folder: Path) -> None:
 def _text(trainer: Any, name: str, base: str) -> str:
     facts: CardFacts = trainer.card_facts()
     adapter, state = is_peft_model(trainer.model), trainer.state
+    step = state.global_step if trainer.best_step is None else trainer.best_step
+    best = "" if trainer.best_step is None else f", the best by `{trainer.args.metric_for_best_model}`"
     rows = {
         "method": facts.method,
         "base model": _described(base),
         "weights": "a LoRA adapter on the base model" if adapter else "full model",
         "environment": f"`{facts.suite.name}`" + "".join(f", {k}: `{v}`" for k, v in _chosen(facts.suite).items()),
         **facts.rows,
-        "optimizer steps": f"{state.global_step} of {state.max_steps}",
+        "optimizer steps": f"{step} of {state.max_steps}{best}",
         "learning rate": f"{trainer.args.learning_rate:g}",
         "made with": f"epo_trl {__version__}, TRL {version('trl')}, transformers {version('transformers')}, "
         f"torch {version('torch')}",
@@ -133,7 +136,7 @@ def _text(trainer: Any, name: str, base: str) -> str:
     return (
         f"# {name}\n\nA language-model agent for the text environment `{facts.suite.name}`, trained with "
         f"{facts.method} by [TRL](https://github.com/huggingface/trl).\n\n{table}\n\n"
-        f"## Results\n\n{_results(Path(trainer.args.output_dir), state.global_step)}\n\n"
+        f"## Results\n\n{_results(Path(trainer.args.output_dir), step)}\n\n"
         f"## Use\n\n{_use(facts, adapter)}\n\n## Citation\n\n{citation(facts.method)}\n"
     )
 

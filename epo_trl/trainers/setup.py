@@ -23,6 +23,7 @@ from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.trainers.checks import (
     TEST_SPLITS,
     check_arguments,
+    check_best_metric,
     check_half_precision,
     check_reference,
     check_reward_funcs,
@@ -129,6 +130,7 @@ def set_up(
     }
     if args.eval_strategy != "no":
         check_test_tasks(test_tasks, suite.name)
+        check_best_metric(args.metric_for_best_model, test_tasks)
     if isinstance(model, str) and tiny_size(model) and not Path(model).is_dir():
         raise InputError(
             f"model: expected a model, a Hub id or a path, got {model!r}. Only recipes and epo_trl.models.load_policy("
