@@ -114,5 +114,5 @@ def check_aborts(
     saved = f"the state before it is in {checkpoint}" if checkpoint else "nothing was saved inside an optimizer step"
     raise TooManyAborted(
         f"max_aborted_share: {share:.0%} of the episodes of this batch were aborted, {limit:.0%} are allowed; the "
-        f"batch was not trained on, and {saved}. The first errors: {'; '.join(lines)}"
+        f"batch was not trained on, and {saved}. The first errors:\n" + "\n".join(f"  {line}" for line in lines)
     )
