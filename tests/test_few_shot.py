@@ -251,10 +251,11 @@ def test_a_label_says_how_many_or_which_file_and_tells_other_examples():
     assert FewShot(("abc",), "x.txt").label == "x.txt-02f393ea"
 
 
-def test_a_file_is_shown_as_it_is(tmp_path, tokenizer):
+def test_a_file_is_shown_as_it_is(tmp_path, tokenizer, monkeypatch):
     path = tmp_path / "mine.txt"
-    path.write_text("\nSo {geht} es.\nUnd Schluß.\n\n", encoding="utf-8")
-    shots = FewShotArguments(few_shot_file=str(path)).few_shot_of(ToySuite(), {})
+    path.write_text("\nSo {geht} es.\nUnd Schluß.\n\n", encoding="utf-8-sig")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shots = FewShotArguments(few_shot_file="~/mine.txt").few_shot_of(ToySuite(), {})
     assert shots.examples == ("So {geht} es.\nUnd Schluß.",) and shots.label.startswith("mine.txt-")
     assert "\n\nSo {geht} es.\nUnd Schluß.\n\nThis is" in tokenizer.decode(
         build(react(tokenizer, examples=shots.examples)).ids

@@ -4,6 +4,7 @@ import json
 import random
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from rollout_parts import byte_tokenizer, context_of
@@ -225,6 +226,20 @@ def test_a_path_that_cannot_be_found_is_left_out_and_not_kept(tmp_path, monkeypa
     assert suite.demonstration_tasks("ood", max_turns=100) == []
     assert "no gold path for ('boil', 0): out of heap" in caplog.text
     assert list(tmp_path.rglob("*.json")) == []
+
+
+def test_a_path_that_cannot_be_kept_is_played_all_the_same(tmp_path, monkeypatch):
+    won = SimpleNamespace(completed=True, score=100)
+    world = SimpleNamespace(load=lambda *args, **kwargs: won, step=lambda action: won, release=lambda: None)
+    world.gold_path = lambda: ("look",)
+    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.World", lambda jvm: world)
+    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", lambda *args: SimpleNamespace(is_alive=False))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.warns(UserWarning, match=f"gold_folder: {tmp_path}/file/easy cannot be written .Not a directory."):
+        assert make_suite("~/file")._gold.path("boil", 0) == GoldPath(("look",), 1)
+    make_suite("~/cache")._gold.path("boil", 0)
+    assert (tmp_path / "cache" / "easy" / "boil" / "0.json").is_file()
 
 
 def test_an_error_of_one_worker_stops_the_others(tmp_path, monkeypatch):

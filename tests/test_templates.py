@@ -2,6 +2,7 @@
 
 import configparser
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,11 +149,13 @@ def test_a_placeholder_may_say_what_stands_between_the_items_of_a_list():
     assert render("{a: ; } | {a: } | {a}", {"a": ["go", "look"]}) == "go ; look | go look | go, look"
 
 
-def test_a_template_of_the_user_is_read_from_its_folder(folder):
+def test_a_template_of_the_user_is_read_from_its_folder(folder, monkeypatch):
     (folder / "first.txt").write_text("Aufgabe für dich: {task}\n\n", encoding="utf-8-sig")  # as Windows may save it
     template = PromptTemplate.load(folder)
     assert template.first == "Aufgabe für dich: {task}"
     assert template == PromptTemplate.load(str(folder))
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert template == replace(PromptTemplate.load("~/mine"), name=str(folder))  # no shell expands it in a YAML file
     assert template.next == PromptTemplate.load("alfworld").next
 
 

@@ -396,10 +396,11 @@ def test_settings_that_name_nothing_are_refused(settings, says):
         ToolsArguments(**settings).make_suite()
 
 
-def test_a_row_may_hold_what_python_takes_for_the_end_of_a_line(tmp_path):
+def test_a_row_may_hold_what_python_takes_for_the_end_of_a_line(tmp_path, monkeypatch):
     text = "a\u2028b\u2029c\x85d\x0be\x0cf"
     (tmp_path / "rows.jsonl").write_text(json.dumps({"hidden": text}, ensure_ascii=False) + "\n  \n")
-    assert _rows("rows", str(tmp_path / "rows.jsonl")) == [{"hidden": text}]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _rows("rows", "~/rows.jsonl") == [{"hidden": text}]
 
 
 def test_rows_may_be_a_file_and_test_lists_are_those_that_are_given(tmp_path):

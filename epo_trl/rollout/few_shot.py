@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import random
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
@@ -133,7 +134,7 @@ def read_example(path: str) -> str:
     """Reads a text file and strips surrounding white space."""
     expected = "expected a UTF-8 text file that is not empty"
     try:
-        text = Path(path).read_text(encoding="utf-8-sig").strip()
+        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"few_shot_file: {expected}, got {path!r}, which cannot be read ({error})") from error
     if not text:

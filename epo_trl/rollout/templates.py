@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -72,7 +73,7 @@ class PromptTemplate:
                 `first` or `next` does not contain `{task}`.
         """
         shipped = {path.name: path for path in TEMPLATES.iterdir() if path.is_dir()}
-        folder = shipped.get(str(name_or_path), Path(name_or_path))
+        folder = shipped.get(str(name_or_path), Path(os.path.expanduser(name_or_path)))
         if not folder.is_dir():
             known = ", ".join(sorted(shipped))
             raise TemplateError(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,7 +177,7 @@ def _rows(name: str, value: str) -> Rows | None:
     if value.endswith(".jsonl"):
         try:
             # not splitlines, which also cuts at U+2028 and other characters that a text may contain
-            lines = Path(value).read_text(encoding="utf-8").split("\n")
+            lines = Path(os.path.expanduser(value)).read_text(encoding="utf-8").split("\n")
             found: Any = [json.loads(line) for line in lines if line.strip()]
         except (OSError, ValueError) as error:
             raise EnvError(f"{name}: got {value!r}, which cannot be read: {error}") from error

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -150,7 +151,11 @@ class GoldPaths:
         except EnvError as error:
             logger.warning("no gold path for %s: %s", task, error)
             return GoldPath()
-        self._write(task, path)
+        try:
+            self._write(task, path)
+        except OSError as error:  # a full disk or a read-only home: the path is used all the same
+            folder = self._file(task).parents[1]
+            warnings.warn(f"gold_folder: {folder} cannot be written ({error.strerror}); set another", stacklevel=2)
         return path
 
     def _tried(self, world: World, task: Task, actions: tuple[str, ...]) -> GoldPath:
@@ -162,8 +167,8 @@ class GoldPaths:
         return GoldPath(actions)
 
     def _file(self, task: Task) -> Path:
-        folder = Path(self.settings.gold_folder) if self.settings.gold_folder else cache_folder()
-        return folder / (self.simplification or "none") / task[0] / f"{task[1]}.json"
+        folder = os.path.expanduser(self.settings.gold_folder or cache_folder())
+        return Path(folder) / (self.simplification or "none") / task[0] / f"{task[1]}.json"
 
     def _read(self, task: Task) -> bool:
         """Whether the path is known, in memory or on disk."""
