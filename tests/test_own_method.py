@@ -37,12 +37,6 @@ def test_a_turn_pays_for_what_it_has_tried_in_the_same_place(no_repeats):
     assert method.end_rl_step(twice) == {"no_repeats/share": 0.0}
 
 
-def test_contributing_shows_the_file_as_it_is():
-    shown = (ROOT / "CONTRIBUTING.md").read_text()
-    source = (FOLDER / "my_method.py").read_text()
-    assert source[source.index("@dataclass") :].strip() in shown
-
-
 @pytest.mark.slow
 def test_the_recipe_runs_with_it(tmp_path):
     command = [
