@@ -97,6 +97,7 @@ def test_verify_prints_the_summary_and_its_exit_code_says_whether_the_engines_ag
         (["plot", "run", "--out", "x.png", "--window", "0"], ">= 1"),
         (["verify", "minecraft"], "alfworld"),
         (["memory", "--gpu-gb", "0"], "argument --gpu-gb: expected a number > 0, got 0"),
+        (["memory", "--gpu-gb", "80GB"], "argument --gpu-gb: expected a number > 0, got 80GB"),
         (["memory", "--prompt-tokens", "nan"], "argument --prompt-tokens: expected a number > 0, got nan"),
         (["memory", "--response-tokens", "inf"], "argument --response-tokens: expected a number > 0, got inf"),
         ([], "COMMAND"),

@@ -394,6 +394,8 @@ def test_a_template_that_has_changed_in_its_folder_is_another_one(tmp_path):
     first.write_text(first.read_text() + " Think.")
     after = evaluation.result_settings(*given)
     assert {key for key in before if before[key] != after[key]} == {"template"}
+    args.prompt_template = str(folder.rename(tmp_path / "moved"))
+    assert evaluation.result_settings(*given) == after
 
 
 @pytest.mark.parametrize("given", [{"enable_thinking": False}, '{"enable_thinking": false}'])

@@ -253,9 +253,12 @@ def test_the_command_reads_a_shipped_config(command):
             "offload: expected False unless zero_stage is 3, got True",
         ),
         (["--model", "."], "model: expected one that transformers can load, got '.'"),
+        (["--model", ".."], "model_name_or_path: got '..', which cannot be read: it has no config.json"),
     ],
 )
 def test_a_wrong_word_is_one_line(words, message, command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "here")
     code, _, error = command("memory", *words)
     assert code == 1 and error.startswith(f"epo-trl: error: {message}") and error.count("\n") == 1

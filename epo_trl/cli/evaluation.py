@@ -41,9 +41,9 @@ from epo_trl.watch.sample import Sample, write_samples
 from epo_trl.watch.selection import choose_samples
 from epo_trl.watch.source import evaluation_file
 
-# Options that do not affect the results, or are part of the protocol.
+# Options that do not affect the results, are part of the protocol, or name a folder whose contents are compared.
 NOT_SETTINGS = {one.name for kind in (ProtocolArguments, FewShotArguments) for one in fields(kind)}
-NOT_SETTINGS |= {"compare_to", "output", "show_episodes", "keep_episodes"}
+NOT_SETTINGS |= {"compare_to", "output", "show_episodes", "keep_episodes", "prompt_template"}
 NOT_SETTINGS |= {"max_aborted_share", "trust_remote_code", "vllm_gpu_memory_utilization"}
 
 

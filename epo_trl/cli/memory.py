@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from epo_trl.cli.base import at_least, make_parser, say
@@ -94,10 +95,10 @@ def _shape(model: str) -> Any:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number > 0, got {text}")
-    return value
+    with suppress(ValueError):
+        if 0 < (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"expected a number > 0, got {text}")
 
 
 def _refuse_mixed(args: argparse.Namespace) -> None:
