@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """Rejects a mapping with a duplicate key; YAML's own loader would silently keep the last one."""
+    """Rejects a mapping with a duplicate key, of which YAML's own loader would silently keep the last one. Reads `1e-5`
+    as a number, as YAML 1.2 does; in YAML 1.1 it is a string without a dot.
+    """
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -23,6 +26,11 @@ class _Loader(yaml.SafeLoader):
             if count > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"{key!r} occurs {count} times", node.start_mark)
         return node
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 def read_yaml(path: Path, option: str) -> dict[str, Any]:

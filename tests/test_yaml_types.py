@@ -11,6 +11,7 @@ from epo_trl.cli.command_line import AlgorithmArguments, CommandLine
 from epo_trl.cli.options import check_types, read_settings
 from epo_trl.errors import InputError
 from epo_trl.trainers import EPOConfig
+from epo_trl.yaml_files import read_yaml
 
 
 @dataclass
@@ -108,3 +109,10 @@ def test_a_word_is_a_list_of_one_as_on_the_command_line():
         assert {name: read[name] for name in values} == {
             "task_types": ["look_at_obj_in_light"], "lora_target_modules": ["all-linear"], "report_to": "none"
         }  # fmt: skip
+
+
+def test_an_exponent_without_a_dot_is_a_number_wherever_it_stands(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("a: 1e-5\nb: {c: [2E3, -2.e+1]}\nd: '1e5'\ne: e5\nf: 1e5x\ng: 1e\nh: 12\n")
+    expected = {"a": 1e-5, "b": {"c": [2000.0, -20.0]}, "d": "1e5", "e": "e5", "f": "1e5x", "g": "1e", "h": 12}
+    assert read_yaml(file, "--config") == expected
