@@ -31,7 +31,7 @@ from epo_trl.envs.scienceworld.gold import GoldSettings  # noqa: E402
 from epo_trl.envs.scienceworld.host import JvmSettings  # noqa: E402
 from epo_trl.envs.scienceworld.tasks import TaskLists  # noqa: E402
 from epo_trl.envs.webshop import WebShopSuite  # noqa: E402
-from epo_trl.long_runs.long_run import LongRunArguments  # noqa: E402
+from epo_trl.long_runs.run_settings import LongRunArguments  # noqa: E402
 from epo_trl.rollout.few_shot import FewShotArguments  # noqa: E402
 from epo_trl.rollout.spec import (  # noqa: E402
     EpisodeArguments,

@@ -71,6 +71,15 @@ def test_the_metric_of_the_best_policy_is_one_of_a_test_list(tmp_path):
         make_trainer(tmp_path, load_best_model_at_end=True, **every)
 
 
+@pytest.mark.parametrize("kind", [EPOConfig, ImitationConfig])
+def test_the_token_of_the_hub_is_not_saved_with_the_model(tmp_path, kind):
+    args = arguments(tmp_path, kind, hub_token="hf_secret")
+    torch.save(args, tmp_path / "training_args.bin")
+    assert b"hf_secret" not in (tmp_path / "training_args.bin").read_bytes()
+    saved = torch.load(tmp_path / "training_args.bin", weights_only=False)
+    assert (saved.hub_token, saved.output_dir, args.hub_token) == (None, str(tmp_path), "hf_secret")
+
+
 @pytest.mark.parametrize("name", ["chat_template_path", "eos_token"])
 def test_what_trl_changes_after_the_demonstrations_are_encoded_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match=f"{name}: expected None, got 'x'"):

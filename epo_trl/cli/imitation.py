@@ -22,9 +22,9 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.long_runs.callbacks import EXIT_CODE
-from epo_trl.long_runs.long_run import LongRun, LongRunArguments
+from epo_trl.long_runs.long_run import LongRun
 from epo_trl.long_runs.run_lock import run_lock
-from epo_trl.long_runs.run_settings import check_training_arguments, uses_fsdp
+from epo_trl.long_runs.run_settings import LongRunArguments, check_training_arguments, uses_fsdp
 from epo_trl.long_runs.upload import check_upload
 from epo_trl.models import policy_for_training
 from epo_trl.models.load import end_ids_of, sequence_limit

@@ -9,7 +9,6 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from accelerate.utils import is_peft_model
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 
-from epo_trl.bounds import option
 from epo_trl.errors import InputError
 from epo_trl.long_runs.callbacks import ReturnFreedMemory, StopOnSigterm
 from epo_trl.long_runs.checkpoint_files import (
@@ -49,20 +47,6 @@ from epo_trl.long_runs.upload import may_be_hub_id, upload_model
 
 STATE_FILE = "epo_state.json"  # in every checkpoint
 SAVING = "_saving"  # in `output_dir`, while the final model is being written
-
-
-@dataclass
-class LongRunArguments:
-    """How a run is resumed."""
-
-    resume_with_changes: bool = option(
-        False, "Resume although the number of processes or a setting that affects the result has changed."
-    )
-    trust_checkpoint: bool = option(
-        False,
-        "Allow resume_from_checkpoint to be a folder outside output_dir. Use it only if you trust its source: the "
-        "files of DeepSpeed and FSDP are unpickled, which can run code.",
-    )
 
 
 class LongRun(Trainer):

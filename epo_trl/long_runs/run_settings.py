@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import partial
 from operator import itemgetter
@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.trainer_utils import SaveStrategy
 
-from epo_trl.bounds import Count, NonNegative, Range, check_bounds
+from epo_trl.bounds import Count, NonNegative, Range, check_bounds, option
 from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.run_lock import on_main_process
@@ -32,6 +32,24 @@ BOUNDS = {
 }
 # For these, the list of transformers does not reliably show whether they are installed.
 _NOT_LISTED = {"azure_ml", "comet_ml", "flyte"}
+
+
+@dataclass
+class LongRunArguments:
+    """How a run is resumed."""
+
+    resume_with_changes: bool = option(
+        False, "Resume although the number of processes or a setting that affects the result has changed."
+    )
+    trust_checkpoint: bool = option(
+        False,
+        "Allow resume_from_checkpoint to be a folder outside output_dir. Use it only if you trust its source: the "
+        "files of DeepSpeed and FSDP are unpickled, which can run code.",
+    )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the token of the Hub out of `training_args.bin`, which is uploaded with the model."""
+        return {**vars(self), "hub_token": None}
 
 
 def check_training_arguments(args: Any) -> None:
@@ -161,7 +179,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         "adapter": {name: config.to_dict() | {"base_model_name_or_path": None} for name, config in adapters.items()},
         **trainer.settings_of_data(),
     }
-    for field in dataclasses.fields(args):
+    for field in fields(args):
         if field.name not in MAY_CHANGE and not field.name.startswith("_"):
             settings[field.name] = getattr(args, field.name)
     for name in MODELS:
@@ -236,8 +254,8 @@ def _plain(value: Any) -> Any:
         return dict(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
-    if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
     return type(value).__name__
 
 

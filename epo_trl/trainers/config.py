@@ -11,8 +11,7 @@ from trl import GRPOConfig
 
 from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, Share, check_bounds, option
 from epo_trl.errors import InputError
-from epo_trl.long_runs.long_run import LongRunArguments
-from epo_trl.long_runs.run_settings import check_training_arguments
+from epo_trl.long_runs.run_settings import LongRunArguments, check_training_arguments
 from epo_trl.methods import as_names, build_methods
 from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
