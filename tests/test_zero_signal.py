@@ -63,6 +63,31 @@ def test_the_rounding_of_equal_rewards_is_no_advantage(tmp_path, aggregation):
     assert largest(gradients) > 1e-3
 
 
+def test_own_rewards_are_compared_as_trl_adds_them(tmp_path):
+    """The second function has nothing to say of every other episode; the third has no weight."""
+
+    def constant(episode, **_):
+        return [1.0] * len(episode)
+
+    def sometimes(episode, **_):
+        return [0.5 if i % 2 else None for i in range(len(episode))]
+
+    def random_one(episode, **_):
+        return [random.random() for _ in episode]
+
+    def rest(episode, **_):
+        return [0.0 if i % 2 else 0.5 for i in range(len(episode))]
+
+    functions = [constant, sometimes, random_one, rest]
+    for weights, is_signal in (
+        ([1.0, 1.0, 0.0, 0.0], True),
+        ([1.0, 1.0, 0.0, 1.0], False),
+        ([1.0, 0.0, 0.0, 0.0], False),
+    ):
+        trainer = make_trainer(tmp_path, reward_funcs=functions, reward_weights=weights)
+        assert bool(collected(with_episodes(trainer))["advantages"].any()) is is_signal
+
+
 def test_a_stretch_is_told_of_once():
     stretch = Streak(3)
     steps = [True] * 2 + [False] + [True] * 5 + [False] + [True] * 3

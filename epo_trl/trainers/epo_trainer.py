@@ -50,7 +50,7 @@ from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import CardFacts, card_facts
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
-from epo_trl.trainers.monitoring.zero_signal import equal_within_groups, zero_signal_monitor
+from epo_trl.trainers.monitoring.zero_signal import compared_rewards, equal_within_groups, zero_signal_monitor
 from epo_trl.trainers.scoring.reference import find_candidates
 from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask, row_ids
 from epo_trl.trainers.setup import keeping_reference, set_up
@@ -261,10 +261,11 @@ class EPOTrainer(LongRunTrainer):
         rewards = super()._calculate_rewards(inputs, *args, **kwargs)
         usable = torch.tensor([row["episode"].is_usable for row in inputs], device=rewards.device)
         rewards = rewards.masked_fill(~self.accelerator.gather(usable).unsqueeze(1), torch.nan)
-        weighed = rewards[:, self.reward_weights.to(rewards.device) != 0]
-        self._zero_signal.add_rewards(weighed, success=self.pending_metrics["env/success_rate"][-1])
-        equal = equal_within_groups(weighed, self.num_generations)
-        if self.multi_objective_aggregation == "normalize_then_sum":  # compares groups with each other
+        aggregation = self.multi_objective_aggregation
+        compared = compared_rewards(rewards, self.reward_weights.to(rewards.device), aggregation)
+        self._zero_signal.add_rewards(compared, success=self.pending_metrics["env/success_rate"][-1])
+        equal = equal_within_groups(compared, self.num_generations)
+        if aggregation == "normalize_then_sum":  # it compares groups with each other
             equal = equal.all().expand_as(equal)
         first = self.ranks.index * len(inputs)
         self._equal_rewards = equal.repeat_interleave(self.num_generations)[first : first + len(inputs)]

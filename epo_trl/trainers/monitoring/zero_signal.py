@@ -34,12 +34,25 @@ class Streak:
         return self._steps == self.length
 
 
+def compared_rewards(rewards: Tensor, weights: Tensor, aggregation: str) -> Tensor:
+    """Returns what TRL compares in a group: (N, 1) weighted sums, or (N, F) rewards, before it normalizes them.
+
+    Args:
+        rewards: (N, F) rewards of N episodes by F reward functions, NaN where there is none. A sum takes that as 0.
+        weights: (F,) weights of the functions. One of weight 0 is not compared.
+        aggregation: TRL's `multi_objective_aggregation`.
+    """
+    if aggregation == "normalize_then_sum":
+        return rewards[:, weights != 0]
+    sums = (rewards * weights).nansum(1, keepdim=True)
+    return sums.masked_fill(rewards.isnan().all(1, keepdim=True), torch.nan)
+
+
 def equal_within_groups(rewards: Tensor, group: int) -> Tensor:
     """Returns (G,) booleans: whether all rewards within a group are equal up to rounding.
 
     Args:
-        rewards: (N, F) rewards of N episodes by F reward functions, NaN where there is none. Members of a group are
-            adjacent.
+        rewards: (N, F) rewards of N episodes, NaN where there is none. Members of a group are adjacent.
         group: Number of episodes that are compared with each other.
     """
     low, high = _extremes(rewards.view(-1, group, rewards.shape[1]))
