@@ -87,8 +87,8 @@ def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Cu
 
 def _need_one_run(folder: Path, files: Sequence[Path]) -> None:
     """Raises `InputError` if the files belong to several runs. All attempts of one run share a folder `runs`."""
-    places = [file.relative_to(folder).parts[:-1] for file in files]
-    runs = {"/".join(place[: place.index("runs")]) if "runs" in place else "" for place in places}
+    places = [f"/{file.relative_to(folder).parent.as_posix()}/" for file in files]
+    runs = {place.rpartition("/runs/")[0].strip("/") for place in places}  # the last one: runs may lie in `runs` too
     if len(runs) > 1:
         raise InputError(
             f"run: expected the output directory of one run, got {folder}, which holds several "

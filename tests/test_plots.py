@@ -77,6 +77,10 @@ def test_a_folder_of_several_runs_is_no_run(tmp_path):
     write_events(tmp_path / "pair" / "one" / "round-1" / "runs" / "x", events)
     with pytest.raises(InputError, match=r"\(., round-1\)"):
         read_run(tmp_path / "pair" / "one")
+    for place in ("grpo/runs/x", "epo/runs/x"):  # the folder `runs` that the recipes write to
+        write_events(tmp_path / "project" / "runs" / place, events)
+    with pytest.raises(InputError, match=r"\(runs/epo, runs/grpo\)"):
+        read_run(tmp_path / "project")
 
 
 def test_a_long_run_is_read_whole(tmp_path):

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("watch", "Shows the stored episodes of a run: one HTML page, or text with --text.")
     parser.add_argument("run", metavar="RUN", help="output directory of a training run, or --output of an evaluation")
-    parser.add_argument("--out", metavar="HTML", help="page to write (default: RUN/episodes.html)")
+    parser.add_argument("--out", metavar="HTML", help="page to write (default: in or beside RUN)")
     parser.add_argument(
         "--max-mb", type=at_least(1), default=20, metavar="MB", help="maximum size of the page (default: 20)"
     )
