@@ -240,6 +240,13 @@ def test_an_evaluation_without_tasks_is_refused():
         load_task_lists(EvaluationArguments(splits=[]), ToySuite())
 
 
+def test_a_list_that_a_suite_lacks_is_named_even_if_the_suite_does_not_check_it(monkeypatch):
+    monkeypatch.setattr(ToySuite, "splits", ("train", "iid"))
+    monkeypatch.setattr(ToySuite, "task_ids", lambda self, split: {"train": ["train/0"], "iid": ["iid/0"]}[split])
+    with pytest.raises(EnvError, match="split: expected one of train, iid .*got 'ood'"):
+        load_task_lists(EvaluationArguments(), ToySuite())
+
+
 def test_the_evaluation_of_the_pretrained_recipe_plays_its_lists_as_its_run_does():
     files = (RECIPES / "alfworld" / f"{name}.yaml" for name in ("pretrained", "eval_pretrained"))
     rl, own = (yaml.safe_load(file.read_text()) for file in files)

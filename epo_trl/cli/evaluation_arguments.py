@@ -53,6 +53,8 @@ def load_protocol(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
 
 def load_task_lists(args: EvaluationArguments, suite: TaskSuite) -> dict[str, list[str]]:
     """Returns the tasks to play from each list."""
+    for split in args.splits:
+        suite.check_split(split)
     lists = {split: list(suite.task_ids(split))[: args.max_episodes] for split in args.splits}
     if not lists or not all(lists.values()):
         lengths = {split: len(suite.task_ids(split)) for split in suite.splits}
