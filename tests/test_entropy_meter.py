@@ -136,6 +136,15 @@ def test_sums_add_up_over_micro_batches_and_ranks_and_can_be_forgotten():
     assert meter.means() == {}
 
 
+def test_sums_of_a_run_with_fewer_turns_are_those_of_its_batch_alone():
+    """A run resumed inside a batch with a larger `max_turns`: the next batch has longer episodes."""
+    meter = EntropyMeter(max_turns=4)
+    meter.load_state_dict(feed(EntropyMeter(max_turns=1), [[3.0]], [[0]], [[1]]).state_dict())
+    assert feed(meter, [[5.0]], [[0]], [[1]]).turn_means() == {0: 4.0}
+    meter.clear()
+    assert feed(meter, ENTROPY, TURNS, MASK).turn_means() == {0: 1.5, 1: 4.0, 2: 12.0}
+
+
 def test_ranks_are_weighted_by_their_tokens():
     """This rank has one token of entropy 1, the other three of entropy 5."""
     here = feed(EntropyMeter(max_turns=1), [[1.0]], [[0]], [[1]])

@@ -1,12 +1,13 @@
 """One trainer that trains again, as in a notebook: a run begins as the first one did, or as its checkpoint says."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from run_kit import StopAt, assert_bit_equal, logged, resumable, resumable_ppo, weights
-from trainer_kit import make_ppo, make_trainer
-from transformers import TrainerCallback
+from trainer_kit import make_model, make_ppo, make_trainer, saved
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 INSIDE = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
 
@@ -66,6 +67,17 @@ def test_a_method_that_is_new_after_a_checkpoint_inside_a_batch_gets_a_batch_of_
     with pytest.warns(UserWarning, match="resumed with other settings: .*entropy_method"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert other.state.global_step == 6 and other.rl_step == 3
+
+
+def test_a_kl_term_that_is_new_after_a_checkpoint_inside_a_batch_gets_a_batch_with_the_reference(tmp_path):
+    changes = {**INSIDE, "save_steps": 1, "max_steps": 6}
+    saved(make_model(), tmp_path / "start")
+    load = partial(AutoModelForCausalLM.from_pretrained, tmp_path / "start")
+    resumable(tmp_path / "run", model=load(), callbacks=[StopAt(3)], **changes).train()
+    other = resumable(tmp_path / "run", model=load(), resume_with_changes=True, beta=0.05, **changes)
+    with pytest.warns(UserWarning, match="resumed with other settings: .*beta"):
+        other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    assert other.rl_step == 3 and logged(other, "kl")[0] > 0
 
 
 def test_between_updates_is_where_an_update_has_ended_though_an_epoch_s_last_one_is_short(tmp_path):

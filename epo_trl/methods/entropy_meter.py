@@ -27,8 +27,7 @@ class EntropyMeter:
 
     def __init__(self, max_turns: int):
         self.max_turns = max_turns
-        # Rows: sums and counts. Columns: the parts, then the turn indices.
-        self._sums = torch.zeros(2, len(_PARTS) + max_turns, dtype=torch.float64)
+        self.clear()
 
     @torch.no_grad()
     def add(self, entropy: Tensor, turn_ids: Tensor, response_mask: Tensor) -> None:
@@ -67,7 +66,8 @@ class EntropyMeter:
 
     def clear(self) -> None:
         """Resets the sums."""
-        self._sums = torch.zeros_like(self._sums)
+        # Rows: sums and counts. Columns: the parts, then the turn indices.
+        self._sums = torch.zeros(2, len(_PARTS) + self.max_turns, dtype=torch.float64)
 
     def means(self) -> dict[str, float]:
         """Returns the mean entropy of each part that has tokens, in nats; `"all_tokens"` is the token-level mean."""

@@ -100,6 +100,13 @@ def is_scored(inputs: Mapping[str, Any]) -> bool:
     return "old_per_token_logps" in inputs
 
 
+def holds_what_the_loss_reads(trainer: Any, parts: Sequence[Mapping[str, Any]] | None) -> bool:
+    """Returns whether the parts of a saved batch have what TRL's loss reads with the settings of this run."""
+    corrects = trainer.use_vllm and trainer.vllm_importance_sampling_correction
+    read = {"ref_per_token_logps": trainer.beta != 0, "importance_sampling_ratio": corrects}
+    return all(name in part for part in parts or () for name, is_read in read.items() if is_read)
+
+
 def behaviour_entries(scores: TokenScores) -> Inputs:
     """Returns the entries of TRL's batch that hold scores under the behaviour policy, beside TRL's log-probs."""
     return {_ENTROPY: scores.entropy, **{_STATISTIC.format(need=need): x for need, x in scores.head.items()}}

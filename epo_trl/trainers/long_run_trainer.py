@@ -19,6 +19,7 @@ from epo_trl.long_runs.long_run import LongRun
 from epo_trl.long_runs.run_settings import content_digest, model_digest
 from epo_trl.methods import Methods, build_methods
 from epo_trl.trainers.ahead import RolloutAhead
+from epo_trl.trainers.batches import holds_what_the_loss_reads
 from epo_trl.trainers.collection import Player
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.lag import LaggedPolicy
@@ -174,13 +175,17 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
 
     def _resume_inside_rl_step(self, checkpoint: str) -> None:
         state = self._load_tensors(self._batch_path(checkpoint))
-        fits = state is not None and state["methods"]["methods"].keys() == self.methods.keys()
+        fits = (
+            state is not None
+            and state["methods"]["methods"].keys() == self.methods.keys()
+            and holds_what_the_loss_reads(self, state["inputs"])
+        )
         found = torch.tensor(float(fits), device=self.accelerator.device)
         everywhere = bool(self.accelerator.reduce(found, reduction="sum") == self.accelerator.num_processes)
         if state is not None and everywhere:
             self._load_batch_state(state)
-        # Otherwise the checkpoint has other ranks or methods, which was permitted. The rest of the RL step then uses a
-        # newly collected batch.
+        # Otherwise the checkpoint has other ranks or methods, or no KL term, which was permitted. The rest of the RL
+        # step then uses a newly collected batch.
 
     def save_between_updates(self) -> str | None:
         """Saves a checkpoint and returns its folder. Within an optimizer step it saves nothing and returns `None`."""
