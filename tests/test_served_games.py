@@ -211,6 +211,8 @@ def test_tasks_can_be_listed():
         (["trap", "--call_timeout", "0"], "call_timeout: .*got 0.0"),
         (["trap", "--protocol", "none50"], "protocol: .*got 'none50'"),
         (["nowhere"], "environment: .*got 'nowhere'"),
+        (["trap", "--seat", "3"], "--seat: unknown option; did you mean --seats"),
+        (["trap", "extra"], "extra: unknown option"),
         (["trap", "--doors", "1"], "doors: expected an integer from 2 to 6, got 1"),
     ],
 )
@@ -218,3 +220,9 @@ def test_wrong_options_are_named_on_one_line(words, says, capsys):
     assert main(["serve", *words]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(says, line)
+
+
+def test_a_bug_of_an_environment_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr(TrapSuite, "make_suite", lambda self: int("x"))
+    with pytest.raises(ValueError, match="invalid literal"):
+        main(["serve", "trap"])

@@ -7,13 +7,14 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 from epo_trl.bounds import Count, Positive, Range, check_bounds, option
-from epo_trl.cli.base import fail, say
+from epo_trl.cli.base import did_you_mean, fail, say
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.registry import ENVIRONMENTS, build_suite, check_fields, environment_arguments
+from epo_trl.errors import InputError
 
 if TYPE_CHECKING:
     from epo_trl.envs.adapters.openenv_server import ServedGames
@@ -44,7 +45,11 @@ class ServeArguments:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serves until it is interrupted; returns the exit code: 1 for an invalid option or a port that is not free."""
+    """Serves until it is interrupted; returns the exit code: 1 for a port that is not free.
+
+    Raises:
+        EpoTrlError: If an option is invalid.
+    """
     if not argv or argv[0] in ("-h", "--help"):
         say(USAGE)
         return 0
@@ -55,11 +60,14 @@ def main(argv: Sequence[str]) -> int:
     types: Any = (ServeArguments, settings)
     parser = HfArgumentParser(types, prog=f"epo-trl serve {argv[0]}", allow_abbrev=False)
     try:
-        args, chosen = parser.parse_args_into_dataclasses(list(argv[1:]))
-        check_bounds(args)
-        games = build_games(args, build_suite(chosen))
-    except ValueError as error:  # of an option, or of a protocol's name
-        return fail(error)
+        args, chosen, unknown = parser.parse_args_into_dataclasses(list(argv[1:]), return_remaining_strings=True)
+    except ValueError as error:  # of the settings' own checks
+        raise InputError(str(error)) from error
+    if unknown:
+        known = [f"--{entry.name}" for kind in types for entry in fields(kind)]
+        raise InputError(f"{unknown[0]}: unknown option{did_you_mean(unknown[0], known)}")
+    check_bounds(args)
+    games = build_games(args, build_suite(chosen))
     from epo_trl.envs.adapters.openenv_server import make_app
 
     app = make_app(games, seats=args.seats, idle_timeout_seconds=args.idle_timeout)
