@@ -28,6 +28,7 @@ class Options:
     words: list[str] | None = None
     numbers: list[float] = field(default_factory=list)
     pairs: dict[str, Any] | str | None = None
+    both: tuple[int, int] = (1, 2)
     anything: Any = None
 
 
@@ -49,6 +50,7 @@ class Options:
         ("numbers", [True], "a list, each element a number"),
         ("numbers", ["1e-3"], "a list, each element a number"),
         ("pairs", ["a"], "'name: value' pairs or a string"),
+        ("both", [3, 4], "another field type, such as list[...], since YAML has no tuples"),
     ],
 )
 def test_another_kind_is_refused(name, value, takes):

@@ -217,7 +217,7 @@ class RecipeParser(HfArgumentParser):
 _EXPECTED = {
     "bool_type": "true or false", "int_type": "an integer", "float_type": "a number", "string_type": "a string",
     "literal_error": "a string", "is_instance_of": "a string", "list_type": "a list",
-    "dict_type": "'name: value' pairs",
+    "dict_type": "'name: value' pairs", "tuple_type": "another field type, such as list[...], since YAML has no tuples",
 }  # fmt: skip
 
 
