@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, SFTConfig
 
 from epo_trl.cli import main
+from epo_trl.cli.program import explain
 from epo_trl.cli.training import train
 from epo_trl.envs.toy import ToySuite
 from epo_trl.long_runs.checkpoint_files import FINISHED, what_model
@@ -60,6 +61,16 @@ def test_with_use_peft_an_adapter_is_trained_on_as_it_is(adapter, tmp_path):
     torch.testing.assert_close(logits(model), adapter.logits)
     assert all(("lora_" in name) == parameter.requires_grad for name, parameter in model.named_parameters())
     assert given.keys() == {"model", "processing_class"} and not (tmp_path / "base").exists()
+
+
+def test_what_a_new_adapter_cannot_be_put_on_is_named(adapter, tmp_path):
+    base = str(adapter.folder / "base")
+    with pytest.raises(ValueError, match="lora_r: expected an integer >= 1, got 0"):
+        policy(base, tmp_path, use_peft=True, lora_r=0)
+    args, given = policy(base, tmp_path, use_peft=True, lora_target_modules=["qproj"])
+    with pytest.raises(ValueError) as error:
+        EPOTrainer(suite=ToySuite(), args=args, **given)
+    assert re.match("lora_target_modules: expected names of layers .* qproj", explain(error.value))
 
 
 def test_a_run_does_not_replace_the_model_that_it_starts_from(adapter):

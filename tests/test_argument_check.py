@@ -72,6 +72,12 @@ def test_the_metric_of_the_best_policy_is_one_of_a_test_list(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [EPOConfig, ImitationConfig])
+def test_an_empty_name_is_no_output_folder(kind):
+    with pytest.raises(ValueError, match="output_dir: expected a folder, got an empty string"):
+        arguments("", kind)
+
+
+@pytest.mark.parametrize("kind", [EPOConfig, ImitationConfig])
 def test_the_token_of_the_hub_is_not_saved_with_the_model(tmp_path, kind):
     args = arguments(tmp_path, kind, hub_token="hf_secret")
     torch.save(args, tmp_path / "training_args.bin")

@@ -295,6 +295,8 @@ def explain(error: Exception) -> str:
             f"trust_remote_code: expected true for a model with code of its own, got false: {first_line} Read the "
             "code, and set trust_remote_code to true if you trust it, or use a model that transformers supports"
         )
+    if type(error).__name__ == "NoMatchingPeftModuleError":  # of PEFT, which only a run with an adapter imports
+        return f"lora_target_modules: expected names of layers of the model, or all-linear; {first_line}"
     return ""
 
 

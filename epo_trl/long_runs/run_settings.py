@@ -55,6 +55,8 @@ class LongRunArguments:
 def check_training_arguments(args: Any) -> None:
     """Raises `InputError` for an invalid optimizer setting, seed or tracker, or a saving that breaks exact resume."""
     check_bounds(args, BOUNDS)
+    if not args.output_dir:
+        raise InputError("output_dir: expected a folder, got an empty string")
     _check_steps(args)
     if args.max_grad_norm is not None and not args.max_grad_norm >= 0:
         raise InputError(f"max_grad_norm: expected a number >= 0 (0: no clipping), got {args.max_grad_norm}")

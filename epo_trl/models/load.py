@@ -260,6 +260,8 @@ def _is_on_all_linear_layers(model: Any) -> bool:
 def _peft_config(model_args: ModelConfig, name: str, trust_remote_code: bool) -> Any:
     """Returns the configuration of a new adapter, or `None`; targets all linear layers if PEFT has no default."""
     config = get_peft_config(model_args)
+    if config is not None and config.r < 1:
+        raise InputError(f"lora_r: expected an integer >= 1, got {config.r}")
     if config is not None and model_args.model_revision not in (None, "main") and not Path(name).is_dir():
         config.revision = model_args.model_revision  # TRL omits it, but the adapter fits only these weights
     if config is not None and config.target_modules is None and config.target_parameters is None:
