@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
 from typing import Annotated, Any, ClassVar
@@ -12,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 from epo_trl.bounds import Count, OneOf
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Credit, Method, Need
-from epo_trl.methods.token_statistics import rows_on_tokens
+from epo_trl.methods.token_statistics import gather_by_key, rows_on_tokens
 from epo_trl.objectives.gae import rewards_to_go
 from epo_trl.types import Episode
 
@@ -77,14 +76,6 @@ class Anchored(Method):
             else []
             for group, episode, row in zip(batch.group_ids.tolist(), batch.episodes, returns, strict=True)
         ]
-
-
-def gather_by_key(rows: Iterable[Iterable[tuple[Any, Any]]], batch: Batch) -> dict[Any, list[Any]]:
-    """Collects the values of this rank's rows of (key, value), by key over all ranks. Collective."""
-    gathered: dict[Any, list[Any]] = defaultdict(list)
-    for key, value in batch.ranks.gather([pair for row in rows for pair in row]):
-        gathered[key].append(value)
-    return gathered
 
 
 def sample_deviation(values: list[float]) -> float:

@@ -7,8 +7,9 @@ from statistics import fmean
 from typing import ClassVar
 
 from epo_trl.bounds import Share
-from epo_trl.methods.anchors import Anchored, compare_by_key, gather_by_key, sample_deviation
+from epo_trl.methods.anchors import Anchored, compare_by_key, sample_deviation
 from epo_trl.methods.base import Batch
+from epo_trl.methods.token_statistics import gather_by_key
 
 
 @dataclass

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from epo_trl.bounds import NonNegative, Range
-from epo_trl.methods.anchors import Anchored, compare_by_key, gather_by_key, sample_deviation
+from epo_trl.methods.anchors import Anchored, compare_by_key, sample_deviation
 from epo_trl.methods.base import Batch, Credit
 from epo_trl.methods.grpo import GRPO
+from epo_trl.methods.token_statistics import gather_by_key
 from epo_trl.types import Episode
 
 SUCCESS = ("success",)

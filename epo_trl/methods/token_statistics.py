@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,10 +89,16 @@ def turns_by_group(per_turn: Tensor, turn_mask: Tensor, batch: Batch) -> dict[in
     """
     values, turn_mask = per_turn.cpu(), turn_mask.cpu()
     groups = batch.group_ids.cpu().unsqueeze(1).expand_as(turn_mask)[turn_mask].tolist()
-    gathered: dict[int, list[float]] = defaultdict(list)
-    for group, value in batch.ranks.gather(list(zip(groups, values[turn_mask].tolist(), strict=True))):
-        gathered[group].append(value)
+    gathered = gather_by_key([zip(groups, values[turn_mask].tolist(), strict=True)], batch)
     return {group: per_turn.new_tensor(values) for group, values in gathered.items()}
+
+
+def gather_by_key(rows: Iterable[Iterable[tuple[Any, Any]]], batch: Batch) -> dict[Any, list[Any]]:
+    """Collects the values of this rank's rows of (key, value), by key over all ranks. Collective."""
+    gathered: dict[Any, list[Any]] = defaultdict(list)
+    for key, value in batch.ranks.gather([pair for row in rows for pair in row]):
+        gathered[key].append(value)
+    return gathered
 
 
 def lowest(keys: Tensor, candidates: Tensor, number: int, batch: Batch) -> Tensor:
