@@ -20,7 +20,9 @@ class EvaluationArguments(ResponseArguments, ProtocolArguments):
 
     splits: list[str] = option(lambda: ["iid", "ood"], "Task lists to evaluate.")
     parallel: Count = option(64, "Number of episodes played in parallel.")
-    max_episodes: Count | None = option(None, "Evaluate only the first N tasks of each list.")
+    max_episodes: Count | None = option(
+        None, "Evaluate only the first N tasks of each list; those of the real ALFWorld are sorted by task type."
+    )
     seed: int = option(0, "Seed of the sampling and of the environments.")
     backend: Annotated[str, OneOf(BACKENDS)] = option("transformers", "Generation backend: 'transformers' or 'vllm'.")
     vllm_gpu_memory_utilization: float = option(0.9, "Fraction of each GPU's memory that vLLM reserves.")
