@@ -21,7 +21,8 @@ from trainer_kit import make_config, make_trainer
 from epo_trl.cli.imitation import DemonstrationArguments, demonstrations
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.base import EnvError, TaskSuite
-from epo_trl.envs.toy import ToySuite
+from epo_trl.envs.checker import EnvCheckError
+from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.models import build_tokenizer
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate, RolloutSettings, TemplateError, parse_response, play_episodes
@@ -215,6 +216,13 @@ class Watched(ToySuite):
 
         env.reset = noted
         return env
+
+
+def test_an_environment_that_breaks_the_contract_is_told_the_fix_before_it_is_shown(monkeypatch):
+    info = TreasureHunt._info
+    monkeypatch.setattr(TreasureHunt, "_info", lambda self, state: {**info(self, state), "task": 3})
+    with pytest.raises(EnvCheckError, match="'task'. is a int.*Fix: make it a str"):
+        expert_examples(ToySuite(), 1, max_turns=7)
 
 
 def test_examples_are_won_by_the_expert_on_training_tasks_and_the_seed_chooses_them():

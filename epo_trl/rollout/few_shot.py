@@ -17,6 +17,7 @@ from typing import Any
 
 from epo_trl.bounds import Count, CountOrZero, check_bounds, option
 from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.envs.checker.results import checked_reset
 from epo_trl.errors import InputError
 from epo_trl.rollout.demonstrations import play_expert
 from epo_trl.rollout.templates import Example, PastTurn
@@ -117,7 +118,7 @@ def expert_examples(
     with contextlib.closing(suite.make_env()) as env:
         for task_id in ids:
             own = chance.randrange(2**31)
-            start = env.reset(seed=own, options={**(env_options or {}), "task_id": task_id})
+            start = checked_reset(env, task_id, own, env_options)
             turns, won, _ = play_expert(suite, env, start, own, max_turns)
             if won:
                 past = (PastTurn(turn.view.observation, turn.action, turn.thought) for turn in turns)
