@@ -6,7 +6,14 @@ from rollout_parts import LOSE, WIN, ScriptedEnv, ScriptedPolicy, byte_tokenizer
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import Protocol, get_protocol
-from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_context, protocol_settings, split_chunks
+from epo_trl.evaluation.play import (
+    check_first_task,
+    play_chunks,
+    protocol_context,
+    protocol_settings,
+    sampled_tasks,
+    split_chunks,
+)
 from epo_trl.rollout import Engine, PromptTemplate, Response
 from epo_trl.rollout.demonstrations import expert_episodes
 from epo_trl.rollout.spec import ResponseArguments
@@ -217,3 +224,11 @@ def test_an_expert_wins_all_test_tasks_of_the_toy_suite_through_the_rollout(toke
     episodes, _ = play_list(suite, ids, policy, context, rules, parallel=16)
     assert len(episodes) == 40
     assert all(episode.won for episode in episodes)
+
+
+def test_a_sample_of_a_sorted_list_has_all_its_kinds_and_is_part_of_a_larger_one():
+    suite = ListSuite(*[()] * 140)  # as in the real ALFWorld: ids 0 to 34 are of one kind, and so on
+    small, large = (sampled_tasks(suite, "ood", count) for count in (20, 64))
+    assert len(small) == 20 and set(small) < set(large) and small == sampled_tasks(ListSuite(*[()] * 140), "ood", 20)
+    assert {int(task) // 35 for task in small} == {0, 1, 2, 3} and small == sorted(small, key=int)
+    assert sampled_tasks(suite, "ood", None) == sampled_tasks(suite, "ood", 500) == suite.task_ids("ood")

@@ -9,6 +9,7 @@ from epo_trl.bounds import Count, CountOrZero, OneOf, Share, option
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol, protocol_names
+from epo_trl.evaluation.play import sampled_tasks
 from epo_trl.rollout.spec import ProtocolArguments, ResponseArguments
 
 BACKENDS = ("transformers", "vllm")
@@ -20,9 +21,7 @@ class EvaluationArguments(ResponseArguments, ProtocolArguments):
 
     splits: list[str] = option(lambda: ["iid", "ood"], "Task lists to evaluate.")
     parallel: Count = option(64, "Number of episodes played in parallel.")
-    max_episodes: Count | None = option(
-        None, "Evaluate only the first N tasks of each list; those of the real ALFWorld are sorted by task type."
-    )
+    max_episodes: Count | None = option(None, "Evaluate on a fixed random sample of N tasks of each list.")
     seed: int = option(0, "Seed of the sampling and of the environments.")
     backend: Annotated[str, OneOf(BACKENDS)] = option("transformers", "Generation backend: 'transformers' or 'vllm'.")
     vllm_gpu_memory_utilization: float = option(0.9, "Fraction of each GPU's memory that vLLM reserves.")
@@ -57,7 +56,7 @@ def load_task_lists(args: EvaluationArguments, suite: TaskSuite) -> dict[str, li
     """Returns the tasks to play from each list."""
     for split in args.splits:
         suite.check_split(split)
-    lists = {split: list(suite.task_ids(split))[: args.max_episodes] for split in args.splits}
+    lists = {split: sampled_tasks(suite, split, args.max_episodes) for split in args.splits}
     if not lists or not all(lists.values()):
         lengths = {split: len(suite.task_ids(split)) for split in suite.splits}
         raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -99,6 +100,23 @@ def _why_it_does_not_fit(context: ContextBuilder, view: TurnView, task_id: str) 
         f"max_completion_length: expected a response that fits the model's {context.max_context_tokens} tokens with "
         f"the {needed} tokens of the first prompt of task {task_id!r}, got {context.max_response_tokens}"
     )
+
+
+def sampled_tasks(suite: TaskSuite, split: str, count: int | None) -> list[str]:
+    """Returns the tasks of a list, or a fixed random sample of them in the order of the list.
+
+    A larger sample contains the smaller ones.
+
+    Args:
+        suite: The tasks.
+        split: Name of the list.
+        count: Number of tasks; `None` for all.
+    """
+    ids = suite.task_ids(split)
+    if count is None or count >= len(ids):
+        return list(ids)
+    numbers = random.Random(0).sample(range(len(ids)), len(ids))[:count]
+    return [ids[number] for number in sorted(numbers)]
 
 
 def split_chunks(tasks: Sequence[T], size: int) -> list[Sequence[T]]:

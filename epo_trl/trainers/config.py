@@ -196,9 +196,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     eval_temperature: NonNegative = option(
         0.4, "Sampling temperature of evaluation if no protocol is set; 0 decodes greedily."
     )
-    eval_episodes: Count | None = option(
-        None, "Evaluate only the first N tasks of each list; those of the real ALFWorld are sorted by task type."
-    )
+    eval_episodes: Count | None = option(None, "Evaluate on a fixed random sample of N tasks of each list.")
     eval_seed: int = option(0, "Seed of the sampling in evaluation.")
     protocol: str = option("", "Name of the evaluation protocol; by default the training rules at eval_temperature.")
     print_episodes: CountOrZero = option(

@@ -15,7 +15,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
-from epo_trl.evaluation.play import protocol_context
+from epo_trl.evaluation.play import protocol_context, sampled_tasks
 from epo_trl.methods import Methods
 from epo_trl.models.load import load_tokenizer
 from epo_trl.models.names import tiny_size
@@ -126,7 +126,7 @@ def set_up(
         train_dataset = Dataset.from_dict({"prompt": list(suite.task_ids("train"))})
     check_train_tasks(args, train_dataset, suite.name)
     test_tasks = {
-        split: list(suite.task_ids(split))[: args.eval_episodes] for split in TEST_SPLITS if split in suite.splits
+        split: sampled_tasks(suite, split, args.eval_episodes) for split in TEST_SPLITS if split in suite.splits
     }
     if args.eval_strategy != "no":
         check_test_tasks(test_tasks, suite.name)
