@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,24 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Writes in quotes what `_Loader` would read as another type."""
+
+
+for _each in (_Loader, _Dumper):
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
+
+
+def to_yaml(content: Mapping[str, Any]) -> str:
+    """Returns the text whose content `from_yaml` reads as the same."""
+    return yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def from_yaml(text: str) -> Any:
+    """Returns the content of a text."""
+    return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
 
 
 def read_yaml(path: Path, option: str) -> dict[str, Any]:
@@ -44,7 +60,7 @@ def read_yaml(path: Path, option: str) -> dict[str, Any]:
         InputError: If the file is missing or malformed.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe loader
+        content = from_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())
         raise InputError(f"{option}: expected a readable YAML file, got {path}: {why}") from error

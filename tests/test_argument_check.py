@@ -11,7 +11,7 @@ from distributed_worker import ZERO3, forget_the_mode
 from trainer_kit import make_model, make_trainer
 from transformers import TrainingArguments
 
-from epo_trl.cli.imitation import ImitationConfig, imitate
+from epo_trl.cli.imitation import ImitationConfig
 from epo_trl.long_runs.run_settings import check_training_arguments, warn_rounded_updates
 from epo_trl.trainers import EPOConfig
 
@@ -62,7 +62,7 @@ def test_a_warm_start_without_a_step_is_refused(tmp_path, changes, message):
 
 def test_a_warm_start_has_nothing_to_evaluate_on(tmp_path):
     with pytest.raises(ValueError, match="eval_strategy: expected 'no', got 'steps'"):
-        imitate(None, None, arguments(tmp_path, ImitationConfig, eval_strategy="steps"), None)
+        arguments(tmp_path, ImitationConfig, eval_strategy="steps")
 
 
 def test_the_metric_of_the_best_policy_is_one_of_a_test_list(tmp_path):

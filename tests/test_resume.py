@@ -492,10 +492,13 @@ def test_the_rates_of_a_resumed_run_are_those_of_its_settings_from_its_first_ste
         trainer, steps = make(tmp_path, max_steps=4, resume_with_changes=True, **others), EachStep()
         trainer.add_callback(steps)
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-        return trainer.optimizer.param_groups, steps.seen
+        return trainer, steps.seen
 
-    make(tmp_path, max_steps=3).train()
-    groups, (before, after) = resume(weight_decay=0.5, adam_beta1=0.5)
+    first = make(tmp_path, max_steps=3)
+    first.train()
+    trainer, (before, after) = resume(weight_decay=0.5, adam_beta1=0.5)
+    groups = trainer.optimizer.param_groups
+    assert logged(trainer, "learning_rate")[-1] == pytest.approx(logged(first, "learning_rate")[0] / 4)
     assert groups[0]["weight_decay"] == 0.5 and {group["betas"] for group in groups} == {(0.5, 0.999)}
     assert any(not torch.equal(before[name], after[name]) for name in before)
     assert_bit_equal(*resume(learning_rate=0.0, **changes)[1])

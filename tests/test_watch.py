@@ -285,6 +285,8 @@ def test_the_command_writes_a_page_or_prints(tmp_path, command, monkeypatch):
     assert "mug done" in command("watch", "grpo-seed0", "--episode", "1")[1]
     error = "epo-trl: error: --episode: expected a number from 1 to 1, got 2\n"
     assert command("watch", "grpo-seed0", "--episode", "2") == (1, "", error)
+    monkeypatch.chdir(run)
+    assert command("watch", ".")[1].startswith("wrote episodes.html")
 
 
 def test_the_page_of_an_evaluation_has_the_name_of_its_output(tmp_path, command):

@@ -11,7 +11,7 @@ from epo_trl.cli.command_line import AlgorithmArguments, CommandLine
 from epo_trl.cli.options import check_types, read_settings
 from epo_trl.errors import InputError
 from epo_trl.trainers import EPOConfig
-from epo_trl.yaml_files import read_yaml
+from epo_trl.yaml_files import read_yaml, to_yaml
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Options:
 def test_another_kind_is_refused(name, value, takes):
     with pytest.raises(InputError) as error:
         check_types({name: value}, [Options], "x.yaml")
-    assert str(error.value) == f"{name}: expected {takes}, got {value!r} in x.yaml"
+    assert str(error.value) == f"{name}: expected {takes}, got {value!r} in x.yaml" + "; put the word in quotes" * (value == 5)
 
 
 def test_an_integer_written_as_a_float_is_shown_as_an_integer():
@@ -118,3 +118,5 @@ def test_an_exponent_without_a_dot_is_a_number_wherever_it_stands(tmp_path):
     file.write_text("a: 1e-5\nb: {c: [2E3, -2.e+1]}\nd: '1e5'\ne: e5\nf: 1e5x\ng: 1e\nh: 12\n")
     expected = {"a": 1e-5, "b": {"c": [2000.0, -20.0]}, "d": "1e5", "e": "e5", "f": "1e5x", "g": "1e", "h": 12}
     assert read_yaml(file, "--config") == expected
+    file.write_text(to_yaml({"z": "1e-5", **expected}))  # a study writes the configs of its runs
+    assert read_yaml(file, "--config") == {"z": "1e-5", **expected}

@@ -160,6 +160,11 @@ class ImitationConfig(LongRunArguments, SFTConfig):
                 )
         settle_defaults(self)
         super().__post_init__()
+        if self.eval_strategy != IntervalStrategy.NO:
+            raise InputError(
+                f"eval_strategy: expected 'no', got {self.eval_strategy.value!r}: a warm start has no other rows to "
+                "evaluate on; play the test lists with epo-trl evaluate"
+            )
         if self.gradient_checkpointing_above is not None and self.activation_checkpointing:
             raise InputError(
                 "gradient_checkpointing: expected false with gradient_checkpointing_above "
@@ -271,11 +276,6 @@ def imitate(
         RunningError: If another process trains in `output_dir`.
         ValueError: If `output_dir` holds a run with other settings, or there is no demonstration.
     """
-    if args.eval_strategy != IntervalStrategy.NO:
-        raise InputError(
-            f"eval_strategy: expected 'no', got {args.eval_strategy.value!r}: a warm start has no other rows to "
-            "evaluate on; play the test lists with epo-trl evaluate"
-        )
     check_upload(args)
     with run_lock(args):
         policy = policy_for_training(model_args, args, suite, shown.template_for(suite))

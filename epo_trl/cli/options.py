@@ -238,8 +238,11 @@ def check_types(values: Mapping[str, Any], classes: Iterable[type], where: str) 
                 kind.validate_python(value, strict=True)
             except ValidationError as error:
                 expected = " or ".join(dict.fromkeys(_expected(one["type"], one["loc"]) for one in error.errors()))
-                quotes = isinstance(value, bool) and "a string" in expected
-                hint = "; YAML reads no, yes, on and off as true or false: put the word in quotes" if quotes else ""
+                hint = ""
+                if "a string" in expected and isinstance(value, bool):
+                    hint = "; YAML reads no, yes, on and off as true or false: put the word in quotes"
+                elif "a string" in expected and isinstance(value, int | float):
+                    hint = "; put the word in quotes"
                 if isinstance(value, float) and value.is_integer() and "an integer" in expected:
                     hint = f"; write {value:.0f}"
                 raise InputError(f"{entry.name}: expected {expected}, got {value!r} in {where}{hint}") from error

@@ -29,7 +29,8 @@ def _parser() -> argparse.ArgumentParser:
         "--labels",
         nargs="+",
         metavar="LABEL",
-        help="one label per run; runs with equal labels are averaged (default: the directory's name without -seedN)",
+        help="one label per run; runs with equal labels are averaged (default: the directory's name without -seedN, "
+        "after its folder where runs of several folders would share it)",
     )
     parser.add_argument(
         "--window", type=at_least(1), default=10, help="number of points in the running mean (default: 10)"

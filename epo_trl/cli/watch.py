@@ -24,8 +24,8 @@ def main(argv: Sequence[str]) -> int:
     else:
         run = Path(args.run)
         need_file(args.out)
-        beside = run.with_name(f"{run.name.removesuffix('.json')}.html")
-        out = Path(args.out or (run / "episodes.html" if run.is_dir() else beside))
+        beside = run / "episodes.html" if run.is_dir() else Path(f"{args.run.removesuffix('.json')}.html")
+        out = Path(args.out or beside)
         left_out = write_page(out, samples, run.resolve().name, args.max_mb * 2**20)
         say(f"wrote {out} ({out.stat().st_size / 2**20:.1f} MB). {left_out}".rstrip())
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -86,7 +87,7 @@ class Audit:
     def __init__(self, suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, audit: AuditArguments) -> None:
         audit.check()
         self.suite, self.args, self.audit = suite, args, audit
-        self.folder = Path(audit.audit_folder or Path(audit.audited_run) / "credit_audit").expanduser()
+        self.folder = Path(os.path.expanduser(audit.audit_folder or f"{audit.audited_run}/credit_audit"))
         self.plan = audit.plan(args.scale_rewards)
         device = (
             "cpu" if args.use_cpu or not torch.accelerator.is_available() else torch.accelerator.current_accelerator()

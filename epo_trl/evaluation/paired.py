@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
@@ -56,7 +57,7 @@ def read_reports(path: str, games: Mapping[str, Any]) -> dict[str, EvalReport]:
         InputError: If the file is missing or no evaluation, or its games had other settings.
     """
     try:
-        content = json.loads(Path(path).read_text())
+        content = json.loads(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
         reports = [EvalReport.from_dict(report) for report in content["reports"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"compare_to: expected a file written by --output, got {path!r} ({error})") from error

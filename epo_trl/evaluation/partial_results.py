@@ -32,7 +32,7 @@ class PartialResults:
     """
 
     def __init__(self, output: str | os.PathLike[str], settings: Mapping[str, Any]):
-        self.output = Path(output).expanduser()  # no shell has done so for a YAML file
+        self.output = Path(os.path.expanduser(output))  # no shell has done so for a YAML file
         self.folder = self.output.with_name(f"{self.output.name}.parts")
         self.settings = json.loads(json.dumps(settings))
         for place, file in ((self.folder, self.folder / SETTINGS), (self.output, self.output)):

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.checkpoint_files import checkpoints
+from epo_trl.long_runs.checkpoint_files import last_checkpoint
 
 DEFAULT_SIZE = (128, 2)  # width, layers
 HEADS = 4
@@ -58,8 +58,8 @@ def check_model_name(name: str | None, field: str = "model_name_or_path", revisi
     if Path(name).is_dir():
         if any((Path(name) / file).is_file() for file in (*CONFIGS, TOKENIZER)):
             return
-        saved = checkpoints(name)
-        hint = f"; its last checkpoint is {saved[-1]}" if saved else ""
+        saved = last_checkpoint(name)
+        hint = f"; its last checkpoint is {saved}" if saved else ""
         raise InputError(f"{field}: got {name!r}, which cannot be read: it has no {' or '.join(CONFIGS)}{hint}")
     reason = _why_unreadable(name, revision)
     if reason is not None:

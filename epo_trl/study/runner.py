@@ -16,15 +16,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import yaml
-
 from epo_trl.errors import InputError
 from epo_trl.long_runs.run_lock import folder_lock
 from epo_trl.long_runs.state_file import read_state, write_atomically, write_state
 from epo_trl.study.config import Study
 from epo_trl.study.record import Record, collect, read_record, write_record
 from epo_trl.study.run_plan import StudyRun, plan
-from epo_trl.yaml_files import read_yaml
+from epo_trl.yaml_files import from_yaml, read_yaml, to_yaml
 
 # In the folder of a run: its config, its output, and the seconds of its attempts with the checksum of a finished one.
 CONFIG, LOG, STATE = "config.yaml", "log.txt", "_study.json"
@@ -132,7 +130,7 @@ class Runner:
         config, log, state = run.folder / CONFIG, run.folder / LOG, run.folder / STATE
         try:
             begin = time.monotonic() - (read_state(state, "seconds")["seconds"] if state.is_file() else 0.0)
-            write_atomically(config, yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True))
+            write_atomically(config, to_yaml(run.settings))
             _say(f"{run.name}: starts, log in {log}")
             with self._lock, open(log, "ab") as file:
                 if self._stopped:
@@ -173,7 +171,7 @@ class Runner:
     def _check(self, runs: Sequence[StudyRun]) -> str:
         files = [self.places.runs / "_check" / f"{run.name}.yaml" for run in runs]
         for run, file in zip(runs, files, strict=True):
-            write_atomically(file, yaml.safe_dump(dict(run.settings), allow_unicode=True))
+            write_atomically(file, to_yaml(run.settings))
         command = [sys.executable, str(runs[0].recipe), "--check", *map(str, files)]
         done = subprocess.run(command, env=_environment(runs, self.threads), capture_output=True, text=True)
         return done.stderr.strip()[-3000:] if done.returncode else ""
@@ -208,7 +206,7 @@ def _need_same_settings(run: StudyRun) -> None:
     paths = {"output_dir"} if run.needs is None else {"output_dir", "model_name_or_path"}
     then, now = (
         {name: value for name, value in settings.items() if name not in paths}
-        for settings in (read_yaml(config, "--runs-dir"), yaml.safe_load(yaml.safe_dump(dict(run.settings))))
+        for settings in (read_yaml(config, "--runs-dir"), from_yaml(to_yaml(run.settings)))
     )
     if then != now:
         raise InputError(
