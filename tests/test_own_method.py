@@ -1,4 +1,4 @@
-"""The method of recipes/my_method, which CONTRIBUTING.md shows: by hand, and in a run of the recipe."""
+"""The method of recipes/my_method, to which CONTRIBUTING.md points: by hand, and in a run of the recipe."""
 
 import json
 from pathlib import Path

@@ -261,7 +261,7 @@ def test_the_success_rule_decides_what_is_solved(tokenizer, last, score, strict,
         assert episode.score == score
 
 
-def test_a_score_is_shown_as_the_environment_gives_it_also_to_an_expert_s_pupil(tokenizer):
+def test_a_score_is_shown_as_the_environment_gives_it(tokenizer):
     words = replace(WORDS, next="{task} score {score}")
     answers = [(*one[:4], {**one[4], "score": 3}) for one in [step()] * 3]
     [episode] = play(tokenizer, [ScriptedEnv(*answers)], template=words)

@@ -231,6 +231,12 @@ def test_a_format_that_a_value_does_not_have_is_an_error_before_the_first_episod
         PromptTemplate.load(folder).check({"score": 0.5})
 
 
+def test_a_format_is_checked_with_the_values_of_its_prompt(folder):
+    (folder / "first.txt").write_text("{task} {observation:.500} {number:>6s}")
+    (folder / "history.txt").write_text("{turn:02d} {action:>9}")
+    PromptTemplate.load(folder).check({"observation": {"image": 1}, "number": "A-1", "action": 3, "turn": "x"})
+
+
 def test_the_package_ships_every_template_file():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")

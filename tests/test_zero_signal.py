@@ -15,6 +15,7 @@ from trainer_kit import (
     make_episodes,
     make_ppo,
     make_trainer,
+    results_of,
     toy_tokenizer,
     with_episodes,
 )
@@ -59,8 +60,11 @@ def test_the_rounding_of_equal_rewards_is_no_advantage(tmp_path, aggregation):
     _, gradients = catch_step(with_episodes(trainer, episodes))
     assert largest(gradients) == 0.0
     episodes[0] = make_episode([(5, 3)], 10.0, random.Random(0))
-    _, gradients = catch_step(with_episodes(trainer, episodes))
+    outputs = results_of(with_episodes(trainer, episodes), "_generate_and_score_completions")
+    _, gradients = catch_step(trainer)
     assert largest(gradients) > 1e-3
+    advantages = outputs[0]["advantages"]
+    assert advantages[:6].any() and not advantages[6:].any()  # the rewards of the second group are equal
 
 
 def test_own_rewards_are_compared_as_trl_adds_them(tmp_path):

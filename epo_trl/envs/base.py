@@ -218,7 +218,7 @@ class TaskSuite(ABC):
     def content(self, split: str) -> Any:
         """Returns the content of a task list, where the ids do not determine it; `None` where they do.
 
-        An evaluation is resumed only with equal lists and equal contents.
+        An evaluation is resumed only with equal lists and contents, a training run with those of `"train"`.
         """
         return None
 

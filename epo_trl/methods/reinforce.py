@@ -79,5 +79,5 @@ def _largest(batch: Batch) -> float:
 
 
 def _others_share(values: list[float]) -> float:
-    """Returns (n - 1) / n: the value minus the mean of the others is that many times smaller minus the mean of all."""
+    """Returns (n - 1) / n, by which the mean of all is nearer to a value than the mean of the others is."""
     return (len(values) - 1) / len(values)

@@ -21,7 +21,12 @@ FIRST_FIELDS = FIELDS | {"examples"}
 NEXT_FIELDS = FIRST_FIELDS | {"history", "history_length"}
 HISTORY_FIELDS = frozenset({"turn", "observation", "action", "thought"})
 EXAMPLE_FIELDS = frozenset({"number", "task", "history"})
-_NUMBERS = dict.fromkeys(("turn", "turns_taken", "history_length", "number"), 1)
+# Values of the types that the rollout gives, whatever the environment calls by these names.
+_IN_PROMPTS = {
+    **dict.fromkeys(("turn", "turns_taken", "history_length"), 1),
+    **dict.fromkeys(("observation", "history", "examples"), ""),
+}
+_IN_PARTS = {**dict.fromkeys(HISTORY_FIELDS | EXAMPLE_FIELDS, ""), "turn": 1, "number": 1}
 
 
 class PastTurn(NamedTuple):
@@ -169,7 +174,9 @@ class PromptTemplate:
                     f"expected one of {', '.join(sorted(allowed))}"
                 )
             try:
-                render(getattr(self, part), {**dict.fromkeys(allowed, ""), **info, **_NUMBERS})
+                is_prompt = part not in ("history", "example")
+                values = {**dict.fromkeys(allowed, ""), **info, **_IN_PROMPTS} if is_prompt else _IN_PARTS
+                render(getattr(self, part), values)
             except Exception as error:  # a value of the environment may raise any
                 raise TemplateError(
                     f"prompt_template {self.name!r}, {part}.txt: a placeholder does not fit its value: {error}"

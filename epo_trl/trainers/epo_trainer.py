@@ -261,12 +261,10 @@ class EPOTrainer(LongRunTrainer):
         rewards = super()._calculate_rewards(inputs, *args, **kwargs)
         usable = torch.tensor([row["episode"].is_usable for row in inputs], device=rewards.device)
         rewards = rewards.masked_fill(~self.accelerator.gather(usable).unsqueeze(1), torch.nan)
-        aggregation = self.multi_objective_aggregation
-        compared = compared_rewards(rewards, self.reward_weights.to(rewards.device), aggregation)
+        weights = self.reward_weights.to(rewards.device)
+        compared = compared_rewards(rewards, weights, self.multi_objective_aggregation)
         self._zero_signal.add_rewards(compared, success=self.pending_metrics["env/success_rate"][-1])
         equal = equal_within_groups(compared, self.num_generations)
-        if aggregation == "normalize_then_sum":  # it compares groups with each other
-            equal = equal.all().expand_as(equal)
         first = self.ranks.index * len(inputs)
         self._equal_rewards = equal.repeat_interleave(self.num_generations)[first : first + len(inputs)]
         return rewards

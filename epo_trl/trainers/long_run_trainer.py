@@ -184,8 +184,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         everywhere = bool(self.accelerator.reduce(found, reduction="sum") == self.accelerator.num_processes)
         if state is not None and everywhere:
             self._load_batch_state(state)
-        # Otherwise the checkpoint has other ranks or methods, or no KL term, which was permitted. The rest of the RL
-        # step then uses a newly collected batch.
+        # Otherwise the checkpoint has other ranks or methods, or lacks what the loss now reads, which was permitted.
+        # The rest of the RL step then uses a newly collected batch.
 
     def save_between_updates(self) -> str | None:
         """Saves a checkpoint and returns its folder. Within an optimizer step it saves nothing and returns `None`."""
@@ -195,7 +195,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     def _load_best_model(self) -> None:
         """Loads the weights of the best evaluation, and sends them to vLLM before the next generation."""
         super()._load_best_model()
-        self.best_step = self.state.best_global_step
+        if os.path.isdir(str(self.state.best_model_checkpoint)):  # otherwise the last weights stay
+            self.best_step = self.state.best_global_step
         self.player.engine.weights_changed()
 
     # --- Training -----------------------------------------------------------------------------------------------

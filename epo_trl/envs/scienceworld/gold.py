@@ -184,6 +184,10 @@ class GoldPaths:
         target = self._file(task)
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
-        with open(handle, "w", encoding="utf-8") as file:
-            json.dump({"turns": path.turns, "actions": path.actions}, file)
-        os.replace(name, target)
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                json.dump({"turns": path.turns, "actions": path.actions}, file)
+            os.replace(name, target)
+        except OSError:
+            os.unlink(name)
+            raise
