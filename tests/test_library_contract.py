@@ -108,13 +108,13 @@ def test_the_rate_that_a_scheduler_reports_can_be_set():
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (step + 1))
 
     def reported() -> list[float]:
-        scheduler._last_lr[0] = 0.0
+        scheduler.get_last_lr()[0] = 0.0
         return scheduler.get_last_lr()
 
-    expect("_last_lr", [0.0], reported)
+    expect("get_last_lr", [0.0], reported)
     optimizer.step()
     scheduler.step()
-    expect("_last_lr", [0.5], scheduler.get_last_lr)  # the next step makes it anew
+    expect("get_last_lr", [0.5], scheduler.get_last_lr)  # the next step makes it anew
 
 
 def test_weights_that_zero3_splits_know_their_size_and_number():

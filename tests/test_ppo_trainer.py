@@ -756,6 +756,6 @@ def test_other_impossible_combinations_are_named(tmp_path):
     with pytest.raises(ValueError, match="optimizers: .*got an optimizer created before"):
         trainer.train()
     trainer = make_ppo(tmp_path, critic_warmup_steps=2, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps",
-                       eval_steps=1)  # fmt: skip
+                       eval_steps=1, metric_for_best_model="iid/success_rate")  # fmt: skip
     with pytest.raises(ValueError, match="critic_warmup_steps: expected 0 with lr_scheduler_type=.*got 2.*cosine"):
         trainer.train()

@@ -228,7 +228,7 @@ def test_an_idle_session_loses_its_seat():
 
 def class_of_the_docs(url):
     """Returns the environment that docs/serve.md shows, as a client of this server."""
-    (block,) = re.findall(r"```python\n(class Household:\n.*?)\n\n\nprompt = ", PAGE.read_text(), re.DOTALL)
+    (block,) = re.findall(r"```python\n.*(class Household:\n.*?)\n\n\nprompt = ", PAGE.read_text(), re.DOTALL)
     names = {"GenericEnvClient": lambda _: GenericEnvClient(url)}
     exec(block, names)
     return names["Household"]

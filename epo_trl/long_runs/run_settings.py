@@ -217,7 +217,7 @@ def configured_rates(optimizer: Any, scheduler: Any) -> Iterator[None]:
         scheduler.base_lrs = rates
         for group, rate, schedule in zip(optimizer.param_groups, rates, scheduler.lr_lambdas, strict=True):
             group["lr"] = rate * schedule(scheduler.last_epoch)
-        scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
+        scheduler.get_last_lr()[:] = [group["lr"] for group in optimizer.param_groups]  # the list itself: logs read it
 
 
 def model_digest(items: Iterable[Any], what: str) -> str:

@@ -57,7 +57,7 @@ def delay_policy(scheduler: Any, steps: int, kind: Any) -> None:
         if group.get(PART) != CRITIC:
             scheduler.lr_lambdas[i] = _zero_before(steps, scheduler.lr_lambdas[i])
             group["lr"] = scheduler.base_lrs[i] * scheduler.lr_lambdas[i](scheduler.last_epoch)
-            scheduler._last_lr[i] = group["lr"]
+            scheduler.get_last_lr()[i] = group["lr"]  # the list itself: logs read it
 
 
 def _zero_before(start: int, schedule: Any) -> Any:
