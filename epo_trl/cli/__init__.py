@@ -8,6 +8,7 @@ functions, so `--help` responds at once. The modules of `MAINS` load torch and a
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -49,7 +50,17 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns 0, or 1 if a check failed or the input is invalid (argparse itself exits with 2)."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough; without a stdout, Python does not complain at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(given: Sequence[str]) -> int:
     name, options = _parser().parse_args(given[:1]).command, given[1:]
     try:
         if name in MAINS:
@@ -57,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return run_command(name, options)
         return int(import_module(f"{__name__}.{name}").main([option for option in options if option != TRACEBACK]))
+    except BrokenPipeError:
+        raise
     except (EpoTrlError, OSError) as error:
         if TRACEBACK in options:
             raise

@@ -53,8 +53,9 @@ class Player:
     ) -> list[Episode]:
         """Plays one episode per `(task_id, seed)`. Collective: every rank must call it, even without tasks."""
         envs = self.provide(len(tasks) if self.engine.in_step else min(len(tasks), self.most))
+        hidden = {"disable": True} if self.quiet else {}  # `disable: False` would override TQDM_DISABLE
         with (
-            tqdm(total=len(tasks), desc=description, unit="episode", leave=False, disable=self.quiet) as bar,
+            tqdm(total=len(tasks), desc=description, unit="episode", leave=False, **hidden) as bar,
             self.engine.rollout(context, len(envs)),
         ):
             return play_episodes(envs, tasks, self.engine, context, settings, on_finished=bar.update, times=times)
