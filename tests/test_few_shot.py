@@ -28,7 +28,7 @@ from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate, RolloutSettings, TemplateError, parse_response, play_episodes
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.encoding import control_tokens
-from epo_trl.rollout.few_shot import FewShot, FewShotArguments, expert_examples, read_example
+from epo_trl.rollout.few_shot import FewShot, FewShotArguments, read_example
 from epo_trl.rollout.templates import Example, PastTurn
 from epo_trl.trainers.critic.final_states import final_states
 from epo_trl.trainers.model_card import write_card
@@ -216,6 +216,11 @@ class Watched(ToySuite):
 
         env.reset = noted
         return env
+
+
+def expert_examples(suite, count, *, max_turns, seed=0, env_options=None):
+    options = FewShotArguments(few_shot=count, few_shot_turns=max_turns, few_shot_seed=seed)
+    return options.few_shot_of(suite, env_options).examples
 
 
 def test_an_environment_that_breaks_the_contract_is_told_the_fix_before_it_is_shown(monkeypatch):

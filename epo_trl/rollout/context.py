@@ -138,13 +138,7 @@ class ContextBuilder:
         )
 
     def carried(self, before: Sequence[int], prompt: Prompt, response_ids: Sequence[int]) -> list[int]:
-        """Returns the token ids that precede the next turn's prompt.
-
-        Args:
-            before: Token ids that precede this turn's prompt.
-            prompt: Prompt of this turn.
-            response_ids: Response token ids of this turn.
-        """
+        """Returns the token ids that precede the next turn's prompt, given those `before` this turn's."""
         return [] if self.is_windowed else [*before, *prompt.ids, *response_ids]
 
     @property
@@ -165,14 +159,7 @@ class ContextBuilder:
     def read(
         self, ids: Sequence[int], text: str, admissible: Sequence[str] | None, *, require_think: bool
     ) -> ParsedResponse:
-        """Parses the action of a response.
-
-        Args:
-            ids: Sampled token ids of the response.
-            text: Decoded text of the response.
-            admissible: Actions that the environment currently accepts; `None` if it does not list them.
-            require_think: Whether a response without reasoning is invalid.
-        """
+        """Parses the action of a response, sampled as `ids` and decoded to `text`; see `parse_response`."""
         response = RawResponse(ids, self.answer_start + text, self.frame.closing)
         return self.actions.read(response, admissible, require_think=require_think)
 

@@ -106,15 +106,10 @@ def expert_episodes(
 def play_expert(
     suite: TaskSuite, env: TextEnv, start: tuple[str, Info], seed: int, max_turns: int, mistake_rate: float = 0.0
 ) -> tuple[list[ExpertTurn], bool, bool]:
-    """Plays the expert and returns its turns, whether it won, and whether the game ended.
+    """Plays the expert from the `start` that `env.reset` returned; see `expert_episodes`.
 
-    Args:
-        suite: Task suite with an expert.
-        env: Environment that has been reset.
-        start: Return value of the reset.
-        seed: Seed for the expert's choices and mistakes.
-        max_turns: Turn limit.
-        mistake_rate: See `expert_episodes`.
+    Returns:
+        Its turns, whether it won, and whether the game ended.
     """
     observation, info = start
     expert = suite.make_expert(seed)

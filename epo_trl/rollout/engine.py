@@ -65,11 +65,7 @@ class Engine(ABC):
 
 
 class InStep(Engine):
-    """Responds to all running episodes in one call per turn.
-
-    Args:
-        generate: Policy that maps prompts to responses.
-    """
+    """Responds to all running episodes in one call per turn."""
 
     in_step = True
 

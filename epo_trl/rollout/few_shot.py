@@ -74,61 +74,45 @@ class FewShotArguments:
             env_options: Further options for every `reset`.
 
         Raises:
-            ValueError: If the file cannot be read, or too few training tasks qualify.
+            EnvError: If the suite has no expert or no training tasks.
+            ValueError: If the file cannot be read, or the expert wins too few of the tried tasks within the turns.
         """
         if self.few_shot_file:
             return FewShot((read_example(self.few_shot_file),), Path(self.few_shot_file).name)
         if not self.few_shot:
             return FewShot()
-        found = expert_examples(
-            suite, self.few_shot, max_turns=self.few_shot_turns, seed=self.few_shot_seed, env_options=env_options
+        return FewShot(self._expert_examples(suite, env_options), str(self.few_shot))
+
+    def _expert_examples(self, suite: TaskSuite, env_options: Mapping[str, Any] | None) -> tuple[Example, ...]:
+        """Plays training tasks in random order and returns the first episodes that the suite's expert wins."""
+        count = self.few_shot
+        if SPLIT not in suite.splits:
+            raise EnvError(
+                f"few_shot: expected 0, got {count}, but the task suite {suite.name!r} has no training tasks; "
+                "use few_shot_file"
+            )
+        try:
+            suite.make_expert()
+        except EnvError as error:
+            raise EnvError(f"few_shot: expected 0, got {count}, but {error}; use few_shot_file") from error
+        ids = list(suite.demonstration_tasks(SPLIT, self.few_shot_turns, TRIES * count))
+        chance = random.Random(self.few_shot_seed)
+        chance.shuffle(ids)
+        found: list[Example] = []
+        with contextlib.closing(suite.make_env()) as env:
+            for task_id in ids:
+                own = chance.randrange(2**31)
+                start = checked_reset(env, task_id, own, env_options)
+                turns, won, _ = play_expert(suite, env, start, own, self.few_shot_turns)
+                if won:
+                    past = (PastTurn(turn.view.observation, turn.action, turn.thought) for turn in turns)
+                    found.append(Example(str(start[1]["task"]), tuple(past)))
+                if len(found) == count:
+                    return tuple(found)
+        raise InputError(
+            f"few_shot: got {count}, but of {len(ids)} training tasks the expert solved {len(found)} within "
+            f"few_shot_turns={self.few_shot_turns}; use fewer examples, or more turns"
         )
-        return FewShot(found, str(self.few_shot))
-
-
-def expert_examples(
-    suite: TaskSuite, count: int, *, max_turns: int, seed: int = 0, env_options: Mapping[str, Any] | None = None
-) -> tuple[Example, ...]:
-    """Plays training tasks in random order and returns the first episodes that the suite's expert wins.
-
-    Args:
-        suite: Task suite with an expert.
-        count: Number of examples.
-        max_turns: Maximum length of an example in turns; longer tasks are skipped.
-        seed: Seed for the order of the tasks and the expert's choices.
-        env_options: Further options for every `reset`.
-
-    Raises:
-        EnvError: If the suite has no expert or no training tasks.
-        ValueError: If the expert wins too few of the tried tasks within `max_turns`.
-    """
-    if SPLIT not in suite.splits:
-        raise EnvError(
-            f"few_shot: expected 0, got {count}, but the task suite {suite.name!r} has no training tasks; "
-            "use few_shot_file"
-        )
-    try:
-        suite.make_expert()
-    except EnvError as error:
-        raise EnvError(f"few_shot: expected 0, got {count}, but {error}; use few_shot_file") from error
-    ids = list(suite.demonstration_tasks(SPLIT, max_turns, TRIES * count))
-    chance = random.Random(seed)
-    chance.shuffle(ids)
-    found: list[Example] = []
-    with contextlib.closing(suite.make_env()) as env:
-        for task_id in ids:
-            own = chance.randrange(2**31)
-            start = checked_reset(env, task_id, own, env_options)
-            turns, won, _ = play_expert(suite, env, start, own, max_turns)
-            if won:
-                past = (PastTurn(turn.view.observation, turn.action, turn.thought) for turn in turns)
-                found.append(Example(str(start[1]["task"]), tuple(past)))
-            if len(found) == count:
-                return tuple(found)
-    raise InputError(
-        f"few_shot: got {count}, but of {len(ids)} training tasks the expert solved {len(found)} within "
-        f"few_shot_turns={max_turns}; use fewer examples, or more turns"
-    )
 
 
 def read_example(path: str) -> str:

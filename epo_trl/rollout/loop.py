@@ -50,13 +50,7 @@ def play_episodes(
     """Plays one episode per task and returns the episodes in the order of the tasks; see `finished_episodes`.
 
     Args:
-        envs: As in `finished_episodes`, like the arguments after it.
-        tasks: Tasks of the episodes.
-        policy: Policy or engine.
-        context: Builder of the prompts.
-        settings: Rules of the rollout.
         on_finished: Called with the number of episodes that have ended since the last call, for a progress bar.
-        times: Accumulator of the time spent in each phase.
     """
     finished: dict[int, Episode] = {}
     for number, episode in finished_episodes(envs, tasks, policy, context, settings, times=times):
@@ -104,14 +98,13 @@ def finished_episodes(
             observed = _answered(episodes, acting, wait=not asked, for_all=is_first or engine.in_step)
         acting = [i for i in acting if i not in observed]
         with times.measure("text"):
-            new = [episodes[i] for i in observed if episodes[i].stop is None]
-            prompted = _with_prompts(new, context, is_first=is_first)
+            _set_prompts([episodes[i] for i in observed if episodes[i].stop is None], context, is_first=is_first)
             is_first = False
         ended = [i for i in observed if episodes[i].stop is not None]
         yield from ((i, episodes[i].to_episode()) for i in ended)
         running = [i for i in observed if episodes[i].stop is None]
-        for i, episode in zip(running, prompted, strict=True):
-            engine.submit(i, episode.ids_to_continue())
+        for i in running:
+            engine.submit(i, episodes[i].ids_to_continue())
         asked += len(running)
         with times.measure("env"):
             acting += _start_next(episodes, tasks, [episodes[i].env for i in ended], settings)
@@ -176,11 +169,8 @@ def _answered(episodes: Sequence[RunningEpisode], acting: Sequence[int], *, wait
     return ready
 
 
-def _with_prompts(episodes: list[RunningEpisode], context: ContextBuilder, *, is_first: bool) -> list[RunningEpisode]:
-    """Sets the next prompt of every episode and returns the episodes that continue.
-
-    With `is_first`, at the start of a rollout, an error for all of them is raised.
-    """
+def _set_prompts(episodes: list[RunningEpisode], context: ContextBuilder, *, is_first: bool) -> None:
+    """Sets the next prompt of every episode. At the start of a rollout (`is_first`), an error for all is raised."""
     try:
         prompts = context.build([episode.view() for episode in episodes]) if episodes else []
     except BaseException as error:  # one environment's observation cannot be encoded; find out which
@@ -196,4 +186,3 @@ def _with_prompts(episodes: list[RunningEpisode], context: ContextBuilder, *, is
         episode.prompt = prompt
         if prompt is None and episode.stop is None:
             episode.stop = StopReason.CONTEXT_FULL
-    return [episode for episode in episodes if episode.stop is None]

@@ -37,9 +37,8 @@ class RunningEpisode:
     history: list[PastTurn] = field(default_factory=list)
     carried_ids: list[int] = field(default_factory=list)  # tokens that precede the next prompt
     prompt: Prompt | None = None  # of the turn in progress
-    turn: Turn | None = None  # the turn in progress, still without its outcome
+    turn: Turn | None = None  # the turn in progress, still without its outcome; `None` before the first
     is_sent: bool = False  # whether the environment was asked for an answer
-    is_started: bool = False  # whether the environment has given the first observation
     stop: StopReason | None = None
     error: str = ""
 
@@ -70,11 +69,10 @@ class RunningEpisode:
 
     def await_answer(self) -> None:
         """Awaits the first observation, or the outcome of the last action."""
-        if self.is_started:
-            self._await_outcome()
-            return
-        self.observation, self.info = checked_answer(*self.env.reset_wait())
-        self.is_started = True
+        if self.turn is None:
+            self.observation, self.info = checked_answer(*self.env.reset_wait())
+        else:
+            self._await_outcome(self.turn)
 
     def ids_to_continue(self) -> list[int]:
         """Returns the token ids that the policy continues."""
@@ -110,10 +108,8 @@ class RunningEpisode:
         """Whether the environment's answer is available without waiting, or the episode has ended."""
         return self.stop is not None or not self.is_sent or self.env.has_answer()
 
-    def _await_outcome(self) -> None:
+    def _await_outcome(self, turn: Turn) -> None:
         """Awaits the outcome of the action, computes the reward and records the turn."""
-        turn = self.turn
-        assert turn is not None
         observation, env_reward, terminated, truncated, info = self.observation, 0.0, False, False, self.info
         if self.is_sent:
             observation, env_reward, terminated, truncated, info = self.env.step_wait()

@@ -57,23 +57,10 @@ class PromptArguments(FewShotArguments):
         """Returns the name or folder of the prompt template."""
         return self.prompt_template or suite.prompt_template
 
-    def response_options(self, suite: TaskSuite, tokenizer: Any) -> dict[str, Any]:
-        """Returns the arguments of `ContextBuilder` for the length and format of responses."""
-        return {}
-
     def build_context(
         self, suite: TaskSuite, tokenizer: Any, shots: FewShot, context: str, history_length: int, **others: Any
     ) -> ContextBuilder:
-        """Creates the builder of the prompts.
-
-        Args:
-            suite: The tasks.
-            tokenizer: Tokenizer of the policy.
-            shots: Example episodes before the first prompt.
-            context: `"windowed"` or `"concatenated"`.
-            history_length: Number of past turns in a windowed prompt.
-            **others: Further arguments of `ContextBuilder`.
-        """
+        """Creates the builder of the prompts; `others` are further arguments of `ContextBuilder`."""
         return ContextBuilder(
             tokenizer,
             PromptTemplate.load(self.template_for(suite)),
@@ -82,7 +69,6 @@ class PromptArguments(FewShotArguments):
             max_prompt_tokens=self.max_prompt_length,
             chat_template_kwargs=template_settings(self.chat_template_kwargs),
             examples=shots.examples,
-            **self.response_options(suite, tokenizer),
             **others,
         )
 
@@ -104,10 +90,11 @@ class ResponseArguments(PromptArguments):
         calls_tools = self.action_format == "tool_calls" and not self.prompt_template
         return "tool_calls" if calls_tools else super().template_for(suite)
 
-    def response_options(self, suite: TaskSuite, tokenizer: Any) -> dict[str, Any]:
-        """Returns the arguments of `ContextBuilder` for the length and format of responses."""
+    def build_context(self, suite: TaskSuite, tokenizer: Any, *rules: Any, **others: Any) -> ContextBuilder:
+        """Creates the builder of the prompts, with the format and maximum length of responses."""
         actions = action_format(self.action_format, tokenizer, suite.tools, verbatim=suite.verbatim)
-        return {"actions": actions, "max_response_tokens": self.max_completion_length}
+        length = self.max_completion_length
+        return super().build_context(suite, tokenizer, *rules, actions=actions, max_response_tokens=length, **others)
 
 
 @dataclass
@@ -160,25 +147,13 @@ class RolloutSettings(RewardArguments):
         check_bounds(self)
 
     def is_won(self, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> bool:
-        """Returns whether an episode is solved.
-
-        Args:
-            terminated: Whether the environment ended the episode.
-            truncated: Whether the environment cut the episode off.
-            info: Last info dictionary.
-        """
+        """Returns whether an episode is solved, given what the environment returned last."""
         if self.success_rule == "ended-with-score":
             return (terminated or truncated) and info["score"] > 0
         return bool(info["won"]) and terminated
 
     def reward(self, env_reward: float, *, won: bool, is_valid: bool) -> float:
-        """Computes the reward of a turn.
-
-        Args:
-            env_reward: Reward from the environment.
-            won: Whether the turn solved the task.
-            is_valid: Whether the turn's action was valid.
-        """
+        """Computes the reward of a turn; `won` if the turn solved the task."""
         paid = self.env_reward_weight * env_reward + self.success_reward * won
         return paid if is_valid else paid - self.invalid_action_penalty
 

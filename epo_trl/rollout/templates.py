@@ -15,18 +15,16 @@ from epo_trl.errors import InputError
 TEMPLATES = Path(__file__).parent.parent / "templates"
 PARTS = ("first", "next", "history", "followup")
 OPTIONAL_PARTS = ("example",)
-# Fields that the rollout fills. Every key of the environment's `info` is also a field, except in `history`.
-FIELDS = frozenset({"task", "observation", "turn", "turns_taken", "admissible_actions"})
-FIRST_FIELDS = FIELDS | {"examples"}
-NEXT_FIELDS = FIRST_FIELDS | {"history", "history_length"}
-HISTORY_FIELDS = frozenset({"turn", "observation", "action", "thought"})
-EXAMPLE_FIELDS = frozenset({"number", "task", "history"})
-# Values of the types that the rollout gives, whatever the environment calls by these names.
-_IN_PROMPTS = {
-    **dict.fromkeys(("turn", "turns_taken", "history_length"), 1),
-    **dict.fromkeys(("observation", "history", "examples"), ""),
+# Fields that the rollout fills, with a value of their type, whatever the environment calls by these names. In prompts
+# (all parts but `history` and `example`), every key of the environment's `info` is also a field.
+_PROMPT: dict[str, Any] = {"observation": "", "turn": 1, "turns_taken": 1}
+_FIELDS: dict[str, dict[str, Any]] = {
+    "first": {**_PROMPT, "examples": ""},
+    "next": {**_PROMPT, "examples": "", "history": "", "history_length": 1},
+    "history": {"turn": 1, "observation": "", "action": "", "thought": ""},
+    "followup": _PROMPT,
+    "example": {"number": 1, "task": "", "history": ""},
 }
-_IN_PARTS = {**dict.fromkeys(HISTORY_FIELDS | EXAMPLE_FIELDS, ""), "turn": 1, "number": 1}
 
 
 class PastTurn(NamedTuple):
@@ -151,15 +149,9 @@ class PromptTemplate:
 
     def check(self, info: Mapping[str, Any]) -> None:
         """Raises `TemplateError` if a file uses a field that nothing provides, or in a format that its value lacks."""
-        provided = set(info)
-        fields = {
-            "first": FIRST_FIELDS | provided,
-            "next": NEXT_FIELDS | provided,
-            "history": HISTORY_FIELDS,
-            "followup": FIELDS | provided,
-            "example": EXAMPLE_FIELDS,
-        }
-        for part, allowed in fields.items():
+        for part, values in _FIELDS.items():
+            if part not in ("history", "example"):
+                values = {"task": "", "admissible_actions": (), **info, **values}
             shown = _fields(getattr(self, part), f"{part}.txt")
             empty = sorted(name for name in shown if info.get(name, "") is None)
             if empty:
@@ -167,15 +159,13 @@ class PromptTemplate:
                     f"prompt_template {self.name!r}, {part}.txt: shows {{{empty[0]}}}, which the environment does not "
                     "give with its current settings; use another template or change them"
                 )
-            unknown = shown - allowed
+            unknown = shown - values.keys()
             if unknown:
                 raise TemplateError(
                     f"prompt_template {self.name!r}, {part}.txt: unknown field {sorted(unknown)}; "
-                    f"expected one of {', '.join(sorted(allowed))}"
+                    f"expected one of {', '.join(sorted(values))}"
                 )
             try:
-                is_prompt = part not in ("history", "example")
-                values = {**dict.fromkeys(allowed, ""), **info, **_IN_PROMPTS} if is_prompt else _IN_PARTS
                 render(getattr(self, part), values)
             except Exception as error:  # a value of the environment may raise any
                 raise TemplateError(

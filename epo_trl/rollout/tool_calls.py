@@ -64,11 +64,7 @@ class ToolCalls:
         """Parses the one tool call of a response.
 
         Without a call, the response is the final answer if that tool exists; a malformed or truncated call is not.
-
-        Args:
-            response: Response whose ids are parsed.
-            admissible: Not used: a call is checked against its tool.
-            require_think: Whether a call without reasoning before it is invalid.
+        A call is checked against its tool, so `admissible` is not used.
         """
         from trl.chat_template_utils import parse_response
 
