@@ -182,3 +182,10 @@ def test_textworld_parses_every_text_by_one_function_and_keeps_its_grammar():
         'derivation = _parse_and_convert(start, rule_name="symbols"',
     )
     expect_lines("_logic", inspect.getsource(pddl), "self._logic = ", "self._logic.grammar.derive(")
+
+
+def test_a_client_of_openenv_holds_the_connection_of_its_session():
+    openenv = pytest.importorskip("openenv.core")
+    expect("_ws", None, lambda: openenv.GenericEnvClient("http://localhost:1")._ws)
+    source = inspect.getsource(openenv.EnvClient)
+    expect_lines("_ws", source, "self._ws = await ws_connect(", "await self._ws.send(", "self._ws.recv()")

@@ -15,7 +15,9 @@ from server_process import running_server
 from tool_worlds import check_training
 
 from epo_trl.envs import EnvError
+from epo_trl.envs.adapters.loop import submit
 from epo_trl.envs.adapters.openenv import OpenEnvArguments
+from epo_trl.envs.registry import build_suite as build_registered
 from epo_trl.envs.testing import EnvContract
 
 SESSIONS = 12
@@ -79,6 +81,8 @@ def test_what_the_server_does_not_take_is_an_invalid_action(url):
 class Ending:
     """A server of `epo-trl serve` whose game fails at the second step, or ends by its turn limit."""
 
+    _ws = None
+
     def __init__(self, fails):
         self.fails, self.failed = fails, False
 
@@ -108,6 +112,41 @@ def test_a_served_game_that_fails_aborts_the_episode_and_its_turn_limit_truncate
             env.step("look")
     else:
         assert env.step("look")[:4] == ("late", 0.0, False, True)
+
+
+def test_a_connection_that_is_lost_aborts_the_episode_and_the_next_one_has_another(url):
+    """The client connects again by itself, to a session that would play on without a reset."""
+    env = build_suite(url).make_env()
+    for _ in range(2):
+        env.reset(options={"task_id": "train/0"})
+        submit(env._client._ws.close()).result()
+        with pytest.raises(EnvError, match="the connection was lost"):
+            env.step("red")
+    env.reset(options={"task_id": "train/0"})
+    submit(env._client._ws.close()).result()
+    env.reset(options={"task_id": "train/0"})
+    assert env.step("red")[4]["won"]
+    env.close()
+
+
+def test_a_reset_that_an_idle_session_refuses_opens_another(url):
+    class Idle:
+        async def reset(self, **options):
+            raise RuntimeError("Server error: session: closed (code: EXECUTION_ERROR)")
+
+        async def close(self):
+            pass
+
+    env = build_suite(url).make_env()
+    env._client = Idle()
+    env.reset(options={"task_id": "train/0"})
+    assert env.step("red")[4]["won"]
+    env.close()
+
+
+def test_a_run_may_go_on_with_a_server_of_another_address():
+    given = [OpenEnvArguments(base_url=f"http://{host}", timeout_seconds=len(host)) for host in ("a", "bcd")]
+    assert build_registered(given[0]).settings == build_registered(given[1]).settings
 
 
 def test_a_session_that_cannot_be_closed_is_warned_of():

@@ -7,13 +7,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from processes import assert_gone, assert_soon, is_running
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.base import Faults
-from epo_trl.envs.scienceworld import ScienceWorldSuite
+from epo_trl.envs.scienceworld import ScienceWorldSuite, host
 from epo_trl.envs.scienceworld.folder import RunFolder, remove_abandoned
 from epo_trl.envs.scienceworld.jvm import Jvm, find_java, heap_mb_for
 from epo_trl.envs.scienceworld.world import World
@@ -219,13 +220,30 @@ def test_the_heap_grows_with_the_worlds_and_running_ones_stay():
     more = [suite.make_env() for _ in range(9)]
     reset(more[0])
     heaps = [jvm.heap_mb for jvm in suite._hosts[0]._jvms]
-    assert heaps == [heap_mb_for(8), heap_mb_for(10)]
+    assert heaps == [heap_mb_for(8), heap_mb_for(16)]
     assert first.step("look around")[4]["accepted"]
     old, _ = pids_of(suite)
     reset(first)
     assert not is_running(old) and len(pids_of(suite)) == 1
     for env in [first, *more]:
         env.close()
+
+
+def test_seats_that_are_taken_one_by_one_start_few_jvms(monkeypatch):
+    heaps = []
+
+    class StubJvm:
+        is_alive, process = True, SimpleNamespace(hung=False)
+
+        def __init__(self, heap_mb, *rest):
+            heaps.append(heap_mb)
+
+    monkeypatch.setattr(host, "Jvm", StubJvm)
+    monkeypatch.setattr(host, "World", lambda jvm: SimpleNamespace(jvm=jvm, release=lambda: None))
+    owner = host.Host(host.JvmSettings())
+    for _ in range(64):  # as clients come to a server
+        owner.world(owner.take_seat())
+    assert heaps == [heap_mb_for(worlds) for worlds in (8, 16, 32, 64)]
 
 
 @pytest.mark.slow

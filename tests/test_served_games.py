@@ -13,9 +13,11 @@ from epo_trl.envs.adapters.openenv_server import GameSession, ServedGames
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.trap import TrapSuite
 
+FAILURES = {"fail": RuntimeError("it failed"), "exit": SystemExit(3), "next": StopIteration(), "key": KeyError("fact")}
+
 
 class Count(TextEnv):
-    """Counts the actions; `fail` raises, `hang` waits for the event, `win` wins."""
+    """Counts the actions; those of `FAILURES` raise, `hang` waits for the event, `win` wins."""
 
     release = threading.Event()
     threads: set = set()
@@ -30,8 +32,8 @@ class Count(TextEnv):
         return f"{options['task_id']} with seed {seed}, options {options.get('hard')}", self._info()
 
     def step(self, action):
-        if action == "fail":
-            raise RuntimeError("it failed")
+        if action in FAILURES:
+            raise FAILURES[action]
         if action == "hang":
             Count.release.wait(10)
         self.steps += 1
@@ -150,6 +152,20 @@ def test_after_an_end_or_a_failure_only_a_reset_helps(actions):
         play(session, *actions, seed=0)
     with pytest.raises(EnvError, match="step: expected a running episode, got none"):
         asyncio.run(session.step_async(SimpleNamespace(message="a")))
+    assert play(session, "a", seed=0).turn == 1
+
+
+@pytest.mark.parametrize("instant", [False, True])
+@pytest.mark.parametrize(
+    ("action", "says"), [("exit", "SystemExit: 3"), ("next", "StopIteration: "), ("key", "KeyError: 'fact'")]
+)
+def test_whatever_a_game_raises_is_an_error_of_its_episode(action, says, instant):
+    """OpenEnv answers an `Exception`; a future never ends with `StopIteration`."""
+    suite = Counts()
+    suite.instant = instant
+    session = make_session(ServedGames(suite, call_timeout_seconds=5.0))
+    with pytest.raises(EnvError, match=says):
+        play(session, action, seed=0)
     assert play(session, "a", seed=0).turn == 1
 
 

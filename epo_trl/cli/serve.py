@@ -24,7 +24,7 @@ USAGE = f"""usage: epo-trl serve ENV [--port 8000] [--seats 64] [--option value 
 ENV is {", ".join(ENVIRONMENTS)}, or 'module:Class' for a custom environment. Examples:
   epo-trl serve trap
   epo-trl serve alfworld --games generated --port 8001
-  epo-trl serve scienceworld --jvms 2 --seats 32
+  epo-trl serve scienceworld --seats 32
 All options: epo-trl serve ENV --help"""
 MAX_MESSAGE_BYTES = 2**20
 

@@ -88,6 +88,7 @@ class NumberedEnv(TextEnv):
     def _seed(self, options: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
         """Ends the episode, and returns the seed of the next task and the other options."""
         self._running, rest = False, dict(options or {})
+        rest.pop("state_key", None)  # which these environments do not give
         split, number = split_task_id(rest.pop("task_id", None), self.given.sizes)
         return FIRST_SEED[split] + number, rest
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 from epo_trl.bounds import Positive, option
 from epo_trl.envs.adapters.loop import submit
@@ -36,6 +36,7 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
     def __init__(self, given: OpenEnvArguments, name: str) -> None:
         super().__init__(given, name)
         self._client: Any = None
+        self._socket: Any = None  # connection of the episode
         self._state: Mapping[str, Any] = {}
 
     def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
@@ -46,6 +47,7 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
     def reset_wait(self) -> tuple[str, Info]:
         """Returns the result of `reset_async`."""
         result = self._requested()
+        self._socket = self._client._ws
         self._state = _mapping(result.observation)
         return self._text(), self._begin(self._state)
 
@@ -98,11 +100,15 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
             raise EnvError(f"base_url: {self.given.base_url}: {reason}{advice}") from error
 
     async def _reset(self, options: dict[str, Any]) -> Any:
-        if self._client is None:
-            from openenv.core import GenericEnvClient
+        if self._client is not None:
+            try:
+                return await self._client.reset(**options)
+            except RuntimeError:  # the server may have ended a session that was idle for long
+                await self._close()
+        from openenv.core import GenericEnvClient
 
-            self._client = GenericEnvClient(self.given.base_url, message_timeout_s=self.given.timeout_seconds)
-            await self._client.connect()
+        self._client = GenericEnvClient(self.given.base_url, message_timeout_s=self.given.timeout_seconds)
+        await self._client.connect()
         return await self._client.reset(**options)
 
     async def _close(self) -> None:
@@ -117,14 +123,17 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
         if payload is None:
             return "an action is a JSON object here"
         try:
-            return await self._client.step(payload)
+            result = await self._client.step(payload)
         except RuntimeError as error:
             if not str(error).endswith(_REFUSALS):
                 raise
             state = await self._client.state()
             if not _mapping(state).get("running", True):  # a game of `epo-trl serve` has failed
                 raise
-            return str(error)
+            result = str(error)
+        if self._client._ws is not self._socket:  # the client has connected again, to a session without this episode
+            raise ConnectionError("the connection was lost, and the episode with it")
+        return result
 
     def _payload(self, action: str) -> dict[str, Any] | None:
         if self.given.action_key:
@@ -172,6 +181,8 @@ class OpenEnvSuite(NumberedSuite):
 @dataclass
 class OpenEnvArguments(NumberedArguments):
     """An environment on an OpenEnv server."""
+
+    MAY_CHANGE: ClassVar[frozenset[str]] = NumberedArguments.MAY_CHANGE | {"base_url", "timeout_seconds"}
 
     base_url: str = option("http://localhost:8000", "URL of the server.")
     suite_name: str = option("openenv", "Name of the suite in reports.")

@@ -20,6 +20,7 @@ from typing import Any
 from epo_trl import __version__
 from epo_trl.envs.adapters.numbered import FIRST_SEED
 from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
+from epo_trl.envs.border import ends_episode_alone, error_text
 
 MAX_ACTION_CHARACTERS = 100_000
 TASK_OPTIONS = ("task_id", "split", "index")
@@ -147,7 +148,7 @@ class GameSession:
 
     async def _call(self, function: Callable[[], Any]) -> Any:
         try:
-            return await self._games.call(function)
+            return await self._games.call(partial(_contained, function))
         except BaseException:
             self._failed = True  # the environment may have moved, or still move
             raise
@@ -255,6 +256,18 @@ class GameSession:
         self._closed = True
         if self._env is not None:
             self._games.call_later(self._env.close)
+
+
+def _contained(function: Callable[[], Any]) -> Any:
+    """Calls an environment. Its exceptions become `EnvError`: a future cannot hold all, nor does OpenEnv catch all."""
+    try:
+        return function()
+    except EnvError:
+        raise
+    except BaseException as error:
+        if not ends_episode_alone(error):
+            raise
+        raise EnvError(error_text(error)) from error
 
 
 def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> Any:

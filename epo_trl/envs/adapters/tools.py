@@ -136,7 +136,7 @@ class ToolSuite(TaskSuite):
 class ToolsArguments:
     """An environment written for TRL's `environment_factory`."""
 
-    MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(["iid_rows", "ood_rows", "demonstrator"])
+    MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(["rows", "iid_rows", "ood_rows", "demonstrator"])
 
     factory: str = option("", "TRL's `environment_factory`, as 'module:Class'.")
     rows: str = option(

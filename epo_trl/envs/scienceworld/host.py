@@ -76,6 +76,8 @@ class Host(Seats):
         jvm = self._jvms[-1] if self._jvms else None
         if jvm is None or not jvm.is_alive or len(self._seats) > self._room:
             worlds = max(len(self._seats), _LEAST_WORLDS)
+            if jvm is not None and worlds > self._room:  # seats may be taken one by one, as on a server
+                worlds = max(worlds, 2 * self._room)
             given = self._settings.heap_mb
             self._faults.restarts += jvm is not None and not jvm.is_alive
             jvm = Jvm(given or heap_mb_for(worlds), self._settings.java, self._settings.timeout_seconds)
