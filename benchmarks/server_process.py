@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def free_port() -> int:
@@ -19,16 +20,23 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
+def start_program(words: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts `python WORDS...`."""
+    return subprocess.Popen([sys.executable, *words], env=env)
+
+
 @contextmanager
-def running_server(command: Callable[[int], Sequence[str]]) -> Iterator[tuple[str, int]]:
+def running_server(
+    command: Callable[[int], Sequence[str]], start: Callable[..., Any] = start_program
+) -> Iterator[tuple[str, int]]:
     """Yields the server's URL and process id.
 
     Args:
-        command: Function from the port to the words of the command.
+        command: Function from the port to the words of the command, after `python`.
+        start: Starts a process with the words, and with variables of the environment.
     """
     port = free_port()
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    server = subprocess.Popen(command(port), env=env)
+    server = start(command(port), {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])})
     try:
         for _ in range(600):
             with socket.socket() as client:
@@ -44,6 +52,6 @@ def running_server(command: Callable[[int], Sequence[str]]) -> Iterator[tuple[st
         server.wait()
 
 
-def served(*words: str) -> AbstractContextManager[tuple[str, int]]:
+def served(*words: str, **options: Any) -> AbstractContextManager[tuple[str, int]]:
     """Runs `epo-trl serve` with these words, see `running_server`."""
-    return running_server(lambda port: [sys.executable, "-m", "epo_trl.cli", "serve", *words, "--port", str(port)])
+    return running_server(lambda port: ["-m", "epo_trl.cli", "serve", *words, "--port", str(port)], **options)

@@ -26,8 +26,7 @@ def run(words: Sequence[Any], *, cwd: Path, log: Path, **env: str) -> subprocess
     try:
         return subprocess.CompletedProcess(words, process.wait(), log.read_text())
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
 
 
 class Fork:
@@ -50,10 +49,20 @@ class Fork:
             time.sleep(0.01)
         return code
 
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
 
-def start(words: Sequence[Any], *, cwd: Path, log: Path, **env: str) -> Fork:
+
+def start_server(words: Sequence[Any], env: Mapping[str, str]) -> Fork:
+    """Starts `python WORDS...` as `start` does, for `running_server`; it writes where the tests do."""
+    return start(words, cwd=Path.cwd(), log=None, **env)
+
+
+def start(words: Sequence[Any], *, cwd: Path, log: Path | None, **env: str) -> Fork:
     """Starts `python WORDS...`, a script or `-m MODULE`, in a process group of its own."""
-    log.write_bytes(b"")
+    if log:
+        log.write_bytes(b"")
     pid = os.fork()
     with contextlib.suppress(ProcessLookupError):  # it has ended
         os.setpgid(pid, pid)
@@ -83,11 +92,12 @@ def start(words: Sequence[Any], *, cwd: Path, log: Path, **env: str) -> Fork:
         os._exit(code)
 
 
-def _forget_the_tests(cwd: Path, log: Path, env: Mapping[str, str]) -> None:
+def _forget_the_tests(cwd: Path, log: Path | None, env: Mapping[str, str]) -> None:
     """Puts the child where a program begins: its output, its folder, and nothing that tests have set or loaded."""
-    output = os.open(log, os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(output, stream)
+    if log:
+        output = os.open(log, os.O_WRONLY | os.O_APPEND)
+        for stream in (1, 2):
+            os.dup2(output, stream)
     sys.stdout, sys.stderr = (open(stream, "w", closefd=False) for stream in (1, 2))
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         signal.signal(number, handler)

@@ -7,6 +7,7 @@ import pytest
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.checker import EnvCheckError, check_task_suite, check_text_env
+from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 
 TASKS = ("train/0", "iid/1")
@@ -311,6 +312,17 @@ def test_training_may_name_a_task_more_than_once():
     twice = type("Weighed", (BrokenSuite,), {"spoil": lambda self, split, ids: ids * (1 + (split == "iid"))})()
     with pytest.raises(EnvCheckError, match="'iid/0' occurs twice"):
         check_task_suite(twice)
+
+
+class ChosenByHash(ToySuite):
+    def task_ids(self, split):
+        return sorted(super().task_ids(split), key=hash)
+
+
+def test_a_choice_by_hash_is_found_by_the_other_process():
+    contract = type("Contract", (EnvContract,), {"make_suite": lambda self: ChosenByHash()})()
+    with pytest.raises(AssertionError, match="two processes made different lists"):
+        contract.test_another_process_sees_the_same_lists_and_starts()
 
 
 def test_a_failed_check_is_an_environment_error():

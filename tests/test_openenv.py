@@ -1,6 +1,5 @@
 """Environments behind a server of OpenEnv keep our contract, and train. The server is the package's own."""
 
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +8,7 @@ import pytest
 
 pytest.importorskip("openenv")
 
+import forked
 from openenv_server import wait_for_seat
 from processes import assert_soon
 from server_process import running_server
@@ -25,7 +25,7 @@ SESSIONS = 12
 
 def serving(sessions):
     script = Path(__file__).with_name("openenv_server.py")
-    return running_server(lambda port: [sys.executable, str(script), str(port), str(sessions)])
+    return running_server(lambda port: [str(script), str(port), str(sessions)], start=forked.start_server)
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,8 @@ import asyncio
 import json
 import re
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -14,11 +13,13 @@ import pytest
 
 pytest.importorskip("openenv")
 
+import forked
+import server_process
 import websockets
 from datasets import Dataset
 from openenv.core import GenericEnvClient
 from openenv_server import wait_for_seat
-from server_process import served
+from processes import assert_soon
 from tool_worlds import chat_tokenizer, scripted_model, train_with_trl
 
 from epo_trl.cli.serve import main
@@ -33,11 +34,13 @@ SEATS = 64
 PAGE = Path(__file__).parents[1] / "docs" / "serve.md"
 PROMPT = [{"role": "user", "content": "Act."}]
 GAMES = "--games generated --n_train 6 --n_iid 2 --n_ood 2".split()
+served = partial(server_process.served, start=forked.start_server)
 
 
 @pytest.fixture(scope="module")
 def trap():
-    with served("trap", "--hatch", "0", "--seats", "3") as (url, _):
+    """In a process that imports for itself."""
+    with server_process.served("trap", "--hatch", "0", "--seats", "3") as (url, _):
         yield url
 
 
@@ -57,6 +60,7 @@ def client_suite(url, **settings):
 
 class TestServedTrap(EnvContract):
     expert_turns = None
+    test_another_process_sees_the_same_lists_and_starts = None  # TestColours has it of the same client
 
     @pytest.fixture(autouse=True)
     def server(self, trap):
@@ -179,11 +183,13 @@ asyncio.run(hold())
 """
 
 
-def test_a_full_server_refuses_and_a_killed_client_frees_its_seats(trap):
+def test_a_full_server_refuses_and_a_killed_client_frees_its_seats(trap, tmp_path):
     suite = client_suite(trap, train_tasks=5)
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, trap], stdout=subprocess.PIPE, text=True)
+    script, log = tmp_path / "hold.py", tmp_path / "log.txt"
+    script.write_text(HOLD)
+    holder = forked.start([script, trap], cwd=tmp_path, log=log)
     try:
-        assert holder.stdout.readline() == "seated\n"
+        assert_soon(lambda: log.read_text() == "seated\n", 120)
         with pytest.raises(EnvError, match="CAPACITY_REACHED"):
             suite.make_env().reset(options={"task_id": "train/0"})
     finally:
