@@ -188,7 +188,7 @@ def make(way: str, turns: int, episodes: int, words: int, sizes: dict[str, int])
             context="windowed" if "windowed" in way else "concatenated",
         )  # fmt: skip
         if way == "ours, not kept":
-            generation.can_reuse = lambda model: False
+            generation.can_reuse = lambda *args: False
         trainer = EPOTrainer(
             model,
             Games(task_as_long_as_a_tool(tokenizer, observation), observation),

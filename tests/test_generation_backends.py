@@ -177,7 +177,7 @@ def test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept(tmp_p
     episodes, caches = [], []
     reuse = generation.reusing_prefixes
     monkeypatch.setattr(generation, "reusing_prefixes", lambda *args: caches.append(reuse(*args)) or caches[-1])
-    for can_reuse in (generation.can_reuse, lambda model: False):
+    for can_reuse in (generation.can_reuse, lambda *args: False):
         monkeypatch.setattr(generation, "can_reuse", can_reuse)
         trainer = make_trainer(
             tmp_path, context="concatenated", max_turns=4, model=make_model(sharpness=4.0), **wrapped

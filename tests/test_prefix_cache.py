@@ -8,7 +8,7 @@ from generation_kit import ENDS, PAD, respond
 from trainer_kit import make_model
 from transformers import GenerationConfig
 
-from epo_trl.models.prefix_cache import PrefixCache, can_reuse, reusing_prefixes, settings_allow_reuse
+from epo_trl.models.prefix_cache import PrefixCache, can_reuse, reusing_prefixes
 
 
 def conversation(generate, *, turns, rows, leave=(), sample=True):
@@ -29,7 +29,7 @@ def conversation(generate, *, turns, rows, leave=(), sample=True):
 @pytest.mark.parametrize("sample", [True, False])
 def test_responses_are_those_of_generation_from_the_start(family, sample):
     model = make_model(family, sharpness=4.0).eval()
-    assert can_reuse(model)
+    assert can_reuse(model, model.generation_config)
     leave = [(), (2,), (0, 4), (), ()]
     expected = conversation(model.generate, turns=6, rows=6, leave=leave, sample=sample)
     lengths = {len(response) for responses in expected for response in responses}
@@ -142,7 +142,8 @@ def test_models_that_forget_are_told_apart():
         (MistralConfig(**sizes, **attention, sliding_window=None), True),
         (MambaConfig(**sizes, state_size=4), False),
     ]:
-        assert can_reuse(AutoModelForCausalLM.from_config(config)) == expected, config.model_type
+        model = AutoModelForCausalLM.from_config(config)
+        assert can_reuse(model, model.generation_config) == expected, config.model_type
 
 
 @pytest.mark.parametrize(
@@ -165,4 +166,4 @@ def test_settings_that_see_more_than_what_is_new_are_told_apart(settings, own, e
     model = make_model()
     model.generation_config.update(**own)
     config = GenerationConfig(max_new_tokens=3, pad_token_id=PAD, eos_token_id=ENDS, disable_compile=True, **settings)
-    assert settings_allow_reuse(model, config) == expected
+    assert can_reuse(model, config) == expected

@@ -1,6 +1,7 @@
 """A value of a YAML file that is of another kind than its option is refused by name; a string is left to the parser."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -55,14 +56,14 @@ class Options:
 )
 def test_another_kind_is_refused(name, value, takes):
     with pytest.raises(InputError) as error:
-        check_types({name: value}, [Options], "x.yaml")
+        check_types({name: value}, [Options], Path("x.yaml"))
     hint = "; put the word in quotes" if isinstance(value, int) and takes == "a string" else ""
     assert str(error.value) == f"{name}: expected {takes}, got {value!r} in x.yaml{hint}"
 
 
 def test_an_integer_written_as_a_float_is_shown_as_an_integer():
     with pytest.raises(InputError, match=r"count: expected an integer, got 50\.0 in x\.yaml; write 50$"):
-        check_types({"count": 50.0}, [Options], "x.yaml")
+        check_types({"count": 50.0}, [Options], Path("x.yaml"))
 
 
 def test_what_yaml_makes_of_no_is_explained_where_a_word_is_taken():
@@ -70,7 +71,7 @@ def test_what_yaml_makes_of_no_is_explained_where_a_word_is_taken():
         with pytest.raises(
             InputError, match=f"{name}: expected a string, got False in x.yaml; YAML reads no, .* quotes"
         ):
-            check_types({name: False}, [Options], "x.yaml")
+            check_types({name: False}, [Options], Path("x.yaml"))
 
 
 def test_what_is_right_and_what_the_parser_reads_pass():
@@ -78,8 +79,8 @@ def test_what_is_right_and_what_the_parser_reads_pass():
         "count": 3, "rate": 1, "flag": True, "word": "no", "choice": "steps", "maybe": None, "late": None,
         "words": ["a"], "numbers": [1, 2.5], "pairs": {"a": None}, "anything": object(), "elsewhere": [],
     }  # fmt: skip
-    check_types(right, [Options], "x.yaml")
-    check_types({name: "1e-3" for name in right}, [Options], "x.yaml")
+    check_types(right, [Options], Path("x.yaml"))
+    check_types({name: "1e-3" for name in right}, [Options], Path("x.yaml"))
 
 
 @pytest.mark.parametrize(

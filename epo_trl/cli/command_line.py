@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -67,10 +68,7 @@ class ConfigIsValid(Exception):  # noqa: N818 - not an error: it ends a program 
 
 
 class FirstParser(argparse.ArgumentParser):
-    """Reads some options and leaves the others."""
-
-    def __init__(self) -> None:
-        super().__init__(add_help=False, allow_abbrev=False)
+    """Reads some options and leaves the others. Create it with `add_help=False` and `allow_abbrev=False`."""
 
     def error(self, message: str) -> NoReturn:
         """Raises an error of argparse as `InputError`."""
@@ -92,7 +90,7 @@ def read_command_line(
         EnvError: If there is no environment.
         InputError: If the config or the algorithm is unknown, or the algorithm is not the recipe's.
     """
-    parser = FirstParser()
+    parser = FirstParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", nargs="?", action="append", default=[])
     parser.add_argument("--environment")
     parser.add_argument("--algorithm")
@@ -149,16 +147,13 @@ def find_config(name: str) -> Path:
     Raises:
         InputError: If neither exists.
     """
-    if Path(name).is_file():
-        return Path(name)
-    known = builtin_configs()
-    found = known.get(name.removesuffix(".yaml"))
-    if found is None:
-        raise InputError(
-            f"--config: expected a YAML file, or the name of a built-in config such as 'alfworld/tiny_cpu', got "
-            f"{name!r}{did_you_mean(name, known)}"
-        )
-    return found
+    for path in (Path(name), RECIPES / f"{name.removesuffix('.yaml')}.yaml"):
+        if path.is_file():
+            return path
+    raise InputError(
+        f"--config: expected a YAML file, or the name of a built-in config such as 'alfworld/tiny_cpu', got "
+        f"{name!r}{did_you_mean(name, builtin_configs())}"
+    )
 
 
 def find_warm_start(config: Path) -> Path | None:
@@ -178,7 +173,7 @@ class Program:
 
     Args:
         name: Name in messages.
-        configs: Configs to list, by the name that the user types.
+        find_configs: Finds the configs to list, by the name that the user types.
         one: Command for one process, up to `--config`.
         several: Command for several processes, with placeholders: `{settings}`, the name of a file in
             `accelerate_configs`, and `{processes}`, the option for their number.
@@ -187,27 +182,36 @@ class Program:
     """
 
     name: str
-    configs: Mapping[str, Path]
+    find_configs: Callable[[], Mapping[str, Path]]
     one: str
     several: str
     environment: str | None = None
     algorithm: str | None = None
+
+    @cached_property
+    def configs(self) -> Mapping[str, Path]:
+        """The configs to list, by the name that the user types."""
+        return self.find_configs()
 
 
 def recipe_file(
     recipe: Path, patterns: Sequence[str], environment: str | None = None, algorithm: str | None = None
 ) -> Program:
     """Creates the program of a recipe file; `patterns` are those of its configs, relative to its own folder."""
-    found = sorted({path for pattern in patterns for path in recipe.parent.glob(f"{pattern}.yaml")})
+
+    def find_configs() -> dict[str, Path]:
+        found = {path for pattern in patterns for path in recipe.parent.glob(f"{pattern}.yaml")}
+        return {str(path): path for path in sorted(found)}
+
     launch = f"accelerate launch --config_file accelerate_configs/{{settings}}.yaml{{processes}} {recipe}"
-    configs = {str(path): path for path in found}
-    return Program(recipe.name, configs, f"python {recipe}", launch, environment, algorithm)
+    return Program(recipe.name, find_configs, f"python {recipe}", launch, environment, algorithm)
 
 
 def builtin_command(name: str) -> Program:
     """Creates the program of a command of the package."""
     command = f"epo-trl {name}"
-    return Program(command, list_configs(name), command, f"{command} --accelerate_config {{settings}}{{processes}}")
+    launch = f"{command} --accelerate_config {{settings}}{{processes}}"
+    return Program(command, partial(list_configs, name), command, launch)
 
 
 def overview(program: Program, gpus: int) -> str:

@@ -35,7 +35,7 @@ _THEIRS = {"trl": 1, "transformers": 2}  # packages whose options come last in t
 
 
 def parse_options(line: CommandLine, *types: type) -> tuple[Any, ...]:
-    """Parses a command line into the task suite and one object per type.
+    """Parses a command line into the task suite and one object per type. Ends the program for `--help`.
 
     The settings of the environment are further fields. An unknown key is an error.
 
@@ -44,7 +44,17 @@ def parse_options(line: CommandLine, *types: type) -> tuple[Any, ...]:
         EnvError: If the environment or one of its settings is invalid.
         InputError: If the command line or the config is invalid.
     """
-    chosen, *rest = RecipeParser(line, types).parse()
+    parser = RecipeParser(line, types)
+    given, _ = parser.parse_known_args(line.options)
+    _check_device(given, line.config)
+    settle_defaults(given)
+    try:
+        chosen, *rest = [
+            each(**{entry.name: getattr(given, entry.name) for entry in fields(each) if entry.init})
+            for each in parser.dataclass_types[1:]
+        ]
+    except ValueError as error:  # of a dataclass that rejects a value
+        raise InputError(str(error)) from error
     suite = build_suite(chosen)
     if line.check_only:
         raise ConfigIsValid
@@ -94,23 +104,6 @@ class RecipeParser(HfArgumentParser):
         help_all = "show all options, with those of TRL and transformers"
         self.add_argument(HELP_ALL, action="store_true", default=argparse.SUPPRESS, help=help_all)
 
-    def parse(self) -> list[Any]:
-        """Returns the settings of the environment and one object per type. Ends the program for `--help`.
-
-        Raises:
-            InputError: If an option is invalid, or a dataclass rejects its value.
-        """
-        given, _ = self.parse_known_args(self._line.options)
-        _check_device(given, self._line.config)
-        settle_defaults(given)
-        try:
-            return [
-                each(**{entry.name: getattr(given, entry.name) for entry in fields(each) if entry.init})
-                for each in self.dataclass_types[1:]
-            ]
-        except ValueError as error:
-            raise InputError(str(error)) from error
-
     def error(self, message: str) -> NoReturn:
         """Raises an error of argparse as `InputError`."""
         raise InputError(message)
@@ -150,7 +143,7 @@ class RecipeParser(HfArgumentParser):
             )
         if unknown:
             raise InputError(f"{unknown[0]}: unknown in {config_name(config)}{did_you_mean(unknown[0], known)}")
-        check_types(values, self.dataclass_types, config_name(config))
+        check_types(values, self.dataclass_types, config)
 
     def _check_choices(self) -> None:
         """Raises `InputError` for a word of the YAML file that is none of its option's choices."""
@@ -221,8 +214,8 @@ _EXPECTED = {
 }  # fmt: skip
 
 
-def check_types(values: Mapping[str, Any], classes: Iterable[type], where: str) -> None:
-    """Rejects values of the YAML file `where` whose type is not that of their field. Strings are left to the parser.
+def check_types(values: Mapping[str, Any], classes: Iterable[type], config: Path) -> None:
+    """Rejects values of a YAML file whose type is not that of their field. Strings are left to the parser.
 
     Raises:
         InputError: If a value has the wrong type. The message names the field, the expected type and the value.
@@ -245,6 +238,7 @@ def check_types(values: Mapping[str, Any], classes: Iterable[type], where: str) 
                     hint = "; put the word in quotes"
                 if isinstance(value, float) and value.is_integer() and "an integer" in expected:
                     hint = f"; write {value:.0f}"
+                where = config_name(config)
                 raise InputError(f"{entry.name}: expected {expected}, got {value!r} in {where}{hint}") from error
 
 

@@ -145,7 +145,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
             return 0
         if not argv[0].startswith("-"):
             argv = [option, *argv]
-    parser = FirstParser()
+    parser = FirstParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--accelerate_config", "--accelerate-config")
     for option in LAUNCH_OPTIONS:
         parser.add_argument(f"--{option}", f"--{option.replace('_', '-')}")
@@ -251,7 +251,7 @@ def run_program(main: Main, program: Program, argv: Sequence[str]) -> None:
             message = _run(main, options, program, with_traceback=TRACEBACK in argv)
             if message:
                 has_settings = any(word.startswith(("--config", "--environment")) for word in options)
-                advice = overview(program, 0) if program.configs and not has_settings else ""
+                advice = "" if has_settings or not program.configs else overview(program, 0)
                 _print_error(f"{program.name}: error: {message}\n{advice}")
                 raise SystemExit(1)
 

@@ -47,7 +47,12 @@ def protocol_context(
     Raises:
         ValueError: If the protocol prescribes another prompt template.
     """
-    protocol.check_template(options.template_for(suite))
+    template = options.template_for(suite)
+    if protocol.prompt_template not in ("", template):
+        raise InputError(
+            f"prompt_template: expected {protocol.prompt_template!r}, which protocol {protocol.name!r} prescribes, got "
+            f"{template!r}"
+        )
     rules = protocol.context, protocol.history_length
     return options.build_context(suite, tokenizer, shots or FewShot(), *rules, max_context_tokens=max_context_tokens)
 

@@ -91,14 +91,6 @@ class Protocol:
         plain = self.name.partition("+")[0]
         return replace(self, **changed, name=self.name + marks, description=f"{plain} but for what the name says.")
 
-    def check_template(self, template: str) -> None:
-        """Raises `InputError` if the protocol prescribes another prompt template."""
-        if self.prompt_template not in ("", template):
-            raise InputError(
-                f"prompt_template: expected {self.prompt_template!r}, which protocol {self.name!r} prescribes, got "
-                f"{template!r}"
-            )
-
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
         return asdict(self)

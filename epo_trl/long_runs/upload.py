@@ -23,14 +23,15 @@ def check_upload(args: Any) -> None:
 
     Collective: only the main process uploads, so only its network and token count.
     """
-    on_main_process(args, partial(_check_upload, args))
+    if args.push_to_hub:
+        on_main_process(args, partial(_check_upload, args))
 
 
 def _check_upload(args: Any) -> None:
     later = "or train without push_to_hub and upload afterwards: the same command with it then uploads the final model"
-    if args.push_to_hub and is_offline_mode():
+    if is_offline_mode():
         raise InputError(f"push_to_hub: expected a run that may reach the Hub, got HF_HUB_OFFLINE; unset it, {later}")
-    if args.push_to_hub and not (args.hub_token or get_token()):
+    if not (args.hub_token or get_token()):
         raise InputError(
             f"push_to_hub: expected a token of the Hub with write permission, got none; set HF_TOKEN or hub_token, "
             f"run hf auth login, {later}"

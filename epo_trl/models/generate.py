@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from epo_trl.devices import seeded
-from epo_trl.models.prefix_cache import PrefixCache, can_reuse, settings_allow_reuse
+from epo_trl.models.prefix_cache import PrefixCache, can_reuse
 
 # Settings besides the temperature that change the distribution, and the values that do not.
 UNCHANGED = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
@@ -60,7 +60,7 @@ class SamplingPolicy:
         self.config = GenerationConfig(**{**ends, **decoding(temperature), **(others or {})})
         self._random = torch.Generator().manual_seed(seed)
         with _without_own_settings(model):
-            own_cache = can_reuse(model) and settings_allow_reuse(model, self.config)
+            own_cache = can_reuse(model, self.config)
         self._calls = int(reuse_prefixes)
         self._cache = PrefixCache(model, self._calls) if own_cache else None
 

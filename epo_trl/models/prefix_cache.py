@@ -134,12 +134,6 @@ class _Call:
         return length < len(tokens) and torch.equal(self.ids[row][self.mask[row].bool()], tokens[:length])
 
 
-def can_reuse(model: Any) -> bool:
-    """Whether every layer uses full attention; other layers keep only part of the keys and values, or other states."""
-    layers = DynamicCache(config=model.config.get_text_config()).layers
-    return not getattr(model, "_is_stateful", False) and all(type(layer) is DynamicLayer for layer in layers)
-
-
 # Generation settings that depend only on the scores of the next token, or count new tokens. Others depend on the whole
 # sequence, which has padding between turns, or need their own cache.
 _HARMLESS = {
@@ -151,11 +145,15 @@ _HARMLESS = {
 _NEUTRAL = {"use_cache": True, "repetition_penalty": 1.0, "num_beams": 1, "num_return_sequences": 1}
 
 
-def settings_allow_reuse(model: Any, generation_config: Any) -> bool:
-    """Whether reuse gives the same result as generation from the start, with these settings.
+def can_reuse(model: Any, generation_config: Any) -> bool:
+    """Whether reuse gives the same result as generation from the start, for this model and these settings.
 
-    Unset settings default to the model's own.
+    Every layer must use full attention; other layers keep only part of the keys and values, or other states. Unset
+    settings default to the model's own.
     """
+    layers = DynamicCache(config=model.config.get_text_config()).layers
+    if getattr(model, "_is_stateful", False) or not all(type(layer) is DynamicLayer for layer in layers):
+        return False
     settings: dict[str, Any] = {}
     for config in (model.generation_config, generation_config):
         settings |= {name: value for name, value in config.to_dict().items() if value is not None}

@@ -6,6 +6,7 @@ import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -95,6 +96,7 @@ class Collected:
     played: list[Episode]
 
 
+@dataclass
 class Collector:
     """Collects the batches of a run and their metrics.
 
@@ -112,13 +114,14 @@ class Collector:
         end_ids: Tokens that end a response.
     """
 
-    def __init__(
-        self, suite: TaskSuite, methods: Methods, ranks: Comm, spare_tasks: Sequence[str], args: EPOConfig,
-        group_size: int, end_ids: Sequence[int],
-    ):  # fmt: skip
-        self._suite, self._methods, self._ranks, self._args = suite, methods, ranks, args
-        self._spare_tasks, self._group_size, self._end_ids = spare_tasks, group_size, end_ids
-        self._aborts = Streak(1)  # consecutive RL steps with aborted episodes
+    suite: TaskSuite
+    methods: Methods
+    ranks: Comm
+    spare_tasks: Sequence[str]
+    args: EPOConfig
+    group_size: int
+    end_ids: Sequence[int]
+    _aborts: Streak = field(default_factory=partial(Streak, 1), init=False)  # RL steps with aborted episodes
 
     def play(self, tasks: Sequence[str], play: Callable[..., list[Episode]], played: Played) -> list[Episode]:
         """Plays one episode per task, adds them to `played` and returns them.
@@ -128,11 +131,11 @@ class Collector:
             play: See `EPOTrainer.play`.
             played: What was played for the batch so far.
         """
-        faults_before = self._suite.faults()
+        faults_before = self.suite.faults()
         # One seed for all: the members of a group start from the identical state on every rank.
-        episodes = play([(task, self._args.seed) for task in tasks], description="rollout", times=played.times)
+        episodes = play([(task, self.args.seed) for task in tasks], description="rollout", times=played.times)
         played.episodes += episodes
-        played.faults += self._suite.faults() - faults_before
+        played.faults += self.suite.faults() - faults_before
         return episodes
 
     def collect(
@@ -148,21 +151,19 @@ class Collector:
         """
         if played is None:
             self.play(tasks, play, played := Played())
-        rewarded = [self._methods.with_rewards(episode) for episode in played.episodes]
+        rewarded = [self.methods.with_rewards(episode) for episode in played.episodes]
         batch = Collected(list(tasks), rewarded, played.episodes)
         selection: dict[str, float] = {}
-        if self._methods.overriding("keep_group"):
-            draw = random.Random(f"{self._args.seed}/{rl_step}")
+        if self.methods.overriding("keep_group"):
+            draw = random.Random(f"{self.args.seed}/{rl_step}")
             selection |= self._replace(batch, lambda tasks: self.play(tasks, play, played), draw)
-        if self._methods.overriding("choose_groups"):
+        if self.methods.overriding("choose_groups"):
             selection |= self._leave_out(batch)
-        metrics = rollout_metrics(
-            batch.played, played.times, played.faults, self._end_ids, self._ranks, self._args.device
-        )
-        metrics |= group_metrics(batch.episodes, self._group_size, self._ranks) | selection
+        metrics = rollout_metrics(batch.played, played.times, played.faults, self.end_ids, self.ranks, self.args.device)
+        metrics |= group_metrics(batch.episodes, self.group_size, self.ranks) | selection
         if self._aborts.add(metrics["env/aborted"] > 0):
-            errors = self._ranks.gather(first_errors(batch.played, self._ranks.index))
-            if self._ranks.index == 0:
+            errors = self.ranks.gather(first_errors(batch.played, self.ranks.index))
+            if self.ranks.index == 0:
                 share = metrics["env/aborted"]
                 message = (
                     f"{share:.0%} of the episodes of this batch were aborted; they are excluded from training and from "
@@ -175,24 +176,24 @@ class Collector:
         self, batch: Collected, play: Callable[[Sequence[str]], list[Episode]], draw: random.Random
     ) -> dict[str, float]:
         """Replaces the groups that a method rejects; returns the numbers of groups, discarded and rejected at last."""
-        first, size, discarded = self._ranks.index * len(batch.tasks), self._group_size, 0
-        for left in reversed(range(self._args.max_resamples + 1)):
+        first, size, discarded = self.ranks.index * len(batch.tasks), self.group_size, 0
+        for left in reversed(range(self.args.max_resamples + 1)):
             groups = self._groups(batch.episodes)
-            refused = [number for number, group in enumerate(groups) if not self._methods.keep_group(group)]
+            refused = [number for number, group in enumerate(groups) if not self.methods.keep_group(group)]
             if not refused or not left:
                 break
             discarded += len(refused)
-            new_tasks = {group: draw.choice(self._spare_tasks) for group in refused}
+            new_tasks = {group: draw.choice(self.spare_tasks) for group in refused}
             places = [i for i in range(len(batch.tasks)) if (first + i) // size in new_tasks]
             episodes = play([new_tasks[(first + i) // size] for i in places])
             for i, episode in zip(places, episodes, strict=True):
-                batch.tasks[i], batch.episodes[i] = episode.task_id, self._methods.with_rewards(episode)
+                batch.tasks[i], batch.episodes[i] = episode.task_id, self.methods.with_rewards(episode)
         return {"rollout/resampled_groups": discarded, "rollout/unwanted_groups": len(refused)}
 
     def _leave_out(self, batch: Collected) -> dict[str, float]:
         """Marks the episodes of the groups that the methods do not choose; returns the number of these groups."""
-        first, size = self._ranks.index * len(batch.tasks), self._group_size
-        chosen = self._methods.choose_groups(self._groups(batch.episodes))
+        first, size = self.ranks.index * len(batch.tasks), self.group_size
+        chosen = self.methods.choose_groups(self._groups(batch.episodes))
         batch.episodes = [
             replace(episode, left_out=not chosen[(first + i) // size]) for i, episode in enumerate(batch.episodes)
         ]
@@ -200,8 +201,8 @@ class Collector:
 
     def _groups(self, episodes: Sequence[Episode]) -> list[Group]:
         """Returns the groups of all ranks, in order. Collective."""
-        seen = self._ranks.gather([(episode.total_reward, episode.won, episode.is_usable) for episode in episodes])
-        members = [seen[i : i + self._group_size] for i in range(0, len(seen), self._group_size)]
+        seen = self.ranks.gather([(episode.total_reward, episode.won, episode.is_usable) for episode in episodes])
+        members = [seen[i : i + self.group_size] for i in range(0, len(seen), self.group_size)]
         return [Group(*zip(*group, strict=True)) for group in members]
 
 

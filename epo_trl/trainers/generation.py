@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 from epo_trl.devices import seeded
 from epo_trl.errors import InputError
 from epo_trl.models.generate import UNCHANGED, decoding
-from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes, settings_allow_reuse
+from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes
 from epo_trl.rollout import ContextBuilder, Engine, InStep, Response
 
 
@@ -233,7 +233,6 @@ class TurnGenerator(InStep, PolicyEngine):
         if trainer.use_vllm:
             return self.keeping_vllm_awake()
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        recomputes = trainer.use_transformers_continuous_batching or not can_reuse(model)
-        if recomputes or not settings_allow_reuse(model, trainer.generation_config):
+        if trainer.use_transformers_continuous_batching or not can_reuse(model, trainer.generation_config):
             return nullcontext()
         return reusing_prefixes(model, int(not context.is_windowed))
