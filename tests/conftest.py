@@ -56,7 +56,7 @@ def error_of(capsys):
 
     def run(main):
         with pytest.raises(SystemExit, match="^1$"):
-            run_program(main, Program("train.py", {}, "", "", environment="trap"), ["--seed", "1"])
+            run_program(main, Program("train.py", dict, "", "", environment="trap"), ["--seed", "1"])
         return capsys.readouterr().err.strip().splitlines()[-1]
 
     return run

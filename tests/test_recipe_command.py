@@ -71,13 +71,14 @@ def test_a_recipe_alone_lists_its_configs_and_the_command_for_this_machine(gpus,
 
 def test_other_numbers_of_gpus_say_so_to_the_launcher():
     configs = {name: Path(name) for name in ("a_1gpu.yaml", "a_8gpu.yaml")}
-    program = replace(recipe_file(Path("r.py"), []), configs=configs)
+    program = replace(recipe_file(Path("r.py"), []), find_configs=lambda: configs)
     assert "--num_processes 4 r.py --config a_8gpu.yaml" in command_line.command(program, 4)
     assert "--num_processes" not in command_line.command(program, 8)
 
 
 def test_a_recipe_without_a_config_for_gpus_names_the_one_it_has():
-    program = replace(recipe_file(Path("sft.py"), []), configs={"sft_tiny_cpu.yaml": Path("sft_tiny_cpu.yaml")})
+    configs = {"sft_tiny_cpu.yaml": Path("sft_tiny_cpu.yaml")}
+    program = replace(recipe_file(Path("sft.py"), []), find_configs=lambda: configs)
     assert command_line.command(program, 8) == "python sft.py --config sft_tiny_cpu.yaml"
 
 

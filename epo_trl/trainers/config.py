@@ -214,7 +214,9 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     def __post_init__(self) -> None:
         for slot in ("entropy_method", "policy_method"):
             setattr(self, slot, as_names(slot, getattr(self, slot)))
-        self._check_bounds()
+        check_bounds(self, THEIR_BOUNDS)
+        if not self.kappa_low <= self.kappa_high < math.inf:
+            raise InputError(f"kappa_high: expected a number >= kappa_low ({self.kappa_low}), got {self.kappa_high}")
         FewShotArguments.__post_init__(self)
         settle_defaults(self)
         if self.num_generations_eval not in (None, 1):
@@ -235,11 +237,6 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
 
     def _post_init_of_trl(self) -> None:
         GRPOConfig.__post_init__(self)
-
-    def _check_bounds(self) -> None:
-        check_bounds(self, THEIR_BOUNDS)
-        if not self.kappa_low <= self.kappa_high < math.inf:
-            raise InputError(f"kappa_high: expected a number >= kappa_low ({self.kappa_low}), got {self.kappa_high}")
 
     @property
     def micro_steps_per_rl_step(self) -> int:

@@ -61,6 +61,15 @@ class EPOPPOConfig(EPOConfig):
         True, "Whether advantages are normalized to mean 0 and deviation 1 over tokens."
     )
 
+    def __post_init__(self) -> None:
+        for name in ("critic_model_name_or_path", "critic_use_peft"):
+            if self.critic == "value_head" and getattr(self, name):
+                raise InputError(
+                    f"{name}: expected its default with critic='value_head', got {getattr(self, name)!r}. A value head "
+                    "has no transformer of its own. Set critic='separate'."
+                )
+        super().__post_init__()
+
     def _post_init_of_trl(self) -> None:
         """Hides groups of one from TRL, which rejects them in its config alone."""
         groups = self.num_generations
@@ -78,12 +87,3 @@ class EPOPPOConfig(EPOConfig):
                 f"{self.per_device_train_batch_size} with one step per generation"
             )
         return rows
-
-    def _check_bounds(self) -> None:
-        super()._check_bounds()
-        for name in ("critic_model_name_or_path", "critic_use_peft"):
-            if self.critic == "value_head" and getattr(self, name):
-                raise InputError(
-                    f"{name}: expected its default with critic='value_head', got {getattr(self, name)!r}. A value head "
-                    "has no transformer of its own. Set critic='separate'."
-                )
