@@ -388,6 +388,18 @@ def test_lora_trains_the_adapter_alone_with_the_base_as_reference(tmp_path, cont
     assert kl[0] == pytest.approx(0.0, abs=1e-6) and kl[2] > 1e-6
 
 
+def test_dropout_of_an_adapter_does_not_make_a_ratio_before_any_update(tmp_path):
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(
+        target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.5, init_lora_weights=False
+    )
+    trainer = with_episodes(make_trainer(tmp_path, peft_config=lora, num_iterations=2, max_steps=1))
+    scored = results_of(trainer, "_get_per_token_logps_and_entropies")
+    trainer.train()
+    (batch,) = trainer._buffered_inputs
+    torch.testing.assert_close(scored[-1][0].detach(), batch["old_per_token_logps"])
+
+
 def test_the_metrics_say_what_was_played(trained):
     trainer, _, batches = trained["windowed"]
     for k, (_, episodes) in enumerate(batches):

@@ -80,8 +80,7 @@ class EntropyMeter:
 
     def _ratio(self, start: int, end: int) -> list[float | None]:
         sums, counts = self._sums[:, start:end].tolist()
-        # The head computes log Z - E[z]: where the policy is certain, rounding makes that negative.
-        return [max(s / c, 0.0) if c else None for s, c in zip(sums, counts, strict=True)]
+        return [s / c if c else None for s, c in zip(sums, counts, strict=True)]
 
 
 def _edge_masks(turns: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -174,6 +174,12 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         "is that of a micro-batch, so it depends on how a batch is split.",
     )
 
+    disable_dropout: bool = option(
+        True,
+        "TRL's: whether dropout is off, also that of an adapter. With it, rollout, old and new log-probabilities each "
+        "have their own random mask, so a ratio differs from 1 before any update.",
+    )
+
     turn_buckets: Count = option(
         1,
         "Number of forward passes over which the turns of a micro-batch are spread, sorted by length. More passes "

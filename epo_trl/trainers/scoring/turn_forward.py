@@ -88,7 +88,7 @@ def score_turns(
     sums = {name: torch.stack(part).sum(0) for name, part in parts.items()}
     return TurnScores(
         log_probs=sums["log_probs"],
-        entropy=sums["entropy"],
+        entropy=sums["entropy"].clamp(min=0),  # log Z - E[z], which rounding makes negative where the policy is certain
         aux_loss=router_loss(router_outputs, [one.counted for one in passes]) if balanced else None,
         values=sums.get("state_values"),
         head={need: sums[need] for need in statistics},
