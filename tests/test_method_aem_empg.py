@@ -47,6 +47,15 @@ def test_empg_by_hand():
     torch.testing.assert_close(centred, want)
 
 
+def test_turns_whose_entropies_differ_by_rounding_have_the_same_weight():
+    """Two passes over the same turn in batches of different widths."""
+    batch = batch_of([[0, 1], [0, 1]], entropy=[[1.0, 1.0 + 1e-6], [1.0 + 3e-7, 1.0]], mask=[[1, 1], [1, 1]])
+    advantages = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+    assert torch.equal(AEM().modify_advantages(advantages, batch).advantages, advantages)
+    shaped = EMPG(zeta=0.5, center=False).modify_advantages(advantages, batch).advantages
+    assert torch.equal(shaped, torch.tensor([[1.5, 1.0], [-0.5, -1.0]]))
+
+
 @pytest.mark.parametrize("method", [AEM(), EMPG()])
 def test_a_batch_without_a_token_stays_as_it_is(method):
     batch = batch_of([[0, 0], [0, 1]], entropy=[[1.0, 2.0], [3.0, 4.0]], mask=[[0, 0], [0, 0]])

@@ -82,6 +82,7 @@ def test_the_shortest_path_may_join_episodes():
     edges = [("s", "x"), ("x", "s"), ("s", "y"), ("y", "z"), ("z", SUCCESS), ("x", "z"), ("u", "v")]
     assert distances_to_success(edges) == {SUCCESS: 0, "z": 1, "y": 2, "x": 2, "s": 3}
     assert distances_to_success([("a", "b")]) == {}
+    assert distances_to_success([(("a",), ("success",))]) == {}, "what an agent reads is no success"
 
 
 def test_rloo_and_reinforce_by_hand():

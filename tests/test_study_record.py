@@ -36,7 +36,9 @@ def test_optimizer_steps_become_rl_steps_and_what_one_logs_twice_is_averaged():
     assert rl_points(history, 2.0).to_dict("index") == {
         1: {"env/success_rate": 0.5, "entropy": 1.5}, 2: {"env/success_rate": 0.25, "entropy": 3.0},
     }  # fmt: skip
-    assert list(rl_points(history, 0.5).index) == [2, 4, 6, 8]  # an optimizer step that uses up two batches
+    # A log of two RL steps: an optimizer step that uses up two batches.
+    both = rl_points(history, 0.5)
+    assert list(both.index) == [*range(1, 9)] and both["entropy"].dropna().tolist() == [1, 1, 2, 2, 3, 3]
 
 
 def test_thinning_keeps_means_and_the_last_step_of_each():

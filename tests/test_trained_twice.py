@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from run_kit import StopAt, assert_bit_equal, logged, resumable, resumable_ppo, weights
-from trainer_kit import make_model, make_ppo, make_trainer, saved
+from trainer_kit import make_model, make_ppo, make_trainer, results_of, saved
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 INSIDE = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
@@ -78,6 +78,17 @@ def test_a_kl_term_that_is_new_after_a_checkpoint_inside_a_batch_gets_a_batch_wi
     with pytest.warns(UserWarning, match="resumed with other settings: .*beta"):
         other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
     assert other.rl_step == 3 and logged(other, "kl")[0] > 0
+
+
+def test_another_temperature_after_a_checkpoint_inside_a_batch_gets_a_batch_with_log_probs_at_it(tmp_path):
+    changes = {**INSIDE, "save_steps": 1, "max_steps": 4, "learning_rate": 0.0}
+    resumable(tmp_path, callbacks=[StopAt(3)], **changes).train()
+    other = resumable(tmp_path, resume_with_changes=True, temperature=2.0, **changes)
+    scored = results_of(other, "_get_per_token_logps_and_entropies")
+    with pytest.warns(UserWarning, match="resumed with other settings: .*temperature"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    old = other._buffered_inputs[3]["old_per_token_logps"]
+    torch.testing.assert_close(scored[-1][0].detach(), old)
 
 
 def test_between_updates_is_where_an_update_has_ended_though_an_epoch_s_last_one_is_short(tmp_path):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from epo_trl.bounds import NonNegative
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
-from epo_trl.methods.token_statistics import on_tokens, per_turn_means, turns_by_group
+from epo_trl.methods.token_statistics import ROUNDING_NATS, on_tokens, per_turn_means, turns_by_group
 
 
 @dataclass
@@ -18,7 +18,8 @@ class AEM(Method):
     """`A' = A * exp(-T h) / mean exp(-T h)`, equal for all tokens of a response, that is, of a turn.
 
     h is the mean token entropy of the response, scaled to run from 0 to 1 over the responses of its group on all ranks.
-    The mean is over the same responses. If all entropies are equal, the weights are 1. The weights carry no gradient.
+    The mean is over the same responses. If all entropies are equal up to rounding, the weights are 1. The weights
+    carry no gradient.
 
     Args:
         temperature: T. The paper uses 1. With 0 all weights are 1.
@@ -44,6 +45,6 @@ class AEM(Method):
     def _relative(self, entropy: Tensor, group: Tensor) -> Tensor:
         """Returns the weights of responses with this entropy, relative to their group."""
         low, width = group.min(), group.max() - group.min()
-        width = torch.where(width > 0, width, 1.0)
+        width = torch.where(width > ROUNDING_NATS, width, torch.inf)
         weight, others = ((-self.temperature * (x - low) / width).exp() for x in (entropy, group))
         return weight / others.mean()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from epo_trl.bounds import NonNegative
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
-from epo_trl.methods.token_statistics import on_tokens, per_turn_means, turns_by_group
+from epo_trl.methods.token_statistics import ROUNDING_NATS, on_tokens, per_turn_means, turns_by_group
 
 
 @dataclass
@@ -43,7 +44,8 @@ class EMPG(Method):
         all_entropies = entropy.new_tensor(batch.ranks.gather(entropy[turn_mask].tolist()))
         if not len(all_entropies):
             return ModifiedAdvantages(advantages)
-        width = float(all_entropies.max() - all_entropies.min()) or 1.0
+        width = float(all_entropies.max() - all_entropies.min())
+        width = width if width > ROUNDING_NATS else math.inf  # all equal
         clarity, others = ((-self.k * (x - all_entropies.min()) / width).exp() for x in (entropy, all_entropies))
         clarity = torch.where(turn_mask, clarity, 0.0)
         following = torch.cat([clarity[:, 1:], torch.zeros_like(clarity[:, :1])], dim=1)

@@ -14,7 +14,7 @@ from epo_trl.methods.grpo import GRPO
 from epo_trl.methods.token_statistics import gather_by_key
 from epo_trl.types import Episode
 
-SUCCESS = ("success",)
+SUCCESS = ()  # unlike any state, which has an observation or a key
 
 
 @dataclass

@@ -12,10 +12,7 @@ from torch import Tensor
 
 from epo_trl.bounds import NonNegative, PositiveShare, Range
 from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need
-from epo_trl.methods.token_statistics import token_share
-
-# Two passes of the same policy differ by rounding. Entropies within this distance, in nats, count as equal.
-_ROUNDING = 1e-5
+from epo_trl.methods.token_statistics import ROUNDING_NATS, token_share
 
 
 def peak_tokens(entropy: Tensor, mask: Tensor, quantile: float) -> Tensor:
@@ -33,8 +30,8 @@ def peak_tokens(entropy: Tensor, mask: Tensor, quantile: float) -> Tensor:
     # Any value from this entropy up to the next selects the same tokens.
     place = (quantile * (counted.sum(1, keepdim=True) - 1).double() + 1e-9).long().clamp(min=0)
     at = ordered.gather(1, place)
-    above = counted & (entropy > at + _ROUNDING)
-    return torch.where(above.any(1, keepdim=True), above, counted & (entropy >= at - _ROUNDING))
+    above = counted & (entropy > at + ROUNDING_NATS)
+    return torch.where(above.any(1, keepdim=True), above, counted & (entropy >= at - ROUNDING_NATS))
 
 
 def _peak_weights(peaks: Tensor) -> Tensor:

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from epo_trl.methods.base import Batch
 
+# Two passes of the same policy differ by rounding. Entropies within this distance, in nats, count as equal.
+ROUNDING_NATS = 1e-5
+
 
 def token_moments(values: Tensor, batch: Batch) -> tuple[float, float]:
     """Returns the mean and standard deviation of (B, T) values over the counted tokens of all ranks.

@@ -140,6 +140,8 @@ def updates_per_rl_step(folder: Path) -> float:
 def rl_points(history: Sequence[Mapping[str, Any]], updates: float) -> pd.DataFrame:
     """Averages the logs of each RL step's optimizer steps: one row per RL step, from 1 on, one column per metric.
 
+    A log of several RL steps holds their means, so each of them gets its values.
+
     Args:
         history: Log entries, each with its optimizer step as `step`.
         updates: Optimizer steps per RL step.
@@ -148,7 +150,9 @@ def rl_points(history: Sequence[Mapping[str, Any]], updates: float) -> pd.DataFr
     steps = np.ceil(log["step"] / updates - 1e-9).astype(int).rename("rl_step")
     numbers = log.select_dtypes("number").replace([np.inf, -np.inf], np.nan)
     numbers = numbers.loc[:, [not name.startswith(LEFT_OUT) for name in numbers]]
-    return numbers.groupby(steps).mean().dropna(how="all").dropna(how="all", axis=1)
+    points = numbers.groupby(steps).mean().dropna(how="all").dropna(how="all", axis=1)
+    last = points.index.max() if len(points) else 0
+    return points.reindex(pd.RangeIndex(1, last + 1, name="rl_step"), method="bfill")
 
 
 def thin(curves: pd.DataFrame, points: int) -> pd.DataFrame:

@@ -137,7 +137,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     def _batch_state(self) -> dict[str, Any]:
         """Returns the state of the collected batch: TRL's buffer, and sums over the part already used."""
         parts = {"methods": self.methods.batch_state(), "samples": self.samples.state()}
-        return {"inputs": self._buffered_inputs, "update_seconds": self.update_seconds, **parts}
+        own = {"inputs": self._buffered_inputs, "update_seconds": self.update_seconds}
+        return {**own, "temperature": self.args.temperature, **parts}
 
     def _load_batch_state(self, state: dict[str, Any]) -> None:
         """Restores the state returned by `_batch_state`."""
@@ -179,12 +180,13 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
             state is not None
             and state["methods"]["methods"].keys() == self.methods.keys()
             and holds_what_the_loss_reads(self, state["inputs"])
+            and state["temperature"] == self.args.temperature  # that of its log-probabilities
         )
         found = torch.tensor(float(fits), device=self.accelerator.device)
         everywhere = bool(self.accelerator.reduce(found, reduction="sum") == self.accelerator.num_processes)
         if state is not None and everywhere:
             self._load_batch_state(state)
-        # Otherwise the checkpoint has other ranks or methods, or lacks what the loss now reads, which was permitted.
+        # Otherwise the checkpoint has other ranks, methods or another temperature, or lacks what the loss now reads.
         # The rest of the RL step then uses a newly collected batch.
 
     def save_between_updates(self) -> str | None:
