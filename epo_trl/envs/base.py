@@ -215,6 +215,10 @@ class TaskSuite(ABC):
     def make_env(self) -> TextEnv:
         """Creates a fresh environment that can play every task of the suite."""
 
+    def make_suite(self) -> Self:
+        """Returns the suite: as a dataclass, it is its own settings."""
+        return self
+
     def content(self, split: str) -> Any:
         """Returns the content of a task list, where the ids do not determine it; `None` where they do.
 

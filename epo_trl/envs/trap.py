@@ -182,10 +182,6 @@ class TrapSuite(TaskSuite):
             raise EnvError(f"move_limit: expected an integer >= {self.rooms}, got {self.move_limit}")
         self._made = 0
 
-    def make_suite(self) -> TrapSuite:
-        """Returns the suite: it is its own settings."""
-        return self
-
     def task_ids(self, split: str) -> Sequence[str]:
         """Returns the task ids of a split."""
         self.check_split(split)

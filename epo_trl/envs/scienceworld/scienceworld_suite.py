@@ -53,10 +53,6 @@ class ScienceWorldSuite(TaskSuite, TaskLists, EngineRules, JvmSettings, GoldSett
         self._choices: frozenset[str] = frozenset()
         self._hosts = self._make_hosts()
 
-    def make_suite(self) -> ScienceWorldSuite:
-        """Returns the suite: it is its own settings."""
-        return self
-
     def task_ids(self, split: str) -> Sequence[str]:
         """Returns the task ids of a split."""
         self.check_split(split)

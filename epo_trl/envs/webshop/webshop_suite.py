@@ -85,10 +85,6 @@ class WebShopSuite(TaskSuite):
         sizes = {"train": 1, "iid": self.n_iid, "dev": 0 if is_generated else self.n_dev}
         self.splits = tuple(split for split, size in sizes.items() if size)
 
-    def make_suite(self) -> WebShopSuite:
-        """Returns the suite: it is its own settings."""
-        return self
-
     @property
     def shop(self) -> Shop:
         """The shop, which the suites and environments of one process share."""
