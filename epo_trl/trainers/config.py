@@ -176,7 +176,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
 
     disable_dropout: bool = option(
         True,
-        "TRL's: whether dropout is off, also that of an adapter. With it, rollout, old and new log-probabilities each "
+        "TRL's: whether dropout is off, also an adapter's. With dropout, rollout, old and new log-probabilities each "
         "have their own random mask, so a ratio differs from 1 before any update.",
     )
 
