@@ -3,7 +3,9 @@
 import functools
 import gc
 import importlib.metadata
+import os
 
+import fast_java
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -16,6 +18,7 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 # accelerate parses the metadata of installed packages whenever a model is prepared: a tenth of a short training.
 importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
+os.environ[fast_java.VARIABLE] = fast_java.QUICK
 
 
 def pytest_collection_finish(session):
@@ -34,6 +37,13 @@ def frozen_imports():
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cached_java(request, tmp_path_factory):
+    """In the whole suite many JVMs start: the cache takes as long as three of them."""
+    if "scienceworld" in request.module.__name__ and "PYTEST_XDIST_WORKER" in os.environ:
+        fast_java.use_the_cache(tmp_path_factory.getbasetemp().parent)
 
 
 @pytest.fixture

@@ -39,6 +39,8 @@ def launch_nodes(
 ) -> None:
     """Runs `accelerate launch` once per node, with one rank each: as on two machines, which are both this one.
 
+    The ranks, which it starts, are programs of their own.
+
     Args:
         config: For accelerate. It says how many nodes there are.
         script: Of this folder.
@@ -53,7 +55,7 @@ def launch_nodes(
         words += ["--num_processes", str(WORLD), "--mixed_precision", "no", "--machine_rank", str(rank)]
         words += ["--main_process_ip", host, "--main_process_port", port]
         commands.append(([*words, str(TESTS / script), ",".join(runs), str(folder)], _environment()))
-    _run(commands, folder, "node", timeout_seconds, start_program)
+    _run(commands, folder, "node", timeout_seconds, forked.start)
 
 
 def _environment() -> dict[str, str]:

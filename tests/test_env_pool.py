@@ -34,8 +34,8 @@ def pool(tmp_path):
     """Returns a function that makes a pool of wild games."""
     suites = []
 
-    def make(workers=1, seconds=60.0, retries=2):
-        suites.append(PooledSuite(WildSuite(tmp_path), PoolSettings(workers, seconds, seconds, retries)))
+    def make(workers=1, step_seconds=60.0, reset_seconds=60.0, retries=2):
+        suites.append(PooledSuite(WildSuite(tmp_path), PoolSettings(workers, step_seconds, reset_seconds, retries)))
         return suites[-1]
 
     yield make
@@ -101,10 +101,10 @@ def test_a_pool_says_what_is_its_own():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("action", "message", "timeouts"), [("die", "died with exit status -9", 0), ("hang", "no answer within 3 s", 1)]
+    ("action", "message", "timeouts"), [("die", "died with exit status -9", 0), ("hang", "no answer within 1 s", 1)]
 )
 def test_a_worker_that_is_lost_in_a_step_loses_its_episodes_and_no_others(pool, action, message, timeouts):
-    suite = pool(workers=2, seconds=3.0)
+    suite = pool(workers=2, step_seconds=1.0)
     envs = [suite.make_env() for _ in range(4)]
     starts = [start(env) for env in envs]
     pids = [seen["pid"] for _, seen in starts]
@@ -133,7 +133,7 @@ def until(ready, seconds=60.0):
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["hang", "die"])
 def test_an_answer_or_a_loss_is_seen_without_waiting_for_it(pool, action):
-    suite = pool(workers=2, seconds=3.0)
+    suite = pool(workers=2, step_seconds=3.0)
     lost, fine = suite.make_env(), suite.make_env()
     for env in (lost, fine):
         start(env)
@@ -149,7 +149,7 @@ def test_an_answer_or_a_loss_is_seen_without_waiting_for_it(pool, action):
 
 @pytest.mark.slow
 def test_the_time_of_a_step_starts_when_the_worker_gets_to_it(pool):
-    suite = pool(seconds=3.0)
+    suite = pool(step_seconds=3.0)
     envs = [suite.make_env() for _ in range(3)]
     for env in envs:
         start(env)
@@ -187,7 +187,7 @@ def test_long_answers_that_nobody_reads_yet_stop_nothing(pool):
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["die", "hang"])
 def test_a_reset_is_tried_again_in_a_new_worker(pool, tmp_path, what):
-    suite = pool(seconds=3.0)
+    suite = pool(reset_seconds=3.0)
     envs = [suite.make_env() for _ in range(3)]
     for env in envs:
         start(env)
@@ -261,10 +261,10 @@ def test_the_process_stops_with_the_suite_if_nothing_was_closed():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("action", "message"), [("die", "died with exit status -9"), ("hang", "no answer within 3 s"), ("look", None)]
+    ("action", "message"), [("die", "died with exit status -9"), ("hang", "no answer within 1 s"), ("look", None)]
 )
 def test_what_a_game_has_started_ends_with_its_worker(pool, action, message):
-    env = pool(seconds=3.0).make_env()
+    env = pool(step_seconds=1.0).make_env()
     start(env)
     child = env.step("fork")[-1]["child"]
     assert is_running(child)

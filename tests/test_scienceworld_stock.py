@@ -92,6 +92,8 @@ def test_the_noise_that_was_taken_away_is_there_in_the_stock_engine(envs):
     for _ in range(12):
         env.load("melt", 1, "easy")
         starts.add(env.reset()[0])
+        if len(starts) > 1:
+            break
     env.close()
     assert len(starts) > 1
     ours_starts = {envs[0].reset(options={"task_id": "train/melt/1"})[0] for _ in range(6)}
