@@ -249,6 +249,30 @@ def test_the_process_stops_with_the_last_environment(pool):
         start(envs[1])
 
 
+def test_the_environments_are_closed_before_their_process_stops(pool, tmp_path):
+    suite = pool()
+    envs = [suite.make_env() for _ in range(3)]
+    for env in envs:
+        start(env)
+    envs[1].step("spoil")
+    envs[0].close()
+    with pytest.raises(EnvError, match="RuntimeError: spoiled"):
+        envs[1].close()
+    envs[2].close()
+    assert len(list(tmp_path.glob("closed-*"))) == 2
+    assert suite._workers[0]._process is None
+
+
+@pytest.mark.slow
+def test_a_process_at_work_is_not_waited_for(pool):
+    env = pool().make_env()
+    start(env)
+    env.step_async("hang")
+    begin = time.monotonic()
+    env.close()
+    assert time.monotonic() - begin < 10.0
+
+
 def test_the_process_stops_with_the_suite_if_nothing_was_closed():
     suite = PooledSuite(ToySuite())
     env = suite.make_env()

@@ -9,7 +9,7 @@ from epo_trl.envs.toy import ToySuite, TreasureHunt
 
 
 class WildSuite(ToySuite):
-    """Its games obey the actions "die", "hang", "slow", "raise", "fork" and "huge"; files order it of resets."""
+    """Its games obey the actions "die", "hang", "slow", "raise", "fork", "huge" and "spoil"; files order it of resets."""
 
     def __init__(self, folder):
         super().__init__()
@@ -23,7 +23,7 @@ class WildHunt(TreasureHunt):
     def __init__(self, folder):
         super().__init__()
         self.folder = folder
-        self.child = 0
+        self.child, self.is_spoiled = 0, False
 
     def reset(self, **kwargs):
         order = self.folder / kwargs["options"]["task_id"].replace("/", "_")
@@ -41,7 +41,13 @@ class WildHunt(TreasureHunt):
         info |= {"pid": os.getpid(), "child": self.child}
         return observation * (100_000 if action == "huge" else 1), *rest, info
 
+    def close(self):
+        if self.is_spoiled:
+            raise RuntimeError("spoiled")
+        (self.folder / f"closed-{id(self)}").touch()
+
     def obey(self, what):
+        self.is_spoiled = what == "spoil"
         if what == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "hang":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any
 
@@ -68,12 +69,27 @@ class PooledEnv(AsyncTextEnv):
         return self._number is None or self._process is None or self._process.has_answer(self._number)
 
     def close(self) -> None:
-        """Frees the environment and, with a worker's last one, stops the process. May be called twice."""
-        if self._free.detach():
-            self._forget()
-            if self._process is not None:
-                self._process.forget(self._process.ask(self._seat, "close", (), self._settings.step_seconds))
-            self._process = None
+        """Closes the environment and, with a worker's last one, stops the process. May be called twice.
+
+        Waits for the environment's own `close()`, unless the process is at work: it may hang.
+
+        Raises:
+            EnvError: If the environment's `close()` raised an exception.
+        """
+        if not self._free.detach():
+            return
+        self._forget()
+        process, self._process = self._process, None
+        try:
+            if process is not None:
+                is_idle = process.is_idle
+                number = process.ask(self._seat, "close", (), self._settings.step_seconds)
+                if is_idle:
+                    with contextlib.suppress(WorkerLost):
+                        process.wait(number)
+                else:
+                    process.forget(number)
+        finally:
             self._worker.forget_seat(self._seat)
 
     def _ask_reset(self) -> None:

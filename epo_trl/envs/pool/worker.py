@@ -112,6 +112,11 @@ class WorkerProcess:
         self._unwanted: set[int] = set()
         self._send((sys.path, suite))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all requests have been answered, as far as is known."""
+        return not self._limits
+
     def ask(self, seat: int, what: str, arguments: tuple[Any, ...], seconds: float) -> int:
         """Sends a request and returns its number; `wait` returns its answer."""
         number = next(self._numbers)
