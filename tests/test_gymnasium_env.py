@@ -91,6 +91,15 @@ def test_actions_with_numbers_have_names_and_success_is_what_the_environment_say
         assert (observation, reward, terminated, info["won"]) == ("(nothing)", 3.0, True, won)
 
 
+def test_what_an_environment_leaves_open_is_as_if_it_said_nothing(monkeypatch):
+    """The optional fields of a server are null."""
+    env = GymnasiumArguments(env_id=KEYS).make_suite().make_env()
+    env.reset(options={"task_id": "train/0"})
+    monkeypatch.setattr(env._game, "step", lambda _: ("", 1.0, True, False, {"is_success": None, "accepted": None}))
+    *_, info = env.step("try red key")
+    assert (info["won"], info["accepted"]) == (True, True)
+
+
 def test_actions_that_are_one_text_are_refused(monkeypatch):
     env = GymnasiumArguments(env_id=KEYS).make_suite().make_env()
     monkeypatch.setattr(env._game, "reset", lambda **_: ("Three doors.", {"admissible_actions": "left, right"}))

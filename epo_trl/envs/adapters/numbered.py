@@ -108,7 +108,7 @@ class NumberedEnv(TextEnv):
         """Records a step of the environment and returns the info after it."""
         self._score += reward
         self._running = not (terminated or truncated)
-        accepted = bool(state.get(self.given.accepted_key, True))
+        accepted = _flag(state, self.given.accepted_key, default=True)
         return self._info(state, accepted=accepted, over=terminated)
 
     def _info(self, state: Mapping[str, Any], *, accepted: bool, over: bool, refusal: str = "") -> Info:
@@ -122,8 +122,14 @@ class NumberedEnv(TextEnv):
             "admissible_actions": tuple(dict.fromkeys(filter(None, actions))) if self._lists else None,
             "accepted": accepted,
             "refusal": refusal,
-            "won": over and bool(state.get(given.won_key, reached)),
+            "won": over and _flag(state, given.won_key, default=reached),
             "task": self._task,
             "task_type": self._task_type,
             "score": self._score,
         }
+
+
+def _flag(state: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    """Returns a field as a bool; the default for a missing one or `None`, which a server's optional fields are."""
+    value = state.get(key)
+    return default if value is None else bool(value)
