@@ -124,6 +124,13 @@ def test_a_reset_that_chooses_no_task_is_an_error_that_names_the_field(task, say
         play(make_session(), **task)
 
 
+def test_a_client_may_name_the_rules_of_the_server_and_no_others():
+    session = make_session(protocol="strict30", env_options={"hard": True})
+    assert play(session, seed=0, hard=True).text == "train/0 with seed 0, options True"
+    with pytest.raises(EnvError, match="hard: expected True, as the server plays, got False"):
+        play(session, seed=0, hard=False)
+
+
 def test_an_observation_says_what_happened():
     session = make_session(protocol="rules5", max_turns=5, env_options={"hard": True})
     first = play(session, task_id="train/0")

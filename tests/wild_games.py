@@ -9,7 +9,7 @@ from epo_trl.envs.toy import ToySuite, TreasureHunt
 
 
 class WildSuite(ToySuite):
-    """Its games obey the actions "die", "hang", "slow", "raise", "fork", "huge" and "spoil"; files order it of resets."""
+    """Its games obey "die", "hang", "slow", "raise", "fork", "huge" and "spoil"; files order it of resets."""
 
     def __init__(self, folder):
         super().__init__()

@@ -78,14 +78,17 @@ class ServedGames:
         Args:
             seed: Number of a task of "train", or of "iid" from 1,000,000, as in the adapter for OpenEnv servers. Counts
                 from the start again beyond the end of the list. Without a seed the number is random.
-            task: `task_id`, or `split` (then the number is one of this list) and `index`.
+            task: `task_id`, or `split` (then the number is one of this list) and `index`. It may repeat options of the
+                server's protocol, as a client does that evaluates by the same one.
 
         Raises:
-            EnvError: If there is no such task.
+            EnvError: If there is no such task, or an option differs from the server's.
         """
-        unknown = set(task) - set(TASK_OPTIONS)
-        if unknown:
-            raise EnvError(f"reset: expected seed, episode_id, {', '.join(TASK_OPTIONS)}, got {sorted(unknown)[0]!r}")
+        for name, value in task.items():
+            if name in self.env_options and value != self.env_options[name]:
+                raise EnvError(f"{name}: expected {self.env_options[name]!r}, as the server plays, got {value!r:.100}")
+            if name not in (*TASK_OPTIONS, *self.env_options):
+                raise EnvError(f"reset: expected seed, episode_id, {', '.join(TASK_OPTIONS)}, got {name!r}")
         if "task_id" in task:
             return str(task["task_id"])
         number = random.randrange(FIRST_SEED["iid"]) if seed is None else seed
